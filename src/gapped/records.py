@@ -1,0 +1,85 @@
+"""Append-only files of JSON lines: the form in which results outlive the process that made them.
+
+A finished run is one line of ``records.jsonl``. Lines are only ever appended, in one write followed by
+an fsync, so the worst that a kill or a full disk can leave behind is a torn last line; `load` passes over
+it with a warning and `append` cuts it off before it writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from gapped.errors import GappedError
+
+__all__ = ["SCHEMA", "append", "atomic_write", "load"]
+
+SCHEMA = 1
+
+Line = dict[str, Any]
+
+
+def load(path: Path) -> list[Line]:
+    """All complete lines of `path`, in order; an absent file has none."""
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    complete = _complete_length(raw)
+    if complete < len(raw):
+        warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=2)
+    lines = []
+    for number, text in enumerate(raw[:complete].decode("utf-8").splitlines(), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as problem:
+            raise GappedError(f"{path}, line {number}: not a JSON object ({problem.msg})") from None
+        if not isinstance(line, dict):
+            raise GappedError(f"{path}, line {number}: not a JSON object")
+        if line.get("schema", SCHEMA) != SCHEMA:
+            raise GappedError(f"{path}, line {number}: schema {line['schema']}, this version reads {SCHEMA}")
+        lines.append(line)
+    return lines
+
+
+def append(path: Path, lines: Iterable[Line]) -> None:
+    """Append `lines` to `path` in one durable write."""
+    text = "".join(json.dumps(line, sort_keys=True, allow_nan=False) + "\n" for line in lines)
+    if not text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        file.seek(0)
+        raw = file.read()
+        complete = _complete_length(raw)
+        if complete < len(raw):
+            file.truncate(complete)
+        file.write(text.encode("utf-8"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _complete_length(raw: bytes) -> int:
+    """How many bytes end in whole lines."""
+    return raw.rfind(b"\n") + 1
