@@ -1,0 +1,84 @@
+"""gapped: categorical samples that carry a gradient.
+
+>>> import torch, gapped
+>>> logits = torch.randn(4, 10, requires_grad=True)
+>>> z = gapped.gst(logits, tau=0.5, hard=True)
+>>> z.sum(-1)
+tensor([1., 1., 1., 1.], grad_fn=<SumBackward1>)
+
+The names below are loaded on first use, so that what needs no torch (the command line's help, the report)
+does not wait for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gapped._version import __version__
+
+if TYPE_CHECKING:
+    from gapped import distributions, nn, simplex
+    from gapped.errors import GappedError
+    from gapped.pathwise.decoupled import DecoupledGumbelSoftmax, decoupled_gumbel_softmax
+    from gapped.pathwise.gst import GST, gst
+    from gapped.pathwise.gumbel import GumbelSoftmax, gumbel_softmax
+    from gapped.pathwise.gumbel_rao import GumbelRao, gumbel_rao
+    from gapped.pathwise.reinmax import ReinMax, reinmax
+    from gapped.pathwise.straight_through import StraightThrough, straight_through
+    from gapped.registry import estimator, estimators
+    from gapped.simplex import expected_gap
+
+__all__ = [
+    "GST",
+    "DecoupledGumbelSoftmax",
+    "GappedError",
+    "GumbelRao",
+    "GumbelSoftmax",
+    "ReinMax",
+    "StraightThrough",
+    "__version__",
+    "decoupled_gumbel_softmax",
+    "distributions",
+    "estimator",
+    "estimators",
+    "expected_gap",
+    "gst",
+    "gumbel_rao",
+    "gumbel_softmax",
+    "nn",
+    "reinmax",
+    "simplex",
+    "straight_through",
+]
+
+_HOME = {
+    name: module
+    for module, names in {
+        "errors": ["GappedError"],
+        "pathwise.decoupled": ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"],
+        "pathwise.gst": ["GST", "gst"],
+        "pathwise.gumbel": ["GumbelSoftmax", "gumbel_softmax"],
+        "pathwise.gumbel_rao": ["GumbelRao", "gumbel_rao"],
+        "pathwise.reinmax": ["ReinMax", "reinmax"],
+        "pathwise.straight_through": ["StraightThrough", "straight_through"],
+        "registry": ["estimator", "estimators"],
+        "simplex": ["expected_gap"],
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"gapped.{_HOME[name]}"), name)
+    elif name in __all__:
+        value = import_module(f"gapped.{name}")
+    else:
+        raise AttributeError(f"module 'gapped' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

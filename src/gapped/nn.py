@@ -1,0 +1,52 @@
+"""Sampling as a module."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.errors import reject
+from gapped.registry import Pathwise
+
+__all__ = ["Sample"]
+
+
+class Sample(torch.nn.Module):
+    """Samples with an estimator while training; in eval mode samples as well, or takes the mode.
+
+    `eval` is ``"sample"`` or ``"argmax"``; the argmax carries no gradient. It has no parameters.
+
+    >>> from gapped import GST
+    >>> layer = Sample(GST(tau=0.5), eval="argmax").eval()
+    >>> layer(torch.tensor([0.1, 0.7, 0.2]))
+    tensor([0., 1., 0.])
+    """
+
+    def __init__(
+        self, estimator: Pathwise, *, dim: int = -1, eval: Literal["sample", "argmax"] = "sample"
+    ) -> None:
+        super().__init__()
+        if not isinstance(estimator, Pathwise):
+            raise reject("estimator", estimator, "a pathwise estimator such as gapped.GST()")
+        if eval not in ("sample", "argmax"):
+            raise reject("eval", eval, "'sample' or 'argmax'")
+        self.estimator = estimator
+        self.dim = dim
+        self.eval_mode = eval
+
+    def forward(
+        self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        if self.training or self.eval_mode == "sample":
+            return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
+        with torch.no_grad():
+            scores = simplex.masked(logits.detach(), mask).movedim(self.dim, -1)
+            return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype).movedim(
+                -1, self.dim
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.estimator}, dim={self.dim}, eval={self.eval_mode!r}"

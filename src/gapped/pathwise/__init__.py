@@ -1,0 +1,1 @@
+"""Estimators whose sample carries the gradient: one file each."""

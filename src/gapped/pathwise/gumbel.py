@@ -1,0 +1,56 @@
+"""Gumbel-Softmax and its straight-through form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+
+__all__ = ["GumbelSoftmax", "gumbel_softmax"]
+
+
+@dataclass(frozen=True)
+class GumbelSoftmax(Pathwise):
+    """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+        scores = logits + simplex.gumbel(logits, generator)
+        return Draw(simplex.argmax_index(scores), scores)
+
+    def points(self, logits: Tensor, drawn: Draw) -> Points:
+        assert drawn.noise is not None
+        tau = per_row("tau", self.tau, logits)
+        return Points(simplex.normalised(simplex.shift(drawn.noise) / tau).unsqueeze(0), 1 / tau)
+
+
+def gumbel_softmax(
+    logits: Tensor,
+    tau: float | Tensor = 1.0,
+    hard: bool = False,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Gumbel-Softmax sample; with `hard`, straight-through Gumbel-Softmax (STGS).
+
+    With Gumbel noise :math:`G`, the surrogate is :math:`h = \mathrm{softmax}((\theta + G)/\tau)` and the
+    hard sample :math:`D` is the one-hot argmax of :math:`\theta + G`; the gradient is that of :math:`h`.
+
+    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
+    - Bias: biased, less so as :math:`\tau \to 0`, while the variance grows.
+    - Cost: one evaluation of what follows, `K` noise values per row.
+
+    Shapes, masks, dtypes: see `gapped.pathwise.base.Pathwise.sample`.
+
+    >>> g = torch.Generator().manual_seed(0)
+    >>> gumbel_softmax(torch.zeros(3), tau=0.5, hard=True, generator=g).sum()
+    tensor(1.)
+
+    References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
+    """
+    return GumbelSoftmax(tau=tau, hard=hard).sample(logits, dim=dim, mask=mask, generator=generator)

@@ -1,0 +1,51 @@
+"""The straight-through estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+
+__all__ = ["StraightThrough", "straight_through"]
+
+
+@dataclass(frozen=True)
+class StraightThrough(Pathwise):
+    """The straight-through estimator: see `straight_through`."""
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+        return Draw(simplex.inverse_cdf(logits.exp(), generator))
+
+    def points(self, logits: Tensor, drawn: Draw) -> Points:
+        tau = per_row("tau", self.tau, logits)
+        return Points(simplex.normalised(logits / tau).unsqueeze(0), 1 / tau)
+
+
+def straight_through(
+    logits: Tensor,
+    tau: float | Tensor = 1.0,
+    hard: bool = False,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Straight-through sample: a draw from :math:`p` with the gradient of the probabilities.
+
+    :math:`D \sim p = \mathrm{softmax}(\theta)`, surrogate :math:`h = \mathrm{softmax}(\theta/\tau)`. The
+    surrogate does not know what was drawn: property 1 of the paper (consistency) fails.
+
+    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
+    - Bias: none for linear costs at :math:`\tau = 1`, else biased.
+    - Cost: one evaluation, one uniform per row.
+
+    >>> straight_through(torch.tensor([0.0, 0.0]))
+    tensor([0.5000, 0.5000])
+
+    References: Bengio, Léonard, Courville (2013).
+    """
+    return StraightThrough(tau=tau, hard=hard).sample(logits, dim=dim, mask=mask, generator=generator)
