@@ -1,0 +1,224 @@
+"""What a handful of seeds lets one say: pure functions of arrays.
+
+A value that is not finite stands for a run that diverged. It never enters a mean, and is never passed
+over in silence either: `verdict` counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan, nan, sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "LEVEL",
+    "Difference",
+    "Summary",
+    "band",
+    "difference",
+    "holm",
+    "standard_errors",
+    "summary",
+    "verdict",
+]
+
+LEVEL = 0.05
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean, sample standard deviation, and the 95% t-interval of the mean over `count` finite values.
+
+    One value has no spread: its `std` is NaN and its interval the whole line. No value: the mean is NaN too.
+    """
+
+    mean: float
+    std: float
+    count: int
+    low: float
+    high: float
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of a minus mean of b, its 95% interval and the two-sided p-value (Welch: unequal variances)."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def summary(values: ArrayLike) -> Summary:
+    """Mean, spread and interval of the finite values.
+
+    >>> s = summary([1.0, 2.0, 3.0])
+    >>> s.mean, s.std, s.count, round(s.low, 3), round(s.high, 3)
+    (2.0, 1.0, 3, -0.484, 4.484)
+    """
+    x = _finite(values)
+    if x.size == 0:
+        return Summary(nan, nan, 0, -inf, inf)
+    mean = float(x.mean())
+    if x.size == 1:
+        return Summary(mean, nan, 1, -inf, inf)
+    std = float(x.std(ddof=1))
+    half = _quantile(x.size - 1) * std / sqrt(x.size)
+    return Summary(mean, std, x.size, mean - half, mean + half)
+
+
+def difference(a: ArrayLike, b: ArrayLike) -> Difference:
+    """Welch's comparison of two means. With fewer than two values on a side nothing can be told: p is 1."""
+    from scipy.special import stdtr
+
+    first, second = summary(a), summary(b)
+    mean = first.mean - second.mean
+    if min(first.count, second.count) < 2:
+        return Difference(mean, -inf, inf, 1.0)
+    u, v = first.std**2 / first.count, second.std**2 / second.count
+    if u + v == 0:
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    freedom = (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
+    error = sqrt(u + v)
+    half = _quantile(freedom) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stdtr(freedom, -abs(mean) / error)))
+
+
+def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_count: int) -> float:
+    """How many standard errors of the difference lie between our mean and a published one.
+
+    NaN where our own spread is unknown (one seed).
+
+    >>> round(standard_errors(summary([107.0, 108.0, 109.0]), 107.33, 0.69, 10), 3)
+    1.086
+    """
+    gap = ours.mean - paper_mean
+    error = sqrt(ours.std**2 / ours.count + paper_std**2 / paper_count) if ours.count > 1 else nan
+    return gap / error if error else (0.0 if gap == 0 else inf if gap > 0 else -inf)
+
+
+def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Which hypotheses Holm's step-down rule rejects, all errors together held at `level`.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [True, False, False]
+    """
+    rejected = [False] * len(p)
+    for step, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        if p[index] > level / (len(p) - step):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def band(runs: ArrayLike, log: bool = False) -> tuple[Floats, Floats, Floats]:
+    """Mean, lower and upper 95% limit of each column of (runs, epochs); NaN where there is nothing to say.
+
+    With `log`, of the logarithms: the geometric mean and an interval that stays positive.
+    """
+    x = np.atleast_2d(np.asarray(runs, dtype=np.float64))
+    if log:
+        mean, low, high = band(np.log(np.where(x > 0, x, nan)))
+        return np.exp(mean), np.exp(low), np.exp(high)
+    columns = [summary(x[:, j]) for j in range(x.shape[1])]
+    mean = np.array([c.mean for c in columns])
+    half = np.array([c.half if c.count > 1 else nan for c in columns])
+    return mean, mean - half, mean + half
+
+
+def verdict(
+    cells: Mapping[str, ArrayLike], higher_is_better: bool = False, what: str = "value", digits: int = 2
+) -> str:
+    """One sentence on which cell is best.
+
+    A winner is named only if Welch's tests of the best mean against every other survive Holm's correction
+    at 5% and none of its own runs diverged; otherwise the sentence says what the data do not separate.
+    """
+    arrays = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in cells.items()}
+    finished = {name: summary(x) for name, x in arrays.items() if np.isfinite(x).any()}
+    if not finished:
+        return "No run finished with a value" + _casualties(arrays) + "."
+    sign = -1 if higher_is_better else 1
+    best = min(finished, key=lambda name: sign * finished[name].mean)
+    others = sorted(finished.keys() - {best}, key=lambda name: (sign * finished[name].mean, name))
+    superlative = "highest" if higher_is_better else "lowest"
+    return _sentence(best, others, arrays, finished[best], f"{superlative} {what}", digits) + "."
+
+
+def _sentence(
+    best: str, others: list[str], arrays: Mapping[str, Floats], lead: Summary, claim: str, digits: int
+) -> str:
+    tests = [difference(arrays[best], arrays[name]).p for name in others]
+    separated = holm(tests)
+    open_ = [name for name, apart in zip(others, separated, strict=True) if not apart]
+    spread = "" if isnan(lead.std) else f", std {lead.std:.{digits}f}"
+    number = f"mean {lead.mean:.{digits}f}{spread}, {lead.count} seed{'s' * (lead.count != 1)}"
+    lost = int((~np.isfinite(arrays[best])).sum())
+    losses = _casualties({name: x for name, x in arrays.items() if name != best})
+    if not others:
+        only = (
+            "is the only one with finished runs"
+            if len(arrays) > 1
+            else "stands alone, with nothing to compare"
+        )
+        return f"{best} {only} ({number})" + (f"; {_lost(best, arrays[best])}" if lost else "") + losses
+    lead_in = f"{best} has the {claim} ({number})"
+    if lost:
+        return f"{lead_in}, but {_lost(best, arrays[best])}, so it is not called the winner{losses}"
+    if not open_:
+        rest = others[0] if len(others) == 1 else f"each of the other {len(others)}"
+        return (
+            f"{best} wins: {claim} ({number}), better than {rest} (Welch tests, Holm-corrected, 5%){losses}"
+        )
+    if lead.count == 1 or all(np.isfinite(arrays[name]).sum() < 2 for name in open_):
+        return (
+            f"{lead_in}, but single seeds cannot separate it from {_listing(open_)}: run more seeds{losses}"
+        )
+    beaten = len(others) - len(open_)
+    better = f"; it is better than {'the other' if beaten == 1 else f'the other {beaten}'}" if beaten else ""
+    return f"{lead_in}, but the data do not separate it from {_listing(open_)} at 5%{better}{losses}"
+
+
+def _casualties(arrays: Mapping[str, Floats]) -> str:
+    """What diverged, as the tail of a sentence."""
+    lost = [_lost(name, x) for name, x in arrays.items() if x.size == 0 or not np.isfinite(x).all()]
+    return "".join(f"; {text}" for text in lost[:4]) + (
+        f"; {len(lost) - 4} more lost runs" if lost[4:] else ""
+    )
+
+
+def _lost(name: str, x: Floats) -> str:
+    lost = int((~np.isfinite(x)).sum())
+    if x.size == 0:
+        return f"{name} has no finished run"
+    if lost == x.size:
+        return f"the run of {name} diverged" if lost == 1 else f"all {lost} runs of {name} diverged"
+    return f"{lost} of {x.size} runs of {name} diverged"
+
+
+def _listing(names: list[str], most: int = 4) -> str:
+    """`a, b and c`; a long list is cut."""
+    if len(names) > most:
+        return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _finite(values: ArrayLike) -> Floats:
+    x = np.asarray(values, dtype=np.float64).ravel()
+    return x[np.isfinite(x)]
+
+
+def _quantile(freedom: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 1 - LEVEL / 2))

@@ -1,0 +1,167 @@
+"""The report as a reader meets it: in a browser, on a phone and on a desk, by day and by night."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import write_compare, write_vae
+
+from gapped.report import write_report
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, write in (("compare", write_compare), ("vae", write_vae)):
+        (folder / name).mkdir()
+        write(folder / name)
+    return {name: write_report(folder / name) for name in ("compare", "vae")}
+
+
+def visit(browser: Any, page: Path, width: int = 1400, scheme: str = "light") -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": features})
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("name", ["compare", "vae"])
+def test_the_page_is_whole(browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
+    visit(browser, pages[name], width, scheme)
+    assert browser.get_log("browser") == []
+    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(overflow) <= 0
+    images = browser.execute_script("return [...document.images].map(i => i.naturalWidth)")
+    assert len(images) == (11 if name == "compare" else 0)
+    assert all(wide > 0 for wide in images)
+    boxes = browser.execute_script(
+        "return [...document.querySelectorAll('figure svg')].map(s => [s.getBBox().width, s.clientWidth])"
+    )
+    assert len(boxes) >= 4
+    assert all(drawn > 0 and 200 < shown <= width for drawn, shown in boxes)
+
+
+def luminance(colour: str) -> float:
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_lines_stand_out(browser: Any, pages: dict[str, Path], scheme: str) -> None:
+    """WCAG's 4.5 for text, in the figures too, and 2.5 for lines, which a table repeats."""
+    visit(browser, pages["compare"], scheme=scheme)
+    style = "const s = (q, p) => getComputedStyle(document.querySelector(q))[p]; return "
+    page = browser.execute_script(style + "s('body', 'backgroundColor')")
+    assert (luminance(page) > 0.5) == (scheme == "light")
+    for where in ("h1", "figcaption", "thead th", "footer p"):
+        assert contrast(browser.execute_script(f"{style} s('{where}', 'color')"), page) >= 4.5
+    assert contrast(browser.execute_script(style + "s('figure svg text', 'fill')"), page) >= 4.5
+    lines = browser.execute_script(
+        "return [...document.querySelectorAll('figure svg path')].map(p => getComputedStyle(p))"
+        ".filter(s => parseFloat(s.strokeWidth) == 1.5 && s.stroke != 'none').map(s => s.stroke)"
+    )
+    assert len(set(lines)) >= 5
+    assert min(contrast(line, page) for line in lines) >= 2.5
+
+
+def column(browser: Any, index: int) -> list[str]:
+    rows = "[...document.querySelector('table').tBodies[0].rows]"
+    texts: list[str] = browser.execute_script(f"return {rows}.map(r => r.cells[{index}].textContent)")
+    return texts
+
+
+def test_a_click_on_a_header_sorts(browser: Any, pages: dict[str, Path]) -> None:
+    visit(browser, pages["compare"])
+    heads = browser.find_elements("css selector", "table:first-of-type thead th button")
+    means = [float(text) for text in column(browser, 2)]
+    assert means == sorted(means)
+    heads[2].click()
+    heads[2].click()
+    assert [float(text) for text in column(browser, 2)] == sorted(means, reverse=True)
+    assert heads[2].find_element("xpath", "..").get_attribute("aria-sort") == "descending"
+    heads[0].click()
+    assert column(browser, 0) == sorted(column(browser, 0))
+    variance = next(i for i, head in enumerate(heads) if head.text.startswith("gradient"))
+    heads[variance].click()
+    shown = [float(text) for text in column(browser, variance)]
+    assert shown == sorted(shown)
+
+
+def test_without_javascript_the_essentials_are_there(browser: Any, pages: dict[str, Path]) -> None:
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        visit(browser, pages["compare"])
+        text = browser.find_element("tag name", "body").text
+        assert "GST-1.0 has the lowest test negative ELBO" in text
+        assert "23.03 to 25.83" in text
+        assert browser.find_elements("css selector", "thead button") == []
+        assert len(browser.find_elements("css selector", "figure svg")) == 4
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_hovering_shows_numbers(browser: Any, pages: dict[str, Path]) -> None:
+    visit(browser, pages["compare"])
+    tips = browser.find_elements("css selector", "figure:first-of-type .tip")
+    box = tips[0].rect
+    over = browser.execute_script(
+        "return document.elementFromPoint(arguments[0] - scrollX, arguments[1] - scrollY).textContent",
+        box["x"] + box["width"] / 2,
+        box["y"] + box["height"] / 2,
+    )
+    assert over.startswith("GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds")
+
+
+def test_it_prints_on_white_without_scroll_boxes(browser: Any, pages: dict[str, Path]) -> None:
+    visit(browser, pages["vae"], scheme="dark")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    style = "const s = (q, p) => getComputedStyle(document.querySelector(q))[p]; return "
+    page = browser.execute_script(style + "s('body', 'backgroundColor')")
+    assert luminance(page) == 1
+    assert contrast(browser.execute_script(style + "s('figure svg text', 'fill')"), page) >= 4.5
+    assert browser.execute_script(style + "s('.scroll', 'overflowX')") == "visible"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})

@@ -1,0 +1,134 @@
+"""Statistics of the report against scipy, closed forms and numbers worked out by hand."""
+
+from __future__ import annotations
+
+from math import inf, isnan, nan, sqrt
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gapped.report.statistics import Summary, band, difference, holm, standard_errors, summary, verdict
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 200])
+def test_summary_is_the_t_interval(count: int) -> None:
+    x = np.random.default_rng(count).normal(107, 1.3, count)
+    got = summary(x)
+    low, high = stats.t.interval(0.95, count - 1, loc=x.mean(), scale=stats.sem(x))
+    assert (got.mean, got.std, got.count) == pytest.approx((x.mean(), np.std(x, ddof=1), count))
+    assert (got.low, got.high) == pytest.approx((low, high))
+
+
+def test_summary_by_hand() -> None:
+    # Mean 5, squared deviations 9 + 1 + 1 + 9 = 20, so the variance is 20/3; t(0.975, 3) = 3.182446.
+    got = summary([2.0, 4.0, 6.0, 8.0])
+    assert got.mean == 5
+    assert got.std == pytest.approx(sqrt(20 / 3))
+    assert got.half == pytest.approx(3.182446 * sqrt(20 / 3) / 2, rel=1e-6)
+
+
+def test_summary_of_one_none_and_diverged() -> None:
+    one = summary([3.0])
+    assert (one.mean, one.count, one.low, one.high) == (3.0, 1, -inf, inf)
+    assert isnan(one.std)
+    assert summary([]).count == 0
+    assert isnan(summary([]).mean)
+    assert summary([1.0, nan, 3.0, inf]) == summary([1.0, 3.0])
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 10), (10, 10)])
+def test_difference_is_welch(n: int, m: int) -> None:
+    rng = np.random.default_rng(n * m)
+    a, b = rng.normal(0, 1, n), rng.normal(0.7, 3, m)
+    got, want = difference(a, b), stats.ttest_ind(a, b, equal_var=False)
+    assert got.p == pytest.approx(want.pvalue)
+    assert (got.low, got.high) == pytest.approx(tuple(want.confidence_interval()))
+
+
+def test_difference_without_spread() -> None:
+    assert difference([1.0], [2.0, 3.0]).p == 1
+    assert difference([1.0, 1.0], [1.0, 1.0]).p == 1
+    assert difference([1.0, 1.0], [2.0, 2.0]).p == 0
+
+
+def test_standard_errors_by_hand() -> None:
+    # GST-1.2 at 0.5: (107.67 - 107.33) / sqrt(0.60^2/10 + 0.69^2/10) = 0.34 / 0.28915 = 1.1759.
+    assert standard_errors(Summary(107.67, 0.60, 10, 0, 0), 107.33, 0.69, 10) == pytest.approx(
+        1.1759, abs=1e-4
+    )
+    assert standard_errors(Summary(1.0, 0.0, 2, 0, 0), 1.0, 0.0, 2) == 0
+    assert standard_errors(Summary(2.0, 0.0, 2, 0, 0), 1.0, 0.0, 2) == inf
+    assert isnan(standard_errors(summary([1.0]), 1.0, 0.1, 10))
+
+
+def test_holm_steps_down_and_stops() -> None:
+    # Sorted: 0.001 <= 0.05/4, 0.012 <= 0.05/3, then 0.03 > 0.05/2 stops, though 0.04 <= 0.05/1.
+    assert holm([0.03, 0.001, 0.04, 0.012]) == [False, True, False, True]
+    assert holm([]) == []
+    assert holm([0.05]) == [True]
+
+
+def test_band_is_a_summary_a_column() -> None:
+    runs = np.array([[1.0, 5.0, nan], [3.0, nan, nan]])
+    mean, low, high = band(runs)
+    first = summary([1.0, 3.0])
+    assert (mean[0], low[0], high[0]) == pytest.approx((first.mean, first.low, first.high))
+    assert mean[1] == 5
+    assert isnan(low[1])
+    assert isnan(mean[2])
+    assert band([[1.0], [100.0]], log=True)[0][0] == pytest.approx(10)
+
+
+CLEAR = {"A": [1.0, 1.1, 0.9], "B": [5.0, 5.1, 4.9], "C": [7.0, 7.2, 6.9]}
+
+
+def test_verdict_names_a_clear_winner() -> None:
+    text = verdict(CLEAR, what="loss")
+    assert text.startswith(
+        "A wins: lowest loss (mean 1.00, std 0.10, 3 seeds), better than each of the other 2"
+    )
+    assert verdict(CLEAR, higher_is_better=True).startswith("C wins: highest value")
+    assert text.endswith("(Welch tests, Holm-corrected, 5%).")
+
+
+def test_verdict_says_what_is_not_separated() -> None:
+    text = verdict({"A": [1.0, 1.1, 0.9], "near": [1.05, 1.15, 0.9], "B": [5.0, 5.1, 4.9]})
+    assert "wins" not in text
+    assert "do not separate it from near at 5%; it is better than the other." in text
+    tie = verdict({name: [1.0 + i / 100, 2.0, 3.0] for i, name in enumerate("abcdefg")})
+    assert "from b, c, d and 3 more" in tie
+
+
+def test_verdict_needs_the_correction() -> None:
+    """One comparison at p = 0.03 is a winner; beside nine more like it, it is not."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(0, 1, 10)
+    shift = next(s for s in np.linspace(0, 3, 3001) if difference(base, base + s).p < 0.03)
+    assert "wins" in verdict({"A": base, "B": base + shift})
+    assert "wins" not in verdict({"A": base} | {f"B{i}": base + shift for i in range(10)})
+
+
+def test_verdict_with_one_seed_asks_for_more() -> None:
+    text = verdict({"A": [1.0], "B": [2.0]})
+    assert text.startswith("A has the lowest value (mean 1.00, 1 seed), but single seeds cannot separate it")
+    assert text.endswith("from B: run more seeds.")
+
+
+def test_verdict_on_one_cell() -> None:
+    assert (
+        verdict({"A": [1.0, 2.0]})
+        == "A stands alone, with nothing to compare (mean 1.50, std 0.71, 2 seeds)."
+    )
+
+
+def test_verdict_counts_diverged_runs() -> None:
+    beaten = verdict(CLEAR | {"C": [nan, 7.0, 7.1]})
+    assert beaten.startswith("A wins")
+    assert beaten.endswith("1 of 3 runs of C diverged.")
+    leader = verdict(CLEAR | {"A": [1.0, nan, 1.1]})
+    assert "but 1 of 3 runs of A diverged, so it is not called the winner" in leader
+    assert "the only one with finished runs" in verdict({"A": [1.0, 1.1], "B": [nan, nan]})
+    assert "all 2 runs of B diverged" in verdict({"A": [1.0, 1.1], "B": [nan, nan]})
+    assert verdict({"A": [nan]}) == "No run finished with a value; the run of A diverged."
+    assert verdict({"A": []}) == "No run finished with a value; A has no finished run."
