@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,3 +26,27 @@ class Dataset:
     height: int
     width: int
     scale: int
+
+    def limited(self, train: int | None, test: int | None, *, validation: bool = False) -> Dataset:
+        """The first `train` and `test` images of each split, all if None.
+
+        With `validation`, the last sixth of the training images takes the place of the test images: what
+        is chosen by it has not seen the test set.
+        """
+        data = self
+        if validation:
+            cut = len(self.train) * 5 // 6
+            data = replace(
+                self,
+                train=self.train[:cut],
+                train_labels=self.train_labels[:cut],
+                test=self.train[cut:],
+                test_labels=self.train_labels[cut:],
+            )
+        return replace(
+            data,
+            train=data.train[:train],
+            train_labels=data.train_labels[:train],
+            test=data.test[:test],
+            test_labels=data.test_labels[:test],
+        )

@@ -1,0 +1,88 @@
+"""The `gapped` command: what it is made of, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from gapped._version import __version__
+from gapped.cli.compare import compare
+from gapped.cli.data import data
+from gapped.cli.report import report
+from gapped.cli.reproduce import reproduce
+from gapped.errors import GappedError
+
+__all__ = ["app", "main"]
+
+EXAMPLES = """
+Categorical samples that carry a gradient: compare estimators, reproduce the paper, report.
+
+Examples:
+
+  gapped compare                                             five estimators on small digits, one minute
+
+  gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax --seeds 5
+
+  gapped reproduce vae --device cuda                         a table of the paper, beside its numbers
+
+  gapped reproduce vae --quick                               the same, scaled down for a laptop
+
+  gapped report runs/vae                                     tables and report.html from records
+
+  gapped data mnist                                          fetch and verify a data set
+"""
+
+app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
+for _command in (compare, reproduce, report, data):
+    app.command()(_command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"gapped {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return app(arguments, prog_name="gapped", standalone_mode=False) or 0
+    except KeyboardInterrupt:
+        print("gapped: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except Exception as problem:
+        if "--debug" in arguments:
+            raise
+        line, status = _explain(problem)
+        print(f"gapped: {line}", file=sys.stderr)
+        return status
+
+
+def _explain(problem: Exception) -> tuple[str, int]:
+    """One line about what went wrong, and the exit status."""
+    if isinstance(problem, GappedError):
+        return str(problem), 2
+    if isinstance(problem, OSError):
+        where = f"{problem.filename}: " if problem.filename else ""
+        return f"{where}{problem.strerror or problem}", 2
+    format_message = getattr(problem, "format_message", None)
+    if format_message is not None:  # click's own errors: wrong options and arguments
+        return f"{format_message()} (see gapped --help)", 2
+    return f"{type(problem).__name__}: {problem} (--debug shows where)".replace("\n", " "), 1
+
+
+def entry() -> None:
+    sys.exit(main())

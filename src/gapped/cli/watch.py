@@ -1,0 +1,110 @@
+"""What a person sees while fleets train: a bar with the time left, and the cells as they stand."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from statistics import fmean
+from types import FrameType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from gapped.fleet.trainer import Trainer
+from gapped.lab.local import Fleet
+
+__all__ = ["Display"]
+
+_PLAIN_LINES = 10
+
+
+class Display:
+    """A watch for a terminal; plain lines, ten per fleet, where the output is not one.
+
+    The first Ctrl-C asks for a checkpoint at the end of the epoch, the second stops at once.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+        self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self.live = Live(console=console, refresh_per_second=4, transient=True)
+        self.fleets: list[Fleet] = []
+        self.bar: Any = None
+        self.stop = False
+        self._before: Any = None
+
+    def __enter__(self) -> Display:
+        self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def start(self, fleets: Sequence[Fleet]) -> None:
+        self.fleets = list(fleets)
+        if not fleets:
+            self.console.print("All runs are finished already.")
+            return
+        epochs = sum(fleet.specs[0].epochs for fleet in fleets)
+        runs = sum(len(fleet.specs) for fleet in fleets)
+        self.bar = self.progress.add_task(f"{runs} runs", total=epochs)
+        if self.console.is_terminal:
+            self.live.start()
+            self.live.update(self.progress)
+        else:
+            self.console.print(f"training {runs} runs in {len(fleets)} fleet(s)")
+
+    def epoch(self, fleet: Fleet, trainer: Trainer) -> None:
+        before = sum(each.specs[0].epochs for each in self.fleets[: self.fleets.index(fleet)])
+        self.progress.update(self.bar, completed=before + trainer.epoch)
+        if self.console.is_terminal:
+            self.live.update(Group(_cells(fleet, trainer), self.progress))
+        elif trainer.epoch % max(trainer.epochs // _PLAIN_LINES, 1) == 0:
+            left = self.progress.tasks[0].time_remaining
+            rest = "" if left is None else f", {left:.0f} s left"
+            self.console.print(f"epoch {trainer.epoch} of {trainer.epochs}{rest}")
+
+    def done(self, fleet: Fleet) -> None:
+        pass
+
+    def wants_stop(self) -> bool:
+        return self.stop
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self.stop:
+            raise KeyboardInterrupt
+        self.stop = True
+        self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
+
+
+def _cells(fleet: Fleet, trainer: Trainer) -> Table:
+    """The test metric of each cell so far, best first."""
+    name = next(key for key in trainer.history if key.startswith("test_"))
+    last = trainer.history[name][-1]
+    alive = trainer.alive.tolist()
+    found: dict[tuple[str, float], list[int]] = {}
+    for place, spec in enumerate(fleet.specs):
+        found.setdefault((fleet.label(spec), spec.tau), []).append(place)
+    table = Table("estimator", "tau", "runs", name.replace("_", " "), "diverged")
+    rows = []
+    for (label, tau), places in found.items():
+        sound = [last[place] for place in places if alive[place]]
+        rows.append(
+            (fmean(sound) if sound else float("inf"), label, tau, len(places), len(places) - len(sound))
+        )
+    for mean, label, tau, count, lost in sorted(rows)[:24]:
+        table.add_row(label, f"{tau:g}", str(count), f"{mean:.2f}", str(lost or ""))
+    return table

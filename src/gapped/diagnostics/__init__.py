@@ -1,0 +1,1 @@
+"""Measuring estimators: moments of gradients, and what follows from them."""

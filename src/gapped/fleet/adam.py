@@ -1,0 +1,73 @@
+"""Adam over stacked weights, with a learning rate per run, that leaves frozen runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Adam"]
+
+_BETAS = (0.9, 0.999)
+_EPS = 1e-8
+
+
+class Adam:
+    """The update of `torch.optim.Adam`, for parameters whose first axis is the run axis.
+
+    The step count and the learning rates are tensors on the parameters' device, so that a captured graph
+    sees them change.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], learning_rate: Tensor, *, compiled: bool = False
+    ) -> None:
+        self.parameters = list(parameters)
+        self.learning_rate = learning_rate
+        self.count = torch.zeros((), dtype=torch.float64, device=learning_rate.device)
+        self.first = [torch.zeros_like(p) for p in self.parameters]
+        self.second = [torch.zeros_like(p) for p in self.parameters]
+        # Compiled, each weight is read and written once per step instead of a dozen times.
+        self._update = torch.compile(update, dynamic=False) if compiled else update
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
+        """One update of the runs that are `alive`, a boolean per run."""
+        self.count += 1
+        size = self.learning_rate / (1 - _BETAS[0] ** self.count)
+        scale = (1 - _BETAS[1] ** self.count).sqrt()
+        self._update(self.parameters, gradients, self.first, self.second, size, scale, alive)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"count": self.count, "first": self.first, "second": self.second}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.count.copy_(state["count"])  # type: ignore[arg-type]
+        for name in ("first", "second"):
+            for mine, theirs in zip(getattr(self, name), state[name], strict=True):  # type: ignore[call-overload]
+                mine.copy_(theirs)
+
+
+def update(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    size: Tensor,
+    scale: Tensor,
+    alive: Tensor,
+) -> None:
+    """One Adam update in place.
+
+    `size` is the learning rate over the first moment's bias correction, one per run; `scale` the square
+    root of the second moment's.
+    """
+    for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+        shape = (-1,) + (1,) * (p.dim() - 1)
+        m.lerp_(g, 1 - _BETAS[0])
+        v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
+        change = size.to(p.dtype).view(shape) * m / (v.sqrt() / scale.to(p.dtype) + _EPS)
+        # Selected, not multiplied by zero: a frozen run's moments may be NaN, its weights must not become so.
+        p.sub_(torch.where(alive.view(shape), change, 0.0))

@@ -1,0 +1,56 @@
+"""A step that runs as one CUDA graph on a GPU and as plain calls elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Captured"]
+
+_WARM_UP = 3
+
+
+class Captured:
+    """A function without arguments or result, recorded at its first call on a GPU and replayed from then on.
+
+    The function works on tensors that stay where they are. `state` names those it changes: recording runs
+    the function a few times to warm up, and puts them, and the generator, back as they were.
+    """
+
+    def __init__(
+        self, function: Callable[[], None], generator: torch.Generator, state: Callable[[], Sequence[Tensor]]
+    ) -> None:
+        self._function = function
+        self._generator = generator
+        self._state = state
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._generator.device.type != "cuda":
+            self._function()
+            return
+        if self._graph is None:
+            self._graph = self._record()
+        self._graph.replay()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        before = [tensor.detach().clone() for tensor in self._state()]
+        noise = self._generator.get_state()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                self._function()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.no_grad():
+            for tensor, value in zip(self._state(), before, strict=True):
+                tensor.copy_(value)
+        del before
+        self._generator.set_state(noise)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        with torch.cuda.graph(graph):
+            self._function()
+        return graph

@@ -1,0 +1,43 @@
+"""Layers with a run axis: R independent copies of a layer, evaluated as one batched product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["Linear", "generators"]
+
+
+def generators(seeds: Sequence[int]) -> list[torch.Generator]:
+    """One generator per run on the CPU, so that a run's initial weights depend on its own seed alone."""
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+class Linear(torch.nn.Module):
+    """R affine maps, ``(R, B, inputs) -> (R, B, outputs)``, initialised as `torch.nn.Linear` is.
+
+    The weight is stored as ``(R, inputs, outputs)``: no transposed copy is needed in either direction.
+    """
+
+    def __init__(self, inputs: int, outputs: int, runs: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        weights, biases = zip(*(_initial(inputs, outputs, bound, g) for g in runs), strict=True)
+        self.weight = torch.nn.Parameter(torch.stack([w.t().contiguous() for w in weights]))
+        self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+    def extra_repr(self) -> str:
+        runs, inputs, outputs = self.weight.shape
+        return f"runs={runs}, inputs={inputs}, outputs={outputs}"
+
+
+def _initial(inputs: int, outputs: int, bound: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    weight = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
+    bias = torch.empty(outputs).uniform_(-bound, bound, generator=generator)
+    return weight, bias

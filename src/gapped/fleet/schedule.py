@@ -1,0 +1,80 @@
+"""Temperature schedules: the temperature of a run at each of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gapped.errors import GappedError, reject
+
+__all__ = ["SCHEDULES", "Annealed", "Constant", "Mixed", "Schedule", "schedule"]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One temperature throughout."""
+
+    def tau(self, base: float, step: int, steps: int) -> float:
+        """The temperature at `step` of `steps`, for a run whose own temperature is `base`."""
+        return base
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """Exponential annealing, from `start` at the first step to the run's own temperature at the last."""
+
+    start: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("start", self.start)
+
+    def tau(self, base: float, step: int, steps: int) -> float:
+        done = step / max(steps - 1, 1)
+        return float(self.start ** (1 - done) * base**done)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The paper's mixed temperature training: every `period`-th batch at the run's own, low temperature,
+    all others at `mid`. Such a run is tested at its own temperature."""
+
+    mid: float = 0.5
+    period: int = 20
+
+    def __post_init__(self) -> None:
+        _check_positive("mid", self.mid)
+        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
+            raise reject("period", self.period, "a positive integer")
+
+    def tau(self, base: float, step: int, steps: int) -> float:
+        return base if (step + 1) % self.period == 0 else self.mid
+
+
+Schedule = Constant | Annealed | Mixed
+SCHEDULES: dict[str, type[Constant] | type[Annealed] | type[Mixed]] = {
+    "constant": Constant,
+    "annealed": Annealed,
+    "mixed": Mixed,
+}
+
+
+def schedule(kind: str = "constant", **options: Any) -> Schedule:
+    """The schedule called `kind`.
+
+    >>> schedule("mixed", period=10)
+    Mixed(mid=0.5, period=10)
+    """
+    if kind not in SCHEDULES:
+        raise reject("schedule", kind, f"one of {', '.join(SCHEDULES)}")
+    try:
+        return SCHEDULES[kind](**options)
+    except TypeError:
+        known = ", ".join(SCHEDULES[kind].__dataclass_fields__) or "none"
+        raise GappedError(
+            f"schedule {kind}: got options {', '.join(options)}, expected among {known}"
+        ) from None
+
+
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise reject(name, value, "a positive number")

@@ -1,0 +1,185 @@
+"""The training loop: all runs of a fleet, step by step, epoch by epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gapped.fleet.adam import Adam
+from gapped.fleet.capture import Captured
+from gapped.fleet.grouping import Grouped
+from gapped.fleet.schedule import Constant, Schedule
+from gapped.registry import Pathwise
+
+__all__ = ["Run", "Task", "Trainer", "derived_seed", "matmul_precision"]
+
+
+class Task(Protocol):
+    """What a trainer needs of a task: a model with a run axis, batches, a loss, and metrics."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The runs' weights."""
+
+    steps: int
+    """Steps per epoch."""
+    row_axes: int
+    """How many axes of the sampled logits lie between run and category."""
+    loss_name: str
+    """What the loss is called in records, after ``train_``."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the order of the examples for an epoch; a function of the runs' seeds and `epoch` alone."""
+
+    def load_batch(self, step: int) -> None:
+        """Put the batch of a step where `loss` finds it."""
+
+    def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """The loss of each run on the loaded batch, ``(R,)``."""
+
+    def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
+        """Test metrics of each run, ``(R,)`` each."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What may differ between the runs of a fleet, apart from their seeds."""
+
+    estimator: Pathwise
+    learning_rate: float
+    schedule: Schedule = Constant()  # noqa: RUF009 - frozen
+
+
+class Trainer:
+    """Trains R runs as one program and keeps their history.
+
+    Everything random in an epoch follows from `seed` and the epoch's number, so a checkpoint at the end of
+    an epoch needs no generator state. A run whose loss is not finite is frozen where it stands.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        runs: Sequence[Run],
+        epochs: int,
+        seed: int,
+        device: torch.device,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        first = next(task.model.parameters())
+        self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
+        rates = torch.tensor([run.learning_rate for run in runs], dtype=torch.float64, device=device)
+        self.adam = Adam(self.parameters, rates, compiled=compiled)
+        self.sampler = Grouped.of([run.estimator for run in runs], task.row_axes, device, first.dtype)
+        self.base_tau = self.sampler.tau.clone()
+        self.generator = torch.Generator(device)
+        self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
+        self.loss_sum = torch.zeros(len(runs), dtype=torch.float64, device=device)
+        self.epoch = 0
+        self.seconds: list[float] = []
+        self.history: dict[str, list[list[float]]] = {}
+        self._step = Captured(self._train_step, self.generator, self._state)
+
+    def train_epoch(self) -> None:
+        """One pass over the data, then the test metrics; both go into `history`."""
+        began = time.perf_counter()
+        with matmul_precision(self.device):
+            self.train_steps(self.task.steps)
+            losses = self.loss_sum / self.task.steps
+            metrics = {f"train_{self.task.loss_name}": losses, **self.evaluate()}
+            for name, values in metrics.items():
+                self.history.setdefault(name, []).append(values.double().tolist())
+        self.epoch += 1
+        self.seconds.append(time.perf_counter() - began)
+
+    def train_steps(self, steps: int, before_step: Callable[[], None] | None = None) -> None:
+        """The first `steps` steps of the epoch; `before_step` is called with each batch already loaded."""
+        self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
+        self.task.start_epoch(self.epoch)
+        self.loss_sum.zero_()
+        temperatures = self._temperatures()
+        for step in range(steps):
+            self.task.load_batch(step)
+            if temperatures is not None:
+                self.sampler.tau.copy_(temperatures[step])
+            if before_step is not None:
+                before_step()
+            self._step()
+
+    def evaluate(self) -> dict[str, Tensor]:
+        """Test metrics at each run's own temperature."""
+        self.sampler.tau.copy_(self.base_tau)
+        self.generator.manual_seed(derived_seed(self.seed, "test", self.epoch))
+        with torch.no_grad():
+            return self.task.evaluate(self.sampler, self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training depends on, as plain containers and tensors."""
+        return {
+            "epoch": self.epoch,
+            "seconds": self.seconds,
+            "history": self.history,
+            "alive": self.alive,
+            "model": self.task.model.state_dict(),
+            "adam": self.adam.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
+        self.alive.copy_(state["alive"])
+        self.task.model.load_state_dict(state["model"])
+        self.adam.load_state_dict(state["adam"])
+
+    def _train_step(self) -> None:
+        loss = self.task.loss(self.sampler, self.generator)
+        gradients = torch.autograd.grad(loss.sum(), self.parameters)
+        loss = loss.detach()
+        self.loss_sum += loss
+        self.alive &= loss.isfinite()
+        self.adam.step(gradients, self.alive)
+
+    def _temperatures(self) -> Tensor | None:
+        """The temperatures of the epoch, ``(steps, R)``, or None if they never change."""
+        if all(isinstance(run.schedule, Constant) for run in self.runs):
+            self.sampler.tau.copy_(self.base_tau)
+            return None
+        total, first = self.epochs * self.task.steps, self.epoch * self.task.steps
+        table = [
+            [
+                run.schedule.tau(base, first + step, total)
+                for run, base in zip(self.runs, self.base_tau.tolist(), strict=True)
+            ]
+            for step in range(self.task.steps)
+        ]
+        return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
+
+    def _state(self) -> list[Tensor]:
+        moments = [*self.adam.first, *self.adam.second, self.adam.count]
+        return [*self.parameters, *moments, self.loss_sum, self.alive]
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed that depends on all `parts`, and on nothing else."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
+@contextmanager
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """TF32 products on a GPU while training, and the caller's setting afterwards."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

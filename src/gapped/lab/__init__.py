@@ -1,0 +1,1 @@
+"""The laboratory: recipes to run specs, run specs to fleets, fleets to records."""

@@ -1,0 +1,65 @@
+"""What a record says about where it was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from gapped._version import __version__
+from gapped.errors import GappedError
+
+__all__ = ["describe", "pick_device"]
+
+
+def describe(device: torch.device) -> dict[str, str | None]:
+    """Versions, hardware and the commit of the code."""
+    on_gpu = device.type == "cuda"
+    return {
+        "gapped": __version__,
+        "commit": _commit(),
+        "torch": torch.__version__.split("+")[0],
+        "device": torch.cuda.get_device_name(device) if on_gpu else _processor(),
+        "python": platform.python_version(),
+        "precision": "tf32" if on_gpu else "float32",
+    }
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; ``auto`` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise GappedError(f"device: got {name!r}, expected auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise GappedError("device: got 'cuda', but torch sees no CUDA device here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise GappedError(f"device: got {name!r}, but there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _processor() -> str:
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that the package lies in, or ``$GAPPED_COMMIT`` where there is none."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("GAPPED_COMMIT")
+    return found.stdout.strip() or None

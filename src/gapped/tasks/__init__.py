@@ -1,0 +1,1 @@
+"""What fleets are trained on: one package per task."""

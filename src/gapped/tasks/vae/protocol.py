@@ -1,0 +1,66 @@
+"""Named protocols of the VAE: every constant that a published number depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from gapped.errors import reject
+
+__all__ = ["PROTOCOLS", "Protocol", "protocol"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way to train and test the VAE."""
+
+    name: str
+    latents: int
+    """Categorical variables per image."""
+    categories: int
+    """Categories of each variable."""
+    hidden: tuple[int, ...]
+    """Widths between pixels and latents; the decoder mirrors them."""
+    activation: Literal["relu", "leaky-relu"] = "relu"
+    """Between layers; the leaky one has slope 0.2."""
+    rectified_logits: bool = False
+    """Whether a ReLU also follows the encoder's last layer, as in the paper's own code."""
+    binarised: bool = False
+    """Whether pixels are Bernoulli draws, anew at every access, instead of grey levels."""
+    batch: int = 100
+    learning_rate: float = 1e-3
+    epochs: int = 40
+    train_images: int | None = None
+    """How many training images are used, from the first; all if None."""
+
+
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Protocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
+            Protocol("plain-30x10", 30, 10, (512, 256)),
+            Protocol("digits-8x8", 8, 8, (96, 48), batch=50, epochs=60, learning_rate=2e-3),
+            Protocol(
+                "paper-32x64",
+                32,
+                64,
+                (512, 256),
+                activation="leaky-relu",
+                binarised=True,
+                batch=200,
+                epochs=2000,
+                train_images=50_000,
+            ),
+        )
+    }
+)
+
+
+def protocol(name: str) -> Protocol:
+    """The protocol called `name`."""
+    if name not in PROTOCOLS:
+        raise reject("protocol", name, f"one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]

@@ -1,0 +1,143 @@
+"""The VAE as a fleet's task: batches, losses, test bound, gradient variance, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gapped.data import Dataset
+from gapped.diagnostics.moments import Moments
+from gapped.errors import reject
+from gapped.fleet.capture import Captured
+from gapped.fleet.grouping import Grouped
+from gapped.fleet.layers import generators
+from gapped.fleet.trainer import derived_seed
+from gapped.tasks.vae.model import VAE
+from gapped.tasks.vae.protocol import Protocol
+
+__all__ = ["VAETask"]
+
+_TEST_CHUNK = 500
+
+
+class VAETask:
+    """R VAEs with the data on the device; each run has its own order of the images."""
+
+    row_axes = 2
+    loss_name = "negative_elbo"
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        data: Dataset,
+        seeds: Sequence[int],
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        compiled: bool = False,
+    ) -> None:
+        if len(data.train) < protocol.batch:
+            raise reject("train_images", len(data.train), f"at least one batch of {protocol.batch}")
+        self.protocol, self.seeds, self.scale = protocol, list(seeds), data.scale
+        self.height, self.width = data.height, data.width
+        self.train, self.test = data.train.to(device), data.test.to(device)
+        self.model = VAE(protocol, self.train.shape[1], generators(self.seeds)).to(device, dtype)
+        if compiled:
+            self.model.compile_parts()
+        self.steps = len(self.train) // protocol.batch
+        self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
+        self.order = self.batch
+        self._gradients: _GradientMoments | None = None
+
+    def start_epoch(self, epoch: int) -> None:
+        distinct = sorted(set(self.seeds))
+        orders = torch.stack([_permutation(len(self.train), derived_seed(seed, epoch)) for seed in distinct])
+        rows = torch.tensor([distinct.index(seed) for seed in self.seeds], device=self.batch.device)
+        self.order = orders.to(self.batch.device)[rows]
+
+    def load_batch(self, step: int) -> None:
+        size = self.protocol.batch
+        self.batch.copy_(self.order[:, step * size : (step + 1) * size])
+
+    def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        images = self.pixels(self.train[self.batch], generator)
+        return self.model.loss(images, sampler, generator).mean(1)
+
+    def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
+        """One-sample test bound, over all test images."""
+        total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.batch.device)
+        for chunk in torch.split(self.test, _TEST_CHUNK):
+            images = self.pixels(chunk.expand(len(self.seeds), -1, -1), generator)
+            total += self.model.loss(images, sampler, generator).double().sum(1)
+        return {"test_negative_elbo": total / len(self.test)}
+
+    def pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Grey levels in [0, 1], or Bernoulli draws from them."""
+        grey = images.to(next(self.model.parameters()).dtype) / self.scale
+        return torch.bernoulli(grey, generator=generator) if self.protocol.binarised else grey
+
+    def gradient_variance(
+        self, sampler: Grouped, generator: torch.Generator, samples: int, images: int
+    ) -> Tensor:
+        """Variance of the loss gradient per encoder weight, averaged over the weights, of each run.
+
+        `samples` gradients on one fixed batch, the first `images` test images (the paper's variance figure).
+        """
+        if self._gradients is None:
+            self._gradients = _GradientMoments(self, sampler, generator, images)
+        return self._gradients.measure(samples)
+
+    def surrogate_entropy(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """Mean entropy of the surrogate on the loaded batch, in nats, of each run; `sampler` is soft."""
+        with torch.no_grad():
+            images = self.pixels(self.train[self.batch], generator)
+            soft = sampler.sample(self.model.encode(images), generator=generator)
+            entropy: Tensor = torch.special.entr(soft)
+            return entropy.sum(-1).mean((1, 2))
+
+    def pictures(self, sampler: Grouped, generator: torch.Generator, count: int) -> dict[str, Tensor]:
+        """Test images, their reconstructions and samples from the prior, uint8 ``(R, count, pixels)``."""
+        with torch.no_grad():
+            grey = self.pixels(self.test[:count].expand(len(self.seeds), -1, -1), generator)
+            logits = self.model.encode(grey)
+            reconstruction = self.model.decode(sampler.sample(logits, generator=generator)).sigmoid()
+            sample = self.model.decode(
+                sampler.sample(torch.zeros_like(logits), generator=generator)
+            ).sigmoid()
+        images = {"original": grey, "reconstruction": reconstruction, "sample": sample}
+        return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
+
+
+class _GradientMoments:
+    """Moments of the encoder's gradient on a fixed batch."""
+
+    def __init__(self, task: VAETask, sampler: Grouped, generator: torch.Generator, images: int) -> None:
+        self.task, self.sampler, self.generator = task, sampler, generator
+        self.images = task.test[:images].expand(len(task.seeds), -1, -1)
+        self.weights = list(task.model.encoder.parameters())
+        self.moments = [Moments(weight) for weight in self.weights]
+        state = [tensor for moments in self.moments for tensor in moments.tensors()]
+        self._add = Captured(self._add_one, generator, lambda: state)
+
+    def measure(self, samples: int) -> Tensor:
+        for moments in self.moments:
+            moments.reset()
+        for _ in range(samples):
+            self._add()
+        runs = len(self.task.seeds)
+        variances = torch.cat([moments.variance.reshape(runs, -1) for moments in self.moments], 1)
+        return variances.mean(1)
+
+    def _add_one(self) -> None:
+        images = self.task.pixels(self.images, self.generator)
+        loss = self.task.model.loss(images, self.sampler, self.generator).mean(1)
+        for moments, gradient in zip(
+            self.moments, torch.autograd.grad(loss.sum(), self.weights), strict=True
+        ):
+            moments.add(gradient)
+
+
+def _permutation(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,112 @@
+"""What several test files share: the registry as parameters, seeded generators, closed forms.
+
+The closed forms are written from the definitions, entry by entry, and differentiated by torch's autograd
+or by explicit matrices; they share no code with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gapped
+
+# Every registered estimator whose sample carries the gradient. A new one is tested by being registered.
+MEMBERS = tuple(name for name, cls in gapped.estimators().items() if hasattr(cls, "sample"))
+# ReinMax defines a gradient and no surrogate sample, so it has no soft form.
+SOFT = tuple(name for name in MEMBERS if name != "reinmax")
+# Those whose forward value uses one uniform per row; the others draw one Gumbel variable per category.
+INVERSE_CDF = ("straight-through", "gst", "gumbel-rao", "reinmax")
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "gumbel-softmax": gapped.gumbel_softmax,
+    "straight-through": gapped.straight_through,
+    "gst": gapped.gst,
+    "gumbel-rao": gapped.gumbel_rao,
+    "reinmax": gapped.reinmax,
+    "decoupled": gapped.decoupled_gumbel_softmax,
+}
+# Other than 1, and legal for every member (ReinMax is meant for tau >= 1).
+TAU = 2.0
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Absolute error allowed in a sum of a few numbers of size one.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+every_member = pytest.mark.parametrize("name", MEMBERS)
+every_soft_member = pytest.mark.parametrize("name", SOFT)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal logits or weights, the same on every call."""
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64).to(dtype)
+
+
+def pull(
+    estimator: Any, logits: Tensor, weight: Tensor, *, seed: int = 0, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """One sample, and the gradient that reaches the logits when `weight` is the gradient at the sample."""
+    leaf = logits.detach().requires_grad_()
+    sample = estimator.sample(leaf, generator=seeded(seed), **how)
+    (gradient,) = torch.autograd.grad(sample, leaf, weight)
+    return sample.detach(), gradient
+
+
+def assert_one_hot(sample: Tensor, dim: int = -1) -> None:
+    """Exactly one 1 in each row, exactly 0 elsewhere: no tolerance."""
+    assert ((sample == 0) | (sample == 1)).all()
+    assert ((sample == 1).sum(dim) == 1).all()
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def jacobian_of_softmax(q: Tensor) -> Tensor:
+    """J(q) = diag(q) - q q^T for each row of q."""
+    return torch.diag_embed(q) - q.unsqueeze(-1) * q.unsqueeze(-2)
+
+
+def through_softmax(h: Tensor, g: Tensor, tau: float = 1.0) -> Tensor:
+    """J(h) g / tau: the gradient of softmax((theta + m) / tau), m fixed, with the matrix written out."""
+    return (jacobian_of_softmax(h) @ g.unsqueeze(-1)).squeeze(-1) / tau
+
+
+def lemma_1(p: Tensor) -> Tensor:
+    """The expected gap with the published guard, as the formula stands; float64 and p well away from 0."""
+    q = p.double() * (1 - 1e-5)
+    return -torch.log(1 - q) / q
+
+
+def gst_logits(theta: Tensor, index: int, gap: Any) -> Tensor:
+    """t_i = max(theta), t_j = min(theta_j, max(theta) - gap), for one row."""
+    top = theta.max()
+    entries = [top if j == index else torch.minimum(theta[j], top - gap) for j in range(len(theta))]
+    return torch.stack(entries)
+
+
+def gst_surrogate(theta: Tensor, index: int, gap: Any, tau: float, detach: bool = True) -> Tensor:
+    moved = gst_logits(theta, index, gap)
+    if detach:
+        moved = theta + (moved - theta).detach()
+    return torch.softmax(moved / tau, -1)
+
+
+def gradient_through(surrogate: Callable[[Tensor], Tensor], theta: Tensor, g: Tensor) -> Tensor:
+    """(dh/dtheta)^T g with the Jacobian built row by row."""
+    return torch.autograd.functional.jacobian(surrogate, theta).T @ g
+
+
+def reinmax_gradient(theta: Tensor, index: int, g: Tensor, tau: float) -> Tensor:
+    """2 J((softmax(theta/tau) + D)/2) g - J(p) g / 2."""
+    hard = torch.eye(len(theta), dtype=theta.dtype)[index]
+    mixed = (torch.softmax(theta / tau, -1) + hard) / 2
+    return 2 * through_softmax(mixed, g) - through_softmax(torch.softmax(theta, -1), g) / 2

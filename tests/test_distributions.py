@@ -1,0 +1,265 @@
+"""The distribution: torch's one-hot categorical, plus masks and a sample that carries a gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, assert_one_hot, every_member, normal, seeded
+from torch import Tensor
+from torch import distributions as td
+
+import gapped
+from gapped.distributions import OneHotCategorical
+
+K = 4
+LOGITS = normal(3, 2, K)
+MASK = torch.tensor([True, False, True, True])
+KEPT = torch.tensor([0, 2, 3])
+
+
+def reference(logits: Tensor = LOGITS) -> td.OneHotCategorical:
+    return td.OneHotCategorical(logits=logits)
+
+
+@pytest.mark.parametrize("given", ["logits", "probs"])
+@pytest.mark.parametrize(
+    "quantity", ["mean", "variance", "mode", "probs", "logits", "batch_shape", "event_shape"]
+)
+def test_attributes_equal_torchs(given: str, quantity: str) -> None:
+    parameter = {"logits": LOGITS} if given == "logits" else {"probs": torch.softmax(LOGITS, -1)}
+    ours, theirs = getattr(OneHotCategorical(**parameter), quantity), getattr(reference(), quantity)
+    if isinstance(theirs, torch.Size):
+        assert ours == theirs
+    else:
+        assert_close(ours, theirs)
+
+
+def test_log_prob_and_entropy_equal_torchs_with_their_gradients() -> None:
+    value = reference().sample()
+    for quantity in (lambda d: d.log_prob(value).sum(), lambda d: d.entropy().sum()):
+        results = []
+        for kind in (OneHotCategorical, td.OneHotCategorical):
+            logits = LOGITS.clone().requires_grad_()
+            result = quantity(kind(logits=logits))
+            results.append((result.detach(), torch.autograd.grad(result, logits)[0]))
+        assert_close(results[0][0], results[1][0])
+        assert_close(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("expand", [True, False])
+def test_the_support_is_enumerated_as_torchs_is(expand: bool) -> None:
+    ours, theirs = (d.enumerate_support(expand) for d in (OneHotCategorical(logits=LOGITS), reference()))
+    assert_close(ours, theirs.to(ours.dtype))
+    assert OneHotCategorical.has_enumerate_support
+
+
+def test_probabilities_of_the_support_sum_to_one() -> None:
+    d = OneHotCategorical(logits=LOGITS)
+    assert_close(d.log_prob(d.enumerate_support()).exp().sum(0), torch.ones(3, 2, dtype=torch.float64))
+
+
+@every_member
+@pytest.mark.parametrize("sample_shape", [(), (5,), (2, 3)], ids=str)
+def test_rsample_is_the_estimator(name: str, sample_shape: tuple[int, ...]) -> None:
+    """The same seed gives the estimator's own sample and gradient on the expanded logits."""
+    estimator = gapped.estimator(name)
+    weight = normal(*sample_shape, 3, 2, K, seed=2)
+    results = []
+    for draw in (
+        lambda x: OneHotCategorical(logits=x, estimator=estimator).rsample(torch.Size(sample_shape)),
+        lambda x: estimator.sample(x.expand(*sample_shape, 3, 2, K)),
+    ):
+        # Normalised already, so that a distribution that normalises its logits adds no gradient of its own.
+        logits = torch.log_softmax(LOGITS, -1).requires_grad_()
+        torch.manual_seed(0)
+        sample = draw(logits)
+        results.append((sample.detach(), torch.autograd.grad(sample, logits, weight)[0]))
+    assert results[0][0].shape == (*sample_shape, 3, 2, K)
+    assert torch.equal(results[0][0], results[1][0])
+    assert_close(results[0][1], results[1][1])
+
+
+def test_it_is_gapped_by_default() -> None:
+    assert OneHotCategorical.has_rsample
+    results = []
+    for draw in (lambda x: OneHotCategorical(logits=x).rsample(), lambda x: gapped.GST().sample(x)):
+        logits = torch.log_softmax(LOGITS, -1).requires_grad_()
+        torch.manual_seed(0)
+        results.append(torch.autograd.grad(draw(logits), logits, normal(3, 2, K, seed=2))[0])
+    assert_close(results[0], results[1])
+
+
+def test_samples_are_one_hot_and_carry_no_gradient() -> None:
+    d = OneHotCategorical(logits=LOGITS.clone().requires_grad_(), estimator=gapped.GST(hard=False))
+    torch.manual_seed(0)
+    sample = d.sample((1_000,))
+    assert sample.shape == (1_000, 3, 2, K)
+    assert not sample.requires_grad
+    assert_one_hot(sample)
+    assert d.rsample().requires_grad
+
+
+def test_rsample_through_probs_reaches_the_probs() -> None:
+    probs = torch.softmax(LOGITS, -1).requires_grad_()
+    torch.manual_seed(0)
+    OneHotCategorical(probs=probs).rsample().mul(normal(3, 2, K)).sum().backward()
+    assert torch.isfinite(probs.grad).all()
+    assert (probs.grad.abs().amax(-1) > 1e-4).all()
+
+
+# Masks
+
+
+def test_masking_equals_deleting() -> None:
+    logits = LOGITS.clone()
+    logits[..., ~MASK] = 30.0
+    d, small = OneHotCategorical(logits=logits, mask=MASK), reference(LOGITS[..., KEPT])
+    for quantity in ("mean", "variance", "mode", "probs"):
+        ours = getattr(d, quantity)
+        assert_close(ours[..., KEPT], getattr(small, quantity))
+        assert (ours[..., ~MASK] == 0).all()
+    assert_close(d.entropy(), small.entropy())
+    corners = torch.eye(K, dtype=torch.float64)
+    log_prob = torch.stack([d.log_prob(corner.expand(3, 2, K)) for corner in corners], -1)
+    assert_close(log_prob[..., KEPT], torch.log_softmax(LOGITS[..., KEPT], -1))
+    assert (log_prob[..., ~MASK] == -math.inf).all()
+
+
+@pytest.mark.parametrize("quantity", ["entropy", "log_prob", "rsample"])
+def test_masked_gradients_are_zero_and_the_others_finite(quantity: str) -> None:
+    logits = LOGITS.clone().requires_grad_()
+    d = OneHotCategorical(logits=logits, mask=MASK)
+    torch.manual_seed(0)
+    result = {
+        "entropy": lambda: d.entropy().sum(),
+        "log_prob": lambda: d.log_prob(d.sample()).sum(),
+        "rsample": lambda: (d.rsample() * normal(3, 2, K, seed=2)).sum(),
+    }[quantity]()
+    result.backward()
+    assert (logits.grad[..., ~MASK] == 0).all()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[..., KEPT].abs().amax(-1) > 1e-6).all()
+
+
+@every_member
+def test_masked_samples_stay_inside(name: str) -> None:
+    d = OneHotCategorical(logits=LOGITS, mask=MASK, estimator=gapped.estimator(name))
+    torch.manual_seed(0)
+    for sample in (d.sample((200,)), d.rsample((200,))):
+        assert_one_hot(sample)
+        assert (sample[..., ~MASK] == 0).all()
+
+
+# Expand, wrappers
+
+
+def test_expand_keeps_everything() -> None:
+    mask = torch.rand(3, 1, K, generator=seeded(3)) < 0.6
+    mask[..., 0] = True
+    d = OneHotCategorical(logits=LOGITS, mask=mask, estimator=gapped.GumbelRao(samples=2))
+    wide = d.expand((5, 3, 2))
+    assert isinstance(wide, OneHotCategorical)
+    assert wide.batch_shape == (5, 3, 2)
+    assert wide.event_shape == (K,)
+    assert wide.estimator == d.estimator
+    assert_close(wide.entropy(), d.entropy().expand(5, 3, 2))
+    assert_close(wide.probs, d.probs.expand(5, 3, 2, K))
+    torch.manual_seed(0)
+    sample = wide.rsample((7,))
+    assert sample.shape == (7, 5, 3, 2, K)
+    assert (sample[..., ~mask.expand(3, 2, K)] == 0).all()
+
+
+def test_it_works_inside_independent() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    joint = td.Independent(OneHotCategorical(logits=logits), 1)
+    torch.manual_seed(0)
+    sample = joint.rsample((4,))
+    assert sample.shape == (4, 3, 2, K)
+    plain = td.Independent(reference(), 1)
+    assert_close(joint.log_prob(sample.detach()).detach(), plain.log_prob(sample.detach()))
+    assert_close(td.kl_divergence(joint, joint).detach(), torch.zeros(3, dtype=torch.float64))
+
+
+# Divergence
+
+
+OTHER = normal(3, 2, K, seed=9)
+
+
+@pytest.mark.parametrize("first", [OneHotCategorical, td.OneHotCategorical])
+@pytest.mark.parametrize("second", [OneHotCategorical, td.OneHotCategorical])
+def test_divergences_equal_torchs(first: Any, second: Any) -> None:
+    if first is second is td.OneHotCategorical:
+        pytest.skip("both are torch's: this is the reference itself")
+    expected = td.kl_divergence(reference(), reference(OTHER))
+    assert_close(td.kl_divergence(first(logits=LOGITS), second(logits=OTHER)), expected)
+
+
+def test_divergences_with_masks() -> None:
+    """Deleting what neither allows; infinite where the first allows more than the second."""
+    masked, other = OneHotCategorical(logits=LOGITS, mask=MASK), OneHotCategorical(logits=OTHER, mask=MASK)
+    expected = td.kl_divergence(reference(LOGITS[..., KEPT]), reference(OTHER[..., KEPT]))
+    assert_close(td.kl_divergence(masked, other), expected)
+    p, log_q = masked.probs, torch.log_softmax(OTHER, -1)
+    to_free = (p * (torch.where(p > 0, p, 1).log() - log_q)).sum(-1)
+    assert_close(td.kl_divergence(masked, OneHotCategorical(logits=OTHER)), to_free)
+    assert_close(td.kl_divergence(masked, reference(OTHER)), to_free)
+    assert (td.kl_divergence(OneHotCategorical(logits=LOGITS), other) == math.inf).all()
+
+
+def test_the_gradient_of_a_masked_divergence_is_finite() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    masked = OneHotCategorical(logits=logits, mask=MASK)
+    td.kl_divergence(masked, OneHotCategorical(logits=OTHER, mask=MASK)).sum().backward()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[..., ~MASK] == 0).all()
+    assert (logits.grad[..., KEPT].abs().amax(-1) > 1e-6).all()
+
+
+# Validation
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"logits": LOGITS, "probs": torch.softmax(LOGITS, -1)}], ids=["none", "both"]
+)
+def test_exactly_one_parameter(arguments: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="logits"):
+        OneHotCategorical(**arguments)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(K), torch.ones(K + 1, dtype=torch.bool)], ids=["dtype", "shape"])
+def test_bad_masks(mask: Tensor) -> None:
+    with pytest.raises(gapped.GappedError, match=r"mask: got .*, expected "):
+        OneHotCategorical(logits=LOGITS, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.full((3, 2, K), 0.25), torch.zeros(3, 2, K), torch.ones(3, 2, K + 1)],
+    ids=["soft", "zero", "shape"],
+)
+def test_values_are_validated_as_torch_does(value: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"value|shape|support"):
+        td.OneHotCategorical(logits=LOGITS, validate_args=True).log_prob(value)
+    with pytest.raises(ValueError, match=r"value|shape|support"):
+        OneHotCategorical(logits=LOGITS, validate_args=True).log_prob(value)
+
+
+def test_logits_need_not_be_normalised() -> None:
+    assert_close(OneHotCategorical(logits=LOGITS + 7).entropy(), reference().entropy())
+
+
+def test_the_gradient_of_rsample_is_that_of_unnormalised_logits() -> None:
+    """Normalising first changes no estimator: all of them ignore a constant added to the logits."""
+    weight = normal(3, 2, K, seed=2)
+    logits = LOGITS.clone().requires_grad_()
+    torch.manual_seed(0)
+    (ours,) = torch.autograd.grad(OneHotCategorical(logits=logits).rsample(), logits, weight)
+    leaf = LOGITS.clone().requires_grad_()
+    torch.manual_seed(0)
+    (theirs,) = torch.autograd.grad(gapped.GST().sample(leaf), leaf, weight)
+    assert_close(ours, theirs)

@@ -1,0 +1,217 @@
+"""Bad input is refused at once, by one error that names the argument, what came and what is accepted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import FUNCTIONS, MEMBERS, every_member, normal, seeded
+
+import gapped
+from gapped import GappedError
+
+LOGITS = normal(4, 3)
+NAN, INF = math.nan, math.inf
+
+
+def rejects(argument: str, shown: str = "") -> Any:
+    """A context that demands `argument: got ..., expected ...`."""
+    return pytest.raises(GappedError, match=rf"{argument}: got .*{re.escape(shown)}.*, expected .+")
+
+
+def test_the_error_is_a_value_error() -> None:
+    assert issubclass(GappedError, ValueError)
+
+
+def test_a_message_in_full() -> None:
+    with pytest.raises(GappedError) as caught:
+        gapped.gst(LOGITS, 0)
+    assert str(caught.value).startswith("tau: got 0, expected a positive number")
+
+
+@every_member
+@pytest.mark.parametrize("tau", [0, 0.0, -1, -0.5, NAN, INF, -INF, "x", True, None, [1.0]], ids=repr)
+def test_temperatures(name: str, tau: Any) -> None:
+    with rejects("tau", repr(tau)):
+        gapped.estimator(name, tau=tau)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("tau", [0, -1.0, NAN, "x", True], ids=repr)
+def test_temperatures_of_functions(name: str, tau: Any) -> None:
+    with rejects("tau", repr(tau)):
+        FUNCTIONS[name](LOGITS, tau, True)
+
+
+@every_member
+@pytest.mark.parametrize(
+    "tau",
+    [
+        torch.tensor(0.0),
+        torch.tensor([1.0, 2.0, -1.0, 1.0]),
+        torch.tensor([1.0, NAN, 1.0, 1.0]),
+        torch.tensor([1.0, INF, 1.0, 1.0]),
+        torch.ones(3),
+        torch.ones(4, 3),
+        torch.ones(2, 4),
+        torch.ones(4, requires_grad=True),
+    ],
+    ids=["zero", "negative", "nan", "infinite", "categories", "with-categories", "wider", "requires-grad"],
+)
+def test_tensor_temperatures(name: str, tau: torch.Tensor) -> None:
+    """Four rows of three categories: a temperature for each row has the shape (4,)."""
+    with rejects("tau"):
+        gapped.estimator(name, tau=tau).sample(LOGITS)
+
+
+@pytest.mark.parametrize("gap", [-1, -0.1, NAN, "x", None, -INF], ids=repr)
+def test_gaps(gap: Any) -> None:
+    with rejects("gap", repr(gap)):
+        gapped.GST(gap=gap)
+    with rejects("gap", repr(gap)):
+        gapped.gst(LOGITS, gap=gap)
+
+
+@pytest.mark.parametrize(
+    "gap",
+    [
+        torch.tensor(-1.0),
+        torch.tensor([1.0, 1.0, -0.5, 1.0]),
+        torch.tensor([1.0, 1.0, NAN, 1.0]),
+        torch.ones(3),
+        torch.ones(4, requires_grad=True),
+    ],
+    ids=["negative", "one-negative", "nan", "shape", "requires-grad"],
+)
+def test_tensor_gaps(gap: torch.Tensor) -> None:
+    with rejects("gap"):
+        gapped.gst(LOGITS, gap=gap)
+
+
+@pytest.mark.parametrize(
+    "gap",
+    [lambda p: -p, lambda p: p.repeat(2), lambda p: "x"],
+    ids=["negative", "shape", "text"],
+)
+def test_gaps_computed_by_a_function(gap: Callable[[torch.Tensor], Any]) -> None:
+    with rejects("gap"):
+        gapped.gst(LOGITS, gap=gap)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 2.5, "3", True, None], ids=repr)
+def test_sample_counts(samples: Any) -> None:
+    with rejects("samples", repr(samples)):
+        gapped.GumbelRao(samples=samples)
+    with rejects("samples", repr(samples)):
+        gapped.gumbel_rao(LOGITS, samples=samples)
+
+
+@pytest.mark.parametrize("tau_forward", [0, -1.0, NAN, INF, "x", True], ids=repr)
+def test_forward_temperatures(tau_forward: Any) -> None:
+    with rejects("tau_forward", repr(tau_forward)):
+        gapped.DecoupledGumbelSoftmax(tau_forward=tau_forward)
+
+
+def test_reinmax_has_no_soft_sample() -> None:
+    with rejects("hard", "False"):
+        gapped.ReinMax(hard=False)
+    with rejects("hard", "False"):
+        gapped.reinmax(LOGITS, hard=False)
+
+
+@every_member
+@pytest.mark.parametrize(
+    "logits",
+    [
+        torch.zeros(4, 3, dtype=torch.int64),
+        torch.zeros(4, 3, dtype=torch.bool),
+        torch.zeros(4, 3).to(torch.complex64),
+    ],
+    ids=["integer", "bool", "complex"],
+)
+def test_logits_of_the_wrong_dtype(name: str, logits: torch.Tensor) -> None:
+    with rejects("logits", str(logits.dtype)):
+        gapped.estimator(name).sample(logits)
+
+
+@every_member
+@pytest.mark.parametrize("logits", [[0.1, 0.2], 1.0, None], ids=repr)
+def test_logits_that_are_no_tensor(name: str, logits: Any) -> None:
+    with rejects("logits"):
+        gapped.estimator(name).sample(logits)
+
+
+@every_member
+@pytest.mark.parametrize("shape", [(), (0,), (4, 0), (0, 0)], ids=str)
+def test_logits_without_categories(name: str, shape: tuple[int, ...]) -> None:
+    with rejects("logits"):
+        gapped.estimator(name).sample(torch.zeros(shape))
+
+
+@every_member
+@pytest.mark.parametrize("dim", [2, -3, 7, 0.5, "last", None], ids=repr)
+def test_axes(name: str, dim: Any) -> None:
+    with rejects("dim", repr(dim)):
+        gapped.estimator(name).sample(LOGITS, dim=dim)
+
+
+@every_member
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(4, 3),
+        torch.ones(4, 3, dtype=torch.int64),
+        torch.ones(4, dtype=torch.bool),
+        torch.ones(4, 4, dtype=torch.bool),
+        torch.ones(2, 4, 3, dtype=torch.bool),
+        [True, True, False],
+    ],
+    ids=["float", "integer", "rows", "categories", "wider", "list"],
+)
+def test_masks(name: str, mask: Any) -> None:
+    with rejects("mask"):
+        gapped.estimator(name).sample(LOGITS, mask=mask)
+
+
+@every_member
+def test_generators(name: str) -> None:
+    with rejects("generator", "0"):
+        gapped.estimator(name).sample(LOGITS, generator=0)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(GappedError, match="gts") as caught:
+        gapped.estimator("gts")
+    for name in MEMBERS:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "GST", None, 3], ids=repr)
+def test_names_are_exact(name: Any) -> None:
+    with pytest.raises(GappedError, match=re.escape(repr(name))):
+        gapped.estimator(name)
+
+
+@every_member
+def test_an_unknown_option_lists_the_known_ones(name: str) -> None:
+    with pytest.raises(GappedError, match="gapp") as caught:
+        gapped.estimator(name, gapp=1.0)
+    message = str(caught.value)
+    known = set(vars(gapped.estimator(name)))
+    assert {"tau", "hard"} <= known
+    for option in known:
+        assert option in message
+
+
+@every_member
+def test_nothing_is_drawn_before_arguments_are_checked(name: str) -> None:
+    generator = seeded()
+    before = generator.get_state()
+    for bad in ({"mask": torch.ones(4, 4, dtype=torch.bool)}, {"dim": 5}):
+        with pytest.raises(GappedError):
+            gapped.estimator(name).sample(LOGITS, generator=generator, **bad)
+    assert torch.equal(generator.get_state(), before)

@@ -1,0 +1,260 @@
+"""Estimators that are deterministic given the category: every gradient by enumeration, in float64.
+
+Many copies of one row of logits are sampled until every category was drawn. Each observed pair of category
+and gradient is compared with a formula; weighted by the probabilities, the observed gradients then give the
+exact expectation and variance of the estimator, which are compared with those of the formula and with the
+gradient of the enumerated expected cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    assert_close,
+    assert_one_hot,
+    gradient_through,
+    gst_surrogate,
+    jacobian_of_softmax,
+    lemma_1,
+    normal,
+    reinmax_gradient,
+    seeded,
+)
+from torch import Tensor
+
+import gapped
+
+K, COPIES, EXACT = 5, 3_000, 1e-10
+THETAS = {
+    "spread": torch.tensor([1.2, -0.4, 0.3, -1.5, 0.9], dtype=torch.float64),
+    "near-tie": torch.tensor([0.51, 0.5, 0.1, -0.2, 0.45], dtype=torch.float64),
+    "shifted": torch.tensor([101.0, 100.2, 99.1, 100.9, 98.7], dtype=torch.float64),
+}
+every_theta = pytest.mark.parametrize("theta", THETAS.values(), ids=THETAS)
+
+Formula = Callable[[Tensor, int, Tensor], Tensor]
+Cost = Callable[[Tensor], Tensor]
+
+A, B = normal(K, K, seed=2), normal(K, seed=3)
+COSTS: dict[str, Cost] = {
+    "linear": lambda z: z @ B,
+    "quadratic": lambda z: ((z @ A) * z).sum(-1) + z @ B,
+    "curved": lambda z: torch.sin(2 * (z @ B)) + ((z @ A) ** 3).sum(-1),
+}
+
+
+def straight_through(tau: float) -> Formula:
+    return lambda theta, _, g: gradient_through(lambda t: torch.softmax(t / tau, -1), theta, g)
+
+
+def gapped_straight_through(gap: Any, tau: float, detach: bool = True) -> Formula:
+    """`gap` is a number or a function of the selected probability."""
+
+    def formula(theta: Tensor, index: int, g: Tensor) -> Tensor:
+        size = gap(torch.softmax(theta, -1)[index]) if callable(gap) else gap
+        return gradient_through(lambda t: gst_surrogate(t, index, size, tau, detach), theta, g)
+
+    return formula
+
+
+def reinmax(tau: float) -> Formula:
+    return lambda theta, index, g: reinmax_gradient(theta, index, g, tau)
+
+
+def twice_plus_half(p: Tensor) -> Tensor:
+    return 2 * p + 0.5
+
+
+CASES: dict[str, tuple[Any, Formula]] = {
+    "st": (gapped.StraightThrough(), straight_through(1.0)),
+    "st-cold": (gapped.StraightThrough(tau=0.3), straight_through(0.3)),
+    "gst": (gapped.GST(), gapped_straight_through(1.0, 1.0)),
+    "gst-0.8-cold": (gapped.GST(tau=0.5, gap=0.8), gapped_straight_through(0.8, 0.5)),
+    "gst-integer-gap": (gapped.GST(gap=2), gapped_straight_through(2.0, 1.0)),
+    "gst-no-gap": (gapped.GST(gap=0.0), gapped_straight_through(0.0, 1.0)),
+    "gst-expected": (gapped.GST(tau=0.5, gap=gapped.expected_gap), gapped_straight_through(lemma_1, 0.5)),
+    "gst-own-gap": (gapped.GST(gap=twice_plus_half), gapped_straight_through(twice_plus_half, 1.0)),
+    "nz-gst": (gapped.GST(detach=False), gapped_straight_through(1.0, 1.0, detach=False)),
+    "nz-gst-cold": (
+        gapped.GST(tau=0.5, gap=1.2, detach=False),
+        gapped_straight_through(1.2, 0.5, detach=False),
+    ),
+    "nz-gst-no-gap": (gapped.GST(gap=0.0, detach=False), gapped_straight_through(0.0, 1.0, detach=False)),
+    "reinmax": (gapped.ReinMax(), reinmax(1.0)),
+    "reinmax-warm": (gapped.ReinMax(tau=1.7), reinmax(1.7)),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def observed_gradients(estimator: Any, theta: Tensor, cost: Cost, **how: Any) -> Tensor:
+    """Row i: the gradient that the estimator gave whenever it drew category i; all copies must agree."""
+    logits = theta.repeat(COPIES, 1).requires_grad_()
+    sample = estimator.sample(logits, generator=seeded(), **how)
+    assert_one_hot(sample)
+    (gradients,) = torch.autograd.grad(cost(sample).sum(), logits)
+    drawn = sample.argmax(-1)
+    assert set(drawn.tolist()) == set(range(K)), "too few copies to see every category"
+    table = torch.stack([gradients[drawn == i][0] for i in range(K)])
+    assert_close(gradients, table[drawn], 1e-13)
+    return table
+
+
+def formula_gradients(formula: Formula, theta: Tensor, cost: Cost) -> Tensor:
+    rows = []
+    for index in range(K):
+        corner = torch.eye(K, dtype=torch.float64)[index].requires_grad_()
+        (g,) = torch.autograd.grad(cost(corner), corner)
+        rows.append(formula(theta, index, g))
+    return torch.stack(rows)
+
+
+def moments(table: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    p = torch.softmax(theta, -1).unsqueeze(-1)
+    mean = (p * table).sum(0)
+    return mean, (p * (table - mean) ** 2).sum(0)
+
+
+def true_gradient(theta: Tensor, cost: Cost) -> Tensor:
+    """The gradient of sum_i p_i cost(e_i)."""
+    leaf = theta.clone().requires_grad_()
+    expected_cost = torch.softmax(leaf, -1) @ cost(torch.eye(K, dtype=torch.float64))
+    return torch.autograd.grad(expected_cost, leaf)[0]
+
+
+@every_theta
+@every_case
+def test_gradient_mean_and_variance_equal_the_formula(case: str, theta: Tensor) -> None:
+    estimator, formula = CASES[case]
+    observed = observed_gradients(estimator, theta, COSTS["curved"])
+    expected = formula_gradients(formula, theta, COSTS["curved"])
+    assert_close(observed, expected, EXACT)
+    for ours, theirs in zip(moments(observed, theta), moments(expected, theta), strict=True):
+        assert_close(ours, theirs, EXACT)
+
+
+def test_the_formulas_are_told_apart() -> None:
+    """No two cases have the same formula at the tested logits, so passing them all means something."""
+    tables = {case: formula_gradients(CASES[case][1], THETAS["spread"], COSTS["curved"]) for case in CASES}
+    for case, table in tables.items():
+        twins = [other for other in tables if torch.allclose(tables[other], table, atol=1e-3)]
+        assert twins == [case]
+
+
+@every_theta
+@pytest.mark.parametrize(
+    ("estimator", "gap", "tau"),
+    [
+        (gapped.GST(hard=False), 1.0, 1.0),
+        (gapped.GST(tau=0.5, gap=1.2, hard=False), 1.2, 0.5),
+        (gapped.GST(gap=gapped.expected_gap, hard=False), lemma_1, 1.0),
+        (gapped.GST(detach=False, hard=False), 1.0, 1.0),
+    ],
+    ids=["gst", "cold", "expected", "nz"],
+)
+def test_soft_gst_is_the_softmax_of_the_gapped_logits(
+    estimator: Any, gap: Any, tau: float, theta: Tensor
+) -> None:
+    """The perturbation's gradient differs between GST and NZ-GST; the value does not."""
+    p = torch.softmax(theta, -1)
+    expected = [gst_surrogate(theta, i, gap(p[i]) if callable(gap) else gap, tau) for i in range(K)]
+    logits = theta.repeat(COPIES, 1)
+    soft = estimator.sample(logits, generator=seeded())
+    drawn = gapped.straight_through(logits, hard=True, generator=seeded()).argmax(-1)
+    assert_close(soft, torch.stack(expected)[drawn], EXACT)
+
+
+@every_theta
+@pytest.mark.parametrize("tau", [0.3, 1.0, 2.0])
+def test_soft_straight_through_is_the_tempered_softmax(tau: float, theta: Tensor) -> None:
+    assert_close(gapped.straight_through(theta, tau), torch.softmax(theta / tau, -1), EXACT)
+
+
+def test_a_gap_per_row_and_a_temperature_per_row() -> None:
+    theta = THETAS["spread"]
+    gaps, taus = torch.tensor([0.5, 1.0, 2.0]).double(), torch.tensor([1.0, 0.5, 0.2]).double()
+    logits = theta.repeat(COPIES, 3, 1).requires_grad_()
+    sample = gapped.GST(tau=taus, gap=gaps).sample(logits, generator=seeded())
+    (gradients,) = torch.autograd.grad(COSTS["curved"](sample).sum(), logits)
+    for row in range(3):
+        formula = gapped_straight_through(gaps[row].item(), taus[row].item())
+        table = formula_gradients(formula, theta, COSTS["curved"])
+        assert_close(gradients[:, row], table[sample[:, row].argmax(-1)], EXACT)
+
+
+def test_a_callable_gap_sees_the_probability_of_the_selected_category() -> None:
+    seen: list[Tensor] = []
+
+    def gap(p: Tensor) -> Tensor:
+        seen.append(p.detach().clone())
+        return torch.ones_like(p)
+
+    logits = normal(20, 4, K)
+    gapped.gst(logits, gap=gap, generator=seeded())
+    hard = gapped.gst(logits, hard=True, generator=seeded())
+    assert len(seen) == 1
+    assert_close(seen[0], (torch.softmax(logits, -1) * hard).sum(-1))
+
+
+@every_theta
+def test_straight_through_is_exact_for_linear_costs(theta: Tensor) -> None:
+    mean, _ = moments(observed_gradients(gapped.StraightThrough(), theta, COSTS["linear"]), theta)
+    assert_close(mean, true_gradient(theta, COSTS["linear"]), EXACT)
+
+
+@every_theta
+@pytest.mark.parametrize("cost", ["linear", "quadratic"])
+def test_reinmax_is_exact_for_quadratic_costs(cost: str, theta: Tensor) -> None:
+    mean, _ = moments(observed_gradients(gapped.ReinMax(), theta, COSTS[cost]), theta)
+    assert_close(mean, true_gradient(theta, COSTS[cost]), EXACT)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "cost"),
+    [
+        (gapped.StraightThrough(), "quadratic"),
+        (gapped.StraightThrough(tau=0.5), "linear"),
+        (gapped.ReinMax(), "curved"),
+        (gapped.ReinMax(tau=1.7), "quadratic"),
+        (gapped.GST(), "linear"),
+        (gapped.GST(gap=gapped.expected_gap), "linear"),
+        (gapped.GST(), "quadratic"),
+    ],
+    ids=["st", "st-cold", "reinmax", "reinmax-warm", "gst", "gst-expected", "gst-quadratic"],
+)
+def test_the_others_are_biased(estimator: Any, cost: str) -> None:
+    theta = THETAS["spread"]
+    mean, _ = moments(observed_gradients(estimator, theta, COSTS[cost]), theta)
+    assert (mean - true_gradient(theta, COSTS[cost])).abs().max() > 1e-3
+
+
+@every_theta
+def test_reinmax_is_zgr_at_temperature_one(theta: Tensor) -> None:
+    """[J(p) + (D - p)(D - p)^T] g / 2, for an arbitrary g."""
+    p, g = torch.softmax(theta, -1), normal(K, seed=4)
+    off = torch.eye(K, dtype=torch.float64) - p
+    matrices = (jacobian_of_softmax(p) + off.unsqueeze(-1) * off.unsqueeze(-2)) / 2
+    assert_close(observed_gradients(gapped.ReinMax(), theta, lambda z: z @ g), matrices @ g, EXACT)
+
+
+@every_case
+def test_masking_equals_deleting(case: str) -> None:
+    """Two categories more, one of them dominant, both masked: the gradient of the other five is unchanged."""
+    estimator, formula = CASES[case]
+    theta = THETAS["spread"]
+    kept = torch.tensor([0, 2, 3, 4, 6])
+    wide = torch.full((COPIES, 7), 50.0, dtype=torch.float64)
+    wide[:, kept] = theta
+    mask = torch.zeros(7, dtype=torch.bool)
+    mask[kept] = True
+    wide.requires_grad_()
+    sample = estimator.sample(wide, mask=mask, generator=seeded())
+    (gradients,) = torch.autograd.grad(COSTS["curved"](sample[:, kept]).sum(), wide)
+    drawn = sample[:, kept].argmax(-1)
+    table = formula_gradients(formula, theta, COSTS["curved"])
+    assert (sample[:, ~mask] == 0).all()
+    assert (gradients[:, ~mask] == 0).all()
+    assert_close(gradients[:, kept], table[drawn], EXACT)

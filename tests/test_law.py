@@ -1,0 +1,238 @@
+"""What can only be tested as a law: drawn categories, Gumbel noise, noise given the winner, the expected gap.
+
+Each comparison has a twin that is wrong in a way people get wrong, and must be rejected.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MEMBERS, TAU, every_member, lemma_1, normal, seeded
+from statistical import (
+    binomial,
+    chi_squared,
+    counts_of,
+    gumbel_law,
+    mean_is,
+    require_law,
+    require_rejected,
+    two_sample,
+)
+from torch import Tensor
+
+import gapped
+from gapped import simplex
+
+ROWS = {2: 200_000, 3: 200_000, 10: 200_000, 1000: 30_000}
+# The forward law does not depend on how many conditional samples the surrogate averages.
+CHEAP: dict[str, dict[str, Any]] = {"gumbel-rao": {"samples": 1}}
+
+
+def spread_logits(categories: int) -> Tensor:
+    """Probabilities over a factor of twenty, in no order."""
+    order = torch.randperm(categories, generator=seeded(5))
+    return torch.linspace(-1.5, 1.5, categories)[order]
+
+
+def drawn(name: str, logits: Tensor, rows: int, **how: Any) -> Tensor:
+    estimator = gapped.estimator(name, tau=TAU, **CHEAP.get(name, {}))
+    parts = [
+        estimator.sample(logits.expand(min(10_000, rows), -1), generator=seeded(seed), **how).argmax(-1)
+        for seed in range(max(1, rows // 10_000))
+    ]
+    return torch.cat(parts)
+
+
+def shifted(index: Tensor, categories: int) -> Tensor:
+    """What a cumulative sum that is off by one category would draw."""
+    return (index + 1).clamp(max=categories - 1)
+
+
+@every_member
+@pytest.mark.parametrize("categories", ROWS)
+def test_hard_samples_follow_the_softmax_at_temperature_one(name: str, categories: int) -> None:
+    logits = spread_logits(categories)
+    index = drawn(name, logits, ROWS[categories])
+    counts = counts_of(index, categories)
+    require_law(chi_squared(counts, torch.softmax(logits.double(), -1)))
+    require_rejected(chi_squared(counts, torch.softmax(logits.double() / TAU, -1)))
+    require_rejected(
+        chi_squared(counts_of(shifted(index, categories), categories), torch.softmax(logits, -1))
+    )
+
+
+@every_member
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_law_holds_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    """The law is that of the logits as they are after rounding."""
+    logits = spread_logits(10).to(dtype)
+    counts = counts_of(drawn(name, logits, 100_000), 10)
+    require_law(chi_squared(counts, torch.softmax(logits.double(), -1)))
+    require_rejected(chi_squared(counts, torch.softmax(logits.double() / TAU, -1)))
+
+
+@every_member
+def test_a_mask_conditions_the_law(name: str) -> None:
+    logits = spread_logits(10)
+    mask = torch.tensor([True, False] * 5)
+    counts = counts_of(drawn(name, logits, 100_000, mask=mask), 10)
+    require_law(chi_squared(counts, torch.softmax(logits.double().masked_fill(~mask, -math.inf), -1)))
+    require_rejected(chi_squared(counts, torch.softmax(logits.double(), -1)))
+
+
+@every_member
+def test_rows_are_independent(name: str) -> None:
+    """The joint law of two rows is the product; one noise shared by all rows is the twin."""
+    logits, p = spread_logits(3), torch.softmax(spread_logits(3).double(), -1)
+    estimator = gapped.estimator(name, tau=TAU, **CHEAP.get(name, {}))
+    pairs = estimator.sample(logits.expand(100_000, 2, -1), generator=seeded()).argmax(-1)
+    product = p.outer(p)
+    require_law(chi_squared(counts_of(pairs[:, 0] * 3 + pairs[:, 1], 9), product))
+    require_rejected(chi_squared(counts_of(pairs[:, 0] * 3 + pairs[:, 0], 9), product))
+
+
+def test_the_decoupled_forward_temperature_sets_the_law() -> None:
+    logits = spread_logits(10)
+    index = gapped.decoupled_gumbel_softmax(
+        logits.expand(100_000, -1), 0.5, True, tau_forward=3.0, generator=seeded()
+    ).argmax(-1)
+    counts = counts_of(index, 10)
+    require_law(chi_squared(counts, torch.softmax(logits.double() / 3, -1)))
+    for wrong in (0.5, 1.0):
+        require_rejected(chi_squared(counts, torch.softmax(logits.double() / wrong, -1)))
+
+
+def test_every_member_was_given_a_law() -> None:
+    """The law tests run over the registry; were it empty they would pass without a test."""
+    assert len(MEMBERS) >= 6
+
+
+# A vocabulary of this size is the widest row that is promised to work.
+VOCABULARY = 128_256
+
+
+def test_a_flat_tail_after_a_head_is_not_lost() -> None:
+    """Each tail category adds less than half a float32 step to the running sum; together they have 0.75%."""
+    logits = torch.full((VOCABULARY,), math.log(5.9e-8))
+    logits[0] = 0.0
+    rows, mass = 3_200, 1 - float(torch.softmax(logits.double(), -1)[0])
+    generator = seeded()
+    index = torch.cat([simplex.draw_index(logits.expand(200, -1), generator) for _ in range(rows // 200)])
+    require_law(binomial(int((index > 0).sum()), rows, mass))
+    running = np.cumsum(logits.exp().numpy(), dtype=np.float32)
+    uniform = torch.rand(rows, generator=seeded()).numpy()
+    lost = np.searchsorted(running, uniform * running[-1], side="right")
+    require_rejected(binomial(int((lost > 0).sum()), rows, mass))
+
+
+def test_a_flat_tail_is_drawn_evenly() -> None:
+    """Half the mass on the head, half spread over the tail: equally much in each 32nd, at each residue."""
+    logits = torch.zeros(VOCABULARY)
+    logits[0] = math.log(VOCABULARY - 1)
+    generator = seeded()
+    index = torch.cat([simplex.draw_index(logits.expand(200, -1), generator) for _ in range(10)])
+    tail = index[index > 0] - 1
+    require_law(binomial(len(tail), len(index), 0.5))
+    even = torch.full((32,), 1 / 32)
+    part = tail * 32 // (VOCABULARY - 1)
+    require_law(chi_squared(counts_of(part, 32), even))
+    require_law(chi_squared(counts_of(tail % 32, 32), even))
+
+    uniform = torch.rand(len(index), generator=seeded(), dtype=torch.float64)
+    running = torch.softmax(logits.double(), -1).cumsum(0)
+    # Twin: the sum is taken to be 1.1 of what it is, so the end of the tail is out of reach.
+    short = torch.searchsorted(running, uniform / 1.1, right=True)
+    short_part = (short[short > 0] - 1) * 32 // (VOCABULARY - 1)
+    require_rejected(chi_squared(counts_of(short_part, 32), even))
+    # Twin: the cumulative sum is rounded, so that only every thousandth category can be reached.
+    coarse = torch.searchsorted(running.bfloat16().double(), uniform, right=True)
+    require_rejected(chi_squared(counts_of((coarse[coarse > 0] - 1) % 32, 32), even))
+    # Twin: the sum is accumulated in float16 and never gets past the head.
+    stuck = np.searchsorted(np.cumsum(torch.softmax(logits, -1).numpy(), dtype=np.float16), uniform.numpy())
+    require_rejected(binomial(int((stuck < VOCABULARY).sum() - (stuck == 0).sum()), len(index), 0.5))
+
+
+def test_gumbel_noise_has_the_gumbel_law() -> None:
+    for dtype in (torch.float32, torch.float64):
+        noise = simplex.gumbel(torch.empty(200_000, dtype=dtype), seeded())
+        require_law(gumbel_law(noise))
+        require_rejected(gumbel_law(-noise))
+        require_rejected(gumbel_law(torch.empty(200_000).exponential_(generator=seeded())))
+
+
+WINNERS = torch.log_softmax(torch.tensor([1.0, -1.2, 0.2, -0.1], dtype=torch.float64), -1)
+
+
+def by_rejection(winner: int, draws: int = 400_000) -> Tensor:
+    """Plain Gumbel noise, kept where the category wins: the definition of the conditional law."""
+    uniform = torch.rand(draws, 4, dtype=torch.float64, generator=seeded(100 + winner)).clamp_min(1e-300)
+    perturbed = WINNERS - torch.log(-torch.log(uniform))
+    return perturbed[perturbed.argmax(-1) == winner]
+
+
+def top_two_gap(perturbed: Tensor) -> Tensor:
+    top = perturbed.topk(2, -1).values
+    return top[..., 0] - top[..., 1]
+
+
+@pytest.mark.parametrize("winner", range(4))
+def test_gumbel_noise_given_the_winner_equals_rejection(winner: int) -> None:
+    """Every margin and, for the dependence between them, the gap to the runner-up."""
+    accepted = by_rejection(winner)
+    index = torch.full((20_000,), winner)
+    ours = simplex.conditional_gumbel(WINNERS.expand(20_000, -1), index, 1, seeded()).squeeze(0)
+    free = WINNERS + simplex.gumbel(torch.empty(20_000, 4).double(), seeded())
+    # Twin: the winner's own margin is right, the others are free below it, as if they did not know of it.
+    swapped = free.clone()
+    swapped[:, winner] = ours[:, winner]
+    for margin in range(4):
+        require_law(two_sample(ours[:, margin], accepted[:, margin]))
+        require_rejected(two_sample(free[:, margin], accepted[:, margin]))
+    require_law(two_sample(top_two_gap(ours), top_two_gap(accepted)))
+    require_rejected(two_sample(top_two_gap(swapped), top_two_gap(accepted)))
+
+
+def test_conditional_samples_are_independent_of_each_other() -> None:
+    """Two conditional samples of one row: the sign of their difference is fair, and they do differ."""
+    noisy = simplex.conditional_gumbel(WINNERS.expand(50_000, -1), torch.zeros(50_000).long(), 2, seeded())
+    median = noisy[..., 0].median()
+    above = (noisy[..., 0] > median).long()
+    cells = counts_of(above[0] * 2 + above[1], 4)
+    require_law(chi_squared(cells, torch.full((4,), 0.25)))
+    require_rejected(chi_squared(counts_of(above[0] * 2 + above[0], 4), torch.full((4,), 0.25)))
+
+
+@pytest.mark.parametrize("winner", range(4))
+def test_the_expected_gap_is_the_mean_gap(winner: int) -> None:
+    """Lemma 1 by simulation, and the package's function is Lemma 1's."""
+    gaps = top_two_gap(by_rejection(winner))
+    p = WINNERS[winner].exp()
+    require_law(mean_is(gaps, float(gapped.expected_gap(p))))
+    require_rejected(mean_is(gaps, float(lemma_1(p)) * 1.15))
+
+
+@pytest.mark.parametrize("name", ["gumbel-softmax", "gumbel-rao", "decoupled"])
+def test_surrogates_made_of_gumbel_noise_have_the_expected_gap(name: str) -> None:
+    """Read off the soft sample: log h is the perturbed logits up to a constant, at temperature one."""
+    estimator = gapped.estimator(name, tau=1.0, hard=False, **CHEAP.get(name, {}))
+    soft = estimator.sample(WINNERS.expand(200_000, -1), generator=seeded())
+    for winner in (0, 1):
+        gaps = top_two_gap(soft.log())[soft.argmax(-1) == winner]
+        require_law(mean_is(gaps, float(lemma_1(WINNERS[winner].exp()))))
+        require_rejected(mean_is(gaps, float(lemma_1(WINNERS[winner].exp())) - 0.3))
+
+
+@pytest.mark.parametrize("winner", range(4))
+def test_one_sample_gumbel_rao_has_the_law_of_gumbel_softmax(winner: int) -> None:
+    """The paper's two constructions of STGS: the surrogates agree in law given the category."""
+    logits = normal(1, 4).expand(60_000, -1)
+    rao = gapped.gumbel_rao(logits, 0.5, samples=1, generator=seeded(1))
+    plain = gapped.gumbel_softmax(logits, 0.5, generator=seeded(2))
+    averaged = gapped.gumbel_rao(logits, 0.5, samples=2, generator=seeded(3))
+    given = [soft[soft.argmax(-1) == winner][:, winner] for soft in (rao, plain, averaged)]
+    require_law(two_sample(given[0], given[1]))
+    require_rejected(two_sample(given[2], given[1]))

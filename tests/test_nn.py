@@ -1,0 +1,126 @@
+"""The module: samples through its estimator, and in eval mode samples or takes the most likely category."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, assert_one_hot, every_member, normal, seeded
+from torch import Tensor
+
+import gapped
+from gapped.nn import Sample
+
+K = 5
+
+
+@every_member
+def test_training_is_the_estimator(name: str) -> None:
+    estimator = gapped.estimator(name)
+    module = Sample(estimator)
+    assert module.training
+    logits, weight = normal(30, K).requires_grad_(), normal(30, K, seed=2)
+    ours, theirs = module(logits, generator=seeded()), estimator.sample(logits, generator=seeded())
+    assert torch.equal(ours, theirs)
+    gradients = [torch.autograd.grad(sample, logits, weight)[0] for sample in (ours, theirs)]
+    assert torch.equal(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_axis_and_mask_are_passed_on(dim: int) -> None:
+    logits = normal(3, 4)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[0, 0] = mask[2, 1] = False
+    expected = gapped.GST().sample(logits, dim=dim, mask=mask, generator=seeded())
+    assert torch.equal(Sample(gapped.GST(), dim=dim)(logits, mask=mask, generator=seeded()), expected)
+    assert torch.equal(Sample(gapped.GST(), dim=dim)(logits, mask, seeded()), expected)
+
+
+def test_eval_samples_by_default() -> None:
+    module = Sample(gapped.GST()).eval()
+    logits = normal(30, K)
+    assert torch.equal(module(logits, generator=seeded()), gapped.GST().sample(logits, generator=seeded()))
+
+
+@every_member
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_eval_may_take_the_argmax(name: str, dtype: torch.dtype) -> None:
+    module = Sample(gapped.estimator(name), eval="argmax")
+    logits = torch.stack([torch.randperm(K, generator=seeded(i)) for i in range(30)]).to(dtype)
+    trained = torch.cat([module(logits) for _ in range(20)])
+    assert not torch.equal(trained.argmax(-1), logits.repeat(20, 1).argmax(-1)), "training must sample"
+    state = torch.get_rng_state()
+    best = module.eval()(logits)
+    assert_one_hot(best)
+    assert best.dtype == dtype
+    assert torch.equal(best.argmax(-1), logits.argmax(-1))
+    assert torch.equal(torch.get_rng_state(), state), "nothing is random here"
+    assert not torch.equal(module.train()(logits.repeat(20, 1)).argmax(-1), logits.repeat(20, 1).argmax(-1))
+
+
+def test_the_argmax_obeys_mask_and_axis() -> None:
+    module = Sample(gapped.GST(), dim=0, eval="argmax").eval()
+    logits = torch.tensor([[3.0, 1.0, 0.0], [2.0, 5.0, 0.0], [1.0, 4.0, 0.0]])
+    mask = torch.tensor([[False, True, False], [True, False, False], [True, True, False]])
+    expected = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    assert torch.equal(module(logits, mask=mask), expected)
+
+
+def test_the_argmax_of_nan_is_nan() -> None:
+    logits = torch.tensor([[0.0, 1.0], [float("nan"), 1.0]])
+    best = Sample(gapped.GST(), eval="argmax").eval()(logits)
+    assert best[0].tolist() == [0.0, 1.0]
+    assert torch.isnan(best[1]).all()
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3), torch.ones(4, dtype=torch.bool)], ids=["dtype", "shape"])
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_masks_are_refused_in_either_mode(mask: Tensor, training: bool) -> None:
+    module = Sample(gapped.GST(), eval="argmax").train(training)
+    with pytest.raises(gapped.GappedError, match=r"mask: got .*, expected "):
+        module(normal(2, 3), mask=mask)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_logits_are_refused_in_either_mode(training: bool) -> None:
+    module = Sample(gapped.GST(), eval="argmax").train(training)
+    with pytest.raises(gapped.GappedError, match=r"logits: got .*, expected "):
+        module(torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(gapped.GappedError, match=r"logits: got .*, expected "):
+        module(torch.zeros(2, 0))
+
+
+def test_it_is_an_ordinary_module() -> None:
+    module = Sample(gapped.GST(tau=0.5), eval="argmax")
+    assert module.state_dict() == {}
+    assert "0.5" in repr(module)
+    assert "argmax" in repr(module)
+    logits = normal(10, K)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(logits, generator=seeded()), module(logits, generator=seeded()))
+
+
+def test_it_trains_inside_a_model() -> None:
+    """A two-layer model with a hard choice in the middle learns to choose category 2."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, K), Sample(gapped.GST(), eval="argmax"))
+    cost = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    optimiser = torch.optim.SGD(model.parameters(), lr=2.0)
+    inputs = normal(64, 4, dtype=torch.float32)
+    for _ in range(100):
+        optimiser.zero_grad()
+        (model(inputs) @ cost).mean().backward()
+        optimiser.step()
+    chosen = model.eval()(inputs)
+    assert_close(chosen[:, 2].mean(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"), [("eval", {"eval": "mean"}), ("estimator", {"estimator": "gst"})]
+)
+def test_bad_arguments(argument: str, options: dict[str, Any]) -> None:
+    with pytest.raises(gapped.GappedError, match=f"{argument}: got .*, expected "):
+        Sample(**{"estimator": gapped.GST(), **options})

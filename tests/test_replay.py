@@ -1,0 +1,153 @@
+"""The estimators that use Gumbel noise: the same noise drawn again, value and gradient in closed form.
+
+The order in which noise is drawn is part of what is tested: one float64 uniform for each row in
+`draw_index`; one `gumbel` for Gumbel-Softmax and for the decoupled one, `draw_index` and then
+`conditional_gumbel` for Gumbel-Rao, each for logits whose category axis is last, in float32 for
+half-precision logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, normal, pull, seeded, through_softmax
+from torch import Tensor
+
+import gapped
+from gapped import simplex
+
+K = 6
+SHAPES = [(K,), (40, K), (5, 8, K)]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+TAUS = [0.1, 0.5, 1.0, 2.0]
+every_tau = pytest.mark.parametrize("tau", TAUS)
+# The closed forms delete what is masked: the middle category is, and its logit would dominate.
+MASK = torch.tensor([True, True, False, True, True, True])
+every_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["free", "masked"])
+
+
+def problem(shape: tuple[int, ...], mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, the gradient at the sample, and the positions of the allowed categories."""
+    logits = normal(*shape)
+    if mask is None:
+        return logits, normal(*shape, seed=2), torch.arange(K)
+    logits[..., ~mask] = 30.0
+    return logits, normal(*shape, seed=2), mask.nonzero().squeeze(-1)
+
+
+def one_hot_argmax(x: Tensor) -> Tensor:
+    return (x == x.max(-1, keepdim=True).values).to(x.dtype)
+
+
+def check(
+    estimator: Any, logits: Tensor, g: Tensor, kept: Tensor, mask: Tensor | None, expected: Any
+) -> None:
+    """`expected` is (hard, soft, gradient) on the kept categories."""
+    hard, soft, gradient = expected
+    for wanted, is_hard in ((hard, True), (soft, False)):
+        value, pulled = pull(replace(estimator, hard=is_hard), logits, g, mask=mask)
+        gone = torch.ones(K, dtype=torch.bool)
+        gone[kept] = False
+        assert_close(value[..., kept], wanted)
+        assert_close(pulled[..., kept], gradient, 1e-11)
+        assert (value[..., gone] == 0).all()
+        assert (pulled[..., gone] == 0).all()
+
+
+def test_drawing_inverts_the_cumulative_sum_at_one_uniform() -> None:
+    logits = normal(2_000, K)
+    uniform = torch.rand(2_000, generator=seeded(), dtype=torch.float64)
+    below = torch.softmax(logits, -1).cumsum(-1) <= uniform.unsqueeze(-1)
+    assert torch.equal(simplex.draw_index(logits, seeded()), below.sum(-1))
+
+
+def test_drawing_reaches_every_category_of_a_flat_tail() -> None:
+    """The cumulative sum rises by an eighth of a float32 step: rounded, it skips seven of eight categories.
+
+    Seeds are chosen whose uniform falls into the tail, which has two thousandths of the mass.
+    """
+    categories, weight = 128_256, 2.0**-26
+    logits = torch.full((categories,), math.log(weight))
+    logits[0] = 0.0
+    total = 1 + (categories - 1) * weight
+    uniforms = {seed: torch.rand((), generator=seeded(seed), dtype=torch.float64) for seed in range(20_000)}
+    tail = {seed: float(u) for seed, u in uniforms.items() if u * total > 1}
+    assert len(tail) > 20
+    expected = torch.tensor([1 + int((u * total - 1) / weight) for u in tail.values()])
+    drawn = torch.stack([simplex.draw_index(logits, seeded(seed)) for seed in tail])
+    # The weights are float32's, right to 1e-6 of themselves: at the far end, a fraction of a category.
+    assert ((drawn - expected).abs() <= 1).all()
+    rounded = logits.exp().double().cumsum(-1).float().double()
+    skipped = torch.searchsorted(rounded, torch.tensor(list(tail.values())) * total, right=True)
+    assert not ((skipped - expected).abs() <= 1).all(), "the test cannot see rounding"
+
+
+@every_shape
+@every_tau
+@every_mask
+def test_gumbel_softmax(shape: tuple[int, ...], tau: float, mask: Tensor | None) -> None:
+    logits, g, kept = problem(shape, mask)
+    perturbed = (logits + simplex.gumbel(logits, seeded()))[..., kept]
+    h = torch.softmax(perturbed / tau, -1)
+    expected = one_hot_argmax(perturbed), h, through_softmax(h, g[..., kept], tau)
+    check(gapped.GumbelSoftmax(tau=tau), logits, g, kept, mask, expected)
+
+
+@every_shape
+@every_tau
+@every_mask
+@pytest.mark.parametrize("tau_forward", [0.5, 1.0, 3.0])
+def test_decoupled(shape: tuple[int, ...], tau: float, mask: Tensor | None, tau_forward: float) -> None:
+    logits, g, kept = problem(shape, mask)
+    noise = simplex.gumbel(logits, seeded())[..., kept]
+    h = torch.softmax(logits[..., kept] / tau + noise, -1)
+    hard = one_hot_argmax(logits[..., kept] / tau_forward + noise)
+    estimator = gapped.DecoupledGumbelSoftmax(tau=tau, tau_forward=tau_forward)
+    check(estimator, logits, g, kept, mask, (hard, h, through_softmax(h, g[..., kept], tau)))
+
+
+@every_shape
+@every_tau
+@every_mask
+@pytest.mark.parametrize("samples", [1, 7])
+def test_gumbel_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, samples: int) -> None:
+    logits, g, kept = problem(shape, mask)
+    generator = seeded()
+    allowed = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+    index = simplex.draw_index(allowed, generator)
+    noisy = simplex.conditional_gumbel(torch.log_softmax(allowed, -1), index, samples, generator)
+    each = torch.softmax(noisy[..., kept] / tau, -1)
+    hard = torch.eye(K, dtype=torch.float64)[index][..., kept]
+    gradient = through_softmax(each, g[..., kept].expand_as(each), tau).mean(0)
+    check(gapped.GumbelRao(tau=tau, samples=samples), logits, g, kept, mask, (hard, each.mean(0), gradient))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_adds_float32_noise(dtype: torch.dtype) -> None:
+    logits = normal(500, K, dtype=dtype)
+    perturbed = logits.float() + simplex.gumbel(logits.float(), seeded())
+    value = gapped.gumbel_softmax(logits, 0.5, generator=seeded())
+    assert value.dtype == dtype
+    assert_close(value.float(), torch.softmax(perturbed / 0.5, -1), torch.finfo(dtype).eps)
+
+
+def test_the_category_axis_may_lie_anywhere() -> None:
+    logits = normal(3, K, 4)
+    perturbed = logits.movedim(1, -1) + simplex.gumbel(torch.empty(3, 4, K).double(), seeded())
+    value = gapped.gumbel_softmax(logits, 0.7, dim=1, generator=seeded())
+    assert_close(value, torch.softmax(perturbed / 0.7, -1).movedim(-1, 1))
+
+
+def test_one_conditional_sample_has_the_gradient_of_gumbel_softmax_in_the_mean() -> None:
+    """Gumbel-Rao is Gumbel-Softmax's conditional mean: for many samples its gradients settle per category."""
+    logits, g = normal(1, K).repeat(64, 1), normal(1, K, seed=2).repeat(64, 1)
+    hard, gradient = pull(gapped.GumbelRao(samples=2_000), logits, g)
+    hard_1, gradient_1 = pull(gapped.GumbelRao(samples=1), logits, g)
+    assert torch.equal(hard, hard_1)
+    top = hard.sum(0).argmax()
+    spread, spread_1 = (x[hard[:, top] == 1].std(0).max() for x in (gradient, gradient_1))
+    assert spread < spread_1 / 10

@@ -1,0 +1,167 @@
+"""The building blocks: masking, normalising, drawing, Gumbel noise, the expected gap."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import DTYPES, assert_close, lemma_1, normal, seeded
+
+import gapped
+from gapped import simplex
+
+INF = math.inf
+
+
+def test_masked_fills_with_minus_infinity_and_keeps_the_rest() -> None:
+    logits = normal(2, 3)
+    filled = simplex.masked(logits, torch.tensor([True, False, True]))
+    assert filled[:, 1].tolist() == [-INF, -INF]
+    assert torch.equal(filled[:, [0, 2]], logits[:, [0, 2]])
+    assert torch.isfinite(logits).all(), "the input itself was changed"
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
+def test_softmax_and_log_softmax_equal_their_definitions_at_any_shift(shift: float) -> None:
+    logits = normal(4, 5)
+    weight = logits.exp()
+    expected = weight / weight.sum(-1, keepdim=True)
+    assert_close(simplex.softmax(logits + shift), expected, 1e-11)
+    assert_close(simplex.log_softmax(logits + shift), expected.log(), 1e-11)
+
+
+def test_a_row_with_nothing_allowed_normalises_to_nothing() -> None:
+    logits = torch.tensor([[0.5, 1.0, -INF], [-INF, -INF, -INF]], dtype=torch.float64)
+    kept = torch.softmax(logits[0, :2], -1)
+    assert_close(simplex.softmax(logits)[0, :2], kept)
+    assert simplex.softmax(logits)[0, 2] == 0
+    assert simplex.softmax(logits)[1].tolist() == [0.0, 0.0, 0.0]
+    assert simplex.log_softmax(logits)[1].tolist() == [-INF, -INF, -INF]
+
+
+def test_drawing_gives_an_int64_index_per_row() -> None:
+    index = simplex.draw_index(normal(4, 3, 7), generator=seeded())
+    assert index.dtype == torch.int64
+    assert index.shape == (4, 3)
+    assert ((index >= 0) & (index < 7)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drawing_follows_a_certain_row(dtype: torch.dtype) -> None:
+    """One allowed category is drawn whatever its position, its logit and the dtype."""
+    for position in range(5):
+        for value in (-1e4, 0.0, 1e4):
+            logits = torch.full((64, 5), -INF, dtype=dtype)
+            logits[:, position] = value
+            assert (simplex.draw_index(logits, generator=seeded()) == position).all()
+
+
+def test_drawing_never_returns_a_category_of_zero_mass() -> None:
+    """Zero-mass categories at the start, in the middle and at the end, where an inverse CDF may slip."""
+    logits = normal(50_000, 9, dtype=torch.float32)
+    logits[:, [0, 1, 4, 7, 8]] = -INF
+    drawn = simplex.draw_index(logits, generator=seeded()).unique().tolist()
+    assert drawn == [2, 3, 5, 6]
+
+
+def test_drawing_marks_rows_without_a_sample_by_the_number_of_categories() -> None:
+    logits = normal(3, 4)
+    logits[1] = -INF
+    logits[2, 3] = math.nan
+    index = simplex.draw_index(logits, generator=seeded())
+    assert index[0] < 4
+    assert index[1:].tolist() == [4, 4]
+
+
+def test_drawing_ignores_deleted_categories() -> None:
+    """One uniform per row: with the same uniforms, -inf columns and absent columns give the same draw."""
+    logits = normal(2_000, 6)
+    kept = torch.tensor([0, 2, 3, 5])
+    mask = torch.zeros(6, dtype=torch.bool)
+    mask[kept] = True
+    with_mask = simplex.draw_index(simplex.masked(logits, mask), generator=seeded())
+    deleted = simplex.draw_index(logits[:, kept], generator=seeded())
+    assert torch.equal(with_mask, kept[deleted])
+
+
+@pytest.mark.parametrize("categories", [1, 2, 1000])
+def test_drawing_uses_one_uniform_per_row(categories: int) -> None:
+    """The generator moves by as much for one category as for a thousand."""
+    drawn_from, reference = seeded(), seeded()
+    simplex.draw_index(normal(40, categories), generator=drawn_from)
+    simplex.draw_index(normal(40, 3), generator=reference)
+    assert torch.equal(drawn_from.get_state(), reference.get_state())
+    assert not torch.equal(drawn_from.get_state(), seeded().get_state())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_hot_is_exact_and_a_missing_sample_is_a_zero_row(dtype: torch.dtype) -> None:
+    like = torch.zeros(4, 3, dtype=dtype)
+    result = simplex.one_hot(torch.tensor([2, 0, 3, 1]), like)
+    assert result.dtype == dtype
+    assert result.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_gumbel_noise_has_the_shape_of_its_model_and_is_finite() -> None:
+    """Ten million float32 draws: -log(-log(u)) would be infinite at u = 0 and at u rounded to 1."""
+    noise = simplex.gumbel(torch.empty(1_000, 10_000), generator=seeded())
+    assert noise.shape == (1_000, 10_000)
+    assert noise.dtype == torch.float32
+    assert torch.isfinite(noise).all()
+
+
+def test_gumbel_noise_does_not_depend_on_memory_layout() -> None:
+    like = torch.empty(5, 7)
+    transposed = torch.empty(7, 5).T
+    assert torch.equal(simplex.gumbel(like, seeded()), simplex.gumbel(transposed, seeded()))
+
+
+def test_conditional_gumbel_lets_the_given_category_win() -> None:
+    log_p = torch.log_softmax(3 * normal(200, 6), -1)
+    index = torch.arange(200) % 6
+    perturbed = simplex.conditional_gumbel(log_p, index, 50, generator=seeded())
+    assert perturbed.shape == (50, 200, 6)
+    assert (perturbed.argmax(-1) == index).all()
+
+
+def test_conditional_gumbel_keeps_impossible_categories_impossible() -> None:
+    log_p = torch.log_softmax(torch.tensor([[0.3, -INF, 1.0, -INF]], dtype=torch.float64), -1)
+    perturbed = simplex.conditional_gumbel(log_p, torch.tensor([2]), 20, generator=seeded())
+    assert (perturbed[..., [1, 3]] == -INF).all()
+    assert torch.isfinite(perturbed[..., [0, 2]]).all()
+
+
+def test_conditional_gumbel_is_finite_for_categories_that_hardly_exist() -> None:
+    """A winner of probability exp(-1e4) has a well-defined conditional law."""
+    log_p = torch.tensor([[0.0, -1e4]], dtype=torch.float32)
+    perturbed = simplex.conditional_gumbel(log_p, torch.tensor([1]), 1_000, generator=seeded())
+    assert torch.isfinite(perturbed).all()
+    assert (perturbed[..., 1] >= perturbed[..., 0]).all()
+
+
+def test_expected_gap_is_lemma_1() -> None:
+    p = torch.linspace(0.01, 1.0, 100, dtype=torch.float64)
+    assert_close(gapped.expected_gap(p), lemma_1(p), 1e-10)
+    assert gapped.expected_gap is simplex.expected_gap
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_expected_gap_tends_to_one_for_rare_categories(dtype: torch.dtype) -> None:
+    """-log(1 - p)/p = 1 + p/2 + ..., where the formula as it stands gives 0/0 or 0."""
+    p = torch.tensor([0.0, 1e-38, 1e-20, 1e-12, 1e-8, 1e-5], dtype=dtype)
+    gap = gapped.expected_gap(p)
+    assert gap.dtype == dtype
+    assert_close(gap.double(), 1 + p.double() / 2, 1e-6 if dtype is torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_expected_gap_is_guarded_for_certain_categories(dtype: torch.dtype) -> None:
+    gap = gapped.expected_gap(torch.tensor([1.0, 1 - 1e-6], dtype=dtype)).double()
+    assert_close(gap, torch.tensor([-math.log(1e-5), -math.log(1.1e-5)], dtype=torch.float64), 1e-3)
+
+
+def test_expected_gap_grows_with_the_probability() -> None:
+    gap = gapped.expected_gap(torch.linspace(0, 1, 10_001, dtype=torch.float64))
+    assert (gap.diff() > 0).all()
+    assert gap[0] == 1

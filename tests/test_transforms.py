@@ -1,0 +1,284 @@
+"""What programs do to a function: compile, vectorise, differentiate per sample, autocast, pickle, copy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    MEMBERS,
+    TAU,
+    assert_close,
+    assert_one_hot,
+    every_member,
+    every_soft_member,
+    gradient_through,
+    gst_surrogate,
+    normal,
+    pull,
+    reinmax_gradient,
+    seeded,
+    through_softmax,
+)
+from torch import Tensor
+
+import gapped
+
+K = 5
+# One softmax, so that its gradient can be told from its value.
+SINGLE: dict[str, dict[str, Any]] = {"gumbel-rao": {"samples": 1}}
+
+
+def make(name: str, **options: Any) -> Any:
+    return gapped.estimator(name, **{"tau": TAU, **SINGLE.get(name, {}), **options})
+
+
+def gst_gradients(
+    logits: Tensor, hard: Tensor, g: Tensor, gap: float, tau: float, detach: bool = True
+) -> Tensor:
+    """Row by row, by the closed form, for the categories that were drawn."""
+    rows = []
+    for row, index, upstream in zip(logits, hard.argmax(-1).tolist(), g, strict=True):
+        surrogate = partial(gst_surrogate, index=index, gap=gap, tau=tau, detach=detach)
+        rows.append(gradient_through(surrogate, row, upstream))
+    return torch.stack(rows)
+
+
+def compiles(test: Any) -> Any:
+    """A test that compiles. torch warns about itself then: of its tracer's and its own deprecated calls."""
+    for message in (".*should not be instantiated", ".*torch.jit.* is deprecated"):
+        test = pytest.mark.filterwarnings(f"ignore:{message}:DeprecationWarning")(test)
+    return pytest.mark.usefixtures("dynamo")(test)
+
+
+@pytest.fixture
+def dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@compiles
+@every_member
+def test_compiles_to_one_graph_forward_and_backward(name: str) -> None:
+    """Under the same seed the compiled program gives what the eager one gives."""
+    estimator = make(name)
+
+    def program(logits: Tensor) -> Tensor:
+        return estimator.sample(logits)
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    weight = normal(20, K, seed=2)
+    results = []
+    for run in (program, compiled):
+        logits = normal(20, K).requires_grad_()
+        torch.manual_seed(0)
+        sample = run(logits)
+        (gradient,) = torch.autograd.grad(sample, logits, weight)
+        results.append((sample.detach(), gradient))
+    assert torch.equal(results[0][0], results[1][0])
+    assert_close(results[0][1], results[1][1])
+
+
+@compiles
+@every_member
+def test_compiles_with_a_mask_and_a_temperature_per_row(name: str) -> None:
+    """Checking the values of a tensor must not break the graph."""
+    mask = torch.tensor([True, False, True, True, True])
+    taus = torch.linspace(1, 2, 20, dtype=torch.float64)
+
+    def program(logits: Tensor, tau: Tensor) -> Tensor:
+        return gapped.estimators()[name](tau=tau).sample(logits, mask=mask)
+
+    results = []
+    for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
+        logits = normal(20, K).requires_grad_()
+        torch.manual_seed(0)
+        sample = run(logits, taus)
+        (gradient,) = torch.autograd.grad(sample, logits, normal(20, K, seed=2))
+        results.append((sample.detach(), gradient))
+    assert torch.equal(results[0][0], results[1][0])
+    assert_close(results[0][1], results[1][1])
+
+
+@compiles
+def test_gst_compiles_to_native_code() -> None:
+    """Native code draws other numbers; the gradient must be the closed form for what was drawn."""
+
+    @torch.compile(fullgraph=True)
+    def program(logits: Tensor) -> Tensor:
+        return gapped.gst(logits, 0.5, True, gap=1.2)
+
+    logits, weight = normal(64, K).requires_grad_(), normal(64, K, seed=2)
+    sample = program(logits)
+    (gradient,) = torch.autograd.grad(sample, logits, weight)
+    assert_one_hot(sample)
+    assert len(sample.argmax(-1).unique()) > 1
+    assert_close(gradient, gst_gradients(logits.detach(), sample.detach(), weight, 1.2, 0.5), 1e-10)
+
+
+@every_member
+def test_vmap_draws_differently_for_each_entry(name: str) -> None:
+    logits = normal(1, K).repeat(200, 1)
+    sample = torch.func.vmap(make(name).sample, randomness="different")(logits)
+    assert_one_hot(sample)
+    assert len(sample.argmax(-1).unique()) > 1
+
+
+@every_member
+def test_vmap_with_a_mask_and_over_an_inner_axis(name: str) -> None:
+    logits = normal(3, 40, K)
+    mask = torch.rand(40, K, generator=seeded(3)) < 0.5
+    mask[:, 0] = True
+
+    def one(row: Tensor, allowed: Tensor) -> Tensor:
+        return make(name).sample(row, mask=allowed)
+
+    sample = torch.func.vmap(one, in_dims=(1, 0), out_dims=1, randomness="different")(logits, mask)
+    assert_one_hot(sample)
+    assert (sample[~mask.expand_as(sample)] == 0).all()
+
+
+@every_soft_member
+def test_per_sample_gradients_of_soft_samples(name: str) -> None:
+    """vmap(grad): every row's gradient is J(h) g / tau for the h that this row drew."""
+    estimator = make(name, hard=False)
+
+    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        soft = estimator.sample(row)
+        return (soft * g).sum(), soft.detach()
+
+    logits, weight = normal(50, K), normal(50, K, seed=2)
+    gradient, soft = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(
+        logits, weight
+    )
+    assert_close(gradient, through_softmax(soft, weight, TAU), 1e-11)
+
+
+@every_member
+def test_per_sample_gradients_of_hard_samples(name: str) -> None:
+    estimator = make(name)
+
+    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        sample = estimator.sample(row)
+        return (sample * g).sum(), sample.detach()
+
+    logits, weight = normal(50, K), normal(50, K, seed=2)
+    gradient, sample = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(
+        logits, weight
+    )
+    assert_one_hot(sample)
+    assert_close(gradient.sum(-1), torch.zeros(50, dtype=torch.float64))
+    assert (gradient.abs().amax(-1) > 1e-4).all()
+    if name == "reinmax":
+        rows = zip(logits, sample, weight, strict=True)
+        expected = [reinmax_gradient(row, int(hard.argmax()), g, TAU) for row, hard, g in rows]
+        assert_close(gradient, torch.stack(expected), 1e-11)
+    if name == "gst":
+        assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, TAU), 1e-11)
+
+
+def test_per_sample_gradients_through_the_perturbation() -> None:
+    """NZ-GST has its own backward; rows of a batch and entries of vmap must agree."""
+    estimator = gapped.GST(detach=False)
+
+    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        sample = estimator.sample(row)
+        return (sample * g).sum(), sample.detach()
+
+    logits, weight = normal(30, K), normal(30, K, seed=2)
+    gradient, sample = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(
+        logits, weight
+    )
+    assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, 1.0, detach=False), 1e-11)
+
+
+@every_soft_member
+def test_vmap_over_temperatures(name: str) -> None:
+    """A fleet vectorised by vmap gives each run its own temperature, forward and backward."""
+    logits, weight = normal(6, 10, K), normal(6, 10, K, seed=2)
+    taus = torch.linspace(0.5, 3, 6, dtype=torch.float64)
+
+    def cost(rows: Tensor, g: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+        soft = make(name, tau=tau, hard=False).sample(rows)
+        return (soft * g).sum(), soft.detach()
+
+    per_run = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
+    gradient, soft = per_run(logits, weight, taus)
+    expected = torch.stack([through_softmax(soft[run], weight[run], float(taus[run])) for run in range(6)])
+    assert_close(gradient, expected, 1e-11)
+
+
+@every_member
+def test_autocast_does_not_change_the_sample(name: str) -> None:
+    logits, weight = normal(100, K, dtype=torch.float32), normal(100, K, seed=2, dtype=torch.float32)
+    expected = pull(make(name), logits, weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sample, gradient = pull(make(name), logits, weight)
+    assert sample.dtype == torch.float32
+    assert torch.equal(sample, expected[0])
+    assert_close(gradient, expected[1], 1e-6)
+
+
+@every_member
+def test_a_training_step_under_autocast(name: str) -> None:
+    torch.manual_seed(0)
+    encoder, decoder = torch.nn.Linear(3, K), torch.nn.Linear(K, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = encoder(normal(16, 3, dtype=torch.float32))
+        sample = make(name).sample(logits)
+        loss = decoder(sample).float().pow(2).mean()
+    loss.backward()
+    assert logits.dtype == sample.dtype == torch.bfloat16
+    assert_one_hot(sample)
+    assert torch.isfinite(encoder.weight.grad).all()
+    assert encoder.weight.grad.abs().sum() > 0
+
+
+@every_member
+def test_differentiating_twice_is_refused(name: str) -> None:
+    logits = normal(4, K).requires_grad_()
+    sample = make(name).sample(logits, generator=seeded())
+    (gradient,) = torch.autograd.grad((sample * normal(4, K)).pow(2).sum(), logits, create_graph=True)
+    with pytest.raises((RuntimeError, gapped.GappedError), match="twice"):
+        gradient.pow(2).sum().backward()
+
+
+@every_member
+def test_differentiating_again_is_possible(name: str) -> None:
+    """The ordinary rule of torch: a kept graph may be used again, with the same result."""
+    logits = normal(4, K).requires_grad_()
+    cost = (make(name).sample(logits, generator=seeded()) * normal(4, K)).sum()
+    first = torch.autograd.grad(cost, logits, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(cost, logits)[0])
+
+
+@every_member
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, copy.copy])
+def test_estimators_survive_copying(name: str, copied: Any) -> None:
+    estimator = make(name)
+    twin = copied(estimator)
+    assert twin == estimator
+    assert repr(twin) == repr(estimator)
+    logits = normal(20, K)
+    assert torch.equal(twin.sample(logits, generator=seeded()), estimator.sample(logits, generator=seeded()))
+
+
+def test_an_expected_gap_survives_pickling() -> None:
+    estimator = gapped.GST(gap=gapped.expected_gap, tau=0.5)
+    assert pickle.loads(pickle.dumps(estimator)) == estimator
+
+
+def test_tensor_options_survive_pickling() -> None:
+    estimator = gapped.GST(gap=torch.tensor([0.5, 1.5]))
+    twin = pickle.loads(pickle.dumps(estimator))
+    assert torch.equal(twin.gap, estimator.gap)
+
+
+def test_the_transforms_cover_the_registry() -> None:
+    assert len(MEMBERS) >= 6
