@@ -65,13 +65,13 @@ def test_drawing_never_returns_a_category_of_zero_mass() -> None:
     assert drawn == [2, 3, 5, 6]
 
 
-def test_drawing_marks_rows_without_a_sample_by_the_number_of_categories() -> None:
+def test_drawing_marks_rows_without_a_sample_by_an_index_outside_of_the_categories() -> None:
     logits = normal(3, 4)
     logits[1] = -INF
     logits[2, 3] = math.nan
     index = simplex.draw_index(logits, generator=seeded())
     assert index[0] < 4
-    assert index[1:].tolist() == [4, 4]
+    assert index[1:].tolist() == [4, -1]
 
 
 def test_drawing_ignores_deleted_categories() -> None:
@@ -97,8 +97,7 @@ def test_drawing_uses_one_uniform_per_row(categories: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_hot_is_exact_and_a_missing_sample_is_a_zero_row(dtype: torch.dtype) -> None:
-    like = torch.zeros(4, 3, dtype=dtype)
-    result = simplex.one_hot(torch.tensor([2, 0, 3, 1]), like)
+    result = simplex.one_hot(torch.tensor([2, 0, 3, 1]), 3, dtype)
     assert result.dtype == dtype
     assert result.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
 

@@ -39,7 +39,7 @@ SURFACE = {
 # Lowest first; a module imports from lower lines, or from its own subpackage.
 LAYERS = (
     ("errors", "_version"),
-    ("records",),
+    ("records", "checks"),
     ("simplex",),
     ("kernels",),
     ("pathwise", "score", "exact"),
