@@ -52,9 +52,8 @@ def main() -> None:
     runs = len(fleet.specs)
     print(f"{runs} runs: {steady:.2f} s per epoch, {runs / steady:.0f} run-epochs per second")
     print(f"the authors' script: {1 / AUTHORS_SECONDS:.2f} run-epochs per second on one H200")
-    print(
-        f"{arguments.epochs} epochs took {total:.1f} s; 40 would take {trainer.seconds[0] + 39 * steady:.0f} s"
-    )
+    whole = trainer.seconds[0] + 39 * steady
+    print(f"{arguments.epochs} epochs took {total:.1f} s; 40 would take {whole:.0f} s")
     if device.type == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
     if arguments.profile:

@@ -10,6 +10,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 
 from gapped import simplex
+from gapped.checks import check_logits, check_mask
 from gapped.errors import GappedError, reject
 from gapped.pathwise.gst import GST
 from gapped.registry import Pathwise
@@ -50,6 +51,8 @@ class OneHotCategorical(Distribution):
         if not isinstance(self.estimator, Pathwise):
             raise reject("estimator", estimator, "a pathwise estimator such as gapped.GST()")
         scores = probs.log() if logits is None else logits  # type: ignore[union-attr]
+        check_logits(scores)
+        check_mask(mask, scores)
         self.logits = simplex.log_softmax(simplex.masked(scores, mask))
         # -inf logits are categories that do not exist, not invalid ones.
         super().__init__(self.logits.shape[:-1], self.logits.shape[-1:], validate_args=False)
@@ -75,6 +78,11 @@ class OneHotCategorical(Distribution):
         return self.estimator.sample(
             self.logits.expand(self._extended_shape(sample_shape)), generator=generator
         )
+
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        with torch.no_grad():
+            index = simplex.draw_index(self.logits.expand(self._extended_shape(sample_shape)), generator)
+            return simplex.one_hot(index, self.event_shape[0], self.logits.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
@@ -107,8 +115,9 @@ class OneHotCategorical(Distribution):
 
 def _divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     p = p_logits.exp()
-    terms = torch.where(p > 0, p * (torch.where(p > 0, p_logits, 0.0) - q_logits), 0.0)
-    return terms.sum(-1)
+    # Selected before multiplying: a category without mass must not bring 0 * inf into the gradient.
+    difference = torch.where(p > 0, p_logits, 0.0) - torch.where(p > 0, q_logits, 0.0)
+    return (p * difference).sum(-1)
 
 
 @register_kl(OneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.checks import check_logits, check_mask
 from gapped.errors import reject
 from gapped.registry import Pathwise
 
@@ -42,6 +43,8 @@ class Sample(torch.nn.Module):
     ) -> Tensor:
         if self.training or self.eval_mode == "sample":
             return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
+        check_logits(logits, self.dim)
+        check_mask(mask, logits)
         with torch.no_grad():
             scores = simplex.masked(logits.detach(), mask).movedim(self.dim, -1)
             return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype).movedim(

@@ -8,19 +8,20 @@ their row (`simplex.shift`). `Pathwise.sample` does the rest: masks, axes, dtype
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.checks import broadcasts, check_flag, check_generator, check_level, check_logits, check_mask
 from gapped.errors import reject
+from gapped.kernels import launch
 from gapped.pathwise.carry import carry
 
-__all__ = ["Draw", "Pathwise", "Points", "check_level", "per_row"]
+__all__ = ["Draw", "Pathwise", "Points", "per_row"]
 
 
 class Draw(NamedTuple):
@@ -38,7 +39,7 @@ class Points(NamedTuple):
     points: Tensor
     """Points of the simplex, ``(m, *rows, K)``."""
     weights: float | Tensor
-    """Their weights, a number or broadcastable to ``(m, *rows, 1)``."""
+    """Their weights, a number or a tensor that broadcasts against `points`."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,26 @@ class Pathwise(ABC):
         precision is computed in float32 and rounded once, at the end. Noise that only the gradient needs
         is not drawn when no gradient is asked for.
         """
-        _check_logits(logits, dim)
-        rows = _computed(simplex.masked(logits, _checked_mask(mask, logits)))
+        check_logits(logits, dim)
+        check_mask(mask, logits)
+        check_generator(generator, logits)
+        rows = simplex.masked(logits, mask)
         if dim in (-1, logits.dim() - 1):
-            return self._sample_rows(rows, generator).to(logits.dtype)
-        return self._sample_rows(rows.movedim(dim, -1), generator).movedim(-1, dim).to(logits.dtype)
+            return self._sample_rows(rows, generator)
+        return self._sample_rows(rows.movedim(dim, -1), generator).movedim(-1, dim)
+
+    def check_shapes(self, rows: Tensor) -> None:
+        """Check that options given as tensors fit the logits, even where they are not used."""
+        per_row("tau", self.tau, rows)
 
     def _sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+        self.check_shapes(rows)
+        fused = self.fused() if self.hard and launch.applies(rows) else None
+        if fused is not None:
+            return launch.sample(rows, fused, generator)
+        return self._sample_computed(_computed(rows), generator).to(rows.dtype)
+
+    def _sample_computed(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         wants_gradient = torch.is_grad_enabled() and rows.requires_grad
         with torch.no_grad():
             logits = simplex.shift(rows)
@@ -88,6 +102,10 @@ class Pathwise(ABC):
                 sound = (drawn.chosen >= 0) & (drawn.chosen < rows.shape[-1])
                 value = torch.where(sound.unsqueeze(-1), points.mean(0), value)
         return carry(value, self.carrier(rows, drawn), points, weights)
+
+    def fused(self) -> launch.Fused | None:
+        """What the fused kernels need to take this estimator's place; None if they cannot."""
+        return None
 
     @abstractmethod
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
@@ -102,28 +120,6 @@ class Pathwise(ABC):
         return rows
 
 
-def check_flag(name: str, flag: object) -> None:
-    """Check an option that is either on or off."""
-    if not isinstance(flag, bool):
-        raise reject(name, flag, "True or False")
-
-
-def check_level(name: str, level: object, *, positive: bool) -> None:
-    """Check a temperature or a gap: a finite number, or a floating-point tensor of such numbers.
-
-    Values inside a tensor are looked at on the CPU only: elsewhere that would wait for the device.
-    """
-    accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
-    if isinstance(level, Tensor):
-        if not level.is_floating_point() or level.requires_grad:
-            kind = f"a tensor of dtype {level.dtype}" + (" that requires grad" if level.requires_grad else "")
-            raise reject(name, kind, f"{accepted}, floating-point and without gradient")
-        if level.device.type == "cpu" and not _all_valid(level, positive):
-            raise reject(name, "a tensor with values out of range", accepted)
-    elif not _is_number(level) or level < 0 or (positive and level == 0):
-        raise reject(name, level, accepted)
-
-
 def per_row(name: str, level: float | Tensor, like: Tensor) -> float | Tensor:
     """A temperature or gap in a form that broadcasts against ``(*rows, K)``.
 
@@ -132,61 +128,11 @@ def per_row(name: str, level: float | Tensor, like: Tensor) -> float | Tensor:
     if not isinstance(level, Tensor):
         return float(level)
     rows = tuple(like.shape[:-1])
-    if not _broadcasts(tuple(level.shape), rows):
+    if not broadcasts(tuple(level.shape), rows):
         accepted = f"a shape that broadcasts against {rows}, the logits' without their category axis"
         raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
     level = level.to(device=like.device, dtype=like.dtype).unsqueeze(-1)
     return torch.where(level >= 0, level, torch.nan)
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether `shape` broadcasts to `target` without enlarging it."""
-    if len(shape) > len(target):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
-
-
-def _is_number(level: object) -> TypeGuard[float]:
-    return isinstance(level, int | float) and not isinstance(level, bool) and math.isfinite(level)
-
-
-def _all_valid(level: Tensor, positive: bool) -> bool:
-    if torch.compiler.is_compiling():
-        return True
-    try:
-        return bool(((level > 0) if positive else (level >= 0)).all())
-    except RuntimeError:
-        # Under vmap a value cannot decide anything.
-        return True
-
-
-def _check_logits(logits: object, dim: object) -> None:
-    accepted = "a floating-point tensor of scores, one per category"
-    if not isinstance(logits, Tensor):
-        raise reject("logits", f"an object of type {type(logits).__name__}", accepted)
-    if not logits.is_floating_point():
-        raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)
-    if logits.dim() == 0:
-        raise reject("logits", "a tensor without any axis", accepted)
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -logits.dim() <= dim < logits.dim():
-        raise reject("dim", dim, f"an axis of logits of shape {tuple(logits.shape)}")
-    if logits.shape[dim] == 0:
-        raise reject(
-            "logits", f"a tensor of shape {tuple(logits.shape)} with dim={dim}", "at least one category"
-        )
-
-
-def _checked_mask(mask: object, logits: Tensor) -> Tensor | None:
-    if mask is None:
-        return None
-    accepted = f"a boolean tensor that broadcasts to the logits' shape {tuple(logits.shape)}"
-    if not isinstance(mask, Tensor):
-        raise reject("mask", f"an object of type {type(mask).__name__}", accepted)
-    if mask.dtype != torch.bool:
-        raise reject("mask", f"a tensor of dtype {mask.dtype}", accepted)
-    if not _broadcasts(tuple(mask.shape), tuple(logits.shape)):
-        raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted)
-    return mask
 
 
 def _computed(logits: Tensor) -> Tensor:

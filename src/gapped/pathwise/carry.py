@@ -23,21 +23,20 @@ __all__ = ["carry"]
 def carry(value: Tensor, logits: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
     r"""Return `value`, bit for bit, as a function of `logits` with gradient :math:`\sum_m w_m J(q_m) g`.
 
-    Shapes: `value` and `logits` ``(*rows, K)``, `points` ``(m, *rows, K)``, `weights` a number or
-    broadcastable to ``(m, *rows, 1)``. For the backward pass only `points` and `weights` are kept, beside
-    the logits that the caller holds anyway.
+    Shapes: `value` and `logits` ``(*rows, K)``, `points` ``(m, *rows, K)``, `weights` a number, or a tensor
+    that broadcasts against ``(*rows, K)``, or for several points against `points`. For the backward pass
+    only `points` and `weights` are kept, beside the logits that the caller holds anyway.
     """
     return _Carry.apply(value, logits, points, weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _jacobian_product(grad: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
     if points.shape[0] == 1:
-        weight = weights[0] if isinstance(weights, Tensor) else weights
         # J(q) g = q (g - <q, g>) is what torch's softmax does in its own backward, in one pass.
         product: Tensor = torch._softmax_backward_data(grad, points[0], -1, grad.dtype)
-        return product * weight
-    weighted = points * weights
-    return weighted.sum(0) * grad - (weighted * (points * grad).sum(-1, keepdim=True)).sum(0)
+        return product * weights
+    # Point by point, so that a point at a corner of the simplex adds exactly nothing.
+    return (points * weights * (grad - (points * grad).sum(-1, keepdim=True))).sum(0)
 
 
 class _Carry(torch.autograd.Function):

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.pathwise.base import Draw, Pathwise, Points, check_level, per_row
+from gapped.checks import check_level
+from gapped.kernels.launch import Fused
+from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
 __all__ = ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"]
 
@@ -23,6 +25,13 @@ class DecoupledGumbelSoftmax(Pathwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_level("tau_forward", self.tau_forward, positive=True)
+
+    def check_shapes(self, rows: Tensor) -> None:
+        super().check_shapes(rows)
+        per_row("tau_forward", self.tau_forward, rows)
+
+    def fused(self) -> Fused:
+        return Fused("decoupled", self.tau, tau_forward=self.tau_forward)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         noise = simplex.gumbel(logits, generator)

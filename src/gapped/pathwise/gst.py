@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.checks import check_flag, check_level, holds
 from gapped.errors import reject
-from gapped.pathwise.base import Draw, Pathwise, Points, check_flag, check_level, per_row
+from gapped.kernels.launch import Fused
+from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
 __all__ = ["GST", "Gap", "gst"]
 
@@ -32,6 +34,16 @@ class GST(Pathwise):
         if not callable(self.gap):
             check_level("gap", self.gap, positive=False)
         check_flag("detach", self.detach)
+
+    def check_shapes(self, rows: Tensor) -> None:
+        super().check_shapes(rows)
+        if not callable(self.gap):
+            per_row("gap", self.gap, rows)
+
+    def fused(self) -> Fused | None:
+        if not self.detach or (callable(self.gap) and self.gap is not simplex.expected_gap):
+            return None
+        return Fused("gst", self.tau, gap=None if callable(self.gap) else self.gap)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         return Draw(simplex.inverse_cdf(logits.exp(), generator))
@@ -59,6 +71,8 @@ class GST(Pathwise):
         if not isinstance(gap, Tensor) or gap.shape != p.shape:
             shape = f"shape {tuple(gap.shape)}" if isinstance(gap, Tensor) else f"type {type(gap).__name__}"
             raise reject("gap", f"a function whose result has {shape}", f"a tensor of shape {tuple(p.shape)}")
+        if holds(gap < 0):
+            raise reject("gap", "a function with negative results", "a gap of at least 0")
         return gap.unsqueeze(-1)
 
 

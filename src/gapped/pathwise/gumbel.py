@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
 __all__ = ["GumbelSoftmax", "gumbel_softmax"]
@@ -16,6 +17,9 @@ __all__ = ["GumbelSoftmax", "gumbel_softmax"]
 @dataclass(frozen=True)
 class GumbelSoftmax(Pathwise):
     """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
+
+    def fused(self) -> Fused:
+        return Fused("gumbel-softmax", self.tau)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         scores = logits + simplex.gumbel(logits, generator)

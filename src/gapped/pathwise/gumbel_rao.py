@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
+from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
 __all__ = ["GumbelRao", "gumbel_rao"]
@@ -25,6 +26,9 @@ class GumbelRao(Pathwise):
         super().__post_init__()
         if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
             raise reject("samples", self.samples, "a positive integer")
+
+    def fused(self) -> Fused:
+        return Fused("gumbel-rao", self.tau, samples=self.samples)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         index = simplex.inverse_cdf(logits.exp(), generator)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
+from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
 __all__ = ["ReinMax", "reinmax"]
@@ -22,6 +23,9 @@ class ReinMax(Pathwise):
         super().__post_init__()
         if not self.hard:
             raise reject("hard", self.hard, "True: ReinMax has no soft sample")
+
+    def fused(self) -> Fused:
+        return Fused("reinmax", self.tau)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         return Draw(simplex.inverse_cdf(logits.exp(), generator))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
 __all__ = ["StraightThrough", "straight_through"]
@@ -16,6 +17,9 @@ __all__ = ["StraightThrough", "straight_through"]
 @dataclass(frozen=True)
 class StraightThrough(Pathwise):
     """The straight-through estimator: see `straight_through`."""
+
+    def fused(self) -> Fused:
+        return Fused("straight-through", self.tau)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         return Draw(simplex.inverse_cdf(logits.exp(), generator))

@@ -1,0 +1,110 @@
+"""Checks of arguments, once, where they come in: what came, what is accepted."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from gapped.errors import reject
+
+__all__ = [
+    "broadcasts",
+    "check_flag",
+    "check_generator",
+    "check_level",
+    "check_logits",
+    "check_mask",
+    "holds",
+]
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Check an option that is either on or off."""
+    if not isinstance(flag, bool):
+        raise reject(name, flag, "True or False")
+
+
+def check_level(name: str, level: object, *, positive: bool) -> None:
+    """Check a temperature or a gap: a finite number, or a floating-point tensor of such numbers.
+
+    Values inside a tensor are looked at on the CPU only: elsewhere that would wait for the device.
+    """
+    accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
+    if isinstance(level, Tensor):
+        if not level.is_floating_point() or level.requires_grad:
+            kind = f"a tensor of dtype {level.dtype}" + (" that requires grad" if level.requires_grad else "")
+            raise reject(name, kind, f"{accepted}, floating-point and without gradient")
+        if not _all_valid(level, positive):
+            raise reject(name, "a tensor with values out of range", accepted)
+    elif not _is_number(level) or level < 0 or (positive and level == 0):
+        raise reject(name, level, accepted)
+
+
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `target` without enlarging it."""
+    if len(shape) > len(target):
+        return False
+    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _is_number(level: object) -> TypeGuard[float]:
+    return isinstance(level, int | float) and not isinstance(level, bool) and math.isfinite(level)
+
+
+def _all_valid(level: Tensor, positive: bool) -> bool:
+    bad = ~level.isfinite() | ((level <= 0) if positive else (level < 0))
+    return not holds(bad)
+
+
+def holds(condition: Tensor) -> bool:
+    """Whether a CPU tensor is true anywhere; False where its values must not decide anything."""
+    if condition.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(condition.any())
+    except RuntimeError:  # under vmap
+        return False
+
+
+def check_logits(logits: object, dim: object = -1) -> None:
+    """Check logits and their category axis."""
+    accepted = "a floating-point tensor of scores, one per category"
+    if not isinstance(logits, Tensor):
+        raise reject("logits", f"an object of type {type(logits).__name__}", accepted)
+    if not logits.is_floating_point():
+        raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)
+    if logits.dim() == 0:
+        raise reject("logits", "a tensor without any axis", accepted)
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -logits.dim() <= dim < logits.dim():
+        raise reject("dim", dim, f"an axis of logits of shape {tuple(logits.shape)}")
+    if logits.shape[dim] == 0:
+        raise reject(
+            "logits", f"a tensor of shape {tuple(logits.shape)} with dim={dim}", "at least one category"
+        )
+
+
+def check_mask(mask: object, logits: Tensor) -> None:
+    """Check a mask of the categories that exist."""
+    if mask is None:
+        return
+    accepted = f"a boolean tensor that broadcasts to the logits' shape {tuple(logits.shape)}"
+    if not isinstance(mask, Tensor):
+        raise reject("mask", f"an object of type {type(mask).__name__}", accepted)
+    if mask.dtype != torch.bool:
+        raise reject("mask", f"a tensor of dtype {mask.dtype}", accepted)
+    if not broadcasts(tuple(mask.shape), tuple(logits.shape)):
+        raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted)
+
+
+def check_generator(generator: object, logits: Tensor) -> None:
+    """Check the source of randomness."""
+    if generator is None:
+        return
+    accepted = f"a torch.Generator on {logits.device.type}, or None"
+    if not isinstance(generator, torch.Generator):
+        raise reject("generator", generator, accepted)
+    if generator.device.type != logits.device.type:
+        raise reject("generator", f"one on {generator.device.type}", accepted)

@@ -1,0 +1,1 @@
+"""Triton twins of the pathwise estimators; imported only when used."""
