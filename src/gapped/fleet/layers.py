@@ -8,12 +8,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Linear", "generators"]
+__all__ = ["Linear", "generators", "spread"]
 
 
 def generators(seeds: Sequence[int]) -> list[torch.Generator]:
-    """One generator per run on the CPU, so that a run's initial weights depend on its own seed alone."""
+    """One generator per seed on the CPU, so that a run's initial weights depend on its own seed alone."""
     return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def spread(module: torch.nn.Module, rows: Sequence[int]) -> None:
+    """Give `module` the runs `rows` of its present ones: runs with equal seeds start from equal weights."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data[torch.tensor(rows, device=parameter.device)]
 
 
 class Linear(torch.nn.Module):

@@ -169,6 +169,7 @@ def backward_kernel(
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
     EXPECTED_GAP: tl.constexpr,
+    DETACHED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -192,6 +193,13 @@ def backward_kernel(
             b_gap = _level(p_gap, s_gap, b_rows, b_row_inside, GAP_PER_ROW)
         b_perturbed = tl.where(b_selected, 0.0, tl.minimum(b_shifted, -b_gap[:, None]))
         b_out = _through(_normalised(b_perturbed / b_tau), b_grad) / b_tau
+        if not DETACHED:
+            # Only logits that are neither raised nor lowered move by themselves, all relative to the largest.
+            b_moves = (b_shifted < -b_gap[:, None]) & (b_index[:, None] != b_columns[None, :])
+            b_out = tl.where(b_moves, b_out, 0.0)
+            b_largest = (b_shifted == 0).to(tl.float32)
+            b_ties = tl.maximum(tl.sum(b_largest, 1), 1.0)
+            b_out -= b_largest * (tl.sum(b_out, 1) / b_ties)[:, None]
     elif MODE == _REINMAX:
         b_half = (_normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
         b_out = 2 * _through(b_half, b_grad) - _through(_normalised(b_shifted), b_grad) / 2

@@ -30,6 +30,8 @@ class Fused:
     tau: float | Tensor
     gap: float | Tensor | None = None
     """The gap of GST; None for Lemma 1's expected gap."""
+    detach: bool = True
+    """Whether GST's perturbation is a constant."""
     tau_forward: float | Tensor = 1.0
     samples: int = 1
 
@@ -109,7 +111,7 @@ def backward(logits: Tensor, index: Tensor, key: Tensor, grad: Tensor, fused: Fu
         rows, index, grads, key, taus, gaps, out,
         count, categories, stride, grad_stride, tau, gap, fused.samples,
         MODE=MODES[fused.mode], TAU_PER_ROW=tau_per_row, GAP_PER_ROW=gap_per_row,
-        EXPECTED_GAP=fused.gap is None, **blocks,
+        EXPECTED_GAP=fused.gap is None, DETACHED=fused.detach, **blocks,
     )  # fmt: skip
     return out
 

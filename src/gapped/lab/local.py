@@ -28,7 +28,7 @@ from gapped.tasks.vae.task import VAETask
 __all__ = ["Fleet", "Interrupted", "Watch", "plan", "run"]
 
 _PICTURES = 10
-_RUNS_PER_FLEET = 256
+_RUNS_PER_FLEET = 400
 
 
 class Interrupted(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from itertools import product
@@ -20,7 +20,7 @@ __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 _AXES = ("tau", "protocol", "learning_rate")
 _SPEC_KEYS = {f.name for f in fields(RunSpec)} - {"seed", "options", "estimator", "tau", "schedule"}
 _TOP = _SPEC_KEYS | {"name", "title", "seeds", "tau", "schedule", "runs_per_fleet", "cell", "quick"}
-_CELL = {"label", "estimator", "options", "schedule", *_AXES}
+_CELL = {"label", "estimator", "options", "schedule", "seeds", *_AXES}
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
     settings = {k: v for k, v in table.items() if k not in ("cell", "quick")}
     if quick:
         shrunk = table.get("quick", {})
-        _check_keys(shrunk, _TOP - {"cell", "quick", "name"}, f"{origin} [quick]")
-        settings |= shrunk
+        _check_keys(shrunk, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
+        cells = [cell for cell in cells if cell.get("label") not in shrunk.get("skip", [])]
+        settings |= {k: v for k, v in shrunk.items() if k != "skip"}
     settings |= {k: v for k, v in overrides.items() if v is not None}
     for key in ("name", "task", "protocol"):
         if key not in settings:
@@ -90,7 +91,7 @@ def _expand(
     name: str,
     cell: Mapping[str, Any],
     settings: Mapping[str, Any],
-    seeds: Iterable[int],
+    seeds: list[int],
     quick: bool,
     origin: str,
 ) -> Iterator[Entry]:
@@ -110,7 +111,7 @@ def _expand(
         rest.setdefault("data", "mnist")
         rest.setdefault("epochs", vae_protocol(rest["protocol"]).epochs)
         label = cell.get("label") or show(kind, chosen)
-        for seed in seeds:
+        for seed in _seeds(min(cell["seeds"], len(seeds)), origin) if "seeds" in cell else seeds:
             spec = RunSpec(estimator=kind, options=chosen, seed=seed, **rest)
             yield Entry(name, label.format(**chosen), spec, quick)
 

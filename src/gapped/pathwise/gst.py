@@ -41,9 +41,10 @@ class GST(Pathwise):
             per_row("gap", self.gap, rows)
 
     def fused(self) -> Fused | None:
-        if not self.detach or (callable(self.gap) and self.gap is not simplex.expected_gap):
+        if callable(self.gap) and self.gap is not simplex.expected_gap:
             return None
-        return Fused("gst", self.tau, gap=None if callable(self.gap) else self.gap)
+        gap = None if callable(self.gap) else self.gap
+        return Fused("gst", self.tau, gap=gap, detach=self.detach)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         return Draw(simplex.inverse_cdf(logits.exp(), generator))

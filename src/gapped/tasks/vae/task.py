@@ -12,7 +12,7 @@ from gapped.diagnostics.moments import Moments
 from gapped.errors import reject
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
-from gapped.fleet.layers import generators
+from gapped.fleet.layers import generators, spread
 from gapped.fleet.trainer import derived_seed
 from gapped.tasks.vae.model import VAE
 from gapped.tasks.vae.protocol import Protocol
@@ -43,7 +43,10 @@ class VAETask:
         self.protocol, self.seeds, self.scale = protocol, list(seeds), data.scale
         self.height, self.width = data.height, data.width
         self.train, self.test = data.train.to(device), data.test.to(device)
-        self.model = VAE(protocol, self.train.shape[1], generators(self.seeds)).to(device, dtype)
+        self._distinct = sorted(set(self.seeds))
+        self._places = [self._distinct.index(seed) for seed in self.seeds]
+        self.model = VAE(protocol, self.train.shape[1], generators(self._distinct)).to(device, dtype)
+        spread(self.model, self._places)
         if compiled:
             self.model.compile_parts()
         self.steps = len(self.train) // protocol.batch
@@ -52,10 +55,9 @@ class VAETask:
         self._gradients: _GradientMoments | None = None
 
     def start_epoch(self, epoch: int) -> None:
-        distinct = sorted(set(self.seeds))
-        orders = torch.stack([_permutation(len(self.train), derived_seed(seed, epoch)) for seed in distinct])
-        rows = torch.tensor([distinct.index(seed) for seed in self.seeds], device=self.batch.device)
-        self.order = orders.to(self.batch.device)[rows]
+        seeds = (derived_seed(seed, epoch) for seed in self._distinct)
+        orders = torch.stack([_permutation(len(self.train), seed) for seed in seeds])
+        self.order = orders.to(self.batch.device)[self._places]
 
     def load_batch(self, step: int) -> None:
         size = self.protocol.batch
