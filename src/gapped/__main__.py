@@ -1,0 +1,5 @@
+"""`python -m gapped`."""
+
+from gapped.cli.app import entry
+
+entry()

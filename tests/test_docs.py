@@ -1,0 +1,186 @@
+"""What the documentation says is true: its code runs, its links lead somewhere, its commands exist.
+
+README.md is collected as a doctest as well; here come the blocks without prompts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import typer
+from typer.main import get_command
+
+import gapped
+from gapped.cli.app import app
+from gapped.errors import GappedError
+from gapped.lab.recipe import find_recipe, known_recipes
+from gapped.lab.text import parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    where: str
+    language: str
+    code: str
+
+
+def blocks_of(text: str, name: str = "page") -> list[Block]:
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
+    return [Block(f"{name}:{text[: m.start()].count(chr(10)) + 1}", m[1], m[2]) for m in found]
+
+
+def blocks(*languages: str) -> list[Block]:
+    pages = [blocks_of(page.read_text(encoding="utf-8"), page.name) for page in PAGES]
+    return [block for page in pages for block in page if block.language in languages]
+
+
+def commands_in(block: Block, program: str) -> list[list[str]]:
+    """The arguments of each call of `program` in a shell block."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    calls = [shlex.split(line, comments=True) for line in lines]
+    return [call[1:] for call in calls if call and Path(call[0]).name == program]
+
+
+def wrong_links(text: str, folder: Path) -> list[str]:
+    """Relative links that lead nowhere."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose)]
+    return [t for t in targets if t and "://" not in t and not (folder / t).exists()]
+
+
+def fault_of(arguments: list[str]) -> str | None:
+    """What the command line would say against `arguments`, without running anything."""
+    group = get_command(app)
+    try:
+        with group.make_context("gapped", list(arguments)) as context:
+            name, command, rest = group.resolve_command(context, list(arguments))
+            with command.make_context(name, rest, parent=context) as inner:
+                given = inner.params
+        for recipe in given.get("names") or ():
+            if recipe != "all":
+                find_recipe(recipe, quick=bool(given["quick"]))
+        for text in given.get("estimator") or ():
+            parse(text)
+    except typer.Exit:  # --help and --version end the parsing
+        return None
+    except GappedError as problem:
+        return str(problem)
+    except Exception as problem:
+        # Which of click's classes it is depends on the version of typer.
+        if not hasattr(problem, "format_message"):
+            raise
+        return str(problem.format_message())
+    return None
+
+
+PYTHON = [block for block in blocks("python", "py") if ">>>" not in block.code]
+SHELL = blocks("bash", "sh", "console", "shell")
+CALLS = [(block.where, call) for block in SHELL for call in commands_in(block, "gapped")]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+def test_python_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block.code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    runpy.run_path(str(script))
+
+
+def test_blocks_are_found() -> None:
+    text = "a\n```python\nx = 1\n```\nb\n```bash\ngapped data \\\n  mnist  # fetch\n```\n"
+    first, second = blocks_of(text)
+    assert first == ("page:2", "python", "x = 1\n")
+    assert commands_in(second, "gapped") == [["data", "mnist"]]
+    assert len(PYTHON) >= 5
+    assert len(CALLS) >= 6
+
+
+def test_prompts_are_run_by_the_doctest_of_the_readme_alone() -> None:
+    """Only README.md is collected as a doctest, so a prompt elsewhere would never run."""
+    prompts = {b.where.partition(":")[0] for b in blocks("python", "py") if ">>>" in b.code}
+    assert prompts <= {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    assert wrong_links(page.read_text(encoding="utf-8"), page.parent) == []
+
+
+def test_a_wrong_link_is_found() -> None:
+    text = "[a](README.md#top) [b](nowhere.md) [c](https://example.org/x) [d](#here)\n```\n[e](code)\n```\n"
+    assert wrong_links(text, ROOT) == ["nowhere.md"]
+
+
+@pytest.mark.parametrize(("where", "call"), CALLS, ids=lambda value: str(value))
+def test_commands_exist_with_their_options(where: str, call: list[str]) -> None:
+    assert fault_of(call) is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["compere"],
+        ["compare", "--seedz", "3"],
+        ["compare", "--seeds", "three"],
+        ["compare", "--estimator", "gts"],
+        ["compare", "--estimator", "gst:gab=1"],
+        ["reproduce"],
+        ["reproduce", "vea"],
+        ["report"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_is_found(call: list[str]) -> None:
+    assert fault_of(call)
+
+
+def test_every_command_is_shown_in_the_readme() -> None:
+    shown = {call[0] for where, call in CALLS if where.startswith("README")}
+    assert shown == {command.name or command.callback.__name__ for command in app.registered_commands}
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, flags=re.M))
+    named = {call[0] for block in SHELL for call in commands_in(block, "make")}
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_the_table_has_a_row_for_every_estimator() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| `gapped\.(\w+)` \|", README, flags=re.M)
+    assert {name for name, _ in rows} == set(gapped.estimators())
+    for name, function in rows:
+        assert getattr(gapped, function).__module__ == gapped.estimators()[name].__module__
+
+
+def test_the_markers_for_records_are_there() -> None:
+    assert README.count("<!-- records:vae -->") == README.count("<!-- /records:vae -->") == 1
+    assert "vae" in known_recipes()
+
+
+def test_quickstart_prints_numbers_that_make_sense() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = str(ROOT / "examples" / "quickstart.py")
+    printed = subprocess.run(
+        [sys.executable, script], check=True, capture_output=True, text=True, timeout=120, env=environment
+    ).stdout
+    best, uniform = map(float, re.findall(r"best possible cost (\S+), uniform choice (\S+)", printed)[0])
+    excess = dict(re.findall(r"^(Gumbel-softmax|GST) +(\S+) \+-", printed, flags=re.M))
+    assert set(excess) == {"Gumbel-softmax", "GST"}
+    for value in map(float, excess.values()):
+        assert 0 < value < (uniform - best) / 4
