@@ -92,7 +92,7 @@ class Display:
 
 def _cells(fleet: Fleet, trainer: Trainer) -> Table:
     """The test metric of each cell so far, best first."""
-    name = next(key for key in trainer.history if key.startswith("test_"))
+    name = next(key for key in trainer.history if not key.startswith("train_"))
     last = trainer.history[name][-1]
     alive = trainer.alive.tolist()
     found: dict[tuple[str, float], list[int]] = {}

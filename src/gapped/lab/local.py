@@ -143,7 +143,7 @@ def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None,
     if compiled:
         # The compiler keeps a few variants per function: those of earlier fleets must not use them up.
         torch.compiler.reset()
-    task = VAETask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
+    task = VAETask(rules, data, [spec.seed for spec in specs], device, compiled=compiled, split=first.split)
     runs = [
         Run(spec.make_estimator(), spec.learning_rate or rules.learning_rate, spec.make_schedule())
         for spec in specs

@@ -113,7 +113,7 @@ def _expand(
         label = cell.get("label") or show(kind, chosen)
         for seed in _seeds(min(cell["seeds"], len(seeds)), origin) if "seeds" in cell else seeds:
             spec = RunSpec(estimator=kind, options=chosen, seed=seed, **rest)
-            yield Entry(name, label.format(**chosen), spec, quick)
+            yield Entry(name, label.format(**chosen, **point), spec, quick)
 
 
 def _seeds(value: object, origin: str) -> list[int]:

@@ -18,7 +18,7 @@ __all__ = ["Cell", "Record", "cells", "groups", "label", "metric_name", "primary
 Record = dict[str, Any]
 
 # The first of these that a group of records carries is the one it is judged by.
-PRIMARY = ("test_accuracy", "test_negative_elbo", "negative_elbo", "surrogate_entropy")
+PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "surrogate_entropy")
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,17 @@ def label(record: Record) -> str:
 
 
 def temperature(record: Record) -> float | None:
-    """The temperature a cell goes by; under mixed training, the low one, at which it is tested."""
-    schedule = record.get("schedule") or {}
-    tau = schedule.get("low") if schedule.get("kind") == "mixed" else record.get("tau")
+    """The temperature a cell goes by: the one that it is tested at."""
+    tau = record.get("tau")
     return None if tau is None else float(tau)
 
 
 def cells(records: Iterable[Record]) -> list[Cell]:
-    """Cells in order of first appearance, runs in order of their seeds; of a repeated id the last counts."""
-    unique = {str(r.get("id") or f"line {n}"): r for n, r in enumerate(records)}
+    """Cells in order of first appearance, runs in order of their seeds.
+
+    One run may stand in several recipes' tables; within one, the last line with its id counts.
+    """
+    unique = {(r.get("recipe"), r.get("id") or f"line {n}"): r for n, r in enumerate(records)}
     gathered: dict[tuple[str, str, str, float | None], list[Record]] = {}
     for r in unique.values():
         key = (str(r.get("recipe", "runs")), str(r.get("protocol") or ""), label(r), temperature(r))

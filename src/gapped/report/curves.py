@@ -21,7 +21,7 @@ def series_of(rows: Sequence[Row], lines: Mapping[str, Line], metric: str) -> li
     """The names of the series that these runs logged, the deciding one first."""
     logged = [line for row in rows for line in _lines(row, lines)]
     names = {name for line in logged for name, values in line.items() if isinstance(values, list)} - {"epoch"}
-    first = [metric, metric.replace("test_", "train_"), "gradient_variance"]
+    first = [metric, metric.replace("test_", "train_").replace("validation_", "train_"), "gradient_variance"]
     return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
 
 

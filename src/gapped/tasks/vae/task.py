@@ -37,11 +37,12 @@ class VAETask:
         *,
         dtype: torch.dtype = torch.float32,
         compiled: bool = False,
+        split: str = "test",
     ) -> None:
         if len(data.train) < protocol.batch:
             raise reject("train_images", len(data.train), f"at least one batch of {protocol.batch}")
         self.protocol, self.seeds, self.scale = protocol, list(seeds), data.scale
-        self.height, self.width = data.height, data.width
+        self.height, self.width, self.split = data.height, data.width, split
         self.train, self.test = data.train.to(device), data.test.to(device)
         self._distinct = sorted(set(self.seeds))
         self._places = [self._distinct.index(seed) for seed in self.seeds]
@@ -73,7 +74,7 @@ class VAETask:
         for chunk in torch.split(self.test, _TEST_CHUNK):
             images = self.pixels(chunk.expand(len(self.seeds), -1, -1), generator)
             total += self.model.loss(images, sampler, generator).double().sum(1)
-        return {"test_negative_elbo": total / len(self.test)}
+        return {f"{self.split}_negative_elbo": total / len(self.test)}
 
     def pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Grey levels in [0, 1], or Bernoulli draws from them."""
