@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,12 @@ class Run:
     estimator: Pathwise
     learning_rate: float
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
+    decays: bool = False
+    """Whether the learning rate falls to zero along a half cosine, epoch by epoch."""
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch."""
+        return self.learning_rate * (0.5 * (1 + math.cos(math.pi * epoch / epochs)) if self.decays else 1)
 
 
 class Trainer:
@@ -77,7 +84,7 @@ class Trainer:
         first = next(task.model.parameters())
         self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
-        rates = torch.tensor([run.learning_rate for run in runs], dtype=torch.float64, device=device)
+        rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, compiled=compiled)
         self.sampler = Grouped.of([run.estimator for run in runs], task.row_axes, device, first.dtype)
         self.base_tau = self.sampler.tau.clone()
@@ -106,6 +113,8 @@ class Trainer:
         self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
         self.task.start_epoch(self.epoch)
         self.loss_sum.zero_()
+        rates = [run.rate(self.epoch, self.epochs) for run in self.runs]
+        self.adam.learning_rate.copy_(torch.tensor(rates, dtype=torch.float64))
         temperatures = self._temperatures()
         for step in range(steps):
             self.task.load_batch(step)

@@ -15,6 +15,8 @@ __all__ = ["Fused", "applies", "available", "sample"]
 
 LONGEST_ROW = 1024
 _ELEMENTS = 2048
+# The loop over draws keeps much in registers: smaller blocks were fastest (benchmarks/bench_rao.py).
+_RAO_ELEMENTS = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 launches = 0
@@ -106,7 +108,7 @@ def backward(logits: Tensor, index: Tensor, key: Tensor, grad: Tensor, fused: Fu
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     taus, tau, tau_per_row = _level(fused.tau, logits)
     gaps, gap, gap_per_row = _level(1.0 if fused.gap is None else fused.gap, logits)
-    grid, blocks = _blocks(count, categories, 512 if fused.mode == "gumbel-rao" else _ELEMENTS)
+    grid, blocks = _blocks(count, categories, _RAO_ELEMENTS if fused.mode == "gumbel-rao" else _ELEMENTS)
     backward_kernel[grid](
         rows, index, grads, key, taus, gaps, out,
         count, categories, stride, grad_stride, tau, gap, fused.samples,

@@ -145,7 +145,12 @@ def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None,
         torch.compiler.reset()
     task = VAETask(rules, data, [spec.seed for spec in specs], device, compiled=compiled, split=first.split)
     runs = [
-        Run(spec.make_estimator(), spec.learning_rate or rules.learning_rate, spec.make_schedule())
+        Run(
+            spec.make_estimator(),
+            spec.learning_rate or rules.learning_rate,
+            spec.make_schedule(),
+            decays=spec.rate_decay == "cosine",
+        )
         for spec in specs
     ]
     return Trainer(task, runs, first.epochs, derived_seed(key), device, compiled=compiled)
@@ -246,6 +251,8 @@ def _records(
                 "options": spec.options,
                 "tau": spec.tau,
                 "schedule": spec.schedule,
+                "learning_rate": spec.learning_rate,
+                "rate_decay": spec.rate_decay,
                 "split": spec.split,
                 "seed": spec.seed,
                 "epochs": spec.epochs,

@@ -17,7 +17,7 @@ from gapped.tasks.vae.protocol import protocol as vae_protocol
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 
-_AXES = ("tau", "protocol", "learning_rate")
+_AXES = ("tau", "protocol", "learning_rate", "rate_decay")
 _SPEC_KEYS = {f.name for f in fields(RunSpec)} - {"seed", "options", "estimator", "tau", "schedule"}
 _TOP = _SPEC_KEYS | {"name", "title", "seeds", "tau", "schedule", "runs_per_fleet", "cell", "quick"}
 _CELL = {"label", "estimator", "options", "schedule", "seeds", *_AXES}

@@ -14,6 +14,9 @@ from gapped.registry import Pathwise
 
 __all__ = ["Entry", "RunSpec"]
 
+# Fields added since the first published records, with their defaults.
+_LATER = {"rate_decay": "none"}
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -35,6 +38,8 @@ class RunSpec:
     learning_rate: float | None = None
     """The protocol's own if None."""
     schedule: dict[str, Any] = field(default_factory=lambda: {"kind": "constant"})
+    rate_decay: Literal["none", "cosine"] = "none"
+    """Whether the learning rate falls to zero along a half cosine, epoch by epoch."""
     split: Literal["test", "validation"] = "test"
     """Where the final number comes from; ``validation`` holds out the last sixth of the training images."""
     train_images: int | None = None
@@ -49,22 +54,24 @@ class RunSpec:
     """Over how many first steps the surrogate's entropy is averaged; none if 0."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs",):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise reject(name, getattr(self, name), "a positive integer")
+        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
+            raise reject("epochs", self.epochs, "a positive integer")
+        if self.rate_decay not in ("none", "cosine"):
+            raise reject("rate_decay", self.rate_decay, "none or cosine")
         self.make_estimator()
         self.make_schedule()
 
     @property
     def id(self) -> str:
-        """Content hash."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        """Content hash. Fields that came later count only where they are used: old records keep their ids."""
+        plain = asdict(self)
+        text = json.dumps({k: v for k, v in plain.items() if _LATER.get(k, ...) != v}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def shape(self) -> str:
         """What runs must have in common to be trained as one fleet."""
-        own = {"estimator", "options", "tau", "seed", "learning_rate", "schedule"}
+        own = {"estimator", "options", "tau", "seed", "learning_rate", "rate_decay", "schedule"}
         return json.dumps({k: v for k, v in asdict(self).items() if k not in own}, sort_keys=True)
 
     def make_estimator(self) -> Pathwise:
