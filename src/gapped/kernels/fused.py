@@ -233,6 +233,9 @@ def backward_kernel(
         b_out = b_acc * (b_sharpness / s_samples)
     else:
         b_out = _through(_normalised(b_shifted / b_tau), b_grad) / b_tau
+    # Minima and maxima pass over a NaN on a GPU: its row is marked here.
+    b_nan = tl.sum((b_logits != b_logits).to(tl.int32), 1) > 0
+    b_out = tl.where(b_nan[:, None], float("nan"), b_out)
     p_to = p_out + b_rows[:, None] * s_categories + b_columns[None, :]
     tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=b_inside)
 
