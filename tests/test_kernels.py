@@ -30,6 +30,7 @@ SAMPLES = 6
 ESTIMATORS: dict[str, Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),
     "gst-expected": gapped.GST(tau=0.7, gap=gapped.expected_gap),
+    "nz-gst": gapped.GST(tau=0.8, gap=0.7, detach=False),
     "straight-through": gapped.StraightThrough(tau=0.5),
     "reinmax": gapped.ReinMax(tau=1.3),
     "gumbel-softmax": gapped.GumbelSoftmax(tau=0.5),
@@ -82,7 +83,7 @@ def reference(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor) 
         extra = torch.logaddexp(log_e - simplex.log_softmax(logits), winner).scatter(-1, where, winner).neg()
     points, weights = estimator.points(shifted, Draw(index, extra))
     leaf = logits.clone().requires_grad_()
-    carry(torch.zeros_like(logits), leaf, points, weights).backward(grad)
+    carry(torch.zeros_like(logits), estimator.carrier(leaf, Draw(index)), points, weights).backward(grad)
     assert leaf.grad is not None
     return leaf.grad
 

@@ -175,8 +175,8 @@ def test_cells_differ_in_more_than_the_seed() -> None:
     again = plain | {"metrics": {"test_negative_elbo": 3.0}}
     mixed = plain | {
         "id": "m",
-        "tau": 0.5,
-        "schedule": {"kind": "mixed", "low": 0.1, "mid": 0.5, "period": 20},
+        "tau": 0.1,
+        "schedule": {"kind": "mixed", "mid": 0.5, "period": 20},
     }
     slow = plain | {"id": "s", "schedule": {"kind": "exponential"}}
     made = cells([plain, again, mixed, slow])

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from gapped.errors import GappedError
 
-__all__ = ["SCHEMA", "append", "atomic_write", "load"]
+__all__ = ["SCHEMA", "Line", "append", "atomic_write", "load", "sweep"]
 
 SCHEMA = 1
 
@@ -33,13 +33,13 @@ def load(path: Path) -> list[Line]:
     if complete < len(raw):
         warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=2)
     lines = []
-    for number, text in enumerate(raw[:complete].decode("utf-8").splitlines(), start=1):
+    for number, text in enumerate(raw[:complete].split(b"\n")[:-1], start=1):
         if not text.strip():
             continue
         try:
             line = json.loads(text)
-        except json.JSONDecodeError as problem:
-            raise GappedError(f"{path}, line {number}: not a JSON object ({problem.msg})") from None
+        except ValueError as problem:  # JSONDecodeError and UnicodeDecodeError
+            raise GappedError(f"{path}, line {number}: not a JSON object ({problem})") from None
         if not isinstance(line, dict):
             raise GappedError(f"{path}, line {number}: not a JSON object")
         if line.get("schema", SCHEMA) != SCHEMA:
@@ -78,6 +78,24 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left of their `atomic_write`s in `folder`."""
+    for partial in folder.glob(".*.part"):
+        owner = partial.name.rsplit(".", 2)[1]
+        if owner.isdigit() and not _is_running(int(owner)):
+            partial.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _complete_length(raw: bytes) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gapped._version import __version__
+from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
 from gapped.cli.report import report
@@ -57,10 +58,10 @@ def options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return app(arguments, prog_name="gapped", standalone_mode=False) or 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         print("gapped: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
     except Exception as problem:

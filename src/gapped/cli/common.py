@@ -11,7 +11,12 @@ import typer
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = ["DataDir", "Device", "TensorBoard", "execute"]
+__all__ = ["DataDir", "Device", "Stopped", "TensorBoard", "execute"]
+
+
+class Stopped(Exception):
+    """The user stopped the command; repeating it goes on."""
+
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 DataDir = Annotated[
@@ -38,8 +43,9 @@ def execute(
     try:
         with Display(screen) as display:
             made = run(recipes, store, where, data_dir=data_dir, watch=display)
-    except Interrupted:
-        raise KeyboardInterrupt from None
+    except (Interrupted, KeyboardInterrupt):
+        # Not a KeyboardInterrupt any more: the framework would end the program without a word.
+        raise Stopped from None
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:

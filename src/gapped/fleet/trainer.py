@@ -19,7 +19,7 @@ from gapped.fleet.grouping import Grouped
 from gapped.fleet.schedule import Constant, Schedule
 from gapped.registry import Pathwise
 
-__all__ = ["Run", "Task", "Trainer", "derived_seed", "matmul_precision"]
+__all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision"]
 
 
 class Task(Protocol):
@@ -104,6 +104,8 @@ class Trainer:
             losses = self.loss_sum / self.task.steps
             metrics = {f"train_{self.task.loss_name}": losses, **self.evaluate()}
             for name, values in metrics.items():
+                # A step can break a run without its own loss showing it: the test does.
+                self.alive &= values.isfinite()
                 self.history.setdefault(name, []).append(values.double().tolist())
         self.epoch += 1
         self.seconds.append(time.perf_counter() - began)
@@ -178,8 +180,12 @@ class Trainer:
 
 def derived_seed(*parts: object) -> int:
     """A seed that depends on all `parts`, and on nothing else."""
-    text = "/".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+    return int(derived_hash(*parts)[:14], 16)
+
+
+def derived_hash(*parts: object) -> str:
+    """Sixteen hexadecimal digits that depend on all `parts`, and on nothing else."""
+    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 @contextmanager

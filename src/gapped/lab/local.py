@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
+import gc
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,9 @@ import torch
 
 from gapped import data as data_sets
 from gapped import records
+from gapped.errors import GappedError
 from gapped.fleet.grouping import group_key
-from gapped.fleet.trainer import Run, Trainer, derived_seed, matmul_precision
+from gapped.fleet.trainer import Run, Trainer, derived_hash, derived_seed, matmul_precision
 from gapped.lab.environment import describe
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
@@ -72,7 +73,7 @@ class Fleet:
 
     @property
     def key(self) -> str:
-        return hashlib.sha256("".join(spec.id for spec in self.specs).encode()).hexdigest()[:16]
+        return derived_hash(*(spec.id for spec in self.specs))
 
     def label(self, spec: RunSpec) -> str:
         return self.entries[spec.id][0].label
@@ -89,39 +90,48 @@ def run(
 ) -> list[Line]:
     """Train what is not finished yet, and return the records of all entries of `recipes`.
 
-    The composition of the fleets follows from the recipes alone, so a repeated command continues where an
-    interrupted one stopped and ends with the same numbers.
+    Which runs form a fleet is settled, and kept, before the first step: a repeated command continues where
+    an interrupted one stopped and ends with the same numbers.
     """
     watch = watch or Nobody()
     entries = [entry for recipe in recipes for entry in recipe.entries]
     _copy_finished(entries, store)
+    request = derived_hash(*sorted(f"{entry.recipe}/{entry.spec.id}" for entry in entries))
+    fleets = _planned(recipes, store, request)
     done = store.done()
-    fleets = [f for f in plan(recipes, done) if any(not _is_done(f, spec, done) for spec in f.specs)]
-    watch.start(fleets)
-    for fleet in fleets:
+    pending = [f for f in fleets if any(not _is_done(f, spec, done) for spec in f.specs)]
+    watch.start(pending)
+    for fleet in pending:
         _train(fleet, store, device, data_dir, watch, checkpoint_seconds)
         watch.done(fleet)
+    store.finish(request, [fleet.key for fleet in fleets])
     done = store.done()
     return [done[entry.recipe, entry.spec.id] for entry in entries]
 
 
+def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Fleet]:
+    """The fleets of this request: those of its interrupted predecessor, or new ones."""
+    kept = store.load_plan(request)
+    if kept is None:
+        fleets = plan(recipes, store.done())
+        if fleets:
+            store.save_plan(request, [[spec.id for spec in fleet.specs] for fleet in fleets])
+        return fleets
+    entries = _by_run(recipes)
+    return [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
+
+
 def plan(recipes: Sequence[Recipe], done: dict[tuple[str, str], Line]) -> list[Fleet]:
-    """The fleets of `recipes`, less the runs that other recipes have finished already."""
-    names = {recipe.name for recipe in recipes}
-    elsewhere = {run_id for recipe, run_id in done if recipe not in names}
-    entries: dict[str, list[Entry]] = {}
+    """Fleets of the runs that no record in `done` has finished."""
+    finished = {run_id for _, run_id in done}
+    entries = _by_run(recipes)
     shapes: dict[str, dict[str, RunSpec]] = {}
     limits: dict[str, int] = {}
     for recipe in recipes:
-        for entry in recipe.entries:
-            spec = entry.spec
-            if spec.id in elsewhere:
-                continue
-            entries.setdefault(spec.id, []).append(entry)
+        limit = recipe.runs_per_fleet or _RUNS_PER_FLEET
+        for spec in (entry.spec for entry in recipe.entries if entry.spec.id not in finished):
             shapes.setdefault(spec.shape, {}).setdefault(spec.id, spec)
-            limits[spec.shape] = min(
-                limits.get(spec.shape, _RUNS_PER_FLEET), recipe.runs_per_fleet or _RUNS_PER_FLEET
-            )
+            limits[spec.shape] = min(limits.get(spec.shape, limit), limit)
     fleets = []
     for shape, specs in shapes.items():
         # Equal estimators become neighbours, to be sampled together.
@@ -132,6 +142,15 @@ def plan(recipes: Sequence[Recipe], done: dict[tuple[str, str], Line]) -> list[F
     return fleets
 
 
+def _by_run(recipes: Sequence[Recipe]) -> dict[str, list[Entry]]:
+    """The entries of each run: it may stand in several tables."""
+    entries: dict[str, list[Entry]] = {}
+    for recipe in recipes:
+        for entry in recipe.entries:
+            entries.setdefault(entry.spec.id, []).append(entry)
+    return entries
+
+
 def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, key: str) -> Trainer:
     """The trainer of a fleet, before its first step."""
     first = specs[0]
@@ -140,9 +159,6 @@ def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None,
         first.train_images or rules.train_images, first.test_images, validation=first.split == "validation"
     )
     compiled = device.type == "cuda"
-    if compiled:
-        # The compiler keeps a few variants per function: those of earlier fleets must not use them up.
-        torch.compiler.reset()
     task = VAETask(rules, data, [spec.seed for spec in specs], device, compiled=compiled, split=first.split)
     runs = [
         Run(
@@ -166,11 +182,18 @@ def _train(
 ) -> None:
     spec = fleet.specs[0]
     if device.type == "cuda":
+        # What an earlier fleet left behind must neither be kept nor counted; compiled code holds its model.
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     trainer = build(fleet.specs, device, data_dir, fleet.key)
     state = store.load_checkpoint(fleet.key, device)
     if state is not None:
-        trainer.load_state_dict(state)
+        try:
+            trainer.load_state_dict(state)
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            raise store.unreadable(fleet.key) from None
     extra: dict[str, list[float]] = {}
     if spec.entropy_steps:
         extra["surrogate_entropy"] = _entropy(trainer, spec.entropy_steps)
@@ -206,6 +229,8 @@ def _variance(trainer: Trainer, spec: RunSpec) -> list[float]:
 
 def _entropy(trainer: Trainer, steps: int) -> list[float]:
     """Mean entropy of the surrogates over the first steps of training."""
+    if steps > trainer.task.steps:
+        raise GappedError(f"entropy_steps: got {steps}, expected at most {trainer.task.steps}, one epoch")
     soft, noise = trainer.sampler.soft(), torch.Generator(trainer.device)
     noise.manual_seed(derived_seed(trainer.seed, "entropy"))
     total = torch.zeros(len(trainer.runs), dtype=torch.float64, device=trainer.device)

@@ -50,22 +50,27 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
     """Make a recipe of a parsed table; `origin` is named in errors."""
     _check_keys(table, _TOP, origin)
     cells = table.get("cell")
-    if not isinstance(cells, list) or not cells:
+    if not isinstance(cells, list) or not cells or not all(isinstance(cell, dict) for cell in cells):
         raise GappedError(f"{origin}: a recipe needs at least one [[cell]] table")
     settings = {k: v for k, v in table.items() if k not in ("cell", "quick")}
     if quick:
-        shrunk = table.get("quick", {})
+        shrunk = dict(_table(table.get("quick", {}), f"{origin}: quick"))
         _check_keys(shrunk, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
-        cells = [cell for cell in cells if cell.get("label") not in shrunk.get("skip", [])]
-        settings |= {k: v for k, v in shrunk.items() if k != "skip"}
+        cells = _kept(cells, shrunk.pop("skip", []), origin)
+        settings |= shrunk
     settings |= {k: v for k, v in overrides.items() if v is not None}
     for key in ("name", "task", "protocol"):
         if key not in settings:
             raise GappedError(f"{origin}: missing key {key!r}")
     seeds = _seeds(settings.pop("seeds", 1), origin)
     name, title = settings.pop("name"), settings.pop("title", "")
+    if not isinstance(name, str) or not name:
+        raise GappedError(f"{origin}: name: got {name!r}, expected a text")
     per_fleet = settings.pop("runs_per_fleet", None)
+    if per_fleet is not None and (not isinstance(per_fleet, int) or per_fleet < 1):
+        raise GappedError(f"{origin}: runs_per_fleet: got {per_fleet!r}, expected a positive integer")
     entries = [entry for cell in cells for entry in _expand(name, cell, settings, seeds, quick, origin)]
+    _check_distinct(entries, origin)
     return Recipe(name, title, tuple(entries), per_fleet, quick)
 
 
@@ -98,34 +103,81 @@ def _expand(
     _check_keys(cell, _CELL, f"{origin} [[cell]]")
     if "estimator" not in cell:
         raise GappedError(f"{origin} [[cell]]: missing key 'estimator'")
-    kind, fixed = parse(cell["estimator"])
+    kind, fixed = parse(_text(cell["estimator"], f"{origin} [[cell]]: estimator"))
     merged = {**settings, **{k: v for k, v in cell.items() if k in (*_AXES, "schedule")}}
-    options = {**fixed, **cell.get("options", {})}
-    merged.update({k: options.pop(k) for k in ("tau",) if k in options})
-    axes = {k: _listed(merged.pop(k)) for k in _AXES if k in merged}
-    grid = {k: _listed(v) for k, v in options.items()}
+    options = {**fixed, **_table(cell.get("options", {}), f"{origin} [[cell]]: options")}
+    if "tau" in options:
+        merged["tau"] = options.pop("tau")
+    axes = {k: _listed(merged.pop(k), f"{origin}: {k}") for k in _AXES if k in merged}
+    grid = {k: _listed(v, f"{origin}: {k}") for k, v in options.items()}
+    own = seeds[: len(_seeds(cell["seeds"], f"{origin} [[cell]]"))] if "seeds" in cell else seeds
     for values in product(*axes.values(), *grid.values()):
         point = dict(zip([*axes, *grid], values, strict=True))
         chosen = {k: point.pop(k) for k in grid}
         rest = {**merged, **point}
         rest.setdefault("data", "mnist")
         rest.setdefault("epochs", vae_protocol(rest["protocol"]).epochs)
-        label = cell.get("label") or show(kind, chosen)
-        for seed in _seeds(min(cell["seeds"], len(seeds)), origin) if "seeds" in cell else seeds:
-            spec = RunSpec(estimator=kind, options=chosen, seed=seed, **rest)
-            yield Entry(name, label.format(**chosen, **point), spec, quick)
+        label = _label(cell.get("label"), kind, chosen, point, origin)
+        for seed in own:
+            yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)
+
+
+def _label(text: object, kind: str, chosen: dict[str, Any], point: dict[str, Any], origin: str) -> str:
+    """The label of a cell; options and grid values may be named in braces."""
+    if text is None:
+        return show(kind, chosen)
+    try:
+        return _text(text, f"{origin} [[cell]]: label").format(**chosen, **point)
+    except (KeyError, IndexError, ValueError):
+        known = ", ".join([*chosen, *point])
+        raise GappedError(f"{origin} [[cell]]: label: got {text!r}, expected braces around {known}") from None
+
+
+def _kept(cells: list[Any], skip: object, origin: str) -> list[Any]:
+    """The cells that a quick run does not skip."""
+    labels = [cell.get("label") for cell in cells]
+    if not isinstance(skip, list) or any(label not in labels for label in skip):
+        known = ", ".join(str(label) for label in labels)
+        raise GappedError(f"{origin} [quick]: skip: got {skip!r}, expected a list of labels among {known}")
+    kept = [cell for cell in cells if cell.get("label") not in skip]
+    if not kept:
+        raise GappedError(f"{origin} [quick]: skip leaves no cell")
+    return kept
+
+
+def _check_distinct(entries: list[Entry], origin: str) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.spec.id in seen:
+            what = f"{entry.label} at tau {entry.spec.tau:g}, seed {entry.spec.seed}"
+            raise GappedError(f"{origin}: the same run is asked for twice: {what}")
+        seen.add(entry.spec.id)
 
 
 def _seeds(value: object, origin: str) -> list[int]:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return list(range(value))
-    if isinstance(value, list) and value and all(isinstance(v, int) and v >= 0 for v in value):
+    if isinstance(value, list) and value and all(type(v) is int and v >= 0 for v in value):
         return value
     raise GappedError(f"{origin}: seeds: got {value!r}, expected how many (at least 1), or a list of seeds")
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: Any, what: str) -> list[Any]:
+    if value == []:
+        raise GappedError(f"{what}: got an empty list, expected at least one value")
     return value if isinstance(value, list) else [value]
+
+
+def _table(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise GappedError(f"{what}: got {value!r}, expected a table")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise GappedError(f"{what}: got {value!r}, expected a text")
+    return value
 
 
 def _check_keys(table: Mapping[str, Any], known: set[str], origin: str) -> None:

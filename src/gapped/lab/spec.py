@@ -7,12 +7,26 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from gapped.checks import check_level
+from gapped.data import IMAGES
 from gapped.errors import reject
 from gapped.fleet.schedule import Schedule, schedule
 from gapped.lab.text import make
 from gapped.registry import Pathwise
+from gapped.tasks.vae.protocol import protocol as vae_protocol
 
 __all__ = ["Entry", "RunSpec"]
+
+# Name, least value, and whether None is accepted.
+_COUNTS = (
+    ("epochs", 1, False),
+    ("seed", 0, False),
+    ("train_images", 1, True),
+    ("test_images", 1, True),
+    ("variance_samples", 0, False),
+    ("variance_images", 1, False),
+    ("entropy_steps", 0, False),
+)
 
 # Fields added since the first published records, with their defaults.
 _LATER = {"rate_decay": "none"}
@@ -54,12 +68,26 @@ class RunSpec:
     """Over how many first steps the surrogate's entropy is averaged; none if 0."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
-            raise reject("epochs", self.epochs, "a positive integer")
+        _check_choice("task", self.task, ("vae",))
+        vae_protocol(self.protocol)
+        _check_choice("data", self.data, tuple(IMAGES))
+        _check_choice("split", self.split, ("test", "validation"))
         if self.rate_decay not in ("none", "cosine"):
             raise reject("rate_decay", self.rate_decay, "none or cosine")
+        for name, least, optional in _COUNTS:
+            _check_count(name, getattr(self, name), least, optional)
+        if self.variance_samples == 1:
+            raise reject("variance_samples", 1, "0, or at least 2: one gradient has no variance")
+        if self.learning_rate is not None:
+            check_level("learning_rate", self.learning_rate, positive=True)
+        if not isinstance(self.schedule, dict):
+            raise reject("schedule", self.schedule, 'a table such as { kind = "mixed" }')
         self.make_estimator()
         self.make_schedule()
+        # 1 and 1.0 are one number, and must have one hash.
+        levels = {k: float(v) if _is_level(k, v) else v for k, v in self.options.items()}
+        object.__setattr__(self, "options", levels)
+        object.__setattr__(self, "tau", float(self.tau))
 
     @property
     def id(self) -> str:
@@ -89,3 +117,19 @@ class Entry:
     label: str
     spec: RunSpec
     quick: bool = False
+
+
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise reject(name, value, f"one of {', '.join(known)}")
+
+
+def _check_count(name: str, value: object, least: int, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise reject(name, value, f"an integer of at least {least}")
+
+
+def _is_level(name: str, value: object) -> bool:
+    return name != "samples" and isinstance(value, int) and not isinstance(value, bool)

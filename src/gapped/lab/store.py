@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,10 +33,32 @@ class Store:
         for name, lines in (("curves", curves), ("images", images)):
             path = self.folder / f"{name}.jsonl"
             known = {line["id"] for line in records.load(path)}
-            records.append(path, [line for line in lines if line["id"] not in known])
+            new = {line["id"]: line for line in lines}
+            records.append(path, [line for key, line in new.items() if key not in known])
         done = self.done()
-        fresh = [line for line in made if (line["recipe"], line["id"]) not in done]
-        records.append(self.folder / "records.jsonl", fresh)
+        fresh = {(line["recipe"], line["id"]): line for line in made}
+        path = self.folder / "records.jsonl"
+        records.append(path, [line for key, line in fresh.items() if key not in done])
+
+    def save_plan(self, request: str, fleets: list[list[str]]) -> None:
+        """Keep which runs form the fleets of a request until it is finished."""
+        with records.atomic_write(self._plan(request)) as file:
+            file.write(json.dumps(fleets).encode())
+
+    def load_plan(self, request: str) -> list[list[str]] | None:
+        """The plan of a request that was interrupted, or None."""
+        path = self._plan(request)
+        if not path.exists():
+            return None
+        plan: list[list[str]] = json.loads(path.read_bytes())
+        return plan
+
+    def finish(self, request: str, keys: Iterable[str]) -> None:
+        """Remove what a finished request leaves: its plan, and checkpoints that a kill kept from removal."""
+        for key in keys:
+            self._checkpoint(key).unlink(missing_ok=True)
+        self._plan(request).unlink(missing_ok=True)
+        self._tidy()
 
     def save_checkpoint(self, key: str, state: dict[str, Any]) -> None:
         with records.atomic_write(self._checkpoint(key)) as file:
@@ -48,18 +71,25 @@ class Store:
             return None
         try:
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        except Exception as problem:
-            reason = str(problem).splitlines()[0]
-            raise GappedError(
-                f"{path}: not a checkpoint that can be read safely ({reason}); remove it to start over"
-            ) from None
+        except Exception:
+            # Whatever torch says here, its advice to load without restrictions is not ours.
+            raise unreadable(path) from None
         return state
 
     def drop_checkpoint(self, key: str) -> None:
-        path = self._checkpoint(key)
-        path.unlink(missing_ok=True)
-        if path.parent.exists() and not any(path.parent.iterdir()):
-            path.parent.rmdir()
+        self._checkpoint(key).unlink(missing_ok=True)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        folder = self.folder / "checkpoints"
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def unreadable(self, key: str) -> GappedError:
+        return unreadable(self._checkpoint(key))
+
+    def _plan(self, request: str) -> Path:
+        return self.folder / "checkpoints" / f"{request}.plan.json"
 
     def _checkpoint(self, key: str) -> Path:
         return self.folder / "checkpoints" / f"{key}.pt"
@@ -71,5 +101,11 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"x")
             probe.unlink()
+            records.sweep(self.folder)
+            records.sweep(self.folder / "checkpoints")
         except OSError as problem:
             raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
+
+
+def unreadable(path: Path) -> GappedError:
+    return GappedError(f"{path}: not a checkpoint that can be read safely; remove it to start over")

@@ -1,0 +1,420 @@
+"""Recipes: the packaged grids, what is rejected and how, content hashes, labels, planning."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gapped.errors import GappedError
+from gapped.lab.local import plan
+from gapped.lab.recipe import Recipe, find_recipe, known_recipes, load_recipe, recipe_from
+from gapped.lab.spec import RunSpec
+from gapped.lab.text import make, parse, show
+
+# Cells, seeds per cell, and what every run of the full recipe has.
+GRIDS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "ablation": (10, 10, {"epochs": 40}),
+    "vae": (24, 10, {"epochs": 40}),
+    "mixed-temperature": (12, 10, {"schedule": {"kind": "mixed", "mid": 0.5, "period": 20}}),
+    "variance": (3, 3, {"epochs": 100, "variance_samples": 100, "variance_images": 1000}),
+    "entropy": (3, 10, {"entropy_steps": 100, "tau": 0.1}),
+    "efficiency": (4, 1, {"tau": 0.5}),
+}
+TABLE: dict[str, Any] = {
+    "name": "toy",
+    "task": "vae",
+    "protocol": "digits-8x8",
+    "data": "digits",
+    "seeds": 2,
+    "tau": 0.5,
+    "cell": [{"label": "GST", "estimator": "gst:gap=1.0"}],
+}
+SPEC = RunSpec("vae", "digits-8x8", "digits", "gst", {"gap": 1.2}, tau=0.5, seed=3, epochs=7)
+
+
+def is_marked_x(recipe: str, label: str, tau: float) -> bool:
+    """Cells for which the paper gives no number, since they did not converge."""
+    return recipe == "vae" and label.startswith("GST-") and tau < 0.5
+
+
+def toy(**changes: Any) -> Recipe:
+    return recipe_from({**TABLE, **changes}, "toy.toml")
+
+
+def rejected(table: dict[str, Any], **how: Any) -> str:
+    """The one line that a bad table gives."""
+    with pytest.raises(GappedError) as caught:
+        recipe_from(table, "toy.toml", **how)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+# What comes with the package
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_packaged_recipe_loads(name, quick):
+    recipe = find_recipe(name, quick=quick)
+    assert recipe.name == name
+    assert recipe.title
+    assert recipe.quick == quick
+    assert all(entry.recipe == name and entry.quick == quick for entry in recipe.entries)
+    assert len({entry.spec.id for entry in recipe.entries}) == len(recipe.entries)
+    places = {(e.label, e.spec.protocol, e.spec.tau, e.spec.seed) for e in recipe.entries}
+    assert len(places) == len(recipe.entries)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids_are_the_paper_s(name):
+    cells, seeds, settings = GRIDS[name]
+    recipe = find_recipe(name)
+    counts = Counter((entry.label, entry.spec.tau) for entry in recipe.entries)
+    assert len(counts) == cells
+    published = {cell: count for cell, count in counts.items() if not is_marked_x(name, *cell)}
+    assert set(published.values()) == {seeds}
+    assert min(counts.values()) >= min(seeds, 3)
+    for entry in recipe.entries:
+        assert (entry.spec.protocol, entry.spec.data, entry.spec.split) == ("paper-30x10", "mnist", "test")
+        assert {key: getattr(entry.spec, key) for key in settings} == settings
+
+
+def test_packaged_recipes_are_those_and_a_smoke_test():
+    assert set(GRIDS) | {"smoke"} <= set(known_recipes())
+
+
+def test_cells_that_the_paper_marks_as_failing_are_run():
+    cells = {(entry.label, entry.spec.tau) for entry in find_recipe("vae").entries}
+    marked = {cell for cell in cells if is_marked_x("vae", *cell)}
+    assert marked == {(f"GST-{gap}", tau) for gap in ("0.8", "1.0", "1.2", "pi") for tau in (0.1, 0.01)}
+
+
+def work(recipe: Recipe) -> int:
+    return sum(e.spec.epochs * (e.spec.train_images or 60_000) for e in recipe.entries)
+
+
+def test_quick_recipes_are_smaller():
+    for name in known_recipes():
+        full, quick = find_recipe(name), find_recipe(name, quick=True)
+        work = [
+            sum(e.spec.epochs * (e.spec.train_images or 60_000) for e in r.entries) for r in (full, quick)
+        ]
+        assert work[1] < work[0], name
+
+
+# Hashes
+
+
+def test_ids_are_stable():
+    """Records outlive versions of the code: a changed hash would orphan them."""
+    assert SPEC.id == "5556f6987f4463a8"
+
+
+def changed(name: str) -> Any:
+    values: dict[str, Any] = {
+        "task": "listops",
+        "protocol": "paper-30x10",
+        "data": "mnist",
+        "estimator": "straight-through",
+        "options": {"gap": 1.3},
+        "schedule": {"kind": "mixed"},
+        "split": "validation",
+        "rate_decay": "cosine",
+        "variance_every_epoch": True,
+    }
+    return values.get(name, 11)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(RunSpec)])
+def test_ids_change_with_every_field(name):
+    # An estimator without options, so that the other estimator accepts them.
+    base = replace(SPEC, options={}) if name == "estimator" else SPEC
+    # Not through __post_init__, which may know but one task.
+    other = object.__new__(RunSpec)
+    for f in fields(RunSpec):
+        object.__setattr__(other, f.name, getattr(base, f.name))
+    object.__setattr__(other, name, changed(name))
+    assert other.id != base.id
+
+
+def test_ids_do_not_depend_on_how_numbers_and_tables_are_written():
+    other = replace(SPEC, options={"detach": True, "gap": 1.2})
+    assert other.id == replace(SPEC, options={"gap": 1.2, "detach": True}).id
+    whole = replace(SPEC, tau=1.0, options={"gap": 1.0})
+    written = replace(SPEC, tau=1, options={"gap": 1})
+    assert whole == written
+    assert whole.id == written.id, "equal specs are the same run"
+
+
+def test_shape_ignores_what_may_differ_in_a_fleet():
+    own = {"estimator": "gumbel-softmax", "options": {}, "tau": 0.1, "seed": 9, "learning_rate": 0.1}
+    assert replace(SPEC, **own, schedule={"kind": "mixed"}, rate_decay="cosine").shape == SPEC.shape
+    for name, value in {"epochs": 8, "data": "mnist", "train_images": 500, "split": "validation"}.items():
+        assert replace(SPEC, **{name: value}).shape != SPEC.shape
+
+
+# Expansion
+
+
+def test_grid_expansion():
+    recipe = toy(
+        tau=[1.0, 0.5],
+        seeds=[4, 7],
+        cell=[
+            {"estimator": "gst", "options": {"gap": [0.8, 1.2]}, "label": "GST-{gap}"},
+            {"estimator": "reinmax", "tau": 1.5, "learning_rate": [0.1, 0.2], "label": "R"},
+            {"estimator": "straight-through:tau=0.25"},
+        ],
+    )
+    found = Counter((e.label, e.spec.tau, e.spec.learning_rate) for e in recipe.entries)
+    assert found == Counter(
+        {
+            **{(f"GST-{gap}", tau, None): 2 for gap in (0.8, 1.2) for tau in (1.0, 0.5)},
+            **{("R", 1.5, rate): 2 for rate in (0.1, 0.2)},
+            ("straight-through", 0.25, None): 2,
+        }
+    )
+    assert {e.spec.seed for e in recipe.entries} == {4, 7}
+    assert all(e.spec.options == {"gap": float(e.label[4:])} for e in recipe.entries if e.label[:3] == "GST")
+    assert {e.spec.epochs for e in recipe.entries} == {60}, "the protocol's own"
+
+
+def test_a_cell_may_have_fewer_seeds():
+    cells = [{"estimator": "gst", "seeds": 3}, {"estimator": "straight-through"}]
+    for seeds, expected, rest in ((10, [0, 1, 2], 10), (2, [0, 1], 2), ([4, 7, 9, 1], [4, 7, 9], 4)):
+        entries = toy(seeds=seeds, cell=cells).entries
+        assert [e.spec.seed for e in entries if e.spec.estimator == "gst"] == expected
+        assert len([e for e in entries if e.spec.estimator != "gst"]) == rest
+
+
+def test_cells_override_what_is_above_them():
+    mixed, annealed = {"kind": "mixed", "period": 3}, {"kind": "annealed", "start": 2.0}
+    cells = [{"estimator": "gst"}, {"estimator": "reinmax", "schedule": annealed, "protocol": "plain-30x10"}]
+    first, second = toy(schedule=mixed, tau=1.0, seeds=1, epochs=2, cell=cells).entries
+    assert (first.spec.schedule, first.spec.protocol) == (mixed, "digits-8x8")
+    assert (second.spec.schedule, second.spec.protocol) == (annealed, "plain-30x10")
+
+
+def test_overrides_come_last():
+    table = {**TABLE, "epochs": 5, "quick": {"epochs": 2, "seeds": 1, "tau": [0.1]}}
+    full, quick = recipe_from(table, "t"), recipe_from(table, "t", quick=True)
+    assert [(len(r.entries), r.entries[0].spec.epochs) for r in (full, quick)] == [(2, 5), (1, 2)]
+    assert quick.entries[0].spec.tau == 0.1
+    forced = recipe_from(table, "t", quick=True, epochs=3, seeds=4, tau=None)
+    assert (len(forced.entries), forced.entries[0].spec.epochs, forced.entries[0].spec.tau) == (4, 3, 0.1)
+
+
+def test_labels_may_name_what_the_grid_varies():
+    cell = {"estimator": "gst", "options": {"gap": [0.5, 2.0]}, "label": "{gap} at {tau}"}
+    labels = [entry.label for entry in toy(tau=[0.5, 1.0], seeds=1, cell=[cell]).entries]
+    assert sorted(labels) == ["0.5 at 0.5", "0.5 at 1.0", "2.0 at 0.5", "2.0 at 1.0"]
+
+
+def test_quick_may_skip_cells():
+    cells = [{"estimator": "gst", "label": "a"}, {"estimator": "straight-through", "label": "b"}]
+    table = {**TABLE, "cell": cells, "quick": {"skip": ["a"], "seeds": 1}}
+    assert [entry.label for entry in recipe_from(table, "t").entries] == ["a", "a", "b", "b"]
+    assert [entry.label for entry in recipe_from(table, "t", quick=True).entries] == ["b"]
+
+
+@pytest.mark.parametrize("skip", [["GTS"], ["GST"], "GST"], ids=["misspelt", "everything", "not a list"])
+def test_quick_may_not_skip_what_is_not_there_or_everything(skip):
+    assert "skip" in rejected({**TABLE, "quick": {"skip": skip}}, quick=True)
+
+
+def test_files(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = (
+        'name = "mine"\ntask = "vae"\nprotocol = "digits-8x8"\ndata = "digits"\n[[cell]]\nestimator = "gst"\n'
+    )
+    path.write_text(text)
+    recipe = find_recipe(str(path), epochs=2)
+    assert recipe.name == "mine"
+    assert [(e.label, e.spec.epochs, e.spec.tau) for e in recipe.entries] == [("gst", 2, 1.0)]
+    assert recipe.entries == recipe_from({**tomllib.loads(text), "epochs": 2}, "t").entries
+
+
+# Rejection
+
+
+def test_unknown_keys_are_rejected_with_the_known_ones():
+    message = rejected({**TABLE, "epoch": 3})
+    assert "toy.toml: unknown key 'epoch'" in message
+    assert "epochs" in message
+    assert "protocol" in message
+    message = rejected({**TABLE, "cell": [{"estimator": "gst", "gap": 1.0}]})
+    assert "[[cell]]: unknown key 'gap'" in message
+    assert "options" in message
+    message = rejected({**TABLE, "quick": {"sedes": 1}}, quick=True)
+    assert "[quick]: unknown key 'sedes'" in message
+    assert "seeds" in message
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no cells": ({"cell": []}, r"at least one \[\[cell\]\]"),
+    "cell is a table": ({"cell": {"estimator": "gst"}}, r"at least one \[\[cell\]\]"),
+    "seeds 0": ({"seeds": 0}, "seeds: got 0"),
+    "seeds negative": ({"seeds": -2}, "seeds: got -2"),
+    "seeds true": ({"seeds": True}, "seeds: got True"),
+    "seeds text": ({"seeds": "ten"}, "seeds: got 'ten'"),
+    "seeds none": ({"seeds": []}, r"seeds: got \[\]"),
+    "estimator": ({"cell": [{"estimator": "gts"}]}, "estimator: got 'gts', expected one of .*gst"),
+    "no estimator": ({"cell": [{"label": "x"}]}, "missing key 'estimator'"),
+    "option in text": ({"cell": [{"estimator": "gst:gpa=1"}]}, "unknown option 'gpa', expected one of .*gap"),
+    "option in table": ({"cell": [{"estimator": "gst", "options": {"gpa": 1.0}}]}, "unknown option 'gpa'"),
+    "option value": ({"cell": [{"estimator": "gst:gap=-1"}]}, "gap: got -1"),
+    "option grammar": ({"cell": [{"estimator": "gst:gap"}]}, "expected name or name:option=value"),
+    "option twice": ({"cell": [{"estimator": "gst:gap=1,gap=2"}]}, "'gap' is given twice"),
+    "protocol": ({"protocol": "digits"}, "protocol: got 'digits', expected one of .*digits-8x8"),
+    "task": ({"task": "vea"}, "task: got 'vea', expected .*vae"),
+    "data": ({"data": "minst"}, "got 'minst', expected one of .*mnist"),
+    "split": ({"split": "valid"}, "split: got 'valid', expected .*validation"),
+    "rate_decay": ({"rate_decay": "cosin"}, "rate_decay: got 'cosin', expected none or cosine"),
+    "tau 0": ({"tau": 0.0}, "tau: got 0.0"),
+    "tau text": ({"tau": "low"}, "tau: got 'low'"),
+    "tau nan": ({"tau": math.nan}, "tau: got nan"),
+    "epochs 0": ({"epochs": 0}, "epochs: got 0"),
+    "epochs fraction": ({"epochs": 1.5}, "epochs: got 1.5"),
+    "schedule kind": ({"schedule": {"kind": "mxied"}}, "schedule: got 'mxied'"),
+    "schedule option": ({"schedule": {"kind": "mixed", "perod": 2}}, "expected among mid, period"),
+    "schedule text": ({"schedule": "mixed"}, "schedule"),
+    "label field": ({"cell": [{"estimator": "gst", "label": "GST-{gapp}"}]}, "label"),
+    "label braces": ({"cell": [{"estimator": "gst", "label": "GST-{"}]}, "label"),
+    "label number": ({"cell": [{"estimator": "gst", "label": 3}]}, "label"),
+    "estimator number": ({"cell": [{"estimator": 3}]}, "estimator"),
+    "options text": ({"cell": [{"estimator": "gst", "options": "gap=1"}]}, "options"),
+    "cell number": ({"cell": [3]}, "cell"),
+    # Accepted, each of these would train something else than what was written, or nothing.
+    "epochs true": ({"epochs": True}, "epochs"),
+    "no temperatures": ({"tau": []}, "tau"),
+    "no options": ({"cell": [{"estimator": "gst", "options": {"gap": []}}]}, "gap"),
+    "train_images 0": ({"train_images": 0}, "train_images"),
+    "train_images negative": ({"train_images": -1}, "train_images"),
+    "train_images text": ({"train_images": "all"}, "train_images"),
+    "test_images 0": ({"test_images": 0}, "test_images"),
+    "learning_rate 0": ({"learning_rate": 0.0}, "learning_rate"),
+    "learning_rate negative": ({"learning_rate": -1e-3}, "learning_rate"),
+    "learning_rate text": ({"learning_rate": "slow"}, "learning_rate"),
+    "variance_samples negative": ({"variance_samples": -1}, "variance_samples"),
+    "variance_samples 1": ({"variance_samples": 1}, "variance_samples"),
+    "variance_images 0": ({"variance_samples": 9, "variance_images": 0}, "variance_images"),
+    "entropy_steps negative": ({"entropy_steps": -1}, "entropy_steps"),
+    "runs_per_fleet 0": ({"runs_per_fleet": 0}, "runs_per_fleet"),
+    "runs_per_fleet negative": ({"runs_per_fleet": -1}, "runs_per_fleet"),
+    "seeds of a cell 0": ({"cell": [{"estimator": "gst", "seeds": 0}]}, "seeds"),
+    "seeds of a cell text": ({"cell": [{"estimator": "gst", "seeds": "ten"}]}, "seeds"),
+    "name number": ({"name": 3}, "name"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_values_are_rejected_in_one_line(what):
+    changes, pattern = BAD[what]
+    assert re.search(pattern, rejected({**TABLE, **changes}))
+
+
+def test_quick_is_a_table():
+    assert "quick" in rejected({**TABLE, "quick": 3}, quick=True)
+
+
+@pytest.mark.parametrize("key", ["name", "task", "protocol"])
+def test_missing_keys_are_named(key):
+    assert f"missing key '{key}'" in rejected({k: v for k, v in TABLE.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [
+        (b"", r"at least one \[\[cell\]\]"),
+        (b"name = \n", "not valid TOML"),
+        (b"name = 'a'\nname = 'b'\n", "not valid TOML"),
+        (b"\xff\xfe\x00", "not valid TOML"),
+        (b'nmae = "x"\n[[cell]]\nestimator = "gst"\n', "unknown key 'nmae', expected among .*name"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: bytes, pattern: str):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(GappedError, match=pattern) as caught:
+        load_recipe(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_files_and_unknown_names(tmp_path):
+    with pytest.raises(GappedError, match=r"absent\.toml: No such file"):
+        find_recipe(str(tmp_path / "absent.toml"))
+    with pytest.raises(GappedError, match=r"got 'albation', expected one of ablation, .*vae.*\.toml file"):
+        find_recipe("albation")
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gst", "gst:gap=1.2,tau=0.5", "gst:gap=expected", "gumbel-rao:samples=100", "gst:detach=False,gap=0.0"],
+)
+def test_estimators_survive_the_way_through_text(text):
+    name, options = parse(text)
+    assert show(name, options) == text
+    assert make(*parse(show(name, options))) == make(name, options)
+
+
+def test_options_get_their_types():
+    assert parse(" gst: gap = 2 , detach=false ")[1] == {"gap": 2, "detach": False}
+    assert isinstance(parse("gst:tau=1e-2")[1]["tau"], float)
+
+
+# Planning
+
+
+def test_runs_that_tables_share_are_planned_once_and_recorded_twice():
+    ablation, vae = find_recipe("ablation"), find_recipe("vae")
+    fleets = plan([ablation, vae], {})
+    planned = [spec.id for fleet in fleets for spec in fleet.specs]
+    assert len(planned) == len(set(planned)) == len(ablation.entries) + len(vae.entries) - 20
+    served = [entry for fleet in fleets[:1] for id_ in planned for entry in fleet.entries[id_]]
+    assert Counter(entry.recipe for entry in served) == {
+        "ablation": len(ablation.entries),
+        "vae": len(vae.entries),
+    }
+    twice = {id_ for id_ in planned if len(fleets[0].entries[id_]) == 2}
+    assert len(twice) == 20
+    assert {(e.label, e.spec.tau) for e in ablation.entries if e.spec.id in twice} == {
+        ("GST-1.0", 1.0),
+        ("GST-1.0", 0.5),
+    }
+
+
+def test_fleets_are_as_even_as_their_limit_allows():
+    recipe = toy(seeds=5, runs_per_fleet=2)
+    assert [len(fleet.specs) for fleet in plan([recipe], {})] == [2, 2, 1]
+    assert [len(fleet.specs) for fleet in plan([replace(recipe, runs_per_fleet=4)], {})] == [3, 2]
+    assert [len(fleet.specs) for fleet in plan([find_recipe("efficiency")], {})] == [1, 1, 1, 1]
+    sizes = [len(fleet.specs) for fleet in plan([toy(seeds=1000)], {})]
+    assert sum(sizes) == 1000
+    assert max(sizes) <= 400, "more do not fit on a device"
+    assert max(sizes) - min(sizes) < len(sizes)
+
+
+def test_plans_follow_from_the_recipes_alone():
+    names = ["ablation", "vae", "smoke"]
+    first, second = (plan([find_recipe(name) for name in names], {}) for _ in range(2))
+    assert [fleet.key for fleet in first] == [fleet.key for fleet in second]
+    assert len({fleet.key for fleet in first}) == len(first) > 1
+
+
+def test_equal_estimators_are_neighbours_in_a_fleet():
+    (fleet,) = plan([toy(cell=[{"estimator": t} for t in ("gst", "straight-through", "gst:gap=0.5")])], {})
+    names = [spec.estimator for spec in fleet.specs]
+    assert names in (["gst"] * 4 + ["straight-through"] * 2, ["straight-through"] * 2 + ["gst"] * 4)

@@ -1,0 +1,319 @@
+"""Files that outlive the process: torn lines, duplicates, partial files, hostile checkpoints, full disks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gapped import records
+from gapped.errors import GappedError
+from gapped.lab.store import Store
+
+CPU = torch.device("cpu")
+
+
+def line(run: str, recipe: str = "toy", **more: Any) -> dict[str, Any]:
+    return {"schema": 1, "recipe": recipe, "id": run, **more}
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# Lines
+
+
+def test_lines_come_back_in_order(tmp_path):
+    path = tmp_path / "new" / "folder" / "records.jsonl"
+    assert records.load(path) == []
+    records.append(path, [line("a"), line("b", label="τ = 1\u2028\x85\nnext")])
+    records.append(path, [])
+    records.append(path, iter([line("c", value=0.1)]))
+    assert records.load(path) == [
+        line("a"),
+        line("b", label="τ = 1\u2028\x85\nnext"),
+        line("c", value=0.1),
+    ]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_nothing_is_written_for_no_lines(tmp_path):
+    records.append(tmp_path / "records.jsonl", [])
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_line_that_is_not_json_is_refused_before_anything_is_written(tmp_path, value):
+    path = tmp_path / "records.jsonl"
+    records.append(path, [line("a")])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        records.append(path, [line("b"), line("c", value=value)])
+    assert path.read_bytes() == before
+
+
+def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next_append(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records.append(path, [line("a", label="é"), line("b", label="é")])
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        with pytest.warns(UserWarning, match=r"records\.jsonl: the last line is torn"):
+            assert records.load(path) == [line("a", label="é")]
+        assert path.read_bytes() == whole[:cut], "reading must not change anything"
+        records.append(path, [line("c")])
+        assert records.load(path) == [line("a", label="é"), line("c")]
+
+
+def test_a_file_that_is_but_a_torn_line(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"schema": 1, "id"')
+    with pytest.warns(UserWarning, match="torn"):
+        assert records.load(path) == []
+    records.append(path, [line("a")])
+    assert records.load(path) == [line("a")]
+
+
+@pytest.mark.parametrize("bad", [b"{]\n", b"3\n", b'{"schema": 2}\n', b'{"id": "x"}{"id": "y"}\n'])
+def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path, bad):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"schema": 1}\n\n' + bad + b'{"schema": 1}\n')
+    with pytest.raises(GappedError, match=r"records\.jsonl, line 3: ") as caught:
+        records.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_not_text_are_an_error_of_the_same_kind(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"schema": 1}\n{"label": "\xff"}\n')
+    with pytest.raises(GappedError, match=r"records\.jsonl"):
+        records.load(path)
+
+
+def test_appending_syncs_once_and_a_failure_leaves_a_readable_file(tmp_path, monkeypatch):
+    path = tmp_path / "records.jsonl"
+    synced: list[int] = []
+    monkeypatch.setattr(records.os, "fsync", lambda number: synced.append(number))
+    records.append(path, [line("a"), line("b")])
+    assert len(synced) == 1
+    monkeypatch.setattr(records.os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        records.append(path, [line("c")])
+    monkeypatch.undo()
+    assert [each["id"] for each in records.load(path)][:2] == ["a", "b"]
+
+
+# Whole files
+
+
+def test_an_atomic_file_appears_complete(tmp_path):
+    path = tmp_path / "deep" / "file.bin"
+    with records.atomic_write(path) as file:
+        file.write(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    with records.atomic_write(path) as file:
+        file.write(b"newer")
+        assert path.read_bytes() == b"new"
+    assert path.read_bytes() == b"newer"
+    assert [each.name for each in path.parent.iterdir()] == ["file.bin"]
+
+
+def test_nothing_is_left_behind_when_the_body_raises(tmp_path):
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with records.atomic_write(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file.bin"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_nothing_is_left_behind_when_the_disk_is_full(tmp_path, monkeypatch, call):
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(records.os, call, full_disk)
+    with pytest.raises(OSError, match="No space left"), records.atomic_write(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file.bin"]
+
+
+# The store
+
+
+def test_the_store_adds_only_what_is_not_there(tmp_path):
+    store = Store(tmp_path)
+    store.add([line("a"), line("b")], [{"id": "a", "epoch": [1]}], [{"id": "a", "count": 1}])
+    files = {name: (tmp_path / name).read_bytes() for name in ("curves.jsonl", "images.jsonl")}
+    store.add(
+        [line("b", changed=True), line("c"), line("a", recipe="other")],
+        [{"id": "a", "epoch": [2]}],
+        [{"id": "a", "count": 2}],
+    )
+    assert list(store.done()) == [("toy", "a"), ("toy", "b"), ("toy", "c"), ("other", "a")]
+    assert "changed" not in store.done()["toy", "b"]
+    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+
+
+def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
+    store = Store(tmp_path)
+    store.add([line("a"), line("a")], [{"id": "a"}, {"id": "a"}], [{"id": "a"}, {"id": "a"}])
+    for name in ("records", "curves", "images"):
+        assert len(records.load(tmp_path / f"{name}.jsonl")) == 1, name
+
+
+def test_records_are_written_last(tmp_path, monkeypatch):
+    written: list[str] = []
+    monkeypatch.setattr(records, "append", lambda path, lines: written.append(path.name))
+    Store(tmp_path).add([line("a")], [{"id": "a"}], [{"id": "a"}])
+    assert written[-1] == "records.jsonl"
+    assert set(written) == {"records.jsonl", "curves.jsonl", "images.jsonl"}
+
+
+@pytest.mark.parametrize("kind", ["file", "under a file"])
+def test_a_store_that_cannot_be_written_says_so_before_any_work(tmp_path, kind):
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" if kind == "file" else tmp_path / "file" / "below"
+    with pytest.raises(GappedError, match="cannot write here") as caught:
+        Store(folder)
+    assert str(folder) in str(caught.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_read_only_folder(tmp_path, monkeypatch):
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_bytes", read_only)
+    with pytest.raises(GappedError, match=r"cannot write here \(Read-only file system\)"):
+        Store(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into folders without write permission")
+def test_a_folder_without_write_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(GappedError, match=r"cannot write here \(Permission denied\)"):
+            Store(tmp_path)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_probing_leaves_nothing(tmp_path):
+    Store(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# Checkpoints
+
+STATE = {"epoch": 3, "history": {"x": [[float("nan"), 1.0]]}, "model": {"w": torch.arange(3.0)}}
+
+
+def test_checkpoints_come_back_and_go(tmp_path):
+    store = Store(tmp_path)
+    assert store.load_checkpoint("k", CPU) is None
+    store.save_checkpoint("k", STATE)
+    store.save_checkpoint("other", STATE)
+    state = store.load_checkpoint("k", CPU)
+    assert state is not None
+    assert str(state) == str(STATE)
+    store.drop_checkpoint("k")
+    assert store.load_checkpoint("k", CPU) is None
+    assert store.load_checkpoint("other", CPU) is not None
+    store.drop_checkpoint("other")
+    store.drop_checkpoint("other")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Bomb:
+    """Unpickled, it writes a file: what a hostile checkpoint could do, and worse."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "executed")
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch"])
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, form):
+    store, mark = Store(tmp_path), tmp_path / "mark"
+    store.save_checkpoint("k", STATE)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(Bomb(mark)))
+        pickle.loads(path.read_bytes())
+    else:
+        torch.save({**STATE, "extra": Bomb(mark)}, path)
+        torch.load(path, weights_only=False)
+    assert mark.read_text() == "executed", "the bomb is a dud: the test has no power"
+    mark.unlink()
+    content = path.read_bytes()
+    with pytest.raises(GappedError, match="not a checkpoint that can be read safely") as caught:
+        store.load_checkpoint("k", CPU)
+    assert not mark.exists()
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "remove it" in str(caught.value)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 half a zip"], ids=["empty", "text", "zip"])
+def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, content):
+    store = Store(tmp_path)
+    store.save_checkpoint("k", STATE)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    path.write_bytes(content)
+    with pytest.raises(GappedError, match="remove it to start over") as caught:
+        store.load_checkpoint("k", CPU)
+    assert "\n" not in str(caught.value)
+
+
+def test_loading_asks_torch_for_weights_only(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.save_checkpoint("k", STATE)
+    asked: list[Any] = []
+
+    def load(*_: object, **how: Any) -> dict[str, Any]:
+        asked.append(how.get("weights_only"))
+        return STATE
+
+    monkeypatch.setattr(torch, "load", load)
+    store.load_checkpoint("k", CPU)
+    assert asked == [True]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
+def test_a_full_disk_while_a_checkpoint_is_written(tmp_path):
+    store = Store(tmp_path)
+    store.save_checkpoint("k", {"epoch": 1})
+    before = (tmp_path / "checkpoints" / "k.pt").read_bytes()
+    # What the file is called while it is written, so that the bytes go where there is no room.
+    (tmp_path / "checkpoints" / f".k.pt.{os.getpid()}.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        store.save_checkpoint("k", {"epoch": 2, "model": torch.zeros(100_000)})
+    assert caught.value.errno == errno.ENOSPC
+    assert (tmp_path / "checkpoints" / "k.pt").read_bytes() == before
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["k.pt"]
+
+
+def test_records_are_plain_json(tmp_path):
+    """Any program can read them, without this package."""
+    Store(tmp_path).add([line("a", metrics={"x": None, "y": 0.1}, options={"gap": 1.2})])
+    text = (tmp_path / "records.jsonl").read_text(encoding="ascii")
+    assert json.loads(text) == line("a", metrics={"x": None, "y": 0.1}, options={"gap": 1.2})

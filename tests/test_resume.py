@@ -1,0 +1,354 @@
+"""Kill -9 anywhere, repeat the command, get what an uninterrupted run gives, bit for bit.
+
+Training runs in processes that a server forks: it has imported everything once, so that a life costs
+milliseconds, and it has never trained itself, so that forking is safe on every machine. Run as a script,
+this file is that server: it reads one JSON line per life and answers with how the life ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from gapped import data as data_sets
+from gapped import records
+from gapped.lab.local import run
+from gapped.lab.recipe import recipe_from
+from gapped.lab.store import Store
+
+# Two tables that share runs; three fleets, one run that diverges, and everything that a run can measure.
+COMMON: dict[str, Any] = {
+    "task": "vae",
+    "protocol": "digits-8x8",
+    "data": "digits",
+    "train_images": 100,
+    "test_images": 30,
+    "epochs": 4,
+    "tau": 0.5,
+    "variance_samples": 3,
+    "variance_images": 10,
+    "variance_every_epoch": True,
+}
+TABLES: list[dict[str, Any]] = [
+    {
+        "name": "first",
+        "seeds": 2,
+        "runs_per_fleet": 4,
+        "cell": [{"estimator": "gst:gap=0.8"}, {"estimator": "gumbel-softmax"}],
+    },
+    {
+        "name": "second",
+        "cell": [
+            {"estimator": "gst:gap=0.8"},
+            {"estimator": "straight-through", "learning_rate": 1e30, "label": "broken"},
+            {
+                "estimator": "gst:gap=expected",
+                "schedule": {"kind": "mixed", "period": 3},
+                "tau": 0.1,
+                "rate_decay": "cosine",
+            },
+        ],
+    },
+    {"name": "third", "epochs": 2, "cell": [{"estimator": "reinmax", "tau": 1.0}]},
+]
+FILES = ("records.jsonl", "curves.jsonl", "images.jsonl")
+KILLS = 30
+
+
+def train(folder: Path) -> None:
+    recipes = [recipe_from({**COMMON, **table}, "toy") for table in TABLES]
+    run(recipes, Store(folder), torch.device("cpu"), checkpoint_seconds=0)
+
+
+# Lives
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("survived SIGKILL")
+
+
+def dying(function: Callable[..., Any], nth: int, *, after: bool) -> Callable[..., Any]:
+    """`function`, but its nth call is the last thing that happens, or the first that does not."""
+    calls = 0
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth and not after:
+            die()
+        result = function(*arguments, **options)
+        if calls == nth:
+            die()
+        return result
+
+    return wrapped
+
+
+def torn_append(file_name: str, nth: int, share: float) -> Callable[..., None]:
+    """Appending, but the nth time to `file_name` the disk gets only a part of the bytes."""
+    append, calls = records.append, 0
+
+    def wrapped(path: Path, lines: Any) -> None:
+        nonlocal calls
+        kept = list(lines)
+        if path.name == file_name and kept:
+            calls += 1
+            if calls == nth:
+                size = path.stat().st_size if path.exists() else 0
+                append(path, kept)
+                os.truncate(path, size + int((path.stat().st_size - size) * share))
+                die()
+        append(path, kept)
+
+    return wrapped
+
+
+def half_save(nth: int) -> Callable[..., None]:
+    """Saving, but the nth checkpoint is cut off in the middle of its bytes."""
+    save, calls = torch.save, 0
+
+    def wrapped(state: Any, file: Any) -> None:
+        nonlocal calls
+        calls += 1
+        save(state, file)
+        if calls == nth:
+            file.flush()
+            os.truncate(file.fileno(), file.tell() // 2)
+            die()
+
+    return wrapped
+
+
+def arrange(death: str, nth: int) -> None:
+    """Make this process die at a chosen point."""
+    if death == "before replace":
+        os.replace = dying(os.replace, nth, after=False)
+    elif death == "after replace":
+        os.replace = dying(os.replace, nth, after=True)
+    elif death == "half a checkpoint":
+        torch.save = half_save(nth)
+    elif death == "before dropping the checkpoint":
+        Store.drop_checkpoint = dying(Store.drop_checkpoint, nth, after=False)  # type: ignore[method-assign]
+    elif death.startswith("before appending to "):
+        records.append = torn_append(death.split()[-1], nth, 0.0)
+    elif death.startswith("torn "):
+        _, percent, _, file_name = death.split()
+        records.append = torn_append(file_name, nth, float(percent) / 100)
+    else:
+        raise AssertionError(death)
+
+
+def live(job: dict[str, Any]) -> NoReturn:
+    """One life, in a process of its own."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore" if job.get("torn") else "error")
+    try:
+        if job.get("death"):
+            arrange(job["death"], job["nth"])
+        train(Path(job["folder"]))
+    except BaseException as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def serve() -> None:
+    # Imports what is imported on first use, without any training.
+    data_sets.load("digits")
+    print("ready", flush=True)
+    for text in sys.stdin:
+        job = json.loads(text)
+        began = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            live(job)
+        if job.get("delay") is not None:
+            time.sleep(job["delay"])
+            # Not waited for yet, so the number cannot have passed to another process.
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        answer = {"killed": killed, "ok": status == 0, "seconds": time.monotonic() - began}
+        print(json.dumps(answer), flush=True)
+
+
+class Server:
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self._answer() == "ready\n"
+
+    def life(self, folder: Path, **job: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"folder": str(folder), **job}) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._answer())
+        assert answer["killed"] or answer["ok"], "the life ended by an error of its own: see standard error"
+        return answer
+
+    def close(self) -> None:
+        self.process.communicate(timeout=30)
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def whole(server, tmp_path_factory) -> dict[str, Any]:
+    """What an uninterrupted run leaves, and how long it takes."""
+    folder = tmp_path_factory.mktemp("whole")
+    server.life(folder)
+    again = tmp_path_factory.mktemp("again")
+    seconds = server.life(again)["seconds"]
+    assert outcome(folder) == outcome(again), "not even repeatable"
+    return {"outcome": outcome(folder), "seconds": seconds}
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Everything but times, in the order of the files; curves and images to the byte."""
+    found: dict[str, Any] = {name: (folder / name).read_bytes() for name in FILES[1:]}
+    found["records"] = []
+    for line in records.load(folder / FILES[0]):
+        line.pop("seconds")
+        line.pop("environment")
+        line["metrics"].pop("seconds_per_epoch", None)
+        found["records"].append(line)
+    return found
+
+
+def is_torn(path: Path) -> bool:
+    content = path.read_bytes()
+    return bool(content) and not content.endswith(b"\n")
+
+
+def leftovers(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - set(FILES)
+
+
+def test_the_uninterrupted_run_is_what_the_tables_ask_for(whole):
+    made = whole["outcome"]["records"]
+    keys = [(line["recipe"], line["id"]) for line in made]
+    assert len(keys) == len(set(keys)) == 8
+    assert len({line["id"] for line in made}) == 7
+    assert [line["label"] for line in made if line["status"] == "diverged"] == ["broken"]
+    assert len({line["runs_in_fleet"] for line in made}) > 1
+
+
+def test_killed_at_random_points(server, whole, tmp_path):
+    """Lives of random length until the tables are complete, again and again, until enough were cut short."""
+    dice = random.Random(20220)
+    kills, rounds = 0, 0
+    states: set[tuple[int, ...]] = set()
+    while kills < KILLS:
+        rounds += 1
+        folder, lives = tmp_path / str(rounds), 0
+        while True:
+            lives += 1
+            # Mostly short, so that a round takes many lives; some long, so that it ends.
+            delay = dice.random() ** 2 * 1.2 * whole["seconds"]
+            answer = server.life(folder, delay=delay if lives < 40 else None, torn=True)
+            if answer["ok"]:
+                break
+            kills += 1
+            states.add(tuple((folder / n).stat().st_size if (folder / n).exists() else 0 for n in FILES))
+            for name in FILES[1:]:  # Whatever is there is a beginning of what there will be.
+                if (folder / name).exists():
+                    complete = (folder / name).read_bytes()
+                    assert whole["outcome"][name].startswith(complete[: complete.rfind(b"\n") + 1])
+        assert outcome(folder) == whole["outcome"]
+    assert rounds > 1
+    assert len(states) > 2, "all kills came before the first or after the last fleet had finished"
+
+
+# Where, and at which of its occurrences: the first, and one in a later fleet.
+DEATHS = [
+    ("before replace", 1),
+    ("before replace", 6),
+    ("after replace", 1),
+    ("after replace", 4),
+    ("after replace", 6),
+    ("half a checkpoint", 2),
+    ("half a checkpoint", 7),
+    ("before appending to curves.jsonl", 1),
+    ("before appending to images.jsonl", 2),
+    ("before appending to records.jsonl", 1),
+    ("before appending to records.jsonl", 3),
+    ("before dropping the checkpoint", 1),
+    ("before dropping the checkpoint", 3),
+    ("torn 30 of curves.jsonl", 1),
+    ("torn 70 of curves.jsonl", 2),
+    ("torn 40 of images.jsonl", 1),
+    ("torn 10 of records.jsonl", 1),
+    ("torn 60 of records.jsonl", 1),
+    ("torn 99 of records.jsonl", 2),
+    ("torn 50 of records.jsonl", 3),
+]
+
+
+@pytest.mark.parametrize(("death", "nth"), DEATHS, ids=[f"{death}, {nth}" for death, nth in DEATHS])
+def test_killed_at_a_chosen_point(server, whole, tmp_path, death, nth):
+    assert server.life(tmp_path, death=death, nth=nth)["killed"], "that point was never reached"
+    torn = any((tmp_path / name).exists() and is_torn(tmp_path / name) for name in FILES)
+    assert torn == death.startswith("torn")
+    assert server.life(tmp_path, torn=torn)["ok"]
+    assert outcome(tmp_path) == whole["outcome"]
+
+
+@pytest.mark.parametrize(
+    ("death", "nth"), [("half a checkpoint", 2), ("before replace", 3), ("before dropping the checkpoint", 3)]
+)
+def test_nothing_else_is_left_behind_once_all_is_done(server, whole, tmp_path, death, nth):
+    """A checkpoint of a large fleet is gigabytes: what a kill left of one must not stay forever."""
+    assert server.life(tmp_path, death=death, nth=nth)["killed"]
+    assert leftovers(tmp_path), "nothing was left by the kill: the test has no power"
+    assert server.life(tmp_path)["ok"]
+    assert leftovers(tmp_path) == set()
+
+
+def test_twice_at_the_same_point_and_then_to_the_end(server, whole, tmp_path):
+    for _ in range(3):
+        assert server.life(tmp_path, death="after replace", nth=1)["killed"]
+    for percent in (30, 80):
+        death = f"torn {percent} of records.jsonl"
+        assert server.life(tmp_path, death=death, nth=1, torn=True)["killed"]
+    assert server.life(tmp_path, torn=True)["ok"]
+    assert outcome(tmp_path) == whole["outcome"]
+
+
+def test_a_torn_line_is_announced(server, tmp_path):
+    assert server.life(tmp_path, death="torn 60 of records.jsonl", nth=1)["killed"]
+    with pytest.warns(UserWarning, match=r"records\.jsonl: the last line is torn"):
+        train(tmp_path)
+
+
+if __name__ == "__main__":
+    serve()

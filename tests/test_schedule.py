@@ -1,0 +1,139 @@
+"""Temperature schedules: their values, and that a trainer uses them step by step."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gapped
+from gapped.errors import GappedError
+from gapped.fleet.grouping import Grouped
+from gapped.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
+from gapped.fleet.trainer import Run, Trainer
+
+STEPS, EPOCHS = 5, 3
+CPU = torch.device("cpu")
+
+
+class Spy:
+    """A task without data that writes down which temperatures it was asked to use."""
+
+    row_axes, loss_name, steps = 1, "cost", STEPS
+
+    def __init__(self, runs: int) -> None:
+        self.model = torch.nn.Module()
+        self.model.weight = torch.nn.Parameter(torch.zeros(runs, 2, 3, dtype=torch.float64))
+        self.trained: list[list[float]] = []
+        self.tested: list[list[float]] = []
+        self.seen: list[Tensor] = []
+
+    def start_epoch(self, epoch: int) -> None:
+        pass
+
+    def load_batch(self, step: int) -> None:
+        pass
+
+    def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        self.trained.append(sampler.tau.tolist())
+        # What the groups hold must be what `tau` says: it is the groups that draw.
+        self.seen.append(torch.cat([each.tau.flatten() for _, _, each in sampler.groups]))
+        sample = sampler.sample(self.model.weight, generator=generator)
+        return (sample * torch.arange(3)).sum((1, 2))
+
+    def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
+        self.tested.append(sampler.tau.tolist())
+        return {"test_cost": torch.zeros(len(sampler.tau))}
+
+
+def trained(runs: list[Run]) -> Spy:
+    task = Spy(len(runs))
+    trainer = Trainer(task, runs, EPOCHS, seed=0, device=CPU)
+    for _ in range(EPOCHS):
+        trainer.train_epoch()
+    return task
+
+
+def test_constant():
+    assert {Constant().tau(0.3, step, 10) for step in range(10)} == {0.3}
+
+
+def test_annealed_from_start_to_own():
+    values = [Annealed(2.0).tau(0.1, step, 11) for step in range(11)]
+    assert values[0] == 2.0
+    assert values[-1] == pytest.approx(0.1, rel=1e-15)
+    ratios = [b / a for a, b in pairwise(values)]
+    assert ratios == pytest.approx([(0.1 / 2.0) ** 0.1] * 10, rel=1e-12)
+    assert math.isclose(values[5], math.sqrt(0.2))
+
+
+def test_mixed_has_every_period_th_batch_low():
+    values = [Mixed(mid=0.5, period=4).tau(0.01, step, 12) for step in range(12)]
+    assert values == [0.5, 0.5, 0.5, 0.01] * 3
+    assert [Mixed(period=1).tau(0.01, step, 3) for step in range(3)] == [0.01] * 3
+
+
+def test_the_trainer_follows_each_run_s_own_schedule():
+    low = gapped.GST(tau=0.25)
+    runs = [
+        Run(low, 1e-3),
+        Run(low, 1e-3, Mixed(mid=0.5, period=4)),
+        Run(gapped.GST(tau=0.125), 1e-3, Annealed(1.0)),
+        Run(gapped.StraightThrough(tau=0.75), 1e-3, Mixed(mid=2.0, period=2)),
+    ]
+    task = trained(runs)
+    total = EPOCHS * STEPS
+    # Steps are counted over all epochs: the period goes on across their borders.
+    assert [row[0] for row in task.trained] == [0.25] * total
+    assert [row[1] for row in task.trained] == [0.25 if step % 4 == 3 else 0.5 for step in range(total)]
+    annealed = [row[2] for row in task.trained]
+    assert annealed == pytest.approx([0.125 ** (step / (total - 1)) for step in range(total)], rel=1e-12)
+    assert [row[3] for row in task.trained] == [0.75 if step % 2 else 2.0 for step in range(total)]
+    assert [each.tolist() for each in task.seen] == task.trained
+
+
+def test_runs_are_tested_at_their_own_temperature():
+    runs = [Run(gapped.GST(tau=0.25), 1e-3, Mixed(mid=0.5)), Run(gapped.GST(tau=0.125), 1e-3, Annealed(3.0))]
+    task = trained(runs)
+    assert task.trained[0] != [0.25, 0.125]
+    assert task.tested == [[0.25, 0.125]] * EPOCHS
+
+
+def test_constant_fleets_return_to_their_own_temperature():
+    task = Spy(2)
+    trainer = Trainer(task, [Run(gapped.GST(tau=0.25), 1e-3)] * 2, EPOCHS, seed=0, device=CPU)
+    trainer.sampler.tau.fill_(9.0)
+    trainer.train_epoch()
+    assert task.trained == [[0.25, 0.25]] * STEPS
+
+
+def test_by_name():
+    assert schedule() == Constant()
+    assert schedule("annealed", start=2.0) == Annealed(2.0)
+    assert schedule("mixed", mid=0.7, period=3) == Mixed(0.7, 3)
+    assert set(SCHEDULES) == {"constant", "annealed", "mixed"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "mxied"}, "expected one of constant, annealed, mixed"),
+        ({"kind": "mixed", "perod": 3}, "expected among mid, period"),
+        ({"kind": "constant", "tau": 1}, "expected among none"),
+        ({"kind": "mixed", "period": 0}, "period: got 0"),
+        ({"kind": "mixed", "period": 2.5}, "period: got 2.5"),
+        ({"kind": "mixed", "period": True}, "period: got True"),
+        ({"kind": "mixed", "mid": 0.0}, "mid: got 0.0"),
+        ({"kind": "annealed", "start": -1.0}, "start: got -1.0"),
+        ({"kind": "annealed", "start": math.nan}, "start: got nan"),
+        ({"kind": "annealed", "start": math.inf}, "start: got inf"),
+        ({"kind": "annealed", "start": "warm"}, "start: got 'warm'"),
+    ],
+)
+def test_bad_schedules_are_rejected(options: dict[str, Any], message: str):
+    with pytest.raises(GappedError, match=message):
+        schedule(**options)
