@@ -20,19 +20,14 @@ __all__ = ["app", "main"]
 EXAMPLES = """
 Categorical samples that carry a gradient: compare estimators, reproduce the paper, report.
 
+\b
 Examples:
-
-  gapped compare                                             five estimators on small digits, one minute
-
-  gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax --seeds 5
-
-  gapped reproduce vae --device cuda                         a table of the paper, beside its numbers
-
-  gapped reproduce vae --quick                               the same, scaled down for a laptop
-
-  gapped report runs/vae                                     tables and report.html from records
-
-  gapped data mnist                                          fetch and verify a data set
+  gapped compare                       five estimators on small digits, one minute
+  gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax
+  gapped reproduce vae --device cuda   a table of the paper, beside its numbers
+  gapped reproduce vae --quick         the same, scaled down for a laptop
+  gapped report runs/vae               tables and report.html from records
+  gapped data mnist                    fetch and verify a data set
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)

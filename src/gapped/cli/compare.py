@@ -44,11 +44,10 @@ def compare(
 ) -> int:
     """Train the same VAE with several estimators and seeds together, and say which one did best.
 
+    \b
     Examples:
-
       gapped compare
-
-      gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --tau 0.5 --seeds 5
+      gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
     """
     recipe = default_recipe(data=data, estimators=estimator, seeds=seeds, epochs=epochs, tau=tau)
     return execute([recipe], out, device, data_dir, tensorboard)

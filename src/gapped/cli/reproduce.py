@@ -30,10 +30,9 @@ def reproduce(
 ) -> int:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
+    \b
     Examples:
-
       gapped reproduce ablation vae --device cuda
-
       gapped reproduce variance --quick
     """
     from gapped.lab.recipe import find_recipe, known_recipes

@@ -42,7 +42,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
         for each in (
             Protocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
             Protocol("plain-30x10", 30, 10, (512, 256)),
-            Protocol("digits-8x8", 8, 8, (96, 48), batch=50, epochs=60, learning_rate=2e-3),
+            Protocol("digits-8x8", 8, 8, (128,), epochs=80, learning_rate=5e-3),
             Protocol(
                 "paper-32x64",
                 32,
