@@ -20,7 +20,8 @@ from gapped import records
 from gapped.errors import GappedError
 from gapped.fleet.trainer import Trainer
 from gapped.lab.environment import describe, pick_device
-from gapped.lab.local import Fleet, Interrupted, run
+from gapped.lab.fleets import Fleet
+from gapped.lab.local import Interrupted, run
 from gapped.lab.recipe import Recipe, recipe_from
 from gapped.lab.store import Store
 
@@ -30,7 +31,7 @@ TABLE: dict[str, Any] = {
     "task": "vae",
     "protocol": "digits-8x8",
     "data": "digits",
-    "train_images": 100,
+    "train_images": 200,
     "test_images": 30,
     "epochs": 2,
     "tau": 0.5,
@@ -223,7 +224,7 @@ def test_a_diverged_run_is_recorded_as_such_and_the_others_go_on(tmp_path):
 
 def test_a_run_whose_very_last_step_breaks_it_is_not_called_sound(tmp_path):
     # One step: the loss before it is finite, the weights after it are useless.
-    (made,) = run([recipe("gst", train_images=50, epochs=1, learning_rate=1e30)], Store(tmp_path), CPU)
+    (made,) = run([recipe("gst", train_images=100, epochs=1, learning_rate=1e30)], Store(tmp_path), CPU)
     assert made["metrics"]["test_negative_elbo"] is None
     assert made["status"] == "diverged"
 

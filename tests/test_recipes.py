@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gapped.errors import GappedError
-from gapped.lab.local import plan
+from gapped.lab.fleets import plan
 from gapped.lab.recipe import Recipe, find_recipe, known_recipes, load_recipe, recipe_from
 from gapped.lab.spec import RunSpec
 from gapped.lab.text import make, parse, show
@@ -185,7 +185,7 @@ def test_grid_expansion():
     )
     assert {e.spec.seed for e in recipe.entries} == {4, 7}
     assert all(e.spec.options == {"gap": float(e.label[4:])} for e in recipe.entries if e.label[:3] == "GST")
-    assert {e.spec.epochs for e in recipe.entries} == {60}, "the protocol's own"
+    assert {e.spec.epochs for e in recipe.entries} == {80}, "the protocol's own"
 
 
 def test_a_cell_may_have_fewer_seeds():

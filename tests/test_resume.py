@@ -33,7 +33,7 @@ COMMON: dict[str, Any] = {
     "task": "vae",
     "protocol": "digits-8x8",
     "data": "digits",
-    "train_images": 100,
+    "train_images": 200,
     "test_images": 30,
     "epochs": 4,
     "tau": 0.5,

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from gapped.fleet.trainer import Trainer
-from gapped.lab.local import Fleet
+from gapped.lab.fleets import Fleet
 
 __all__ = ["Display"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gapped.registry import Pathwise
 
-__all__ = ["Grouped", "group_key"]
+__all__ = ["Grouped", "group_key", "is_level"]
 
 _LEVELS = ("tau", "gap", "tau_forward")
 
@@ -20,7 +20,7 @@ _LEVELS = ("tau", "gap", "tau_forward")
 def group_key(estimator: Pathwise) -> Hashable:
     """What runs must have in common to be sampled by one call: everything but the numeric levels."""
     rest = ((f.name, getattr(estimator, f.name)) for f in fields(estimator))
-    return type(estimator), tuple((name, value) for name, value in rest if not _is_level(name, value))
+    return type(estimator), tuple((name, value) for name, value in rest if not is_level(name, value))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Grouped:
             levels: dict[str, Any] = {"tau": tau[start:stop].view(shape)}
             for name in _LEVELS[1:]:
                 values = [getattr(e, name, None) for e in same]
-                if _is_level(name, values[0]):
+                if is_level(name, values[0]):
                     levels[name] = torch.tensor(values, device=device, dtype=dtype).view(shape)
             groups.append((start, stop, replace(same[0], **levels)))
             start = stop
@@ -65,5 +65,6 @@ class Grouped:
         return torch.cat([each.sample(logits[a:b], generator=generator) for a, b, each in self.groups])
 
 
-def _is_level(name: str, value: object) -> bool:
+def is_level(name: str, value: object) -> bool:
+    """Whether an option is a number that may differ between runs that are sampled together."""
     return name in _LEVELS and isinstance(value, int | float)

@@ -1,0 +1,94 @@
+"""Which runs train together, and the trainer that trains them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gapped import data as data_sets
+from gapped.fleet.grouping import is_level
+from gapped.fleet.trainer import Run, Trainer, derived_hash, derived_seed
+from gapped.lab.recipe import Recipe
+from gapped.lab.spec import Entry, RunSpec
+from gapped.lab.text import show
+from gapped.records import Line
+from gapped.tasks.vae.protocol import protocol
+from gapped.tasks.vae.task import VAETask
+
+__all__ = ["Fleet", "build", "entries_by_run", "plan"]
+
+_RUNS_PER_FLEET = 400
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Runs of equal shape, in the order of their run axis, with the table entries that they serve."""
+
+    specs: tuple[RunSpec, ...]
+    entries: dict[str, list[Entry]] = field(compare=False)
+
+    @property
+    def key(self) -> str:
+        return derived_hash(*(spec.id for spec in self.specs))
+
+    def label(self, spec: RunSpec) -> str:
+        return self.entries[spec.id][0].label
+
+
+def plan(recipes: Sequence[Recipe], done: dict[tuple[str, str], Line]) -> list[Fleet]:
+    """Fleets of the runs that no record in `done` has finished."""
+    finished = {run_id for _, run_id in done}
+    entries = entries_by_run(recipes)
+    shapes: dict[str, dict[str, RunSpec]] = {}
+    limits: dict[str, int] = {}
+    for recipe in recipes:
+        limit = recipe.runs_per_fleet or _RUNS_PER_FLEET
+        for spec in (entry.spec for entry in recipe.entries if entry.spec.id not in finished):
+            shapes.setdefault(spec.shape, {}).setdefault(spec.id, spec)
+            limits[spec.shape] = min(limits.get(spec.shape, limit), limit)
+    fleets = []
+    for shape, specs in shapes.items():
+        # Estimators that differ only in numbers become neighbours, to be sampled together.
+        order = sorted(specs.values(), key=_kind)
+        count = math.ceil(len(order) / limits[shape])
+        size = math.ceil(len(order) / count)
+        fleets += [Fleet(tuple(order[i : i + size]), entries) for i in range(0, len(order), size)]
+    return fleets
+
+
+def entries_by_run(recipes: Sequence[Recipe]) -> dict[str, list[Entry]]:
+    """The entries of each run: it may stand in several tables."""
+    entries: dict[str, list[Entry]] = {}
+    for recipe in recipes:
+        for entry in recipe.entries:
+            entries.setdefault(entry.spec.id, []).append(entry)
+    return entries
+
+
+def _kind(spec: RunSpec) -> str:
+    return show(spec.estimator, {k: v for k, v in spec.options.items() if not is_level(k, v)})
+
+
+def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, key: str) -> Trainer:
+    """The trainer of a fleet, before its first step."""
+    first = specs[0]
+    rules = protocol(first.protocol)
+    data = data_sets.load(first.data, data_dir).limited(
+        first.train_images or rules.train_images, first.test_images, validation=first.split == "validation"
+    )
+    compiled = device.type == "cuda"
+    task = VAETask(rules, data, [spec.seed for spec in specs], device, compiled=compiled, split=first.split)
+    runs = [
+        Run(
+            spec.make_estimator(),
+            spec.learning_rate or rules.learning_rate,
+            spec.make_schedule(),
+            decays=spec.rate_decay == "cosine",
+        )
+        for spec in specs
+    ]
+    return Trainer(task, runs, first.epochs, derived_seed(key), device, compiled=compiled)

@@ -1,0 +1,85 @@
+"""What a finished fleet writes: records, curves and pictures, one line per run."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable
+
+import torch
+
+from gapped import records
+from gapped.fleet.trainer import Trainer, derived_seed
+from gapped.lab.environment import describe
+from gapped.lab.fleets import Fleet
+from gapped.records import Line
+from gapped.tasks.vae.task import VAETask
+
+__all__ = ["curve_lines", "image_lines", "record_lines"]
+
+_PICTURES = 10
+
+
+def record_lines(
+    fleet: Fleet, trainer: Trainer, extra: dict[str, list[float]], device: torch.device
+) -> Iterable[Line]:
+    environment = describe(device)
+    alive = trainer.alive.tolist()
+    for place, spec in enumerate(fleet.specs):
+        final = {name: rows[-1][place] for name, rows in trainer.history.items()}
+        final |= {name: values[place] for name, values in extra.items()}
+        for entry in fleet.entries[spec.id]:
+            yield {
+                "schema": records.SCHEMA,
+                "id": spec.id,
+                "recipe": entry.recipe,
+                "label": entry.label,
+                "quick": entry.quick,
+                "task": spec.task,
+                "data": spec.data,
+                "protocol": spec.protocol,
+                "estimator": spec.estimator,
+                "options": spec.options,
+                "tau": spec.tau,
+                "schedule": spec.schedule,
+                "learning_rate": spec.learning_rate,
+                "rate_decay": spec.rate_decay,
+                "split": spec.split,
+                "seed": spec.seed,
+                "epochs": spec.epochs,
+                "status": "ok" if alive[place] else "diverged",
+                "metrics": {name: _finite(value) for name, value in final.items()},
+                "seconds": round(sum(trainer.seconds), 3),
+                "runs_in_fleet": len(fleet.specs),
+                "environment": environment,
+            }
+
+
+def curve_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
+    for place, spec in enumerate(fleet.specs):
+        series = {name: [_finite(row[place]) for row in rows] for name, rows in trainer.history.items()}
+        if series:
+            yield {"id": spec.id, "epoch": list(range(1, trainer.epoch + 1)), **series}
+
+
+def image_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
+    """Pictures of one run per cell, the one with the lowest seed."""
+    shown: dict[tuple[str, float], tuple[int, int]] = {}
+    for place, spec in enumerate(fleet.specs):
+        cell = (fleet.label(spec), spec.tau)
+        shown[cell] = min(shown.get(cell, (spec.seed, place)), (spec.seed, place))
+    trainer.generator.manual_seed(derived_seed(trainer.seed, "pictures"))
+    task = trainer.task
+    assert isinstance(task, VAETask)
+    pictures = task.pictures(trainer.sampler, trainer.generator, _PICTURES)
+    for _, place in shown.values():
+        encoded = {
+            name: base64.b64encode(bytes(each[place].flatten().tolist())).decode()
+            for name, each in pictures.items()
+        }
+        size = {"height": task.height, "width": task.width, "count": _PICTURES}
+        yield {"id": fleet.specs[place].id, **size, **encoded}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
