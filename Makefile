@@ -3,15 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint gpu-test bench clean
 
 demo: $(STAMP)
-	OMP_NUM_THREADS=2 $(BIN)/gapped compare
+	$(BIN)/gapped compare
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -22,7 +21,7 @@ gpu-test: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(STAMP)
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bench_cpu.py
+	$(BIN)/python benchmarks/bench_cpu.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

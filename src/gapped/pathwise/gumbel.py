@@ -46,7 +46,8 @@ def gumbel_softmax(
     hard sample :math:`D` is the one-hot argmax of :math:`\theta + G`; the gradient is that of :math:`h`.
 
     - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
-    - Bias: biased, less so as :math:`\tau \to 0`, while the variance grows.
+    - Bias: biased; as :math:`\tau \to 0` the mean tends to that of ReinMax at temperature 1, while the
+      variance grows without bound.
     - Cost: one evaluation of what follows, `K` noise values per row.
 
     Shapes, masks, dtypes: see `gapped.pathwise.base.Pathwise.sample`.
