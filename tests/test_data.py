@@ -156,11 +156,12 @@ TRAIN, LABELS = CONTENTS["train-idx"], CONTENTS["train_labels-idx"]
         ("train-idx", TRAIN[:-5], "truncated: 59 bytes"),
         ("train-idx", CONTENTS["test-idx"], r"shape \(3, 2, 4\), expected \(6, 2, 4\)"),
         ("train-idx", b"not found", "not an idx file"),
-        ("train-idx", gzip.compress(TRAIN)[:-9], "damaged gzip file"),
-        ("train-idx", flipped(gzip.compress(TRAIN)), "damaged gzip file"),
+        ("train-idx", gzip.compress(TRAIN, mtime=0)[:-9], "damaged gzip file"),
+        ("train-idx", flipped(gzip.compress(TRAIN, mtime=0)), "damaged gzip file"),
         ("train-idx", b"\x1f\x8b" + b"?" * 40, "damaged gzip file"),
         ("train_labels-idx", LABELS[:-1] + b"\x0a", "label 10, expected 0 to 9"),
     ],
+    ids=["flipped", "short", "other", "text", "short-gzip", "flipped-gzip", "no-gzip", "label"],
 )
 def test_a_bad_file_is_named_in_one_line(tmp_path, file, content, words):
     put(tmp_path)
