@@ -35,7 +35,7 @@ def test_list_says_where_and_what_is_missing(tmp_path):
     folder.mkdir(parents=True)
     (folder / MNIST.train.name).write_bytes(b"")
     lines = [line.split("\t") for line in invoke("--data-dir", str(tmp_path / "sets")).splitlines()]
-    assert [line[0] for line in lines] == ["digits", "mnist", "fashion-mnist"]
+    assert [line[0] for line in lines] == ["digits", "mnist", "fashion-mnist", "listops"]
     assert lines[0][2] == "inside scikit-learn"
     rest = ", ".join(file.name for file in MNIST.files[1:])
     assert lines[1][2] == f"{folder}; missing: {rest}"
@@ -55,7 +55,7 @@ def test_errors_are_raised_for_the_app_to_print(tmp_path):
 
 def test_a_terminal_gets_a_table(monkeypatch, tmp_path):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "400")
     folder = tmp_path / "[red]sets" / "mnist"
     folder.mkdir(parents=True)
     (folder / MNIST.train.name).write_bytes(b"")

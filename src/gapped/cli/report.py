@@ -18,8 +18,32 @@ def report(
         Path | None,
         typer.Option(help="Where to put the report; RUNS/report.html without it.", show_default=False),
     ] = None,
+    update: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Fill the blocks between <!-- records:NAME --> and <!-- /records:NAME --> of this document; "
+            "may be given more than once.",
+            show_default=False,
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the figures that these documents show into this folder.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Rebuild the tables, the figures and report.html from records."""
+    """Rebuild the tables, the figures and report.html from records.
+
+    With --update or --figures, only documents and figures are written.
+    """
+    if update or figures:
+        from gapped.report.documents import update_documents
+
+        for changed, new in update_documents(runs, update or [], figures):
+            print(f"{'updated' if new else 'unchanged'}: {changed}")
+        return
+
     from gapped.report import read, write_report
     from gapped.report.markdown import write_tables
     from gapped.report.terminal import console, show

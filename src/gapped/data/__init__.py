@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from gapped.data.dataset import Dataset
 from gapped.data.digits import DigitsSource
+from gapped.data.listops import LISTOPS
 from gapped.data.mnist import FASHION_MNIST, MNIST
 from gapped.data.source import Part, Source
 from gapped.errors import reject
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 # `load` serves the image sets; a set of another kind has its own loader and joins SOURCES alone.
 IMAGES: Mapping[str, Source[Dataset]] = {each.name: each for each in (DigitsSource(), MNIST, FASHION_MNIST)}
-SOURCES: Mapping[str, Source[object]] = {**IMAGES}
+SOURCES: Mapping[str, Source[object]] = {**IMAGES, LISTOPS.name: LISTOPS}
 
 
 def load(name: str, data_dir: Path | None = None, progress: bool = True, *, download: bool = True) -> Dataset:

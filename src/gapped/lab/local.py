@@ -125,7 +125,9 @@ def _train(
     while trainer.epoch < spec.epochs and not spec.entropy_steps:
         trainer.train_epoch()
         if spec.variance_samples and spec.variance_every_epoch:
+            began = time.perf_counter()
             trainer.history.setdefault("gradient_variance", []).append(variance(trainer, spec))
+            trainer.seconds[-1] += time.perf_counter() - began
         watch.epoch(fleet, trainer)
         stop = watch.wants_stop()
         if stop or time.monotonic() - saved >= checkpoint_seconds:

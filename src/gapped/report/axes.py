@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["legend", "outer", "power", "scale", "window"]
 
 
-def scale(axes: Axes, means: Sequence[Floats], log: bool) -> None:
-    """Limits from what comes after the first steep tenth, so that the ends can be told apart."""
-    tails = np.concatenate(
-        [m[min(len(m) // 10 + (len(m) > 4), len(m) - 1) :] for m in means] or [np.zeros(0)]
-    )
+def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool = False) -> None:
+    """Limits from what comes after the first steep tenth, so that the ends can be told apart, or from all."""
+    from matplotlib.ticker import LogLocator
+
+    starts = [0 if whole else min(len(m) // 10 + (len(m) > 4), len(m) - 1) for m in means]
+    tails = np.concatenate([m[start:] for m, start in zip(means, starts, strict=True)] or [np.zeros(0)])
     tails = tails[np.isfinite(tails) & ((tails > 0) | (not log))]
     if log and tails.size:
         axes.set_yscale("log")
         low, high = tails.min() / 1.4, min(tails.max(), np.median(tails) * 1e4) * 1.4
         between = (2, 5) if high / low < 100 else ()
+        if between:
+            axes.yaxis.set_minor_locator(LogLocator(subs=between))
+            axes.grid(which="minor", axis="y", alpha=0.25)
         axes.yaxis.set_major_formatter(lambda value, _: power(value, (1,)))
         axes.yaxis.set_minor_formatter(lambda value, _: power(value, between))
         axes.set_ylim(low, high)

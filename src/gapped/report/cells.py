@@ -127,7 +127,7 @@ def metric_name(metric: str) -> str:
     >>> metric_name("test_negative_elbo")
     'test negative ELBO'
     """
-    return metric.replace("_", " ").replace("elbo", "ELBO").replace(" gb", " (GB)")
+    return metric.replace("_", " ").replace("elbo", "ELBO").replace(" gb", " (GB)").replace("gpu", "GPU")
 
 
 def has_temperatures(group: Iterable[Cell]) -> bool:

@@ -40,8 +40,12 @@ def learning_curves(
     colours: Mapping[str, str] | None = None,
     log: bool = False,
     salt: str = "curves",
+    runs: bool = False,
 ) -> str:
-    """Mean and 95% band over seeds against epochs, best curve first; those past the palette turn grey."""
+    """Mean and 95% band over seeds against epochs, best curve first; those past the palette turn grey.
+
+    With `runs`, each run is a thin line in place of the band, and the first epochs are in view too.
+    """
     from matplotlib.ticker import MaxNLocator
 
     shown = curves if len(curves) <= len(SERIES) else curves[: len(SERIES) - 1]
@@ -49,7 +53,8 @@ def learning_curves(
     with style(salt):
         figure, axes = new_figure(300)
         means = [
-            _draw_curve(axes, curve, palette.get(curve.key, INK), i, log) for i, curve in enumerate(shown)
+            _draw_curve(axes, curve, palette.get(curve.key, INK), i, log, runs)
+            for i, curve in enumerate(shown)
         ]
         hidden = curves[len(shown) :]
         for i, curve in enumerate(hidden):
@@ -60,7 +65,7 @@ def learning_curves(
         axes.set_title(what)
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
-        scale(axes, means, log)
+        scale(axes, means, log, whole=runs)
         legend(figure, [c.name for c in shown])
         bottom, top = axes.get_ylim()
         tips = [tip for c in shown for tip in _curve_tips(axes, c, metric, log) if bottom <= tip.y <= top]
@@ -102,7 +107,10 @@ def final_values(
 
 
 def heat_map(values: Mapping[tuple[float, float], float], what: str, metric: str, salt: str = "heat") -> str:
-    """Means over gap and temperature, a tinted field each: the better the stronger, the best in bold."""
+    """Means over gap and temperature, a field each: the better the stronger, the best in bold.
+
+    Fields are opaque, so that their numbers read whatever is behind the figure.
+    """
     from matplotlib.patches import Rectangle
 
     gaps, taus = sorted({gap for gap, _ in values}), sorted({tau for _, tau in values})
@@ -113,10 +121,11 @@ def heat_map(values: Mapping[tuple[float, float], float], what: str, metric: str
         tips = []
         for gap, tau in sorted(values):
             x, y = taus.index(tau), gaps.index(gap)
-            tint = 0.05 + 0.33 * shades[gap, tau]
-            axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=SERIES[0], lw=0, alpha=tint))
+            fill, ink = _field(shades[gap, tau])
+            axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, lw=0))
             text = number(values[gap, tau], metric).text
-            axes.text(x, y, text, ha="center", va="center", weight="bold" if (gap, tau) == best else "normal")
+            weight = "bold" if (gap, tau) == best else "normal"
+            axes.text(x, y, text, ha="center", va="center", weight=weight, color=ink)
             tips.append(Tip(axes, x, y, f"gap {gap:g}, τ={tau:g}: {text}", 12))
         axes.set(
             xlim=(-0.5, len(taus) - 0.5), ylim=(-0.5, len(gaps) - 0.5), xlabel="temperature τ", ylabel="gap"
@@ -140,12 +149,15 @@ PAPER_MARK: dict[str, Any] = {
 }
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, rank: int, log: bool) -> Floats:
+def _draw_curve(axes: Axes, curve: Curve, colour: str, rank: int, log: bool, runs: bool) -> Floats:
     mean, low, high = band(curve.values, log)
     # The dash is a second channel beside colour, for print and for eyes to which two hues are one.
     dash = "-" if colour in SERIES[:4] else (0, (4, 1.5))
     mark = "o" if np.isfinite(mean).sum() == 1 else ""
-    axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+    if runs:
+        axes.plot(curve.epochs, curve.values.T, color=colour, linewidth=0.7, alpha=0.45, zorder=2)
+    else:
+        axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.plot(
         curve.epochs, mean, marker=mark, color=colour, linestyle=dash, label=curve.name, zorder=4 - rank / 10
     )
@@ -191,6 +203,17 @@ def _row_tip(row: Row, published: float | None) -> str:
     reference = "" if published is None else f", the paper {number(published, row.metric).text}"
     seeds = f"{s.count} seed{'s' * (s.count != 1)}"
     return f"{row.name}: {number(s.mean, row.metric).text}{interval}, {seeds}{reference}"
+
+
+def _field(shade: float) -> tuple[str, str]:
+    """The colour of a field, and that of the number on it.
+
+    >>> _field(0.0), _field(1.0)
+    (('#d5dde4', '#16202a'), ('#1668a0', '#ffffff'))
+    """
+    pale, strong = (0xD5, 0xDD, 0xE4), (0x16, 0x68, 0xA0)
+    mixed = [round(a + (b - a) * shade) for a, b in zip(pale, strong, strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if shade > 0.75 else "#16202a"
 
 
 def _shades(values: Mapping[tuple[float, float], float], higher: bool) -> dict[tuple[float, float], float]:

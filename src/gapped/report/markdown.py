@@ -10,9 +10,9 @@ from gapped.errors import GappedError
 from gapped.records import atomic_write
 from gapped.report.cells import Record, cells, groups, read
 from gapped.report.paper import against_paper, paper, paper_table
-from gapped.report.tables import rows_of, summary_table, to_markdown, verdict_of
+from gapped.report.tables import rows_of, summary_table, to_markdown, verdict_of, without_empty
 
-__all__ = ["command", "hardware", "minutes", "render_markdown", "update_markers", "write_tables"]
+__all__ = ["command", "duration", "hardware", "minutes", "render_markdown", "update_markers", "write_tables"]
 
 
 def render_markdown(source: Path | Iterable[Record], recipe: str) -> str:
@@ -30,7 +30,7 @@ def render_markdown(source: Path | Iterable[Record], recipe: str) -> str:
     grouped = groups(mine)
     for (_, protocol), group in grouped.items():
         beside = against_paper(mine, recipe, protocol) if is_published(recipe, protocol) else []
-        table = paper_table(beside) if beside else summary_table(rows_of(group))
+        table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
         title = f"Protocol `{protocol}`: " if len(grouped) > 1 else ""
         parts.append(f"{title}{verdict_of(group)}\n\n{to_markdown(table)}")
     return "\n".join([*parts, provenance(mine, recipe) + "\n"])
@@ -53,7 +53,7 @@ def provenance(records: list[Record], recipe: str) -> str:
     runs = len([r for cell in cells(records) for r in cell.records])
     return (
         f"{quick}`{command(records, recipe)}` on {hardware(records)}: "
-        f"{runs} run{'s' * (runs != 1)} in {minutes(records):.1f} minutes."
+        f"{runs} run{'s' * (runs != 1)} in {duration(records)}.{_shared(records)}"
     )
 
 
@@ -64,15 +64,35 @@ def command(records: Iterable[Record], recipe: str) -> str:
 
 
 def hardware(records: Iterable[Record]) -> str:
-    """The devices that the records name."""
-    devices = {str((r.get("environment") or {}).get("device") or "an unnamed device") for r in records}
-    return " and ".join(sorted(devices))
+    """The devices that the records name, and how they multiply where that is not plain float32."""
+    places = [r.get("environment") or {} for r in records]
+    devices = sorted({str(place.get("device") or "an unnamed device") for place in places})
+    tf32 = any(place.get("precision") == "tf32" for place in places)
+    return " and ".join(devices) + " (TF32 products)" * tf32
 
 
 def minutes(records: Iterable[Record]) -> float:
     """Wall time: a fleet's seconds are shared among its runs, so that a sum over runs counts them once."""
     unique = [r for cell in cells(records) for r in cell.records]
     return sum(float(r.get("seconds") or 0) / float(r.get("runs_in_fleet") or 1) for r in unique) / 60
+
+
+def duration(records: Iterable[Record]) -> str:
+    """The wall time in words; some measurements end before there is an epoch to time."""
+    spent = minutes(records)
+    if not spent:
+        return "a time that was not recorded"
+    return f"{spent:.1f} minutes" if spent >= 1 else f"{60 * spent:.0f} seconds"
+
+
+def _shared(records: Iterable[Record]) -> str:
+    """A remark where other tables' runs were trained in the same fleets."""
+    own: dict[tuple[object, ...], set[object]] = {}
+    for r in records:
+        key = (r.get("seconds"), r.get("runs_in_fleet"), (r.get("environment") or {}).get("commit"))
+        own.setdefault(key, set()).add(r.get("id"))
+    shared = any(len(ids) < int(str(key[1] or 1)) for key, ids in own.items())
+    return " Runs of other tables were trained in the same fleet; the time is these runs' share." * shared
 
 
 def is_published(recipe: str, protocol: str) -> bool:

@@ -110,18 +110,18 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
     return made + [_beyond(c, primary(ours)) for c in ours if c not in seen]
 
 
-def paper_table(made: Sequence[PaperRow]) -> Table:
-    """Rows as a table, with the notes that its marks need."""
+def paper_table(made: Sequence[PaperRow], recipe: str = "") -> Table:
+    """Rows as a table, with the notes that its marks need; the margin in them is that of `recipe`."""
     several = len({r.metric for r in made}) > 1
+    spread = any(r.ours and r.ours.count > 1 for r in made)
     columns = ("estimator", "τ", *(["measure"] * several), "ours", "seeds", "paper", "seeds")
     columns += ("difference", "std. errors", "mark", "note")
-    notes = ["Mean ± standard deviation over seeds."]
+    notes = ["Mean ± standard deviation over seeds."] if spread else []
     if any(r.disagrees for r in made):
-        margins = (
-            f"{NATS} nats ({MARGIN['coupled']} for coupled, {MARGIN['listops']} of accuracy for listops)"
-        )
+        unit = "of accuracy" if any(r.metric.endswith("accuracy") for r in made) else "nats"
+        margin = f"{MARGIN.get(recipe, NATS)} {unit}"
         notes.append(
-            f"{DISAGREES}: further apart than two standard errors and {margins}, or in whether it converges."
+            f"{DISAGREES}: further apart than two standard errors and {margin}, or in whether it converges."
         )
     if any(r.note.startswith("paper: X") for r in made):
         notes.append(RULE)

@@ -11,7 +11,7 @@ from gapped.report.cells import Cell, Record, groups, metric_name, primary, read
 from gapped.report.curves import Line, colour_key, curve_figures, palette, series_of
 from gapped.report.figures import final_values, heat_map
 from gapped.report.images import Pixels, strip, tiles
-from gapped.report.markdown import command, hardware, is_published, minutes
+from gapped.report.markdown import command, duration, hardware, is_published
 from gapped.report.paper import against_paper, paper_table
 from gapped.report.tables import Row, Table, rows_of, summary_table, verdict_of
 
@@ -78,7 +78,7 @@ def _section(
         facts=_facts(records, recipe),
         pictures=tuple(_pictures(f"{recipe}-{protocol}", rows, curves, published)),
         table=summary_table(rows),
-        against_paper=paper_table(beside) if beside else None,
+        against_paper=paper_table(beside, recipe) if beside else None,
         galleries=tuple(_galleries(rows, drawn)),
         quick=any(r.get("quick") for r in records),
         records=tuple(records),
@@ -86,11 +86,9 @@ def _section(
 
 
 def _facts(records: list[Record], recipe: str) -> tuple[str, ...]:
-    spent = minutes(records)
-    took = f"{spent:.1f} minutes" if spent >= 1 else f"{60 * spent:.0f} seconds"
     epochs = sorted({int(r["epochs"]) for r in records if r.get("epochs")})
     trained = [f"{epochs[-1]} epochs" if len(epochs) == 1 else f"up to {epochs[-1]} epochs"] if epochs else []
-    return (f"{len(records)} runs", *trained, took, hardware(records), command(records, recipe))
+    return (f"{len(records)} runs", *trained, duration(records), hardware(records), command(records, recipe))
 
 
 def _pictures(

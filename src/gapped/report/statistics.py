@@ -18,7 +18,10 @@ __all__ = [
     "Difference",
     "Summary",
     "band",
+    "between",
+    "chance_beyond",
     "difference",
+    "from_moments",
     "holm",
     "standard_errors",
     "summary",
@@ -69,29 +72,46 @@ def summary(values: ArrayLike) -> Summary:
     x = _finite(values)
     if x.size == 0:
         return Summary(nan, nan, 0, -inf, inf)
-    mean = float(x.mean())
-    if x.size == 1:
-        return Summary(mean, nan, 1, -inf, inf)
-    std = float(x.std(ddof=1))
-    half = _quantile(x.size - 1) * std / sqrt(x.size)
-    return Summary(mean, std, x.size, mean - half, mean + half)
+    return from_moments(float(x.mean()), float(x.std(ddof=1)) if x.size > 1 else nan, x.size)
+
+
+def from_moments(mean: float, std: float, count: int) -> Summary:
+    """The summary of values of which only mean and standard deviation are known, as of published ones."""
+    if count < 2:
+        return Summary(mean, nan, count, -inf, inf)
+    half = _quantile(count - 1) * std / sqrt(count)
+    return Summary(mean, std, count, mean - half, mean + half)
 
 
 def difference(a: ArrayLike, b: ArrayLike) -> Difference:
     """Welch's comparison of two means. With fewer than two values on a side nothing can be told: p is 1."""
+    return between(summary(a), summary(b))
+
+
+def between(first: Summary, second: Summary) -> Difference:
+    """The same of two summaries."""
     from scipy.special import stdtr
 
-    first, second = summary(a), summary(b)
     mean = first.mean - second.mean
     if min(first.count, second.count) < 2:
         return Difference(mean, -inf, inf, 1.0)
-    u, v = first.std**2 / first.count, second.std**2 / second.count
-    if u + v == 0:
+    error, freedom = _error(first, second)
+    if error == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-    freedom = (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
-    error = sqrt(u + v)
     half = _quantile(freedom) * error
     return Difference(mean, mean - half, mean + half, float(2 * stdtr(freedom, -abs(mean) / error)))
+
+
+def chance_beyond(first: Summary, second: Summary, errors: float) -> float:
+    """How often two means of the same law lie more than `errors` standard errors apart (Welch's t).
+
+    >>> same = from_moments(0.0, 1.0, 10)
+    >>> round(chance_beyond(same, same, 2.0), 3)
+    0.061
+    """
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(_error(first, second)[1], -abs(errors)))
 
 
 def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_count: int) -> float:
@@ -211,6 +231,14 @@ def _listing(names: list[str], most: int = 4) -> str:
     if len(names) > most:
         return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _error(first: Summary, second: Summary) -> tuple[float, float]:
+    """Standard error of a difference of means, and Welch and Satterthwaite's degrees of freedom."""
+    u, v = first.std**2 / first.count, second.std**2 / second.count
+    if u + v == 0:
+        return 0.0, inf
+    return sqrt(u + v), (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
 
 
 def _finite(values: ArrayLike) -> Floats:

@@ -18,9 +18,26 @@ from gapped.report.statistics import Summary, summary, verdict
 if TYPE_CHECKING:
     import rich.table
 
-__all__ = ["Entry", "Row", "Table", "number", "rows", "summary_table", "to_markdown", "to_rich", "verdict_of"]
+__all__ = [
+    "Entry",
+    "Row",
+    "Table",
+    "number",
+    "rows",
+    "summary_table",
+    "to_markdown",
+    "to_rich",
+    "verdict_of",
+    "without_empty",
+]
 
 NOTHING = "–"
+
+# Recipes that measure without a contest: what is said in place of a verdict.
+MEASURED = {
+    "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
+    "efficiency": "One short run of each estimator: only memory and time are compared.",
+}
 
 # Labels up to this length are not broken on a terminal.
 LABEL = 14
@@ -85,6 +102,8 @@ def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:
 
 def verdict_of(group: Sequence[Cell]) -> str:
     """The verdict on cells that share recipe and protocol."""
+    if group and group[0].recipe in MEASURED:
+        return MEASURED[group[0].recipe]
     metric = primary(group)
     named = has_temperatures(group)
     values = {cell.name(named): cell.values(metric) for cell in group}
@@ -123,6 +142,15 @@ def number(value: float | None, metric: str = "") -> Entry:
 def tau_entry(tau: float | None) -> Entry:
     """A temperature, as short as it goes."""
     return Entry(NOTHING) if tau is None else Entry(f"{tau:g}", tau)
+
+
+def without_empty(table: Table) -> Table:
+    """The table without the columns that no row fills."""
+    kept = [
+        i for i in range(len(table.columns)) if any(row[i].text not in ("", NOTHING) for row in table.rows)
+    ]
+    body = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return Table(tuple(table.columns[i] for i in kept), body, table.notes)
 
 
 def to_markdown(table: Table) -> str:

@@ -33,7 +33,7 @@ def show(records: Iterable[Record], console: Console) -> None:
         title = f"{recipe} {protocol}".strip() + quick
         console.print(to_rich(summary_table(rows_of(group)), title, console.width))
         if is_published(recipe, protocol):
-            table = _notes_below(paper_table(against_paper(own, recipe, protocol)))
+            table = _notes_below(paper_table(against_paper(own, recipe, protocol), recipe))
             console.print(to_rich(table, "beside the paper", console.width))
             for note in table.notes:
                 console.print(note.replace("*", ""), markup=False, highlight=False)

@@ -1,0 +1,62 @@
+"""The blocks that documents may hold: one for each recipe in the records, and those derived from several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gapped.errors import GappedError
+from gapped.report.agreement import agreement, failing, second_look
+from gapped.report.better import better
+from gapped.report.beyond import advantage, gap_grid
+from gapped.report.conclusions import conclusions
+from gapped.report.evidence import Evidence
+from gapped.report.markdown import render_markdown
+from gapped.report.noise import variance
+from gapped.report.speed import speed
+
+__all__ = ["DERIVED", "Derived", "known_blocks", "render_block"]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A block made of the records of several recipes, all of which must be there."""
+
+    make: Callable[[Evidence], str]
+    needs: tuple[str, ...]
+
+
+PUBLISHED = ("ablation", "vae", "mixed-temperature")
+
+# A derived block goes before the plain one of a recipe with the same name.
+DERIVED = {
+    "agreement": Derived(agreement, PUBLISHED),
+    "failing": Derived(failing, ("vae", "ablation")),
+    "variance-ranges": Derived(variance, ("variance",)),
+    "speed": Derived(speed, ()),
+    "advantage": Derived(advantage, ("zoo",)),
+    "gap-grid-best": Derived(gap_grid, ("gap-grid",)),
+    "second-look": Derived(second_look, (*PUBLISHED, "second-look")),
+    "better": Derived(better, ("better", "gap-grid", "search", "vae", "zoo", "variance")),
+    "conclusions": Derived(
+        conclusions, (*PUBLISHED, "zoo", "variance", "efficiency", "better", "gap-grid", "search")
+    ),
+}
+
+
+def known_blocks(evidence: Evidence) -> list[str]:
+    """The names that these records can fill."""
+    held = evidence.recipes()
+    derived = [name for name, one in DERIVED.items() if set(one.needs) <= set(held)]
+    return [*held, *(name for name in derived if name not in held)]
+
+
+def render_block(evidence: Evidence, name: str) -> str:
+    """The text of a block."""
+    if name not in known_blocks(evidence):
+        known = ", ".join(known_blocks(evidence))
+        raise GappedError(f"records:{name}: no such block, expected one that these records fill: {known}")
+    one = DERIVED.get(name)
+    if one is not None and set(one.needs) <= set(evidence.recipes()):
+        return one.make(evidence)
+    return render_markdown(evidence.records, name)

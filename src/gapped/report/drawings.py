@@ -1,0 +1,87 @@
+"""The figures of the documentation, by the name of their file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gapped.errors import GappedError
+from gapped.report.curves import curve
+from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence
+from gapped.report.figures import Curve, final_values, heat_map, learning_curves
+from gapped.report.paper import against_paper
+from gapped.report.svg import SERIES
+from gapped.report.tables import Row, rows_of
+
+__all__ = ["DRAWINGS", "Drawing", "draw", "known_drawings"]
+
+# A colour for each estimator, the same in all figures.
+NAMES = ("GR-MC100", "STGS", "GST-1.0", "GST-1.2", "GST-pi", "GST-0.8")
+COLOURS = dict(zip(NAMES, SERIES, strict=False))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and the recipe it is drawn from."""
+
+    make: Callable[[Evidence], str]
+    recipe: str
+
+
+def final(evidence: Evidence) -> str:
+    """Where the runs of the comparison end, with the paper's numbers; cells that it marks X are left out."""
+    beside = {(r.label, r.tau): r.paper_mean for r in against_paper(evidence.records, "vae", RECTIFIED)}
+    rows = [r for r in rows_of(evidence.group("vae"), ELBO) if beside.get((r.label, r.tau)) is not None]
+    published = {r.name: mean for r in rows if (mean := beside[r.label, r.tau]) is not None}
+    dots = {r.name: COLOURS[r.label] for r in rows if r.label in COLOURS}
+    return final_values(rows, "test negative ELBO", dots, published, "vae-final")
+
+
+def learning(evidence: Evidence) -> str:
+    """The comparison along training, at the temperature where it ends lowest."""
+    every = rows_of(evidence.group("vae"), ELBO)
+    curves = _curves([r for r in every if r.tau == 0.5], evidence, ELBO)
+    return learning_curves(curves, "test negative ELBO at τ=0.5", ELBO, COLOURS, salt="vae-curves")
+
+
+def variance(evidence: Evidence) -> str:
+    """The variance of the encoder's gradient along training, every seed."""
+    rows = rows_of(evidence.group("variance"), ELBO)
+    series = "gradient_variance"
+    title = "variance of the encoder's gradient: mean and each seed"
+    return learning_curves(_curves(rows, evidence, series), title, series, COLOURS, True, "variance", True)
+
+
+def _curves(rows: Sequence[Row], evidence: Evidence, series: str) -> list[Curve]:
+    made = [curve(r, evidence.curves, series, r.label, r.label) for r in rows]
+    return [one for one in made if one is not None]
+
+
+def heat(evidence: Evidence, protocol: str, where: str) -> str:
+    """GST over gap and temperature."""
+    metric = "validation_negative_elbo"
+    rows = rows_of(evidence.group("gap-grid", protocol), metric)
+    grid = {(gap, r.tau): r.value.mean for r in rows if (gap := r.cell.gap) is not None and r.tau is not None}
+    return heat_map(grid, f"validation negative ELBO, {where}", metric, f"gap-grid-{protocol}")
+
+
+DRAWINGS = {
+    "vae-final.svg": Drawing(final, "vae"),
+    "vae-curves.svg": Drawing(learning, "vae"),
+    "variance.svg": Drawing(variance, "variance"),
+    "gap-grid-relu.svg": Drawing(lambda e: heat(e, RECTIFIED, "with the ReLU on the logits"), "gap-grid"),
+    "gap-grid-plain.svg": Drawing(lambda e: heat(e, PLAIN, "without the ReLU"), "gap-grid"),
+}
+
+
+def known_drawings(evidence: Evidence) -> list[str]:
+    """The figures that these records can fill."""
+    return [name for name, one in DRAWINGS.items() if one.recipe in evidence.recipes()]
+
+
+def draw(evidence: Evidence, name: str) -> str:
+    """The SVG of a figure."""
+    if name not in known_drawings(evidence):
+        known = ", ".join(known_drawings(evidence)) or "none"
+        raise GappedError(f"{name}: no such figure, expected one that these records can draw: {known}")
+    return DRAWINGS[name].make(evidence)
