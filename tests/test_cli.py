@@ -7,11 +7,10 @@ import io
 import json
 import os
 import re
+import resource
 import signal
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +131,15 @@ def test_help_does_not_wait_for_torch(arguments):
 
 
 def test_help_is_quick():
-    if os.getloadavg()[0] > (os.cpu_count() or 1) * 0.8:
-        pytest.skip("the machine is busy: times would say nothing")
+    """Processor time, the least of five: what the start costs, whatever else the machine is doing."""
     code = "import sys; from gapped.cli.app import main; sys.exit(main(['--help']))"
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
-        took.append(time.perf_counter() - began)
-    assert statistics.median(took) < 0.3
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(took) < 0.3
 
 
 # Compare

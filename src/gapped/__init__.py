@@ -20,6 +20,8 @@ from gapped._version import __version__
 if TYPE_CHECKING:
     from gapped import distributions, nn, simplex
     from gapped.errors import GappedError
+    from gapped.exact import Exact
+    from gapped.objective import expectation
     from gapped.pathwise.decoupled import DecoupledGumbelSoftmax, decoupled_gumbel_softmax
     from gapped.pathwise.gst import GST, gst
     from gapped.pathwise.gumbel import GumbelSoftmax, gumbel_softmax
@@ -27,21 +29,42 @@ if TYPE_CHECKING:
     from gapped.pathwise.reinmax import ReinMax, reinmax
     from gapped.pathwise.straight_through import StraightThrough, straight_through
     from gapped.registry import estimator, estimators
+    from gapped.score.arsm import ARSM
+    from gapped.score.disarm import DisARM
+    from gapped.score.disarm_tree import DisARMTree
+    from gapped.score.muprop import MuProp
+    from gapped.score.nvil import NVIL
+    from gapped.score.rebar import REBAR, RELAX
+    from gapped.score.reinforce import Reinforce
+    from gapped.score.rloo import RLOO
+    from gapped.score.sticks import DisARMSticks
     from gapped.simplex import expected_gap
 
 __all__ = [
+    "ARSM",
     "GST",
+    "NVIL",
+    "REBAR",
+    "RELAX",
+    "RLOO",
     "DecoupledGumbelSoftmax",
+    "DisARM",
+    "DisARMSticks",
+    "DisARMTree",
+    "Exact",
     "GappedError",
     "GumbelRao",
     "GumbelSoftmax",
+    "MuProp",
     "ReinMax",
+    "Reinforce",
     "StraightThrough",
     "__version__",
     "decoupled_gumbel_softmax",
     "distributions",
     "estimator",
     "estimators",
+    "expectation",
     "expected_gap",
     "gst",
     "gumbel_rao",
@@ -56,6 +79,8 @@ _HOME = {
     name: module
     for module, names in {
         "errors": ["GappedError"],
+        "exact": ["Exact"],
+        "objective": ["expectation"],
         "pathwise.decoupled": ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"],
         "pathwise.gst": ["GST", "gst"],
         "pathwise.gumbel": ["GumbelSoftmax", "gumbel_softmax"],
@@ -63,6 +88,15 @@ _HOME = {
         "pathwise.reinmax": ["ReinMax", "reinmax"],
         "pathwise.straight_through": ["StraightThrough", "straight_through"],
         "registry": ["estimator", "estimators"],
+        "score.arsm": ["ARSM"],
+        "score.disarm": ["DisARM"],
+        "score.disarm_tree": ["DisARMTree"],
+        "score.muprop": ["MuProp"],
+        "score.nvil": ["NVIL"],
+        "score.rebar": ["REBAR", "RELAX"],
+        "score.reinforce": ["Reinforce"],
+        "score.rloo": ["RLOO"],
+        "score.sticks": ["DisARMSticks"],
         "simplex": ["expected_gap"],
     }.items()
     for name in names

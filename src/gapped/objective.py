@@ -1,0 +1,91 @@
+"""One expectation for both families of estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import check_generator, check_logits, check_mask
+from gapped.errors import reject
+from gapped.pathwise.base import Pathwise
+from gapped.score.attach import attach
+from gapped.score.base import Cost, Score, check_costs
+
+__all__ = ["expectation"]
+
+
+def expectation(
+    f: Callable[[Tensor], Tensor],
+    logits: Tensor,
+    estimator: Pathwise | Score,
+    *,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    context: Tensor | None = None,
+) -> Tensor:
+    r"""Estimate :math:`\mathbb{E} f(D)`, :math:`D \sim \mathrm{softmax}(\theta)`, and its gradient.
+
+    The value is the mean cost of the samples that the estimator draws. Its gradient with respect to the
+    logits is the estimator's; with respect to anything else that `f` depends on, the ordinary one.
+
+    - `f` maps one-hot tensors ``(n, *batch, *variables, K)`` to costs ``(n, *batch)``; the estimator chooses
+      `n`. Which of the logits' axes are the batch is read off the costs. All variables of an example share
+      its cost; examples are independent of each other. `MuProp`, `REBAR` and `RELAX` also call `f` with
+      probabilities in place of one-hot rows.
+    - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
+      -inf, do not exist and get exactly zero gradient.
+    - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`.
+    - `context`: what a learned baseline looks at, for `gapped.NVIL` alone.
+
+    Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
+
+    >>> import gapped
+    >>> logits = torch.zeros(2, 3, requires_grad=True)
+    >>> target = torch.tensor([1.0, 0.0, 0.0])
+    >>> cost = lambda z: (z.mean(-2) - target).square().sum(-1)
+    >>> expectation(cost, logits, gapped.Exact()).backward()
+    >>> logits.grad[0]
+    tensor([-0.2222,  0.1111,  0.1111])
+    """
+    check_logits(logits)
+    check_mask(mask, logits)
+    check_generator(generator, logits)
+    if not callable(f):
+        raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
+    if isinstance(estimator, Pathwise):
+        if context is not None:
+            raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
+        return _through_the_sample(f, logits, estimator, mask, generator)
+    if not isinstance(estimator, Score):
+        accepted = "an estimator such as gapped.GST() or gapped.RLOO(2)"
+        raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
+    rows = simplex.masked(logits, mask)
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    cost = Cost(f, simplex.shift(rows.detach()), logits.dtype, context)
+    estimator.check(cost)
+    value, gradient = estimator.estimate(cost, generator, torch.is_grad_enabled() and rows.requires_grad)
+    if gradient is None:
+        return value
+    return attach(value, rows, torch.where(rows.detach() == -torch.inf, 0.0, gradient))
+
+
+def _through_the_sample(
+    f: Callable[[Tensor], Tensor],
+    logits: Tensor,
+    estimator: Pathwise,
+    mask: Tensor | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    sample = estimator.sample(logits.unsqueeze(0), mask=mask, generator=generator)
+    costs = f(sample)
+    check_costs(costs, sample)
+    if sample.requires_grad and not costs.requires_grad:
+        raise reject(
+            "f",
+            "costs without a derivative with respect to f's input",
+            "a differentiable function of it, or an estimator that needs none such as gapped.RLOO(2)",
+        )
+    return costs.mean(0)

@@ -1,0 +1,1 @@
+"""Estimators that need the cost of each sample: one file each."""

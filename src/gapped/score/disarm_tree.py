@@ -1,0 +1,84 @@
+"""DisARM-Tree: an antithetic pair of categorical samples, drawn down a balanced tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gapped.score.base import Cost, Sampled, Score
+from gapped.score.disarm import antithetic_bits, difference, direction_of_pair, settled, uniform
+
+__all__ = ["DisARMTree", "node_logits"]
+
+
+@dataclass(frozen=True)
+class DisARMTree(Score):
+    r"""DisARM-Tree: a category is a path down a balanced binary tree, every node a DisARM pair.
+
+    The `K` categories are the leaves, padded to a power of two. Node :math:`t` has the logit
+
+    .. math:: \varphi_t = \log\sum_{j \in \mathrm{right}(t)} e^{\theta_j}
+              - \log\sum_{j \in \mathrm{left}(t)} e^{\theta_j}
+
+    and a uniform :math:`u_t`; :math:`b_1 = [u_t < \sigma(\varphi_t)]` and
+    :math:`b_2 = [1 - u_t < \sigma(\varphi_t)]` send the two samples right or left. With
+    :math:`\Delta = f(D_1) - f(D_2)`, a node on both paths gives
+    :math:`\tfrac12\Delta(-1)^{b_2}[b_1\ne b_2]\,\sigma(|\varphi_t|)\,\partial\varphi_t`, one on the first
+    path alone :math:`\tfrac12\Delta(b_1 - \sigma(\varphi_t))\,\partial\varphi_t`, one on the second alone
+    :math:`-\tfrac12\Delta(b_2 - \sigma(\varphi_t))\,\partial\varphi_t`. The sum has a closed form:
+    `gapped.score.disarm.direction_of_pair`. Several variables share :math:`\Delta`.
+
+    - Bias: none. Both samples follow :math:`\mathrm{softmax}(\theta)`. With two categories it is `DisARM`.
+    - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row after padding.
+
+    >>> import gapped
+    >>> logits = torch.zeros(4, 7, requires_grad=True)
+    >>> gapped.expectation(lambda z: (z[..., 0].sum(-1) - 1) ** 2, logits, DisARMTree()).backward()
+
+    References: Dong, Mnih, Tucker (2021).
+    """
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        nodes = (1 << _depth(logits.shape[-1])) - 1
+        return uniform(logits, (*logits.shape[:-1], nodes), generator)
+
+    def index(self, logits: Tensor, noise: Tensor) -> Tensor:
+        bits = torch.stack(antithetic_bits(node_logits(logits), noise)).long()
+        # The children of node t are 2 t + 1 and 2 t + 2.
+        node = torch.zeros((2, *logits.shape[:-1], 1), dtype=torch.long, device=logits.device)
+        for _ in range(_depth(logits.shape[-1])):
+            node = 2 * node + 1 + bits.gather(-1, node)
+        return settled(node.squeeze(-1) - bits.shape[-1], logits)
+
+    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+        sides = _sides(sampled.chosen, cost.logits.shape[-1])
+        delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
+        return delta * direction_of_pair(cost.logits, sampled.points, sides)
+
+
+def node_logits(logits: Tensor) -> Tensor:
+    """The logits of all nodes, level by level from the root, ``(*rows, nodes)``."""
+    categories = logits.shape[-1]
+    padding = (0, (1 << _depth(categories)) - categories)
+    leaves = torch.nn.functional.pad(logits, padding, value=-torch.inf)
+    levels = [logits[..., :0]]
+    while leaves.shape[-1] > 1:
+        left, right = leaves[..., 0::2], leaves[..., 1::2]
+        levels.append(difference(right, left))
+        leaves = torch.logaddexp(left, right)
+    return torch.cat(levels[::-1], -1)
+
+
+def _depth(categories: int) -> int:
+    return (categories - 1).bit_length()
+
+
+def _sides(index: Tensor, categories: int) -> Tensor:
+    """The leaves below the node where a pair of paths parts, ``(2, *rows, K)``; a leaf alone if none does."""
+    # The paths part where the highest bit in which the two leaves differ is decided.
+    _, bit = torch.frexp((index[0] ^ index[1]).double())
+    height = (bit.long() - 1).clamp(min=0).unsqueeze(-1)
+    leaves = torch.arange(categories, device=index.device)
+    return (leaves >> height) == (index.unsqueeze(-1) >> height)

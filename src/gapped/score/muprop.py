@@ -1,0 +1,56 @@
+"""MuProp: REINFORCE with a first-order Taylor expansion as control variate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
+
+__all__ = ["MuProp"]
+
+
+@dataclass(frozen=True)
+class MuProp(Score):
+    r"""MuProp: the cost's expansion about the mean is differentiated exactly, the rest by its score.
+
+    .. math:: \bigl[f(D) - f(p) - \langle f'(p), D - p\rangle\bigr]\,(D - p) + J(p)\,f'(p), \qquad
+              J(p) = \operatorname{diag}(p) - p p^\top.
+
+    With several variables the inner product runs over all of them, and the bracket is shared. The cost must
+    accept rows of probabilities as well as one-hot ones, and be differentiable there.
+
+    - Bias: none. Exact, without variance, for costs that are linear over the simplex.
+    - Cost: two evaluations and one derivative; one uniform per row.
+
+    >>> import gapped
+    >>> logits, slope = torch.zeros(2, requires_grad=True), torch.tensor([0.0, 1.0])
+    >>> gapped.expectation(lambda z: z @ slope, logits, MuProp()).backward()
+    >>> logits.grad
+    tensor([-0.2500,  0.2500])
+
+    References: Gu, Levine, Sutskever, Mnih (2016).
+    """
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return draw_independent(logits, 1, generator)
+
+    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+        p = simplex.normalised(cost.logits).unsqueeze(0)
+        at_mean, slope = _expansion(cost, p)
+        product = (slope * (sampled.points - p)).flatten(sampled.costs.dim()).sum(-1)
+        rest = sampled.costs - at_mean - product
+        exact = p * (slope - (p * slope).sum(-1, keepdim=True))
+        return score_product(cost.spread(rest), sampled.points, cost.logits) + exact.squeeze(0)
+
+
+def _expansion(cost: Cost, p: Tensor) -> tuple[Tensor, Tensor]:
+    """The cost at the mean and its derivative there."""
+    with torch.enable_grad():
+        leaf = p.detach().requires_grad_()
+        costs = cost(leaf)
+        slope = cost.slope(costs, leaf)
+    return costs.detach().to(p.dtype), slope

@@ -1,0 +1,106 @@
+"""NVIL: REINFORCE with a memory and a learned baseline."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gapped.checks import check_flag
+from gapped.errors import reject
+from gapped.score.base import Cost, Sampled, check_samples, draw_independent, score_product
+from gapped.score.trained import Trained
+
+__all__ = ["NVIL"]
+
+
+class NVIL(Trained):
+    r"""NVIL: a running mean, a learned baseline of the input, and a running scale.
+
+    With the running mean :math:`c` and variance :math:`v` of the residual :math:`f(D) - C(x)` the gradient is
+
+    .. math:: \frac{f(D) - C(x) - c}{\max(1, \sqrt v)}\;(D - p).
+
+    :math:`C` is the `network`: it maps the `context` given to `gapped.expectation` to one number for each
+    example, ``batch`` or ``(*batch, 1)``, and is trained by `variance_loss`, the mean square of
+    :math:`f(D) - C(x) - c`. Without a network, ``NVIL(scale=False)`` is REINFORCE with a running mean.
+
+    The memory holds earlier calls only: it is used first and updated afterwards, in training mode alone.
+
+    - Bias: none with ``scale=False``; else unbiased up to the positive factor :math:`1/\max(1, \sqrt v)`.
+    - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
+
+    >>> import gapped
+    >>> logits, x = torch.zeros(8, 3, requires_grad=True), torch.randn(8, 5)
+    >>> est = NVIL(torch.nn.Linear(5, 1))
+    >>> cost = gapped.expectation(lambda z: z[..., 0], logits, est, context=x)
+    >>> (cost.mean() + est.variance_loss()).backward()
+
+    References: Mnih and Gregor (2014).
+    """
+
+    mean: Tensor
+    variance: Tensor
+    steps: Tensor
+
+    def __init__(
+        self,
+        network: torch.nn.Module | None = None,
+        *,
+        decay: float = 0.9,
+        scale: bool = True,
+        samples: int = 1,
+    ) -> None:
+        super().__init__()
+        if network is not None and not isinstance(network, torch.nn.Module):
+            raise reject("network", network, "a torch.nn.Module or None")
+        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
+            raise reject("decay", decay, "a number from 0 to below 1")
+        check_flag("scale", scale)
+        check_samples(samples, 1)
+        self.network, self.decay, self.scale, self.samples = network, decay, scale, samples
+        for name in ("mean", "variance", "steps"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64 if name == "steps" else None))
+
+    def check(self, cost: Cost) -> None:
+        if self.network is None:
+            super().check(cost)
+        elif not isinstance(cost.context, Tensor):
+            raise reject("context", cost.context, "the tensor that NVIL's network maps to a baseline")
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return draw_independent(logits, self.samples, generator)
+
+    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+        residual, batch = sampled.costs, sampled.costs.shape[1:]
+        if self.network is not None:
+            with torch.enable_grad():
+                residual = residual - self._baseline(cost, batch)
+                if self.is_trained():
+                    self.leave((residual - self.mean).square())
+        residual = residual.detach()
+        signal = residual - self.mean.to(residual.dtype)
+        if self.scale:
+            signal = signal / self.variance.to(residual.dtype).sqrt().clamp(min=1.0)
+        if self.training and residual.numel():
+            self._remember(residual)
+        return score_product(cost.spread(signal), sampled.points, cost.logits)
+
+    def _baseline(self, cost: Cost, batch: torch.Size) -> Tensor:
+        assert self.network is not None
+        assert cost.context is not None
+        baseline: Tensor = self.network(cost.context.detach())
+        if baseline.shape == (*batch, 1):
+            baseline = baseline.squeeze(-1)
+        if baseline.shape != batch:
+            accepted = f"one number for each example, {tuple(batch)}"
+            raise reject("network", f"a result of shape {tuple(baseline.shape)}", accepted)
+        return baseline.to(cost.logits.dtype)
+
+    def _remember(self, residual: Tensor) -> None:
+        """Move the memory towards this call; at first it is the plain mean of all calls."""
+        residual = residual.to(self.mean.dtype)
+        self.steps += 1
+        rate = (1 / self.steps).clamp(min=1 - self.decay).to(residual.dtype)
+        spread = (residual - torch.where(self.steps > 1, self.mean, residual.mean())).square().mean()
+        self.variance.lerp_(spread, rate)
+        self.mean.lerp_(residual.mean(), rate)

@@ -1,0 +1,165 @@
+"""REBAR and RELAX: relaxed control variates, with parameters that are trained to lower the variance."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import broadcasts, check_level
+from gapped.errors import reject
+from gapped.score.base import Cost, Sampled
+from gapped.score.trained import Trained
+
+__all__ = ["REBAR", "RELAX", "conditional_scores"]
+
+# Stands for the logarithm of zero where minus infinity would turn derivatives into NaN.
+_LOWEST = -1e30
+
+
+class _Noise(NamedTuple):
+    """Gumbel noise of the sample, and the noise behind the scores given the sample."""
+
+    free: Tensor
+    conditional: Tensor
+
+
+class REBAR(Trained):
+    r"""REBAR: the relaxed cost as a control variate whose mean is corrected along the path.
+
+    Gumbel scores :math:`z = \log p + G` give the sample :math:`D = \arg\max z`, fresh noise gives scores
+    :math:`\tilde z` of the law of :math:`z` given :math:`D`. With
+    :math:`c(z) = \eta\,f(\mathrm{softmax}(z/\tau))` the gradient is
+
+    .. math:: \bigl[f(D) - c(\tilde z)\bigr]\,(D - p) + \nabla_\theta c(z) - \nabla_\theta c(\tilde z).
+
+    :math:`\eta` and :math:`\log\tau` are parameters, one number or a tensor: `eta` broadcasts against
+    ``batch``, `tau` against the logits' shape without its category axis. Any values are unbiased;
+    `variance_loss`, the mean of the squared norm of the gradient, trains them to lower its variance. The cost
+    must accept rows of probabilities, and be differentiable there, twice for the training.
+
+    - Bias: none.
+    - Cost: three evaluations and one derivative, one of second order more in training; `2 K` noise values
+      per row.
+
+    >>> import gapped
+    >>> logits, est = torch.zeros(8, 3, requires_grad=True), REBAR(eta=1.0, tau=0.5)
+    >>> cost = gapped.expectation(lambda z: (z[..., 0] - 0.4) ** 2, logits, est)
+    >>> (cost.mean() + est.variance_loss()).backward()
+
+    References: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein (2017).
+    """
+
+    def __init__(self, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5) -> None:
+        super().__init__()
+        check_level("eta", eta, positive=False)
+        check_level("tau", tau, positive=True)
+        self.eta = torch.nn.Parameter(torch.as_tensor(eta, dtype=torch.get_default_dtype()).clone())
+        self.log_tau = torch.nn.Parameter(torch.as_tensor(tau, dtype=torch.get_default_dtype()).log())
+
+    @property
+    def tau(self) -> Tensor:
+        """The temperature of the relaxation."""
+        return self.log_tau.exp()
+
+    def check(self, cost: Cost) -> None:
+        super().check(cost)
+        _check_broadcasts("tau", self.log_tau, cost.logits.shape[:-1])
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> _Noise:
+        return _Noise(simplex.gumbel(logits, generator), simplex.gumbel(logits, generator))
+
+    def index(self, logits: Tensor, noise: _Noise) -> Tensor:
+        return simplex.argmax_index(logits + noise.free).unsqueeze(0)
+
+    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+        train = self.is_trained()
+        with torch.enable_grad():
+            gradient = self._estimate(cost, sampled, train)
+            if train:
+                self.leave(gradient.square().flatten(sampled.costs.dim() - 1).sum(-1))
+        return gradient.detach()
+
+    def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
+        """The control variate ``(2, *batch)`` at relaxed samples, and its derivative with respect to them."""
+        costs = cost(soft)
+        _check_broadcasts("eta", self.eta, costs.shape[1:])
+        slope = cost.slope(costs, soft, create_graph=train)
+        eta = self.eta.to(soft.dtype)
+        return eta * costs.to(soft.dtype), cost.spread(eta.expand(costs.shape)) * slope
+
+    def _estimate(self, cost: Cost, sampled: Sampled, train: bool) -> Tensor:
+        exists = cost.logits > -torch.inf
+        log_p = torch.where(exists, simplex.log_softmax(cost.logits), _LOWEST).detach().requires_grad_()
+        scores = torch.stack(
+            [
+                log_p + sampled.noise.free,
+                conditional_scores(log_p, sampled.noise.conditional, sampled.chosen[0]),
+            ]
+        )
+        tau = self.tau.to(log_p.dtype).unsqueeze(-1)
+        soft = torch.softmax(scores / tau, -1) * exists
+        control, slope = self.control(cost, soft, train)
+        towards = torch.cat([slope[:1], -slope[1:]])
+        (pull,) = torch.autograd.grad(soft, log_p, towards, create_graph=train, retain_graph=True)
+        p = simplex.normalised(cost.logits)
+        # The derivative with respect to log p, taken on to the logits.
+        path = pull - p * pull.sum(-1, keepdim=True)
+        signal = cost.spread(sampled.costs - control[1:])
+        return (signal * (sampled.points - p)).squeeze(0) + path
+
+
+class RELAX(REBAR):
+    r"""RELAX: REBAR whose control variate also has a free part, a network.
+
+    :math:`c(z) = \eta\,f(h) + r(h)` with :math:`h = \mathrm{softmax}(z/\tau)`. The `network` :math:`r` maps
+    relaxed samples ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained
+    together with :math:`\eta` and :math:`\tau` by `variance_loss`. It sees the relaxed sample instead of the
+    scores themselves, so that a masked category is a zero and not minus infinity.
+
+    - Bias: none, whatever the network.
+    - Cost: that of `REBAR`, and the network's.
+
+    >>> import gapped
+    >>> logits = torch.zeros(8, 3, requires_grad=True)
+    >>> est = RELAX(torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(-2)))
+    >>> cost = gapped.expectation(lambda z: (z[..., 0] - 0.4) ** 2, logits, est)
+    >>> (cost.mean() + est.variance_loss()).backward()
+
+    References: Grathwohl, Choi, Wu, Roeder, Duvenaud (2018).
+    """
+
+    def __init__(
+        self, network: torch.nn.Module, *, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5
+    ) -> None:
+        super().__init__(eta, tau)
+        if not isinstance(network, torch.nn.Module):
+            raise reject("network", network, "a torch.nn.Module")
+        self.network = network
+
+    def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
+        relaxed, slope = super().control(cost, soft, train)
+        free: Tensor = self.network(soft)
+        if free.shape != relaxed.shape:
+            accepted = f"that of the costs, {tuple(relaxed.shape)}"
+            raise reject("network", f"a result of shape {tuple(free.shape)}", accepted)
+        return relaxed + free, slope + cost.slope(free, soft, create_graph=train)
+
+
+def _check_broadcasts(name: str, level: Tensor, target: torch.Size) -> None:
+    if not broadcasts(tuple(level.shape), tuple(target)):
+        got = f"a tensor of shape {tuple(level.shape)}"
+        raise reject(name, got, f"one that broadcasts to {tuple(target)}")
+
+
+def conditional_scores(log_p: Tensor, noise: Tensor, index: Tensor) -> Tensor:
+    r"""Gumbel scores given that `index` is their argmax, as a differentiable function of `log_p`.
+
+    With :math:`v = \exp(-\exp(-\mathrm{noise}))` uniform: :math:`\tilde z_i = -\log(-\log v_i)` and
+    :math:`\tilde z_j = -\log(-\log v_j/p_j - \log v_i)`, in log space.
+    """
+    where = simplex.place(index, log_p.shape[-1])
+    winner = noise.gather(-1, where)
+    return (-torch.logaddexp(-noise - log_p, -winner)).scatter(-1, where, winner)

@@ -1,0 +1,63 @@
+"""REINFORCE, the score-function estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gapped.errors import reject
+from gapped.score.base import Cost, Sampled, Score, check_samples, draw_independent, score_product
+
+__all__ = ["Reinforce", "leave_one_out"]
+
+
+@dataclass(frozen=True)
+class Reinforce(Score):
+    r"""REINFORCE: the cost times the score, without a baseline or with that of the other samples.
+
+    With :math:`D \sim p = \mathrm{softmax}(\theta)` the gradient is :math:`f(D)\,(D - p)`, averaged over
+    `samples` independent draws. With ``baseline="leave-one-out"`` each cost is taken relative to the mean
+    cost of the other samples, which is RLOO. A running-mean baseline needs a memory: that is
+    ``gapped.NVIL(scale=False)``.
+
+    - Bias: none. Variance: without a baseline it grows with the square of the cost's level.
+    - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
+
+    >>> import gapped
+    >>> logits = torch.zeros(3, requires_grad=True)
+    >>> gapped.expectation(lambda z: z.sum(-1), logits, Reinforce(samples=4))
+    tensor(1., grad_fn=<_AttachBackward>)
+
+    References: Williams (1992).
+    """
+
+    baseline: Literal["none", "leave-one-out"] = "none"
+    """What is subtracted from each cost."""
+    samples: int = 1
+    """How many samples are averaged; leave-one-out needs two."""
+
+    def __post_init__(self) -> None:
+        if self.baseline not in ("none", "leave-one-out"):
+            accepted = "'none' or 'leave-one-out'; for a running mean take gapped.NVIL(scale=False)"
+            raise reject("baseline", self.baseline, accepted)
+        check_samples(self.samples, 1 if self.baseline == "none" else 2)
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return draw_independent(logits, self.samples, generator)
+
+    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+        signal = sampled.costs if self.baseline == "none" else leave_one_out(sampled.costs)
+        return score_product(cost.spread(signal), sampled.points, cost.logits)
+
+
+def leave_one_out(costs: Tensor) -> Tensor:
+    """Each cost less the mean of the others, along the leading axis.
+
+    >>> leave_one_out(torch.tensor([1.0, 2.0, 6.0]))
+    tensor([-3.0000, -1.5000,  4.5000])
+    """
+    n = costs.shape[0]
+    return (costs - costs.mean(0)) * (n / (n - 1))

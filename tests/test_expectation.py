@@ -1,0 +1,617 @@
+"""`gapped.expectation`: value, gradients, shapes, dtypes, masks, state and errors, for every estimator."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import FUNCTIONS, assert_close, assert_one_hot, every_member, normal, seeded
+from torch import Tensor
+
+import gapped
+from gapped import GappedError
+
+
+class Sum(torch.nn.Module):
+    """A free control variate that takes any shape: a weighted sum of squares over the example."""
+
+    def __init__(self, batch_axes: int) -> None:
+        super().__init__()
+        self.batch_axes = batch_axes
+        self.weight = torch.nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.weight * z.flatten(1 + self.batch_axes).square().sum(-1)
+
+
+# Makers get the number of batch axes. The second entry: evaluations of f for a gradient, K = 3 and L = 2.
+SCORES: dict[str, tuple[Callable[[int], Any], list[int]]] = {
+    "reinforce": (lambda axes: gapped.Reinforce(samples=2), [2]),
+    "nvil": (lambda axes: gapped.NVIL(), [1]),
+    "rloo": (lambda axes: gapped.RLOO(3), [3]),
+    "muprop": (lambda axes: gapped.MuProp(), [1, 1]),
+    "disarm-tree": (lambda axes: gapped.DisARMTree(), [2]),
+    "sticks": (lambda axes: gapped.DisARMSticks(), [2]),
+    "arsm": (lambda axes: gapped.ARSM(), [4]),
+    "rebar": (lambda axes: gapped.REBAR(), [1, 2]),
+    "relax": (lambda axes: gapped.RELAX(Sum(axes)), [1, 2]),
+    "exact": (lambda axes: gapped.Exact(), [1, 9]),
+}
+every_score = pytest.mark.parametrize("name", SCORES)
+
+
+def made(name: str, batch_axes: int = 1) -> Any:
+    return SCORES[name][0](batch_axes)
+
+
+class Model:
+    """A cost with a parameter inside and one behind a graph that was built before; it notes its calls."""
+
+    def __init__(self, categories: int = 3, batch_axes: int = 1) -> None:
+        self.weight = normal(categories, seed=21).requires_grad_()
+        self.outside = normal(categories, seed=22).requires_grad_()
+        self.built = self.outside.sin()
+        self.batch_axes = batch_axes
+        self.seen: list[Tensor] = []
+
+    def cost(self, z: Tensor) -> Tensor:
+        picked = z.to(torch.float64) * self.weight * self.built
+        return (1 + picked.flatten(1 + self.batch_axes).sum(-1)) ** 2
+
+    def __call__(self, z: Tensor) -> Tensor:
+        self.seen.append(z.detach().clone())
+        return self.cost(z)
+
+
+def run(name: str, logits: Tensor, f: Any, batch_axes: int = 1, seed: int = 0, **how: Any) -> Any:
+    leaf = logits.clone().requires_grad_()
+    value = gapped.expectation(f, leaf, made(name, batch_axes), generator=seeded(seed), **how)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
+
+
+@every_score
+def test_value_and_the_ordinary_gradient_inside_the_cost(name: str) -> None:
+    """Both are those of the mean cost of the hard samples; extra evaluations add nothing to them."""
+    logits, model = normal(5, 2, 3).requires_grad_(), Model()
+    value = gapped.expectation(model, logits, made(name), generator=seeded())
+    pull = normal(5, seed=3)
+    gradients = torch.autograd.grad(value, [model.weight, model.outside], pull)
+    assert [len(z) for z in model.seen] == SCORES[name][1]
+    hard = model.seen[1] if name == "exact" else model.seen[0]
+    assert_one_hot(hard)
+    again = Model()
+    if name == "exact":
+        chosen = (hard * torch.softmax(logits.detach(), -1)).sum(-1).prod(-1)
+        expected = (chosen * again.cost(hard)).sum(0)
+    else:
+        expected = again.cost(hard).mean(0)
+    assert_close(value.detach(), expected.detach())
+    for ours, theirs in zip(
+        gradients, torch.autograd.grad(expected, [again.weight, again.outside], pull), strict=True
+    ):
+        assert_close(ours, theirs)
+
+
+@every_score
+def test_logits_inside_the_cost_keep_their_own_gradient(name: str) -> None:
+    """An entropy term, say: it is added to the estimator's gradient."""
+    logits = normal(5, 2, 3)
+    _, alone = run(name, logits, Model())
+    leaf, model = logits.clone().requires_grad_(), Model()
+    extra = leaf.square().sum((-1, -2))
+    value = gapped.expectation(
+        lambda z: model(z) + extra - extra.detach(), leaf, made(name), generator=seeded()
+    )
+    assert_close(torch.autograd.grad(value.sum(), leaf)[0], alone + 2 * logits, 1e-10)
+
+
+@every_score
+@pytest.mark.parametrize(
+    ("batch", "variables"), [((), ()), ((), (4,)), ((3,), ()), ((3,), (2,)), ((3, 2), (2, 2))]
+)
+def test_batch_and_variables(name: str, batch: tuple[int, ...], variables: tuple[int, ...]) -> None:
+    """Shapes; batch axes can be flattened; with all but one cost put to zero, only its gradient is left."""
+    logits, model = normal(*batch, *variables, 3), Model(batch_axes=len(batch))
+    value, gradient = run(name, logits, model, len(batch))
+    assert value.shape == batch
+    assert gradient.shape == logits.shape
+    assert gradient.isfinite().all()
+    assert_close(gradient.sum(-1), torch.zeros((*batch, *variables)), 1e-10)
+    if batch and name != "relax":  # its network adds a control variate that no cost switches off
+        keep = torch.zeros(batch).double()
+        keep.view(-1)[1] = 1.0
+        _, single = run(name, logits, lambda z: keep * model.cost(z), len(batch))
+        assert gradient.abs().max() > 0
+        flat = logits.reshape(-1, *variables, 3)
+        assert_close(run(name, flat, Model())[1].reshape(logits.shape), gradient)
+        others = keep == 0
+        assert_close(single[others], torch.zeros_like(single[others]))
+        assert_close(single[~others], gradient[~others])
+
+
+@every_score
+def test_the_incoming_gradient_is_per_example(name: str) -> None:
+    logits, pull = normal(5, 2, 3), normal(5, seed=3)
+    _, gradient = run(name, logits, Model())
+    leaf = logits.clone().requires_grad_()
+    value = gapped.expectation(Model(), leaf, made(name), generator=seeded())
+    assert_close(torch.autograd.grad(value, leaf, pull)[0], pull.view(5, 1, 1) * gradient)
+
+
+@every_score
+def test_masked_categories_are_not_there(name: str) -> None:
+    logits = normal(200, 2, 3)
+    logits[..., 1] = 50.0
+    mask = torch.tensor([[True, False, True], [True, True, True]])
+    model = Model()
+    value, gradient = run(name, logits, model, mask=mask)
+    assert (gradient[:, 0, 1] == 0).all()
+    assert gradient.isfinite().all()
+    assert all((z[..., 0, 1] == 0).all() for z in model.seen)
+    infinite = logits.masked_fill(~mask, -torch.inf)
+    for ours, theirs in zip(run(name, infinite, Model()), (value, gradient), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name != "disarm-tree"])
+def test_masking_equals_deleting(name: str) -> None:
+    """With the noise of what is left: uniforms by rank for sticks, Gumbels by category, one uniform else."""
+    wide, kept = torch.full((50, 5), 50.0).double(), torch.tensor([0, 2, 3])
+    wide[:, kept] = normal(50, 3)
+    mask = torch.zeros(5, dtype=torch.bool).index_fill(0, kept, True)
+    estimator, model = made(name), Model(5)
+
+    def narrow_cost(z: Tensor) -> Tensor:
+        return model.cost(torch.zeros(*z.shape[:-1], 5).double().index_copy(-1, kept, z))
+
+    drawn = [] if name == "exact" else estimator.draw(wide.masked_fill(~mask, -torch.inf), seeded())
+    results = []
+    for logits, f, how in ((wide, model.cost, {"mask": mask}), (wide[:, kept], narrow_cost, {})):
+        leaf = logits.clone().requires_grad_()
+        other = copy.deepcopy(estimator)
+        noise = drawn if how else _narrow(name, drawn, kept)
+        kind = type("Replayed", (type(other),), {"draw": lambda self, *_, noise=noise: noise})
+        object.__setattr__(other, "__class__", kind)
+        value = gapped.expectation(f, leaf, other, **how)
+        results.append((value.detach(), torch.autograd.grad(value.sum(), leaf)[0]))
+    (value, gradient), (narrow_value, narrow_gradient) = results
+    if name != "arsm":  # the mean over more swaps
+        assert_close(value, narrow_value)
+    assert_close(gradient[:, kept], narrow_gradient)
+    assert (gradient[:, ~mask] == 0).all()
+
+
+def _narrow(name: str, drawn: Any, kept: Tensor) -> Any:
+    if name in ("rebar", "relax"):
+        return type(drawn)(*(noise[..., kept] for noise in drawn))
+    if name == "sticks":
+        return drawn[..., 2:]
+    if name == "arsm":
+        return drawn[..., kept]
+    return drawn if name == "exact" else torch.searchsorted(kept, drawn)
+
+
+@every_score
+def test_a_row_without_categories_is_zero(name: str) -> None:
+    logits = normal(4, 2, 3)
+    logits[1, 0] = -torch.inf
+    model = Model()
+    value, gradient = run(name, logits, model)
+    assert all((z[:, 1, 0] == 0).all() for z in model.seen)
+    assert (gradient[1, 0] == 0).all()
+    assert gradient.isfinite().all()
+    assert value.isfinite().all()
+
+
+@every_score
+def test_no_examples(name: str) -> None:
+    estimator, logits = made(name), torch.zeros(0, 2, 3, requires_grad=True)
+    value = gapped.expectation(square, logits, estimator)
+    assert value.shape == (0,)
+    assert torch.autograd.grad(value.sum(), logits)[0].shape == (0, 2, 3)
+    if isinstance(estimator, torch.nn.Module):
+        assert all(entry.isfinite().all() for entry in estimator.state_dict().values())
+        with pytest.raises(GappedError, match="nothing to train on"):
+            estimator.variance_loss()
+
+
+@every_score
+def test_one_category_has_no_gradient(name: str) -> None:
+    value, gradient = run(name, normal(4, 2, 1), Model(1))
+    assert_close(value, Model(1).cost(torch.ones(1, 4, 2, 1)).squeeze(0).detach())
+    assert_close(gradient, torch.zeros(4, 2, 1))
+
+
+@every_score
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    """The cost sees the logits' dtype; the gradient is computed in float32 and rounded once."""
+    logits, model = normal(6, 2, 3).to(dtype), Model()
+    value, gradient = run(name, logits, model)
+    assert {z.dtype for z in model.seen} == {dtype}
+    assert gradient.dtype == dtype
+    _, exact = run(name, logits.float(), Model())
+    # Relaxed samples are rounded on their way to the cost.
+    if name not in ("muprop", "rebar", "relax"):
+        assert torch.equal(gradient, exact.to(dtype))
+    assert value.isfinite().all()
+
+
+@every_score
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_logits_give_finite_gradients(name: str, dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1e4, -1e4, 0.0], [300.0, 299.0, -2e4]], dtype=dtype).expand(50, 2, 3)
+    value, gradient = run(name, logits, Model())
+    assert value.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@every_score
+def test_randomness_is_an_argument(name: str) -> None:
+    logits, state = normal(5, 2, 3), torch.get_rng_state()
+    first, second = run(name, logits, Model(), seed=4), run(name, logits, Model(), seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    leaf = logits.clone().requires_grad_()
+    values = [gapped.expectation(Model(), leaf, made(name)) for _ in range(8)]
+    assert torch.equal(torch.get_rng_state(), state) == (name == "exact")
+    assert any(not torch.equal(value, values[0]) for value in values) == (name != "exact")
+
+
+@every_score
+def test_without_a_gradient_only_the_samples_are_evaluated(name: str) -> None:
+    logits, model = normal(5, 2, 3), Model()
+    estimator = made(name)
+    value = gapped.expectation(model, logits, estimator, generator=seeded())
+    assert [len(z) for z in model.seen] == (SCORES[name][1] if name == "exact" else SCORES[name][1][:1])
+    assert value.requires_grad
+    with torch.no_grad():
+        quiet = gapped.expectation(Model(), logits.requires_grad_(), estimator, generator=seeded())
+    assert not quiet.requires_grad
+    assert torch.equal(quiet, value)
+    if isinstance(estimator, torch.nn.Module):
+        with pytest.raises(GappedError, match="nothing to train on"):
+            estimator.variance_loss()
+
+
+@every_score
+def test_differentiating_twice_is_an_error(name: str) -> None:
+    leaf = normal(5, 2, 3).requires_grad_()
+    value = gapped.expectation(Model(), leaf, made(name))
+    (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(gradient.sum(), leaf)
+
+
+# Those that do not differentiate the cost inside: torch can neither transform nor trace that.
+FREE = [name for name in SCORES if name not in ("muprop", "rebar", "relax", "nvil")]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_vmap_of_the_gradient(name: str) -> None:
+    """A map over runs: each has its own noise, and by enumeration the gradient it has alone."""
+    logits, estimator = normal(6, 40, 2, 3), made(name)
+    torch.manual_seed(0)
+
+    def total(leaf: Tensor) -> Tensor:
+        return gapped.expectation(square_of_first, leaf, estimator).sum()
+
+    gradients = torch.func.vmap(torch.func.grad(total), randomness="different")(logits)
+    assert gradients.shape == logits.shape
+    assert gradients.abs().amax((1, 2, 3)).min() > 0
+    if name == "exact":
+        for row, gradient in zip(logits, gradients, strict=True):
+            assert_close(gradient, run(name, row, square_of_first)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["rloo", "disarm-tree"])
+def test_compiled_equals_eager(name: str) -> None:
+    torch._dynamo.reset()
+    estimator = made(name)
+
+    def objective(leaf: Tensor) -> Tensor:
+        return gapped.expectation(square_of_first, leaf, estimator)
+
+    results = []
+    for call in (objective, torch.compile(objective, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        leaf = normal(5, 2, 3).requires_grad_()
+        value = call(leaf)
+        results.append((value.detach(), torch.autograd.grad(value.sum(), leaf)[0]))
+    for eager, compiled in zip(*results, strict=True):
+        assert_close(compiled, eager)
+
+
+def square_of_first(z: Tensor) -> Tensor:
+    return (z[..., 0].sum(-1) - 1.3) ** 2
+
+
+@every_score
+def test_autocast_does_not_round_the_estimate(name: str) -> None:
+    logits = normal(5, 2, 3, dtype=torch.float32)
+    plain = run(name, logits, Model())
+    with torch.autocast("cpu", torch.bfloat16):
+        for ours, theirs in zip(run(name, logits, Model()), plain, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@every_member
+def test_pathwise_estimators_are_used_as_they_are(name: str) -> None:
+    logits, pull = normal(5, 2, 3), normal(5, seed=3)
+    options = {} if name == "reinmax" else {"tau": 0.7}
+    results = []
+    for through in (True, False):
+        leaf, model = logits.clone().requires_grad_(), Model()
+        if through:
+            estimator = gapped.estimator(name, **options)
+            value = gapped.expectation(model, leaf, estimator, generator=seeded())
+        else:
+            z = FUNCTIONS[name](leaf.unsqueeze(0), hard=True, generator=seeded(), **options)
+            value = model(z).squeeze(0)
+        gradients = torch.autograd.grad(value, [leaf, model.weight, model.outside], pull)
+        results.append([value.detach(), *gradients])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_pathwise_masks() -> None:
+    logits, mask = normal(50, 2, 3).requires_grad_(), torch.tensor([True, False, True])
+    value = gapped.expectation(Model(), logits, gapped.GST(), mask=mask)
+    assert (torch.autograd.grad(value.sum(), logits)[0][..., 1] == 0).all()
+
+
+def test_every_estimator_lowers_the_cost() -> None:
+    """The user changes the estimator, nothing else; the best joint choice costs 0."""
+    goal = torch.tensor([2, 0])
+
+    def distance(z: Tensor) -> Tensor:
+        return (z.gather(-1, goal.view(2, 1).expand(*z.shape[:-1], 1)).squeeze(-1) - 1).square().sum(-1)
+
+    estimators = [maker(1) for maker, _ in SCORES.values()]
+    for estimator in [*estimators, gapped.GST(), gapped.GumbelSoftmax()]:
+        torch.manual_seed(0)
+        logits = torch.zeros(16, 2, 3, requires_grad=True)
+        optimiser = torch.optim.SGD([logits], lr=2.0)
+        for _ in range(60):
+            optimiser.zero_grad()
+            gapped.expectation(distance, logits, estimator).sum().backward()
+            optimiser.step()
+        with torch.no_grad():
+            assert gapped.expectation(distance, logits, gapped.Exact()).mean() < 0.4, estimator
+
+
+def test_one_learning_signal_for_each_row_if_costs_have_no_variables() -> None:
+    """Costs per variable make every variable an example of its own."""
+    logits = normal(4, 3, 5)
+    _, together = run("exact", logits, lambda z: z.square().sum(-1) * z[..., 0])
+    _, alone = run("exact", logits.reshape(12, 5), lambda z: z.square().sum(-1) * z[..., 0])
+    assert_close(together.reshape(12, 5), alone)
+
+
+def square(z: Tensor) -> Tensor:
+    return z.square().sum((-1, -2))
+
+
+def through_argmax(z: Tensor) -> Tensor:
+    return z.argmax(-1).double().sum(-1)
+
+
+def only_a_parameter(z: Tensor) -> Tensor:
+    return torch.zeros(z.shape[:2]).double() + torch.ones((), dtype=torch.float64, requires_grad=True)
+
+
+ERRORS: dict[str, tuple[Any, Any, str]] = {
+    "variables not summed away": (lambda z: z.sum(-2), gapped.RLOO(), r"f: got costs of shape \(2, 5, 3\)"),
+    "no sample axis": (
+        lambda z: square(z).mean(0),
+        gapped.RLOO(),
+        r"f: got costs of shape \(5,\), expected .*n = 2",
+    ),
+    "no axis": (lambda z: square(z).sum(), gapped.RLOO(), r"f: got costs of shape \(\)"),
+    "pathwise shape": (
+        lambda z: square(z).sum(0),
+        gapped.GST(),
+        r"f: got costs of shape \(5,\), expected .*n = 1",
+    ),
+    "a number": (lambda z: 1.0, gapped.Reinforce(), "f: got a result of type float"),
+    "integers": (lambda z: square(z).long(), gapped.Reinforce(), "f: got costs of dtype torch.int64"),
+    "nan": (lambda z: square(z) * torch.nan, gapped.Reinforce(), "f: got costs that are not all finite"),
+    "inf": (lambda z: square(z) / 0.0, gapped.DisARMTree(), "f: got costs that are not all finite"),
+    "pathwise nan": (lambda z: square(z) * torch.nan, gapped.GST(), "f: got costs that are not all finite"),
+    "muprop": (through_argmax, gapped.MuProp(), "f: got costs without a derivative"),
+    "muprop, parameter": (only_a_parameter, gapped.MuProp(), "f: got costs without a derivative"),
+    "rebar": (through_argmax, gapped.REBAR(), "f: got costs without a derivative"),
+    "rebar, parameter": (only_a_parameter, gapped.REBAR(), "f: got costs without a derivative"),
+    "relax": (through_argmax, gapped.RELAX(Sum(1)), "f: got costs without a derivative"),
+    "pathwise": (through_argmax, gapped.GST(), "f: got costs without a derivative.*gapped.RLOO"),
+    "not a function": (3.0, gapped.RLOO(), "f: got an object of type float"),
+    "disarm": (square, gapped.DisARM(), "logits: got 3 categories for DisARM, expected two"),
+    "a name": (square, "rloo", "estimator: got an object of type str, expected an estimator such as"),
+    "a class": (square, gapped.RLOO, "estimator: got an object of type ABCMeta"),
+    "relax network": (square, gapped.RELAX(torch.nn.Identity()), "network: got a result of shape"),
+    "rebar eta": (square, gapped.REBAR(eta=torch.ones(4)), r"eta: got a tensor of shape \(4,\)"),
+    "nvil without context": (
+        square,
+        gapped.NVIL(torch.nn.Identity()),
+        "context: got None, expected the tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line(case: str) -> None:
+    f, estimator, message = ERRORS[case]
+    with pytest.raises(GappedError, match=message) as caught:
+        gapped.expectation(f, normal(5, 2, 3).requires_grad_(), estimator)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_arguments() -> None:
+    logits = normal(5, 2, 3)
+    for how in (
+        {"mask": torch.ones(4, dtype=torch.bool)},
+        {"generator": 3},
+        {"context": torch.ones(5)},
+    ):
+        for estimator in (gapped.RLOO(), gapped.GST()):
+            with pytest.raises(GappedError, match=next(iter(how))):
+                gapped.expectation(square, logits, estimator, **how)
+    with pytest.raises(GappedError, match="logits"):
+        gapped.expectation(square, [0.0], gapped.RLOO())  # type: ignore[arg-type]
+    with pytest.raises(GappedError, match=r"Exact: got 9 variables of 4 categories, 262,144 combinations"):
+        gapped.expectation(square, normal(1, 9, 4), gapped.Exact())
+    with pytest.raises(GappedError, match="f: got costs that are not all finite"):
+        gapped.expectation(square, torch.full((5, 2, 3), torch.nan), gapped.DisARMTree())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gapped.RLOO(1), "samples: got 1, expected an integer of at least 2"),
+        (lambda: gapped.RLOO(2.0), "samples"),
+        (lambda: gapped.Reinforce("leave-one-out"), "samples: got 1"),
+        (
+            lambda: gapped.Reinforce("running-mean"),
+            r"baseline: got 'running-mean', .*gapped.NVIL\(scale=False\)",
+        ),
+        (lambda: gapped.Reinforce(samples=True), "samples: got True"),
+        (lambda: gapped.DisARMSticks("sorted"), "order: got 'sorted'"),
+        (lambda: gapped.NVIL(3), "network: got 3"),
+        (lambda: gapped.NVIL(decay=1.0), "decay: got 1.0"),
+        (lambda: gapped.NVIL(scale=1), "scale: got 1"),
+        (lambda: gapped.REBAR(tau=0.0), "tau: got 0.0"),
+        (lambda: gapped.REBAR(eta=-1.0), "eta: got -1.0"),
+        (lambda: gapped.RELAX(square), "network"),
+    ],
+)
+def test_options_are_checked(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(GappedError, match=message):
+        make()
+
+
+def test_stateless_estimators_are_frozen_values() -> None:
+    assert gapped.RLOO(3) == gapped.RLOO(3) != gapped.RLOO(2)
+    assert len({gapped.DisARMTree(), gapped.DisARMTree(), gapped.ARSM()}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        gapped.RLOO(3).samples = 2  # type: ignore[misc]
+
+
+def test_the_memory_of_nvil() -> None:
+    """Used before it is updated, a plain mean at first, then decaying; still in eval mode."""
+    logits, estimator = torch.zeros(4, 3, requires_grad=True), gapped.NVIL(decay=0.5, scale=False)
+    levels = []
+    for level in (1.0, 2.0, 6.0, 0.0):
+        levels.append(estimator.mean.item())
+        gapped.expectation(lambda z, level=level: z.sum(-1) * level, logits, estimator)
+    assert levels == [0.0, 1.0, 1.5, 3.75]
+    assert estimator.mean.item() == 1.875
+    estimator.eval()
+    value = gapped.expectation(lambda z: z.sum(-1) * 1.875, logits, estimator)
+    assert estimator.mean.item() == 1.875
+    assert torch.autograd.grad(value.sum(), logits)[0].abs().max() == 0
+    other = gapped.NVIL()
+    other.load_state_dict(estimator.state_dict())
+    assert other.mean.item() == 1.875
+    assert other.steps == 4
+
+
+def test_nvil_scales_by_the_running_deviation() -> None:
+    logits, estimator = torch.zeros(4, 3, requires_grad=True), gapped.NVIL()
+    f = lambda z: z[..., 0] + torch.tensor([0.0, 0.0, 8.0, 8.0])  # noqa: E731
+    gapped.expectation(f, logits, estimator, generator=seeded(1))
+    assert 3.0 < estimator.variance.sqrt() < 5.0
+    plain = gapped.NVIL(scale=False)
+    plain.load_state_dict(estimator.state_dict())
+    gradients = [
+        torch.autograd.grad(gapped.expectation(f, logits, e.eval(), generator=seeded(2)).sum(), logits)[0]
+        for e in (estimator, plain)
+    ]
+    assert_close(gradients[0] * estimator.variance.sqrt(), gradients[1], 1e-6)
+
+
+STATEFUL: dict[str, Callable[[], Any]] = {
+    "nvil": lambda: gapped.NVIL(torch.nn.Linear(3, 1)),
+    "rebar": lambda: gapped.REBAR(eta=0.5, tau=0.7),
+    "relax": lambda: gapped.RELAX(Sum(1)),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_the_variance_loss_trains_the_estimator_alone(name: str) -> None:
+    torch.manual_seed(0)
+    estimator = STATEFUL[name]()
+    how = {"context": torch.randn(5, 3, requires_grad=True)} if name == "nvil" else {}
+    logits, model = normal(5, 2, 3).requires_grad_(), Model()
+    cost = gapped.expectation(model, logits, estimator, **how)
+    estimator.variance_loss().backward()
+    leaves = [logits, model.weight, model.outside, *how.values()]
+    assert all(leaf.grad is None for leaf in leaves)
+    trained = [parameter.grad for parameter in estimator.parameters()]
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in trained)
+    with pytest.raises(GappedError, match="nothing to train on"):
+        estimator.variance_loss()
+    cost.sum().backward()
+    assert all(leaf.grad is not None for leaf in leaves[:3])
+    for parameter, grad in zip(estimator.parameters(), trained, strict=True):
+        assert torch.equal(parameter.grad, grad), "the cost itself must not reach the estimator's parameters"
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_stateful_estimators_are_modules(name: str) -> None:
+    """Saved, loaded and copied, in the middle of the work too."""
+    estimator, logits = STATEFUL[name](), normal(5, 2, 3).requires_grad_()
+    how = {"context": torch.randn(5, 3)} if name == "nvil" else {}
+    gapped.expectation(square, logits, estimator, **how)
+    file = io.BytesIO()
+    torch.save(estimator.state_dict(), file)
+    file.seek(0)
+    fresh = STATEFUL[name]()
+    fresh.load_state_dict(torch.load(file))
+    clones = [estimator, copy.deepcopy(estimator), fresh]
+    values = [
+        torch.autograd.grad(
+            gapped.expectation(square, logits, clone.eval(), generator=seeded(), **how).sum(), logits
+        )[0]
+        for clone in clones
+    ]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[0], values[2])
+
+
+def test_frozen_parameters_are_not_trained() -> None:
+    estimator = gapped.REBAR().requires_grad_(False)
+    gapped.expectation(square, normal(5, 2, 3).requires_grad_(), estimator)
+    with pytest.raises(GappedError, match="nothing to train on"):
+        estimator.variance_loss()
+
+
+def test_rebar_takes_parameters_per_run() -> None:
+    """A fleet: eta and tau for each run of the leading axis, equal to runs by themselves."""
+    logits, model = normal(3, 4, 2, 3), Model(batch_axes=2)
+    fleet = gapped.REBAR(
+        torch.tensor([[0.2], [0.5], [1.0]]), torch.tensor([0.3, 0.5, 1.0]).view(3, 1, 1)
+    ).double()
+    noise = fleet.draw(logits, seeded())
+    results = []
+    for run_of in (slice(None), 0, 1, 2):
+        leaf = logits[run_of].clone().requires_grad_()
+        if run_of == slice(None):
+            estimator, f = fleet, model.cost
+        else:
+            estimator = gapped.REBAR(fleet.eta[run_of].item(), fleet.tau[run_of].item()).double()
+            f = Model().cost
+        part = type(noise)(*(n[run_of] for n in noise))
+        kind = type("Replayed", (gapped.REBAR,), {"draw": lambda self, *_, part=part: part})
+        estimator.__class__ = kind
+        value = gapped.expectation(f, leaf, estimator)
+        results.append(torch.autograd.grad(value.sum(), leaf)[0])
+    for run_of in range(3):
+        assert_close(results[0][run_of], results[1 + run_of], 1e-6)

@@ -1,0 +1,401 @@
+"""Score-function estimators with enumerable noise: means and variances exactly, in float64.
+
+What an estimator draws is replaced by every value it could have, one example each, and the estimates are
+weighted by their probabilities. Costs, oracle and formulas are written here, from the definitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import assert_close, normal
+from torch import Tensor
+
+import gapped
+
+EXACT = 1e-10
+INF = float("inf")
+
+
+def rows_of(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+# Two variables of four categories and one of eight; with a first stick above 1/2, with masked categories.
+SETTINGS = {
+    "2x4": normal(2, 4, seed=11),
+    "2x4-steep": rows_of([2.5, -0.3, 0.4, 0.1], [1.9, -1.0, 0.2, -0.5]),
+    "2x4-masked": rows_of([0.3, -INF, 1.1, -0.4], [-INF, 0.7, -INF, 0.2]),
+    "1x8": normal(1, 8, seed=12),
+    "1x8-steep": rows_of([2.5, 0.4, -1.0, 0.9, 0.1, -0.6, 0.3, 0.5]),
+    "1x8-masked": rows_of([0.4, -INF, -1.0, -INF, -INF, 0.6, 0.3, -0.2]),
+}
+BINARY = {
+    "3x2": normal(3, 2, seed=13),
+    "3x2-steep": rows_of([3.0, -1.0], [-0.2, 2.2], [0.1, 0.1]),
+    "3x2-masked": rows_of([0.3, 0.9], [-INF, 0.4], [0.2, -1.0]),
+}
+every_setting = pytest.mark.parametrize("theta", SETTINGS.values(), ids=SETTINGS)
+every_binary_setting = pytest.mark.parametrize("theta", BINARY.values(), ids=BINARY)
+
+
+def cost(z: Tensor) -> Tensor:
+    """Curved, with variables that interact, at a level far from zero; ``(..., L, K)`` to ``(...)``."""
+    flat = z.flatten(-2)
+    size = flat.shape[-1]
+    a, b = normal(size, size, seed=2), normal(size, seed=3)
+    return 2.0 + torch.sin(2 * (flat @ b)) + ((flat @ a) * flat).sum(-1) + 0.1 * ((flat @ a) ** 3).sum(-1)
+
+
+class Law(NamedTuple):
+    """Everything that noise can be, ``(..., N, ...)``, and how likely it is, ``(N,)``."""
+
+    noise: Tensor
+    weights: Tensor
+
+
+def joint(theta: Tensor) -> Law:
+    """All joint values ``(N, L)`` of the variables and their probabilities."""
+    variables, categories = theta.shape
+    values = torch.tensor(list(itertools.product(range(categories), repeat=variables)))
+    weights = torch.ones(len(values), dtype=torch.float64)
+    for variable in range(variables):
+        weights = weights * torch.softmax(theta[variable], -1)[values[:, variable]]
+    return Law(values, weights)
+
+
+def independent(theta: Tensor, samples: int) -> Law:
+    """All tuples of independent samples, ``(samples, N, L)``."""
+    values, weights = joint(theta)
+    picks = torch.cartesian_prod(*[torch.arange(len(values))] * samples).reshape(-1, samples)
+    return Law(values[picks].movedim(1, 0), weights[picks].prod(-1))
+
+
+def oracle(theta: Tensor) -> tuple[Tensor, Tensor]:
+    """The expected cost and its gradient, by autograd through the product of the softmaxes."""
+    leaf = theta.clone().requires_grad_()
+    values, _ = joint(theta)
+    chosen = torch.softmax(leaf, -1).unsqueeze(0).expand(len(values), -1, -1)
+    weights = chosen.gather(-1, values.unsqueeze(-1)).squeeze(-1).prod(-1)
+    expected = (weights * cost(torch.nn.functional.one_hot(values, theta.shape[-1]).double())).sum()
+    return expected.detach(), torch.autograd.grad(expected, leaf)[0]
+
+
+def replayed(
+    estimator: Any, theta: Tensor, noise: Any, count: int, monkeypatch: pytest.MonkeyPatch, level: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Values ``(N,)`` and gradients ``(N, L, K)`` of `count` examples with the given noise."""
+    monkeypatch.setattr(type(estimator), "draw", lambda self, logits, generator: noise)
+    leaf = theta.expand(count, *theta.shape).clone().requires_grad_()
+    value = gapped.expectation(lambda z: cost(z) + level, leaf, estimator)
+    return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+
+
+def mean_of(sample: Tensor, weights: Tensor) -> Tensor:
+    return (weights.view(-1, *(1 for _ in sample.shape[1:])) * sample).sum(0)
+
+
+def variance_of(sample: Tensor, weights: Tensor) -> float:
+    """The trace of the covariance."""
+    return float(mean_of((sample - mean_of(sample, weights)) ** 2, weights).sum())
+
+
+def assert_unbiased(values: Tensor, gradients: Tensor, weights: Tensor, theta: Tensor) -> None:
+    value, gradient = oracle(theta)
+    assert_close(weights.sum(), torch.ones((), dtype=torch.float64), EXACT)
+    assert_close(mean_of(values, weights), value, EXACT)
+    assert_close(mean_of(gradients, weights), gradient, EXACT)
+    assert (gradients[:, theta == -INF] == 0).all()
+
+
+@every_setting
+def test_enumeration_equals_the_oracle(theta: Tensor) -> None:
+    leaf = theta.clone().requires_grad_()
+    value = gapped.expectation(cost, leaf, gapped.Exact())
+    expected, gradient = oracle(theta)
+    assert_close(value.detach(), expected, 1e-12)
+    assert_close(torch.autograd.grad(value, leaf)[0], gradient, 1e-12)
+
+
+SAMPLERS: dict[str, tuple[Any, int]] = {
+    "reinforce": (gapped.Reinforce(), 1),
+    "reinforce-2": (gapped.Reinforce(samples=2), 2),
+    "reinforce-leave-one-out": (gapped.Reinforce("leave-one-out", samples=2), 2),
+    "rloo-2": (gapped.RLOO(), 2),
+    "rloo-3": (gapped.RLOO(3), 3),
+    "muprop": (gapped.MuProp(), 1),
+}
+
+
+@every_setting
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_independent_samples_are_unbiased(name: str, theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator, samples = SAMPLERS[name]
+    noise, weights = independent(theta, samples)
+    assert_unbiased(*replayed(estimator, theta, noise, len(weights), monkeypatch), weights, theta)
+
+
+@every_setting
+def test_a_remembered_mean_leaves_reinforce_unbiased(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is used as it was before the call; with a scale the mean is only divided by it."""
+    noise, weights = independent(theta, 1)
+    plain = gapped.NVIL(scale=False)
+    plain.mean += 1.7
+    assert_unbiased(*replayed(plain, theta, noise, len(weights), monkeypatch), weights, theta)
+    scaled = gapped.NVIL().eval()
+    scaled.variance += 9.0
+    _, gradients = replayed(scaled, theta, noise, len(weights), monkeypatch)
+    assert_close(3 * mean_of(gradients, weights), oracle(theta)[1], EXACT)
+
+
+def test_a_baseline_that_contains_the_sample_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: each cost relative to the mean of all samples, itself included."""
+    theta = SETTINGS["2x4"]
+    noise, weights = independent(theta, 2)
+    monkeypatch.setattr("gapped.score.rloo.leave_one_out", lambda costs: costs - costs.mean(0))
+    _, gradients = replayed(gapped.RLOO(), theta, noise, len(weights), monkeypatch)
+    assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
+
+
+def test_muprop_has_no_variance_on_linear_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    theta, slope = SETTINGS["2x4"], normal(8, seed=4)
+    leaf = theta.expand(20, 2, 4).clone().requires_grad_()
+    gapped.expectation(lambda z: z.flatten(-2) @ slope, leaf, gapped.MuProp()).sum().backward()
+    assert leaf.grad is not None
+    assert_close(leaf.grad, leaf.grad[:1].expand(20, 2, 4))
+
+
+def halves(p: Tensor) -> Law:
+    """The three intervals of u in which a pair of bits of probability p is constant: midpoints, lengths."""
+    low = torch.minimum(p, 1 - p)
+    return Law(
+        torch.stack([low / 2, torch.full_like(p, 0.5), 1 - low / 2]), torch.stack([low, 1 - 2 * low, low])
+    )
+
+
+def pieces(probabilities: Tensor) -> Law:
+    """All intervals of the uniforms ``(N, L, nodes)`` of bits with the given probabilities ``(L, nodes)``."""
+    middles, lengths = halves(probabilities.reshape(-1))
+    picks = torch.tensor(list(itertools.product(range(3), repeat=probabilities.numel())))
+    bits = torch.arange(probabilities.numel())
+    weights = lengths[picks, bits].prod(-1)
+    uniforms = middles[picks, bits][weights > 0]
+    return Law(uniforms.reshape(-1, *probabilities.shape), weights[weights > 0])
+
+
+class Node(NamedTuple):
+    """A binary choice between two sets of categories."""
+
+    left: list[int]
+    right: list[int]
+
+
+def tree_of(categories: int) -> list[Node]:
+    """The nodes of a balanced tree, level by level."""
+    nodes, level = [], [list(range(categories))]
+    while len(level[0]) > 1:
+        half = len(level[0]) // 2
+        nodes += [Node(block[:half], block[half:]) for block in level]
+        level = [part for block in level for part in (block[:half], block[half:])]
+    return nodes
+
+
+def chain_of(row: Tensor, order: str) -> list[Node]:
+    """Each category against all that follow: taking an offer is going right."""
+    categories = list(range(len(row)))
+    if order != "given":
+        categories.sort(key=lambda k: row[k].item(), reverse=order == "descending")
+    return [Node(categories[t + 1 :], [categories[t]]) for t in range(len(categories) - 1)]
+
+
+def chance_of(theta: Tensor, node: Node) -> Tensor:
+    """The probability of going right; any number where the node is never reached."""
+    p = torch.softmax(theta, -1)
+    right, left = p[node.right].sum(), p[node.left].sum()
+    return right / (right + left) if right + left > 0 else torch.tensor(0.5, dtype=torch.float64)
+
+
+def slope_of(theta: Tensor, node: Node) -> Tensor:
+    """The derivative of the node's logit: the softmax of the right side, minus that of the left side."""
+    slope = torch.zeros_like(theta)
+    for side, sign in ((node.right, 1.0), (node.left, -1.0)):
+        inside = theta[side] - theta[side].max().clamp(min=-1e6)
+        slope[side] = sign * torch.softmax(inside, -1).nan_to_num(0.0)
+    return slope
+
+
+def node_by_node(theta: Tensor, nodes: list[Node], u: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair ``(2, N)`` and the factor of the cost difference ``(N, K)``, for one row and u ``(N, nodes)``.
+
+    Both paths: 1/2 (-1)^{b2} [b1 != b2] sigma(|phi|); first alone: 1/2 (b1 - sigma(phi)); second alone:
+    -1/2 (b2 - sigma(phi)); times the derivative of the node's logit.
+    """
+    reached = torch.ones(2, len(u), len(theta), dtype=torch.bool)
+    factor = torch.zeros(len(u), len(theta), dtype=torch.float64)
+    for node, noise in zip(nodes, u.T, strict=True):
+        chance = chance_of(theta, node)
+        bits = torch.stack([noise < chance, 1 - noise < chance])
+        # A node is on a path as long as the path may still reach all of its categories.
+        first, second = reached[:, :, node.left + node.right].all(-1)
+        both = (first & second & (bits[0] != bits[1])) * torch.maximum(chance, 1 - chance)
+        b1, b2 = bits.double()
+        part = torch.where(first & second, both * (-1) ** b2, first * (b1 - chance) - second * (b2 - chance))
+        factor += 0.5 * part.unsqueeze(-1) * slope_of(theta, node)
+        for path, on in enumerate((first, second)):
+            for side, bit in ((node.left, bits[path]), (node.right, ~bits[path])):
+                reached[path][:, side] &= ~(on & bit).unsqueeze(-1)
+    return reached.double().argmax(-1), factor
+
+
+Chain = Callable[[Tensor], list[Node]]
+COUPLED: dict[str, tuple[Any, Chain]] = {
+    "tree": (gapped.DisARMTree(), lambda row: tree_of(len(row))),
+    "ascending": (gapped.DisARMSticks(), lambda row: chain_of(row, "ascending")),
+    "descending": (gapped.DisARMSticks("descending"), lambda row: chain_of(row, "descending")),
+    "given": (gapped.DisARMSticks("given"), lambda row: chain_of(row, "given")),
+}
+every_coupled = pytest.mark.parametrize("name", COUPLED)
+
+
+def chances(theta: Tensor, nodes_of: Chain) -> Tensor:
+    return torch.stack([torch.stack([chance_of(row, node) for node in nodes_of(row)]) for row in theta])
+
+
+@every_setting
+@every_coupled
+def test_coupled_pairs_are_unbiased_and_follow_the_definition(
+    name: str, theta: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimator, nodes_of = COUPLED[name]
+    u, weights = pieces(chances(theta, nodes_of))
+    values, gradients = replayed(estimator, theta, u, len(u), monkeypatch)
+    assert_unbiased(values, gradients, weights, theta)
+    pairs, factors = zip(
+        *[node_by_node(row, nodes_of(row), u[:, i]) for i, row in enumerate(theta)], strict=True
+    )
+    costs = cost(torch.nn.functional.one_hot(torch.stack(pairs, -1), theta.shape[-1]).double())
+    assert_close(values, costs.mean(0), EXACT)
+    delta = (costs[0] - costs[1]).view(-1, 1, 1)
+    assert_close(gradients, delta * torch.stack(factors, 1), EXACT)
+
+
+@every_coupled
+def test_both_samples_of_a_pair_follow_the_softmax(name: str) -> None:
+    estimator, nodes_of = COUPLED[name]
+    theta = SETTINGS["1x8-steep"]
+    u, weights = pieces(chances(theta, nodes_of))
+    pair = estimator.index((theta - theta.max()).expand(len(u), 1, 8), u).squeeze(-1)
+    for sample in pair:
+        law = torch.zeros(8, dtype=torch.float64).index_add(0, sample, weights)
+        assert_close(law, torch.softmax(theta[0], -1), EXACT)
+
+
+@pytest.mark.parametrize("categories", [3, 5, 6, 7])
+def test_a_padded_tree_is_unbiased(categories: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = normal(1, categories, seed=14)
+    full = 4 if categories == 3 else 8
+    padded = torch.cat([theta, torch.full((1, full - categories), -INF, dtype=torch.float64)], -1)
+    u, weights = pieces(chances(padded, lambda row: tree_of(full)))
+    assert_unbiased(*replayed(gapped.DisARMTree(), theta, u, len(u), monkeypatch), weights, theta)
+
+
+def test_importance_weighted_sticks_are_biased_unless_ascending() -> None:
+    """The twin: pairs of the chain, reweighted to independent ones. Sticks above 1/2 never part late."""
+
+    def mean_gradient(order: str) -> Tensor:
+        theta = SETTINGS["1x8-steep"]
+        nodes = chain_of(theta[0], order)
+        u, weights = pieces(chances(theta, lambda row: nodes))
+        pair, _ = node_by_node(theta[0], nodes, u[:, 0])
+        law = torch.zeros(8, 8, dtype=torch.float64).index_put(tuple(pair), weights, accumulate=True)
+        p = torch.softmax(theta[0], -1)
+        ratio = (p[pair[0]] * p[pair[1]] / law[pair[0], pair[1]]).unsqueeze(-1)
+        points = torch.nn.functional.one_hot(pair, 8).double()
+        delta = cost(points.unsqueeze(-2))
+        gradients = 0.5 * (delta[0] - delta[1]).unsqueeze(-1) * ratio * (points[0] - points[1])
+        return mean_of(gradients, weights) - oracle(theta)[1][0]
+
+    assert mean_gradient("ascending").abs().max() < EXACT
+    assert mean_gradient("given").abs().max() > 1e-3
+
+
+def binary_pieces(theta: Tensor) -> Law:
+    u, weights = pieces(torch.softmax(theta, -1)[:, 1:])
+    return Law(u.squeeze(-1), weights)
+
+
+@every_binary_setting
+def test_disarm_is_unbiased_and_equals_its_tree(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    u, weights = binary_pieces(theta)
+    values, gradients = replayed(gapped.DisARM(), theta, u, len(u), monkeypatch)
+    assert_unbiased(values, gradients, weights, theta)
+    _, tree = replayed(gapped.DisARMTree(), theta, u.unsqueeze(-1), len(u), monkeypatch)
+    assert_close(gradients, tree, EXACT)
+
+
+@every_binary_setting
+def test_disarm_follows_the_definition(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1/2 (f1 - f2) (-1)^{b2} [b1 != b2] sigma(|phi|), on a fine grid of u for the last variable."""
+    grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    u = torch.stack([torch.full_like(grid, 0.9), torch.full_like(grid, 0.3), grid], -1)
+    values, gradients = replayed(gapped.DisARM(), theta, u, len(u), monkeypatch)
+    chance = torch.softmax(theta, -1)[:, 1]
+    b1, b2 = u > 1 - chance, u < chance
+    f1, f2 = (cost(torch.nn.functional.one_hot(b.long(), 2).double()) for b in (b1, b2))
+    strength = torch.maximum(chance, 1 - chance)
+    expected = 0.5 * (f1 - f2).unsqueeze(-1) * (-1) ** b2.double() * (b1 != b2) * strength
+    assert_close(values, (f1 + f2) / 2, EXACT)
+    assert_close(gradients[..., 1], torch.where((theta == -INF).any(-1), 0.0, expected), EXACT)
+    assert_close(gradients[..., 0], -gradients[..., 1], EXACT)
+
+
+def test_disarm_without_its_half_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = BINARY["3x2-steep"]
+    u, weights = binary_pieces(theta)
+    _, gradients = replayed(gapped.DisARM(), theta, u, len(u), monkeypatch)
+    assert (mean_of(2 * gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
+
+
+def test_variance_of_disarm_is_at_most_that_of_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ARM: (f1 - f2)(u - 1/2), for one variable on a fine grid of u; DisARM is its conditional mean."""
+    grid = ((torch.arange(40_000, dtype=torch.float64) + 0.5) / 40_000).unsqueeze(-1)
+    weights = torch.full((len(grid),), 1 / len(grid), dtype=torch.float64)
+    for theta in (rows_of([0.1, 0.0]), rows_of([0.0, 1.3]), rows_of([2.5, 0.0])):
+        _, disarm = replayed(gapped.DisARM(), theta, grid, len(grid), monkeypatch)
+        chance = torch.softmax(theta, -1)[:, 1]
+        b1, b2 = (
+            torch.nn.functional.one_hot(b.long(), 2).double() for b in (grid > 1 - chance, grid < chance)
+        )
+        arm = ((cost(b1) - cost(b2)).unsqueeze(-1) * (grid - 0.5)).unsqueeze(-1) * torch.tensor([-1.0, 1.0])
+        assert_close(mean_of(arm, weights), oracle(theta)[1], 1e-3)
+        assert variance_of(disarm, weights) < 0.999 * variance_of(arm, weights)
+
+
+@every_setting
+def test_variance_order(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLOO below REINFORCE with as many samples where costs are far from zero; more samples below fewer."""
+
+    def variance(estimator: Any, samples: int) -> float:
+        noise, weights = independent(theta, samples)
+        _, gradients = replayed(estimator, theta, noise, len(weights), monkeypatch, level=10.0)
+        return variance_of(gradients, weights)
+
+    reinforce, pair = variance(gapped.Reinforce(), 1), variance(gapped.Reinforce(samples=2), 2)
+    assert pair == pytest.approx(reinforce / 2)
+    assert variance(gapped.RLOO(2), 2) < pair
+    assert variance(gapped.RLOO(3), 3) < variance(gapped.RLOO(2), 2)
+
+
+@pytest.mark.parametrize("name", ["tree", "ascending"])
+def test_coupling_lowers_the_variance_of_two_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = SETTINGS["1x8"]
+    estimator, nodes_of = COUPLED[name]
+    u, weights = pieces(chances(theta, nodes_of))
+    _, coupled = replayed(estimator, theta, u, len(u), monkeypatch)
+    noise, chance = independent(theta, 2)
+    _, separate = replayed(gapped.RLOO(2), theta, noise, len(chance), monkeypatch)
+    assert variance_of(coupled, weights) < variance_of(separate, chance)
