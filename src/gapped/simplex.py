@@ -5,8 +5,8 @@ only sources of randomness are `inverse_cdf` (and `draw_index` through it), `gum
 `conditional_gumbel`.
 
 Two conventions hold throughout. A category whose logit is -inf does not exist: it gets exactly zero mass.
-A row without a sample has an index outside of the categories: `K` if it has no category (all -inf), -1 if
-it holds a NaN.
+A row without a sample has an index outside of the categories: `K` if it has no category (all -inf), `K + 1`
+if it holds a NaN.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 _GAP_GUARD = 1e-5
+# Up to so many categories a table of all one-hot rows is small beside a batch of them.
+_FEW = 256
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -78,36 +80,41 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
 
     Returns int64 indices of shape ``weights.shape[:-1]``.
     """
-    cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
+    cumulative = weights.to(_accumulator(weights)).cumsum(-1)
     total = cumulative[..., -1:]
     uniform = torch.rand(total.shape, dtype=total.dtype, device=total.device, generator=generator)
-    # Nothing exceeds anything in a row of zeros: the search itself answers K there.
+    # Nothing exceeds anything in a row of zeros, or of NaNs: the search itself answers K there.
     index = torch.searchsorted(cumulative, uniform * total, right=True)
-    return torch.where(total.isnan(), -1, index).squeeze(-1)
+    return (index + total.isnan()).squeeze(-1)
 
 
 def argmax_index(scores: Tensor) -> Tensor:
     """The index of the largest score of each row."""
     top, index = scores.max(-1)
     index = torch.where(top == -torch.inf, scores.shape[-1], index)
-    return torch.where(top.isnan(), -1, index)
+    return torch.where(top.isnan(), scores.shape[-1] + 1, index)
 
 
 def place(index: Tensor, categories: int) -> Tensor:
     """`index` with the category axis kept, for gather and scatter; rows without a sample point anywhere."""
-    return index.clamp(0, categories - 1).unsqueeze(-1)
+    return index.clamp(max=categories - 1).unsqueeze(-1)
 
 
 def one_hot(index: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
-    """One-hot rows, exactly 0 and 1; zero where the index is `K`, NaN where it is -1.
+    """One-hot rows, exactly 0 and 1; zero where the index is `K`, NaN where it is `K + 1`.
 
-    >>> one_hot(torch.tensor([1, 2, -1]), 2, torch.float32)
+    >>> one_hot(torch.tensor([1, 2, 3]), 2, torch.float32)
     tensor([[0., 1.],
             [0., 0.],
             [nan, nan]])
     """
+    if categories <= _FEW:
+        # There are only K + 2 possible rows: looking them up takes a third of the time of writing them.
+        rows = torch.eye(categories + 2, categories, dtype=dtype, device=index.device)
+        rows[-1] = torch.nan
+        return torch.nn.functional.embedding(index, rows)
     index, where = index.unsqueeze(-1), place(index, categories)
-    background = torch.where(index < 0, torch.nan, 0.0).to(dtype)
+    background = torch.where(index > categories, torch.nan, 0.0).to(dtype)
     return background.expand(*index.shape[:-1], categories).scatter(-1, where, background + (index == where))
 
 

@@ -99,8 +99,8 @@ class Pathwise(ABC):
                 return value
             points, weights = self.points(logits, drawn)
             if not self.hard:
-                sound = (drawn.chosen >= 0) & (drawn.chosen < rows.shape[-1])
-                value = torch.where(sound.unsqueeze(-1), points.mean(0), value)
+                exists = (drawn.chosen < rows.shape[-1]).unsqueeze(-1)
+                value = torch.where(exists, points.mean(0), value)
         return carry(value, self.carrier(rows, drawn), points, weights)
 
     def fused(self) -> launch.Fused | None:

@@ -34,7 +34,7 @@ def _jacobian_product(grad: Tensor, points: Tensor, weights: float | Tensor) -> 
     if points.shape[0] == 1:
         # J(q) g = q (g - <q, g>) is what torch's softmax does in its own backward, in one pass.
         product: Tensor = torch._softmax_backward_data(grad, points[0], -1, grad.dtype)
-        return product * weights
+        return product * weights if isinstance(weights, Tensor) else product.mul_(weights)
     # Point by point, so that a point at a corner of the simplex adds exactly nothing.
     return (points * weights * (grad - (points * grad).sum(-1, keepdim=True))).sum(0)
 

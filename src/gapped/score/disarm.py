@@ -77,10 +77,10 @@ def difference(right: Tensor, left: Tensor) -> Tensor:
 
 
 def settled(index: Tensor, logits: Tensor) -> Tensor:
-    """`index` with the marks of `simplex` in rows without a sample: K without categories, -1 with a NaN."""
+    """`index` with the marks of `simplex` in rows without a sample: K if empty, K + 1 with a NaN."""
     top = logits.amax(-1)
     index = torch.where(top == -torch.inf, logits.shape[-1], index)
-    return torch.where(top.isnan(), -1, index)
+    return torch.where(top.isnan(), logits.shape[-1] + 1, index)
 
 
 def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
