@@ -16,7 +16,7 @@ from gapped.pathwise.gumbel_rao import GumbelRao
 from gapped.pathwise.reinmax import ReinMax
 from gapped.pathwise.straight_through import StraightThrough
 
-__all__ = ["Pathwise", "estimator", "estimators", "name_of"]
+__all__ = ["Pathwise", "estimator", "estimators"]
 
 _REGISTRY: Mapping[str, type[Pathwise]] = MappingProxyType(
     {
@@ -49,15 +49,3 @@ def estimator(name: str, **options: Any) -> Pathwise:
         if option not in known:
             raise GappedError(f"{name}: unknown option {option!r}, expected one of {', '.join(known)}")
     return kind(**options)
-
-
-def name_of(estimator: Pathwise) -> str:
-    """The registered name of an estimator object.
-
-    >>> name_of(GST())
-    'gst'
-    """
-    for name, kind in _REGISTRY.items():
-        if type(estimator) is kind:
-            return name
-    raise reject("estimator", type(estimator).__name__, "a registered estimator")
