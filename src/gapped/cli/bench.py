@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from gapped.lab.bench import Job
     from gapped.records import Line
 
-__all__ = ["bench"]
+__all__ = ["bench", "present"]
 
 
 def bench(
@@ -55,8 +57,6 @@ def bench(
     if not 0 < seconds < float("inf"):
         raise reject("--seconds", seconds, "a positive number")
 
-    from contextlib import nullcontext
-
     import torch
 
     from gapped.lab.bench import plan
@@ -73,8 +73,7 @@ def bench(
             made = _measure(jobs, where, seconds, out / "bench.jsonl", screen, startup=not shape)
         except KeyboardInterrupt:
             raise Stopped(f"what was measured is in {out / 'bench.jsonl'}") from None
-    _show(made, screen)
-    screen.print(f"Plot: {_draw(made, out / 'bench.svg')}", soft_wrap=True, highlight=False, markup=False)
+    present(made, out, screen)
     return 0
 
 
@@ -106,27 +105,23 @@ def _measure(
     return made
 
 
-def _show(made: Sequence[Line], screen: Console) -> None:
-    """A table for each shape, the reasons for gaps in it, and the targets."""
+def present(made: Sequence[Line], out: Path, screen: Console) -> None:
+    """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
+    from gapped.records import atomic_write
     from gapped.report.bench import benches, reasons, startup_lines, table_of, target_table, title_of
+    from gapped.report.bench_figure import bench_figure
     from gapped.report.tables import to_rich
 
+    said = partial(screen.print, markup=False, highlight=False, soft_wrap=True)
     for found in benches(made):
         screen.print(to_rich(table_of(found), title_of(found), screen.width))
         for reason in reasons(found):
-            screen.print(reason, markup=False, highlight=False, soft_wrap=True)
+            said(reason)
     for line in startup_lines(made):
-        what, median = line["what"], line["milliseconds"]["median"]
-        screen.print(f"{what}, after torch: {median:.0f} ms", markup=False, highlight=False)
+        said(f"{line['what']}, after torch: {line['milliseconds']['median']:.0f} ms")
     targets = target_table(made)
     if targets.rows:
         screen.print(to_rich(targets, "targets", screen.width))
-
-
-def _draw(made: Sequence[Line], path: Path) -> Path:
-    from gapped.records import atomic_write
-    from gapped.report.bench_figure import bench_figure
-
-    with atomic_write(path) as file:
+    with atomic_write(out / "bench.svg") as file:
         file.write(bench_figure(made).encode("utf-8"))
-    return path
+    said(f"Plot: {out / 'bench.svg'}")

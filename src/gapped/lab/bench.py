@@ -188,8 +188,9 @@ def run(
     for job in jobs:
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        # Compiled code is kept by function, up to a limit: each shape starts afresh.
-        torch.compiler.reset()
+        if any(case.backend == "compiled" for case in job.cases):
+            # Compiled code is kept by function, up to a limit: each shape starts afresh.
+            torch.compiler.reset()
         yield [{**common, **line} for line in _measure(job, device, seconds, watch)]
 
 

@@ -49,7 +49,8 @@ def interleaved(calls: Mapping[str, Call], device: torch.device, seconds: float)
     tick = clock(device)
     counts, rounds = {}, {}
     for name, call in calls.items():
-        once = max(tick(call, 1), 1e-7)
+        # The least of three: a stumble here would leave too few batches.
+        once = max(min(tick(call, 1) for _ in range(3)), 1e-7)
         counts[name] = max(1, round(BATCH[device.type] / once))
         rounds[name] = min(MOST, max(FEWEST, int(seconds / ((counts[name] + LEAD[device.type]) * once))))
     times: dict[str, list[float]] = {name: [] for name in calls}

@@ -226,7 +226,7 @@ def _verdict(where: str, what: str, most: float, got: float | None, unit: str) -
 def render_bench(lines: Sequence[Line], name: str) -> str:
     """The text of a block."""
     if not any(line.get("kind") == "bench" for line in lines):
-        return "Not measured yet: `gapped bench --out results` writes the records that fill this block."
+        return "Not measured yet."
     return BLOCKS[name](lines)
 
 

@@ -40,7 +40,8 @@ def bench_figure(lines: Sequence[Line], device: str | None = None) -> str:
         for bench in shown:
             tips += _draw(axes, bench, [y for y, (b, _) in enumerate(rows) if b is bench])
         _scale(axes, rows)
-        axes.set_title(f"time / time of eager F.gumbel_softmax, {chosen}")
+        axes.set_title(chosen)
+        axes.set_xlabel("time, as a multiple of eager F.gumbel_softmax")
         present = dict.fromkeys(str(line["backend"]) for bench in shown for line in bench.lines)
         for backend in present:
             axes.plot([], [], linestyle="", label=backend, **MARKS[backend])
