@@ -122,6 +122,7 @@ def present(made: Sequence[Line], out: Path, screen: Console) -> None:
     targets = target_table(made)
     if targets.rows:
         screen.print(to_rich(targets, "targets", screen.width))
-    with atomic_write(out / "bench.svg") as file:
-        file.write(bench_figure(made).encode("utf-8"))
-    said(f"Plot: {out / 'bench.svg'}")
+    if any(found.reference("eager") for found in benches(made)):
+        with atomic_write(out / "bench.svg") as file:
+            file.write(bench_figure(made).encode("utf-8"))
+        said(f"Plot: {out / 'bench.svg'}")

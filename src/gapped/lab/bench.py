@@ -194,7 +194,7 @@ def run(
         yield [{**common, **line} for line in _measure(job, device, seconds, watch)]
 
 
-def startup(device: torch.device, repeats: int = 5) -> list[Line]:
+def startup(device: torch.device, repeats: int = 3) -> list[Line]:
     """What importing the package costs once torch is there: the median over fresh processes."""
     common = _common(device)
     lines = []
@@ -217,52 +217,50 @@ def _common(device: torch.device) -> Line:
 def _measure(job: Job, device: torch.device, seconds: float, watch: Callable[[str], None]) -> list[Line]:
     shape = job.shape
     inputs = _Inputs(shape, device)
-    status: dict[Case, str] = {}
     calls: dict[str, Call] = {"copy": inputs.copy()}
-    memory: dict[Case, float] = {}
+    lines: dict[str, Line] = {}
     for case in job.cases:
         watch(f"{shape}  {case.estimator} {case.backend}")
-        status[case] = "too large" if _needs(case, shape) > 0.8 * free_memory(device) else "ok"
-        if status[case] != "ok":
-            continue
-        try:
-            call = inputs.call(case)
-            # The first call compiles, the second allocates what the first could not reuse.
-            call(), call()
-            memory[case] = peak_memory(call, device) / shape.bytes
+        call, result = _prepare(case, inputs)
+        if call is not None:
             calls[str(case)] = call
-        except torch.OutOfMemoryError:
-            status[case] = "too large"
-        except (GappedError, NotImplementedError) as problem:
-            status[case] = f"not available: {problem}"
-        except Exception as problem:
-            # A compiler that is missing or fails is no reason to lose the rest.
-            if case.backend != "compiled":
-                raise
-            status[case] = f"not available: {type(problem).__name__}"
+        lines[str(case)] = {**asdict(case), **result}
     watch(f"{shape}  timing")
     times = interleaved(calls, device, seconds)
-    common = {"kind": "bench", "rows": shape.rows, "categories": shape.categories, "width": shape.width}
-    common |= {"dtype": shape.dtype, "shape": str(shape), "copy": asdict(times["copy"])}
-    lines = []
-    for case in job.cases:
-        timing = times.get(str(case)) if status[case] == "ok" else None
-        measured = {
-            "milliseconds": asdict(timing) if timing else None,
-            "memory": round(memory[case], 4) if timing else None,
-        }
-        lines.append({**common, **asdict(case), "status": status[case], **measured})
-    return lines
+    common = {"kind": "bench", "shape": str(shape), **asdict(shape), "copy": asdict(times["copy"])}
+    measured = {name: asdict(times[name]) if name in times else None for name in lines}
+    return [{**common, **line, "milliseconds": measured[name]} for name, line in lines.items()]
+
+
+def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, Line]:
+    """The call to time, warmed up, with its memory; None if it cannot run here, and why."""
+    shape, device = inputs.shape, inputs.device
+    if _needs(case, shape) > 0.8 * free_memory(device):
+        return None, {"status": "too large", "memory": None}
+    try:
+        call = inputs.call(case)
+        # The first call compiles, the second finds memory as the next ones will.
+        for _ in range(2):
+            call()
+        return call, {"status": "ok", "memory": round(peak_memory(call, device) / shape.bytes, 4)}
+    except torch.OutOfMemoryError:
+        return None, {"status": "too large", "memory": None}
+    except (GappedError, NotImplementedError) as problem:
+        reason = str(problem)
+    except Exception as problem:
+        # A compiler that is missing or fails is no reason to lose the rest.
+        if case.backend != "compiled":
+            raise
+        reason = type(problem).__name__
+    return None, {"status": f"not available: {reason}", "memory": None}
 
 
 def _needs(case: Case, shape: Shape) -> int:
     """A guess at the bytes that a case needs, on the safe side; half precision is computed in float32."""
     if case.backend == "triton":
         return 4 * shape.bytes
-    samples = (
-        int(parse(case.estimator)[1].get("samples", 1)) if case.estimator.startswith("gumbel-rao") else 1
-    )
-    return (8 + 5 * samples) * shape.elements * max(4, DTYPES[shape.dtype].itemsize)
+    samples = 1 if case.estimator == REFERENCE else getattr(make(*parse(case.estimator)), "samples", 1)
+    return int((8 + 5 * samples) * shape.elements * max(4, DTYPES[shape.dtype].itemsize))
 
 
 class _Inputs:
