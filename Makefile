@@ -21,7 +21,7 @@ gpu-test: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/bench_cpu.py
+	$(BIN)/gapped bench
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gapped._version import __version__
+from gapped.cli.bench import bench
 from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
@@ -28,10 +29,11 @@ Examples:
   gapped reproduce vae --quick         the same, scaled down for a laptop
   gapped report runs/vae               tables and report.html from records
   gapped data mnist                    fetch and verify a data set
+  gapped bench                         time and memory beside torch, on this machine
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, report, data):
+for _command in (compare, reproduce, report, data, bench):
     app.command()(_command)
 
 
@@ -56,8 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return app(arguments, prog_name="gapped", standalone_mode=False) or 0
-    except (KeyboardInterrupt, Stopped):
-        print("gapped: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+    except (KeyboardInterrupt, Stopped) as stop:
+        kept = str(stop) or "the same command goes on from the last checkpoint"
+        print(f"gapped: interrupted; {kept}", file=sys.stderr)
         return 130
     except Exception as problem:
         if "--debug" in arguments:

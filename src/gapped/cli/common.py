@@ -15,7 +15,7 @@ __all__ = ["DataDir", "Device", "Stopped", "TensorBoard", "execute"]
 
 
 class Stopped(Exception):
-    """The user stopped the command; repeating it goes on."""
+    """The user stopped the command; a message says what is kept, if repeating it does not go on."""
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
