@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Linear", "generators", "spread"]
+__all__ = ["Linear", "affine", "generators", "spread"]
 
 
 def generators(seeds: Sequence[int]) -> list[torch.Generator]:
@@ -36,11 +36,16 @@ class Linear(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+        return affine(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         runs, inputs, outputs = self.weight.shape
         return f"runs={runs}, inputs={inputs}, outputs={outputs}"
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The maps of a `Linear` with these weights."""
+    return torch.baddbmm(bias, x, weight)
 
 
 def _initial(inputs: int, outputs: int, bound: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,14 @@ class DisARM(Score):
     References: Dong, Mnih, Tucker (2020); Yin, Ho, Yan, Qian, Zhou (2020).
     """
 
+    def check_size(self, variables: int, categories: int) -> None:
+        if categories != 2:
+            accepted = "two; for more take gapped.DisARMTree()"
+            raise reject("logits", f"{categories} categories for DisARM", accepted)
+
     def check(self, cost: Cost) -> None:
         super().check(cost)
-        if cost.logits.shape[-1] != 2:
-            accepted = "two; for more take gapped.DisARMTree()"
-            raise reject("logits", f"{cost.logits.shape[-1]} categories for DisARM", accepted)
+        self.check_size(1, cost.logits.shape[-1])
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return uniform(logits, logits.shape[:-1], generator)

@@ -13,6 +13,7 @@ from gapped.errors import reject
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.layers import generators, spread
+from gapped.fleet.stateful import Widths
 from gapped.fleet.trainer import derived_seed
 from gapped.tasks.vae.model import VAE
 from gapped.tasks.vae.protocol import Protocol
@@ -53,6 +54,7 @@ class VAETask:
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
+        self.widths = Widths(self.train.shape[1], protocol.latents * protocol.categories)
         self._gradients: _GradientMoments | None = None
 
     def start_epoch(self, epoch: int) -> None:
@@ -141,7 +143,8 @@ class _GradientMoments:
 
     def _add_one(self) -> None:
         images = self.task.pixels(self.images, self.generator)
-        loss = self.task.model.loss(images, self.sampler, self.generator).mean(1)
+        with self.sampler.frozen():
+            loss = self.task.model.loss(images, self.sampler, self.generator).mean(1)
         for moments, gradient in zip(
             self.moments, torch.autograd.grad(loss.sum(), self.weights), strict=True
         ):
