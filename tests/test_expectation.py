@@ -484,7 +484,7 @@ def test_errors_of_arguments() -> None:
         ),
         (lambda: gapped.Reinforce(samples=True), "samples: got True"),
         (lambda: gapped.DisARMSticks("sorted"), "order: got 'sorted'"),
-        (lambda: gapped.NVIL(3), "network: got 3"),
+        (lambda: gapped.NVIL(0), "network: got 0"),
         (lambda: gapped.NVIL(decay=1.0), "decay: got 1.0"),
         (lambda: gapped.NVIL(scale=1), "scale: got 1"),
         (lambda: gapped.REBAR(tau=0.0), "tau: got 0.0"),

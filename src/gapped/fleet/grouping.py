@@ -74,7 +74,7 @@ class Grouped:
 
         Estimators with networks of their own also need to know the task's `widths`.
         """
-        tau = torch.tensor([float(getattr(e, "tau", 1.0)) for e in estimators], device=device, dtype=dtype)
+        tau = torch.tensor([_temperature(e) for e in estimators], device=device, dtype=dtype)
         groups: list[tuple[int, int, Estimator]] = []
         start = 0
         for _, members in groupby(estimators, key=group_key):
@@ -185,6 +185,12 @@ class Grouped:
 def is_level(name: str, value: object) -> bool:
     """Whether an option is a number that may differ between runs that are sampled together."""
     return name in _LEVELS and isinstance(value, int | float)
+
+
+def _temperature(estimator: Estimator) -> float:
+    """1 where there is none; an estimator that trains its own is never asked for it."""
+    tau: float | Tensor = getattr(estimator, "tau", 1.0)
+    return float(tau.detach() if isinstance(tau, Tensor) else tau)
 
 
 def _with_levels(same: Sequence[Pathwise], tau: Tensor, rows: int) -> Pathwise:
