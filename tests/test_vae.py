@@ -147,7 +147,7 @@ def test_activations_between_layers():
 
 
 def test_protocols():
-    assert set(PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64"}
+    assert set(PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64", "coupled-32x64"}
     paper, plain = protocol("paper-30x10"), protocol("plain-30x10")
     assert (paper.latents, paper.categories, paper.hidden) == (30, 10, (512, 256))
     assert (paper.batch, paper.learning_rate, paper.epochs) == (100, 1e-3, 40)

@@ -23,17 +23,20 @@ def spread(module: torch.nn.Module, rows: Sequence[int]) -> None:
 
 
 class Linear(torch.nn.Module):
-    """R affine maps, ``(R, B, inputs) -> (R, B, outputs)``, initialised as `torch.nn.Linear` is.
+    """R affine maps, ``(R, B, inputs) -> (R, B, outputs)``, initialised as `torch.nn.Linear` is, or as
+    Glorot and Bengio (2010) do: uniform weights, biases of zero.
 
     The weight is stored as ``(R, inputs, outputs)``: no transposed copy is needed in either direction.
     """
 
-    def __init__(self, inputs: int, outputs: int, runs: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, runs: Sequence[torch.Generator], *, glorot: bool = False
+    ) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(inputs)
+        bound = math.sqrt(6 / (inputs + outputs)) if glorot else 1 / math.sqrt(inputs)
         weights, biases = zip(*(_initial(inputs, outputs, bound, g) for g in runs), strict=True)
         self.weight = torch.nn.Parameter(torch.stack([w.t().contiguous() for w in weights]))
-        self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1))
+        self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1) * (not glorot))
 
     def forward(self, x: Tensor) -> Tensor:
         return affine(x, self.weight, self.bias)

@@ -84,7 +84,10 @@ class Trainer:
     ) -> None:
         first = next(task.model.parameters())
         self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
-        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
+        # What a task wants trained by plain gradient descent instead of Adam, each with its rate.
+        self.descended: list[tuple[Tensor, float]] = list(getattr(task, "descended", ()))
+        apart = {id(p) for p, _ in self.descended}
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad and id(p) not in apart]
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, compiled=compiled)
         estimators = [run.estimator for run in runs]
@@ -176,11 +179,15 @@ class Trainer:
 
     def _train_step(self) -> None:
         loss = self.task.loss(self.sampler, self.generator)
-        gradients = torch.autograd.grad(loss.sum(), self.parameters)
+        everything = [*self.parameters, *(p for p, _ in self.descended)]
+        gradients = torch.autograd.grad(loss.sum(), everything)
         loss = loss.detach()
         self.loss_sum += loss
         self.alive &= loss.isfinite()
-        self.adam.step(gradients, self.alive)
+        self.adam.step(gradients[: len(self.parameters)], self.alive)
+        for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
+            with torch.no_grad():
+                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * g, 0.0))
         for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
             if own:
                 # The estimator's loss is a mean over its runs; each run is to have its own.
@@ -206,6 +213,7 @@ class Trainer:
     def _state(self) -> list[Tensor]:
         moments = [m for adam in (self.adam, *self.tuners) for m in (*adam.first, *adam.second, adam.count)]
         states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
+        states += [p for p, _ in self.descended]
         return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
 
 
