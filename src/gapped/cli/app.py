@@ -54,14 +54,18 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130."""
+    """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130.
+
+    A command that --minutes ended before its runs were done has status 3.
+    """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return app(arguments, prog_name="gapped", standalone_mode=False) or 0
     except (KeyboardInterrupt, Stopped) as stop:
+        in_time = isinstance(stop, Stopped) and stop.in_time
         kept = str(stop) or "the same command goes on from the last checkpoint"
-        print(f"gapped: interrupted; {kept}", file=sys.stderr)
-        return 130
+        print(f"gapped: {'out of time' if in_time else 'interrupted'}; {kept}", file=sys.stderr)
+        return 3 if in_time else 130
     except Exception as problem:
         if "--debug" in arguments:
             raise
