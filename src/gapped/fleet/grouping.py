@@ -59,10 +59,20 @@ class Grouped:
         """The same, but with the surrogates as samples."""
         return replace(self, groups=tuple((a, b, replace(each, hard=False)) for a, b, each in self.groups))
 
-    def sample(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        if len(self.groups) == 1:
-            return self.groups[0][2].sample(logits, generator=generator)
-        return torch.cat([each.sample(logits[a:b], generator=generator) for a, b, each in self.groups])
+    @property
+    def hard(self) -> bool:
+        """Whether the samples of all runs are one-hot."""
+        return all(each.hard for _, _, each in self.groups)
+
+    def sample(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """`mask`, where given, has the shape of the logits."""
+        parts = []
+        for a, b, each in self.groups:
+            exists = None if mask is None else mask[a:b]
+            parts.append(each.sample(logits[a:b], mask=exists, generator=generator))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def is_level(name: str, value: object) -> bool:

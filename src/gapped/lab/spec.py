@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gapped.checks import check_level
-from gapped.data import IMAGES
 from gapped.errors import reject
 from gapped.fleet.schedule import Schedule, schedule
+from gapped.lab.kinds import KINDS, Kind
 from gapped.lab.text import make
 from gapped.registry import Pathwise
-from gapped.tasks.vae.protocol import protocol as vae_protocol
 
 __all__ = ["Entry", "RunSpec"]
 
@@ -27,6 +26,15 @@ _COUNTS = (
     ("variance_images", 1, False),
     ("entropy_steps", 0, False),
 )
+
+# Fields that concern images, with the values that say nothing.
+_IMAGES_ONLY = {
+    "split": "test",
+    "train_images": None,
+    "test_images": None,
+    "variance_samples": 0,
+    "entropy_steps": 0,
+}
 
 # Fields added since the first published records, with their defaults.
 _LATER = {"rate_decay": "none"}
@@ -68,9 +76,9 @@ class RunSpec:
     """Over how many first steps the surrogate's entropy is averaged; none if 0."""
 
     def __post_init__(self) -> None:
-        _check_choice("task", self.task, ("vae",))
-        vae_protocol(self.protocol)
-        _check_choice("data", self.data, tuple(IMAGES))
+        _check_choice("task", self.task, tuple(KINDS))
+        self.kind.rules(self.protocol)
+        _check_choice("data", self.data, self.kind.data)
         _check_choice("split", self.split, ("test", "validation"))
         if self.rate_decay not in ("none", "cosine"):
             raise reject("rate_decay", self.rate_decay, "none or cosine")
@@ -82,12 +90,21 @@ class RunSpec:
             check_level("learning_rate", self.learning_rate, positive=True)
         if not isinstance(self.schedule, dict):
             raise reject("schedule", self.schedule, 'a table such as { kind = "mixed" }')
+        if not self.kind.images:
+            for name, unset in _IMAGES_ONLY.items():
+                if getattr(self, name) != unset:
+                    raise reject(name, getattr(self, name), f"nothing: {self.task} has no images")
         self.make_estimator()
         self.make_schedule()
         # 1 and 1.0 are one number, and must have one hash.
         levels = {k: float(v) if _is_level(k, v) else v for k, v in self.options.items()}
         object.__setattr__(self, "options", levels)
         object.__setattr__(self, "tau", float(self.tau))
+
+    @property
+    def kind(self) -> Kind:
+        """The task."""
+        return KINDS[self.task]
 
     @property
     def id(self) -> str:

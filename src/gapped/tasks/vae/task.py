@@ -13,7 +13,7 @@ from gapped.errors import reject
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.layers import generators, spread
-from gapped.fleet.trainer import derived_seed
+from gapped.fleet.trainer import permutation
 from gapped.tasks.vae.model import VAE
 from gapped.tasks.vae.protocol import Protocol
 
@@ -27,6 +27,8 @@ class VAETask:
 
     row_axes = 2
     loss_name = "negative_elbo"
+    clip = None
+    selection = None
 
     def __init__(
         self,
@@ -56,13 +58,15 @@ class VAETask:
         self._gradients: _GradientMoments | None = None
 
     def start_epoch(self, epoch: int) -> None:
-        seeds = (derived_seed(seed, epoch) for seed in self._distinct)
-        orders = torch.stack([_permutation(len(self.train), seed) for seed in seeds])
+        orders = torch.stack([permutation(len(self.train), seed, epoch) for seed in self._distinct])
         self.order = orders.to(self.batch.device)[self._places]
 
     def load_batch(self, step: int) -> None:
         size = self.protocol.batch
         self.batch.copy_(self.order[:, step * size : (step + 1) * size])
+
+    def program(self, step: int) -> None:
+        """All steps are alike."""
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         images = self.pixels(self.train[self.batch], generator)
@@ -146,7 +150,3 @@ class _GradientMoments:
             self.moments, torch.autograd.grad(loss.sum(), self.weights), strict=True
         ):
             moments.add(gradient)
-
-
-def _permutation(count: int, seed: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
