@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped import simplex
 from gapped.registry import Pathwise
 
 __all__ = ["Grouped", "group_key", "is_level"]
@@ -67,11 +68,8 @@ class Grouped:
     def sample(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """`mask`, where given, has the shape of the logits."""
-        parts = []
-        for a, b, each in self.groups:
-            exists = None if mask is None else mask[a:b]
-            parts.append(each.sample(logits[a:b], mask=exists, generator=generator))
+        logits = simplex.masked(logits, mask)
+        parts = [each.sample(logits[a:b], generator=generator) for a, b, each in self.groups]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -132,8 +132,7 @@ class ListOpsTask:
             for low, high in zip(edges, (*edges[1:], None), strict=True):
                 inside = (values >= low) & (values < (high or values.max() + 1))
                 if inside.any():
-                    label = f"{low}_{high - 1}" if high else f"{low}_up"
-                    metrics[f"test_accuracy_{name}_{label}"] = right[:, inside.to(right.device)].mean(1)
+                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[:, inside.to(right.device)].mean(1)
         found = agreement(parsed.spans.cpu(), test.spans, test.lengths)
         metrics["test_tree_f1"] = found.nanmean(1).to(right.device)
         plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))
@@ -163,6 +162,17 @@ class ListOpsTask:
             predicted[:, where] = guess
             spans[:, rows, : longest - 1] = merged_spans(merges).to(spans)
         return Parsed(right, predicted, spans)
+
+
+def bin_name(low: int, high: int | None) -> str:
+    """What a bin is called in the name of a metric.
+
+    >>> bin_name(1, 10), bin_name(3, 4), bin_name(6, None)
+    ('1_to_9', '3', '6_up')
+    """
+    if high is None:
+        return f"{low}_up"
+    return str(low) if high == low + 1 else f"{low}_to_{high - 1}"
 
 
 def depths(tokens: Tensor) -> Tensor:

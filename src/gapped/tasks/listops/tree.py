@@ -71,7 +71,7 @@ class _Layer(NamedTuple):
     """The pair merged, ``(N, 1)``; L + 1 where none was."""
     scores: Tensor | None
     sample: Tensor | None
-    """The sample, as a function of `scores`, both ``(R, B, L)``; None where there is nothing to choose."""
+    """The sample, as a function of `scores`, both ``(R, B, L)``; None where it carries no gradient."""
 
 
 @dataclass
@@ -171,8 +171,8 @@ class _Tree(torch.autograd.Function):
         parts = _parts(compiled)
         runs, batch, count, double = leaves.shape
         forest = _Forest.of(leaves, weight, bias, query)
-        nodes = torch.arange(count, device=leaves.device).expand(runs * batch, count)
-        pairs, merges = nodes[:, :-1], []
+        nodes = torch.arange(count, device=leaves.device).repeat(runs * batch, 1)
+        pairs, merges = nodes[:, :-1].contiguous(), []
         for step in range(count - 1):
             size = count - 1 - step
             mask = allowed_pairs(lengths, step, size)
@@ -185,6 +185,7 @@ class _Tree(torch.autograd.Function):
                     scores.requires_grad_(differentiable)
                     sample = sampler.sample(scores, mask=mask, generator=generator)
                 chosen = sample.detach().argmax(-1).view(-1, 1)
+                sample = sample if sample.requires_grad else None
             alive = mask[..., 0].reshape(-1, 1)
             layer = _Layer(nodes, pairs, torch.where(alive, chosen, size + 1), scores, sample)
             merges.append(torch.where(alive, chosen, -1))
