@@ -182,12 +182,12 @@ class Trainer:
 
     def _train_step(self) -> None:
         loss = self.task.loss(self.sampler, self.generator)
-        gradients = torch.autograd.grad(loss.sum(), self.parameters)
+        gradients: Sequence[Tensor] = torch.autograd.grad(loss.sum(), self.parameters)
         loss = loss.detach()
         self.loss_sum += loss
         self.alive &= loss.isfinite()
         if self.task.clip is not None:
-            clip_norms(gradients, self.task.clip)
+            gradients = clip_norms(gradients, self.task.clip)
         self.adam.step(gradients, self.alive)
 
     def _set_rates(self) -> None:
