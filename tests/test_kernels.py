@@ -101,7 +101,7 @@ def reference(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor) 
 def test_value_and_gradient_equal_the_reference(name: str, categories: int) -> None:
     """Rows longer than a block are streamed: the same test for both."""
     estimator = ESTIMATORS[name]
-    rows = 37 if categories <= 1000 else 5
+    rows = 37 if categories <= 1000 else 4
     logits = example(rows, categories)
     grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     fused = estimator.fused()
@@ -147,13 +147,13 @@ def test_a_gradient_at_the_chosen_entries_equals_a_dense_one(name: str, categori
 @pytest.mark.parametrize("categories", [5, 4100])
 @pytest.mark.parametrize("name", ["gst", "straight-through", "reinmax", "gumbel-softmax"])
 def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> None:
-    logits = example(8, categories)
-    grad = torch.ones_like(logits).cumsum(-1)
-    taus = torch.linspace(0.3, 2.0, 8, device=DEVICE)
-    gaps = torch.linspace(0.0, 3.0, 8, device=DEVICE)
+    logits = example(4, categories)
+    grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    taus = torch.linspace(0.3, 2.0, 4, device=DEVICE)
+    gaps = torch.linspace(0.0, 3.0, 4, device=DEVICE)
     _, index, stats = launch.forward(logits, key(), Fused(name, taus))
     together = launch.backward(logits, index, stats, key(), grad, Fused(name, taus, gap=gaps))
-    for row in range(8):
+    for row in (0, 3):
         fused = Fused(name, taus[row].item(), gap=gaps[row].item())
         alone = launch.backward(logits, index, stats, key(), grad, fused)
         torch.testing.assert_close(together[row], alone[row])
@@ -162,7 +162,7 @@ def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> N
 @pytest.mark.parametrize("categories", [10, 4100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dtype, categories: int) -> None:
-    logits, fused = example(20, categories).to(dtype), Fused("gst", 0.5, gap=1.0)
+    logits, fused = example(4, categories).to(dtype), Fused("gst", 0.5, gap=1.0)
     grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
     value, index, stats = launch.forward(logits, key(), fused)
     assert value.dtype == dtype
@@ -182,10 +182,10 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dty
 
 @pytest.mark.parametrize("categories", [10, 4101])
 def test_strided_rows_equal_contiguous_ones(categories: int) -> None:
-    wide = example(20, categories + 14)
+    wide = example(4, categories + 14)
     view, fused = wide[:, 3 : 3 + categories], Fused("gst", 0.5, gap=1.0)
     assert not view.is_contiguous()
-    grad = torch.randn(categories, 20, generator=torch.Generator().manual_seed(1)).to(DEVICE).t()
+    grad = torch.randn(categories, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE).t()
     value, index, stats = launch.forward(view, key(), fused)
     plain_value, plain_index, _ = launch.forward(view.contiguous(), key(), fused)
     assert torch.equal(value, plain_value)
@@ -246,10 +246,12 @@ def test_streams_differ_between_rows_and_keys() -> None:
 
 
 @pytest.mark.parametrize("name", ["gst", "gumbel-softmax"])
-def test_samples_of_streamed_rows_follow_the_logits(name: str) -> None:
+def test_samples_of_streamed_rows_follow_the_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mass in different lanes and in different pieces of one lane, most categories missing."""
-    categories, count = 3 * launch._STREAM + 5, 1500 if DEVICE.type == "cpu" else 40_000
-    places = torch.tensor([1, 7, launch._STREAM + 1, 2 * launch._STREAM + 1, 3 * launch._STREAM + 4])
+    monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(launch, "_STREAM", 16)
+    categories, count = 53, 400 if DEVICE.type == "cpu" else 40_000
+    places = torch.tensor([1, 7, 17, 33, 52])
     some = torch.tensor([0.3, -1.0, 1.0, 0.5, 0.0])
     logits = torch.full((categories,), -torch.inf).scatter(0, places, some).to(DEVICE)
     _, index, _ = launch.forward(logits.expand(count, categories), key(), Fused(name, 1.0), dense=False)
@@ -280,6 +282,7 @@ def test_an_explicit_backend_runs_or_raises(hard: bool) -> None:
         gapped.GST(backend="cuda")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("categories", [6, 4100])
 @pytest.mark.parametrize("name", ["gst", "gst-expected", "gumbel-softmax", "decoupled"])
 def test_one_graph_with_the_kernel_inside(name: str, categories: int) -> None:
@@ -350,6 +353,7 @@ def test_a_choice_refuses_what_it_cannot_do() -> None:
         gapped.GST(detach=False).choose(logits)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="native code for the kernels needs a GPU")
 def test_native_compiled_code_uses_the_kernel() -> None:

@@ -61,9 +61,9 @@ class Sampled(NamedTuple):
     value: Tensor
     """The sample; empty if it was not asked for."""
     chosen: Tensor
-    """The index, int32: one past the last category where a row has none, two past it where it holds a NaN."""
+    """The index of each row, one after the other, int32: one past the last category where a row has none, two past it where it holds a NaN."""
     stats: Tensor
-    """Two numbers per row that a streamed backward pass needs; empty otherwise."""
+    """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; empty otherwise."""
 
 
 def backend_used() -> str | None:
@@ -137,8 +137,8 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
         dtype=torch.float32 if adds_up else logits.dtype,
         device=logits.device,
     )
-    index = torch.empty(logits.shape[:-1], dtype=torch.int32, device=logits.device)
-    stats = torch.empty((count if streamed else 0, 2), dtype=torch.float32, device=logits.device)
+    index = torch.empty(count, dtype=torch.int32, device=logits.device)
+    stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else index[:0]
     tensors, numbers, flags = _levels(fused, logits)
     pointers: tuple[Tensor, ...]
     flags |= {"SOFT": fused.soft, "DENSE": dense}
@@ -157,7 +157,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
         pointers = (rows, key, *tensors, value, index)
         sizes = (count, categories, stride)
         _run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
-    return Sampled(value.to(logits.dtype), index, stats)
+    return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
 
 def backward(
@@ -199,7 +199,7 @@ def backward(
         sizes = (count, categories, stride, grad_stride)
         flags |= {"DETACHED": fused.detach, **blocks}
         _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
-    return out.to(logits.dtype)
+    return out.to(logits.dtype) if adds_up else out
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
@@ -214,12 +214,21 @@ def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], list[float], di
     """Temperature, gap and forward temperature as the kernels take them: tensors, numbers, and flags."""
     from gapped.kernels.parts import MODES
 
-    given = (fused.tau, 1.0 if fused.gap is None else fused.gap, fused.tau_forward)
-    names = ("TAU_PER_ROW", "GAP_PER_ROW", "TAU_FORWARD_PER_ROW")
-    flags: dict[str, Any] = {name: isinstance(each, Tensor) for name, each in zip(names, given, strict=True)}
-    flags |= {"MODE": MODES[fused.mode], "EXPECTED_GAP": fused.gap is None, "FAST": logits.is_cuda}
-    tensors = [_per_row(each, logits) if isinstance(each, Tensor) else logits for each in given]
-    numbers = [0.0 if isinstance(each, Tensor) else float(each) for each in given]
+    tau, gap, tau_forward = fused.tau, 1.0 if fused.gap is None else fused.gap, fused.tau_forward
+    tensors, numbers = [logits, logits, logits], [0.0, 0.0, 0.0]
+    for place, level in enumerate((tau, gap, tau_forward)):
+        if isinstance(level, Tensor):
+            tensors[place] = _per_row(level, logits)
+        else:
+            numbers[place] = level
+    flags = {
+        "MODE": MODES[fused.mode],
+        "TAU_PER_ROW": tensors[0] is not logits,
+        "GAP_PER_ROW": tensors[1] is not logits,
+        "TAU_FORWARD_PER_ROW": tensors[2] is not logits,
+        "EXPECTED_GAP": fused.gap is None,
+        "FAST": logits.is_cuda,
+    }
     return tensors, numbers, flags
 
 
@@ -271,8 +280,9 @@ def _run(
         id(kernel),
         device,
         *flags.values(),
-        *[(each.dtype, each.data_ptr() % 16) for each in pointers],
-        *[(each % 16 == 0, each == 1) for each in sizes],
+        *[each.dtype for each in pointers],
+        *[each.data_ptr() % 16 for each in pointers],
+        *[each == 1 or 16 * (each % 16 == 0) for each in sizes],
     )
     known = _compiled.get(key)
     if known is None:

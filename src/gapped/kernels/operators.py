@@ -30,15 +30,17 @@ def _sample(
 ) -> tuple[Tensor, Tensor, Tensor]:
     fused = _fused(mode, taus, tau, gaps, gap, detach, taus_forward, tau_forward, samples, soft)
     value, index, stats = launch.forward(logits, key, fused)
-    return value, index, stats
+    # An operator must not return views of what else it returns.
+    return value, index, stats.clone() if stats.numel() == 0 else stats
 
 
 @_sample.register_fake
 def _(logits: Tensor, key: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    count = logits.numel() // logits.shape[-1] if logits.shape[-1] > launch.LONGEST_BLOCK else 0
     value = logits.new_empty(logits.shape)
-    index = logits.new_empty(logits.shape[:-1], dtype=torch.int32)
-    return value, index, logits.new_empty((count, 2), dtype=torch.float32)
+    index = logits.new_empty((logits.numel() // logits.shape[-1],), dtype=torch.int32)
+    if logits.shape[-1] <= launch.LONGEST_BLOCK:
+        return value, index, index.new_empty((0,))
+    return value, index, logits.new_empty((*index.shape, 2), dtype=torch.float32)
 
 
 @torch.library.custom_op("gapped::sample_backward", mutates_args=())

@@ -34,15 +34,25 @@ from gapped.kernels.parts import (
 
 __all__ = ["streamed_backward_kernel", "streamed_forward_kernel"]
 
+# Whether the cache should expect another reading.
+_ONCE = tl.constexpr(0)
+_AGAIN = tl.constexpr(1)
+_NEVER = tl.constexpr(2)
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _piece(p, s_start, s_categories, BLOCK: tl.constexpr, other, KEEP: tl.constexpr = ""):
+def _piece(p, s_start, s_categories, BLOCK: tl.constexpr, other, KEEP: tl.constexpr):
     """Columns and float32 values of one piece of a row; `KEEP` tells the cache whether to expect them again."""
     b_columns = s_start + tl.arange(0, BLOCK)
-    b_values = tl.load(p + b_columns, mask=b_columns < s_categories, other=other, eviction_policy=KEEP)
+    b_inside = b_columns < s_categories
+    if KEEP == _AGAIN:
+        b_values = tl.load(p + b_columns, mask=b_inside, other=other, eviction_policy="evict_last")
+    elif KEEP == _NEVER:
+        b_values = tl.load(p + b_columns, mask=b_inside, other=other, eviction_policy="evict_first")
+    else:
+        b_values = tl.load(p + b_columns, mask=b_inside, other=other)
     return b_columns, b_values.to(tl.float32)
 
 
@@ -55,7 +65,7 @@ def _write(p, b_columns, b_values, s_categories):
 
 @triton.jit
 def _grads(
-    p, s_start, s_categories, s_index, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr = ""
+    p, s_start, s_categories, s_index, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr
 ):
     """One piece of the incoming gradient, which may be given at the chosen category alone."""
     if AT_INDEX:
@@ -74,7 +84,7 @@ def _fill(p, s_value, s_categories, BLOCK: tl.constexpr):
 @triton.jit
 def _exponents(
     p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_gap, s_tau,
-    MODE: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr, KEEP: tl.constexpr = "",
+    MODE: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """Columns, shifted logits and the logarithms of the surrogate's weights, at most about 0."""
     b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), KEEP)
@@ -127,14 +137,14 @@ def streamed_forward_kernel(
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
         s_tau_forward = level(p_tau_forward, s_tau_forward, s_row, s_row >= 0, TAU_FORWARD_PER_ROW)
         # Any shift near the row's largest logit keeps the noise's digits; the first piece's will do.
-        _, b_first = _piece(p_logits, 0, s_categories, BLOCK, -float("inf"))
+        b_columns, b_first = _piece(p_logits, 0, s_categories, BLOCK, -float("inf"), _ONCE)
         s_shift = tl.max(tl.where(b_first == b_first, b_first, -float("inf")), 0)
         s_shift = tl.where(s_shift == -float("inf"), 0.0, s_shift)
         b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
         b_where = tl.zeros([BLOCK], tl.int32) + s_categories
         b_sharp = b_best
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_nan |= (b_logits != b_logits).to(tl.int32)
             b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST)
             b_scores = (b_logits - s_shift) / s_tau_forward + b_noise
@@ -156,7 +166,7 @@ def streamed_forward_kernel(
         b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_nan |= (b_logits != b_logits).to(tl.int32)
             b_lead = b_logits - b_max
             b_weight = tl.exp(-tl.abs(b_lead))
@@ -207,16 +217,16 @@ def streamed_forward_kernel(
                     )  # fmt: skip
                 b_sum = tl.zeros([BLOCK], tl.float32)
                 for s_start in range(0, s_categories, BLOCK):
-                    _, _, b_exponents = _exponents(
+                    b_columns, b_shifted, b_exponents = _exponents(
                         p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_level, s_tau,
-                        MODE, BLOCK, FAST,
+                        MODE, BLOCK, FAST, _ONCE,
                     )  # fmt: skip
                     b_sum += tl.exp(b_exponents)
                 s_scale = capped(tl.sum(b_sum, 0))
                 for s_start in range(0, s_categories, BLOCK):
-                    b_columns, _, b_exponents = _exponents(
+                    b_columns, b_shifted, b_exponents = _exponents(
                         p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_level, s_tau,
-                        MODE, BLOCK, FAST,
+                        MODE, BLOCK, FAST, _ONCE,
                     )  # fmt: skip
                     _write(p_value, b_columns, tl.exp(b_exponents) * s_scale, s_categories)
         elif s_index < s_categories:
@@ -259,7 +269,7 @@ def _streamed_rao(
         b_z0 = tl.zeros([BLOCK], tl.float32)
         b_z1, b_z2, b_z3, b_d0, b_d1, b_d2, b_d3 = b_z0, b_z0, b_z0, b_z0, b_z0, b_z0, b_z0
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
             b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
             b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
@@ -269,7 +279,7 @@ def _streamed_rao(
             b_3 = rao_weight(b_3, b_odds, b_rest, s_e3, s_sharpness, FAST)
             b_z0, b_z1, b_z2, b_z3 = b_z0 + b_0, b_z1 + b_1, b_z2 + b_2, b_z3 + b_3
             if not SOFT:
-                b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK)
+                b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _ONCE)
                 b_d0, b_d1 = b_d0 + b_0 * b_grad, b_d1 + b_1 * b_grad
                 b_d2, b_d3 = b_d2 + b_2 * b_grad, b_d3 + b_3 * b_grad
         s_left = s_samples - 4 * s_block
@@ -280,7 +290,7 @@ def _streamed_rao(
         s_z0, s_z1 = s_z0 * s_unit, s_z1 * tl.where(s_left > 1, s_unit, 0.0)
         s_z2, s_z3 = s_z2 * tl.where(s_left > 2, s_unit, 0.0), s_z3 * tl.where(s_left > 3, s_unit, 0.0)
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
             b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
             b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
@@ -291,7 +301,7 @@ def _streamed_rao(
             if SOFT:
                 b_add = b_0 + b_1 + b_2 + b_3
             else:
-                b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK)
+                b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _ONCE)
                 b_add = b_0 * (b_grad - s_d0) + b_1 * (b_grad - s_d1)
                 b_add += b_2 * (b_grad - s_d2) + b_3 * (b_grad - s_d3)
             b_inside = b_columns < s_categories
@@ -350,11 +360,11 @@ def streamed_backward_kernel(
         b_dot = b_sum
         b_plain_dot = b_sum
         for s_start in range(0, s_categories, BLOCK):
-            _, b_shifted, b_exponents = _exponents(
+            b_columns, b_shifted, b_exponents = _exponents(
                 p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_second, s_level, s_tau,
-                MODE, BLOCK, FAST, "evict_last",
+                MODE, BLOCK, FAST, _AGAIN,
             )  # fmt: skip
-            b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, "evict_last")
+            b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _AGAIN)
             b_weight = tl.exp(b_exponents)
             b_sum += b_weight
             b_dot += b_weight * b_grad
@@ -374,9 +384,9 @@ def streamed_backward_kernel(
             s_start = s_last - s_done
             b_columns, b_shifted, b_exponents = _exponents(
                 p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_second, s_level, s_tau,
-                MODE, BLOCK, FAST, "evict_first",
+                MODE, BLOCK, FAST, _NEVER,
             )  # fmt: skip
-            b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, "evict_first")
+            b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _NEVER)
             b_point = tl.exp(b_exponents) * s_scale
             if MODE == REINMAX:
                 b_half = (b_point + (b_columns == s_index).to(tl.float32)) / 2

@@ -77,7 +77,7 @@ def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     def pull(grad: Tensor, at_index: bool) -> Tensor:
         return launch.backward(rows.detach(), index, stats, key, grad, kernel, at_index=at_index)
 
-    return Choice(index.long(), rows, pull)
+    return Choice(index.view(rows.shape[:-1]).long(), rows, pull)
 
 
 def plain_choice(rows: Tensor, index: Tensor, points: Callable[[], Points]) -> Choice:
