@@ -27,6 +27,7 @@ Examples:
   gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax
   gapped reproduce vae --device cuda   a table of the paper, beside its numbers
   gapped reproduce vae --quick         the same, scaled down for a laptop
+  gapped reproduce figures             its pictures, and a page to play with
   gapped report runs/vae               tables and report.html from records
   gapped properties --estimator gst    which of the paper's properties it has
   gapped data mnist                    fetch and verify a data set
