@@ -24,6 +24,7 @@ CORNERS = np.array([[0.5, sqrt(3) / 2], [0.0, 0.0], [1.0, 0.0]])
 CENTRE = CORNERS.mean(0)
 # From one triangle to the next, in lengths of a side.
 STEP = 1.16
+DASH: Any = (0, (4, 2.5))
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,14 @@ def draw_movements(stops: Floats, what: str, salt: str = "simplex-movements") ->
         for category, (x, y) in enumerate(CORNERS):
             share = f"{CATEGORIES[category]}, p = {stops[category, 0, category]:.2f}"
             axes.annotate(
-                share, (x, y), (0, 6 if category == 0 else -6), textcoords="offset points",
-                ha="center", va="bottom" if category == 0 else "top", color=COLOURS[category],
-            )  # fmt: skip
+                share,
+                (x, y),
+                (0, 6 if category == 0 else -6),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if category == 0 else "top",
+                color=COLOURS[category],
+            )
         tips = _paths(axes, stops, 0.0, width=1.8, size=9)
         start = _place(stops[0, 0], 0.0)
         axes.annotate("p", start, (-6, 3), textcoords="offset points", ha="right", style="italic")
@@ -91,9 +97,16 @@ def draw_gaps(p: Floats, drawn: Floats, curve: tuple[Floats, Floats], salt: str 
         axes.plot(*curve, color=SERIES[0], label="Lemma 1: −log(1 − p) / p")
         errors = np.array([m.half for m in means])
         axes.errorbar(
-            p, [m.mean for m in means], errors, fmt="o", color=SERIES[1], markersize=4, capsize=2.5,
-            linewidth=1.2, label=f"mean of {len(drawn):,} simulated gaps, 95% interval",
-        )  # fmt: skip
+            p,
+            [m.mean for m in means],
+            errors,
+            fmt="o",
+            color=SERIES[1],
+            markersize=4,
+            capsize=2.5,
+            linewidth=1.2,
+            label=f"mean of {len(drawn):,} simulated gaps, 95% interval",
+        )
         axes.set(xlabel="probability p of the winner", xlim=(0, 1), ylim=(0, None))
         axes.set_title("gap between the two largest perturbed logits")
         figure.legend(loc="outside lower center", ncols=1)
@@ -103,9 +116,6 @@ def draw_gaps(p: Floats, drawn: Floats, curve: tuple[Floats, Floats], salt: str 
         ]
         spoken = "; ".join(f"p {x:g}: {m.mean:.2f}" for x, m in zip(p, means, strict=True))
         return to_svg(figure, f"Expected gap against the winner's probability, simulated: {spoken}", tips)
-
-
-DASH: Any = (0, (4, 2.5))
 
 
 def _place(point: Floats | list[float], across: float, below: float = 0.0) -> tuple[float, float]:
@@ -127,9 +137,12 @@ def _triangle(axes: Axes, across: float) -> None:
     for i in range(3):
         middle = (CORNERS[i] + CORNERS[(i + 1) % 3]) / 2
         axes.plot(
-            [CENTRE[0] + across, middle[0] + across], [CENTRE[1], middle[1]],
-            color=GRID, linewidth=0.9, linestyle=DASH,
-        )  # fmt: skip
+            [CENTRE[0] + across, middle[0] + across],
+            [CENTRE[1], middle[1]],
+            color=GRID,
+            linewidth=0.9,
+            linestyle=DASH,
+        )
 
 
 def _dots(axes: Axes, points: Floats, colour: str, across: float, size: float, alpha: float) -> None:
