@@ -1,4 +1,4 @@
-"""What several test files share: the registry as parameters, seeded generators, closed forms.
+"""What several test files share: the registry as parameters, seeded generators, closed forms, a browser.
 
 The closed forms are written from the definitions, entry by entry, and differentiated by torch's autograd
 or by explicit matrices; they share no code with the package.
@@ -6,7 +6,8 @@ or by explicit matrices; they share no code with the package.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -110,3 +111,35 @@ def reinmax_gradient(theta: Tensor, index: int, g: Tensor, tau: float) -> Tensor
     hard = torch.eye(len(theta), dtype=theta.dtype)[index]
     mixed = (torch.softmax(theta / tau, -1) + hard) / 2
     return 2 * through_softmax(mixed, g) - through_softmax(torch.softmax(theta, -1), g) / 2
+
+
+BROWSER_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real browser without a window, one for all pages."""
+    program, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (program and driver_program):
+        pytest.skip("needs chromium and chromedriver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in (*BROWSER_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(driver_program))
+    try:
+        yield driver
+    finally:
+        driver.quit()

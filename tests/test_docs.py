@@ -21,8 +21,9 @@ from typer.main import get_command
 
 import gapped
 from gapped.cli.app import app
+from gapped.cli.reproduce import wanted
 from gapped.errors import GappedError
-from gapped.lab.recipe import find_recipe, known_recipes
+from gapped.lab.recipe import known_recipes
 from gapped.lab.text import parse
 
 ROOT = Path(__file__).parents[1]
@@ -70,9 +71,8 @@ def fault_of(arguments: list[str]) -> str | None:
             name, command, rest = group.resolve_command(context, list(arguments))
             with command.make_context(name, rest, parent=context) as inner:
                 given = inner.params
-        for recipe in given.get("names") or ():
-            if recipe != "all":
-                find_recipe(recipe, quick=bool(given["quick"]))
+        if "names" in given:
+            wanted(given["names"], quick=bool(given["quick"]))
         for text in given.get("estimator") or ():
             parse(text)
     except typer.Exit:  # --help and --version end the parsing

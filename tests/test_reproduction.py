@@ -13,6 +13,7 @@ import pytest
 
 from gapped import records
 from gapped.cli.app import main
+from gapped.cli.figures import PICTURES
 from gapped.errors import GappedError
 from gapped.report.better import chosen_cell, validation_cells
 from gapped.report.beyond import best_of
@@ -79,7 +80,7 @@ def test_the_page_has_every_block_and_figure() -> None:
     assert set(names_in(text)) >= {*PUBLISHED, "variance", "zoo", *DERIVED}
     assert set(re.findall(r"\(figures/([\w.-]+)\)", text)) == set(DRAWINGS)
     # That of the bench belongs to another page: see test_bench.py.
-    assert {path.name for path in FIGURES.iterdir()} - {"bench.svg"} == set(DRAWINGS)
+    assert {path.name for path in FIGURES.iterdir()} - {"bench.svg"} == set(DRAWINGS) | set(PICTURES)
     for recipe in (*PUBLISHED, "variance", "zoo", "gap-grid", "second-look", "better"):
         assert re.search(rf"^gapped reproduce (\S+ )*{recipe}( \S+)* --device cuda", text, flags=re.M), recipe
         assert f"gapped reproduce {recipe} --quick\n" in text

@@ -45,6 +45,7 @@ SURFACE = {
     "gumbel_rao",
     "gumbel_softmax",
     "nn",
+    "properties",
     "reinmax",
     "simplex",
     "straight_through",

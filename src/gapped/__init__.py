@@ -19,6 +19,7 @@ from gapped._version import __version__
 
 if TYPE_CHECKING:
     from gapped import distributions, nn, simplex
+    from gapped.diagnostics.properties import properties
     from gapped.errors import GappedError
     from gapped.exact import Exact
     from gapped.kernels.launch import backend_used
@@ -73,6 +74,7 @@ __all__ = [
     "gumbel_rao",
     "gumbel_softmax",
     "nn",
+    "properties",
     "reinmax",
     "simplex",
     "straight_through",
@@ -81,6 +83,7 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
+        "diagnostics.properties": ["properties"],
         "errors": ["GappedError"],
         "exact": ["Exact"],
         "kernels.launch": ["backend_used"],

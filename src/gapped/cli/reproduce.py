@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gapped.cli.common import DataDir, Device, Minutes, TensorBoard, execute
+from gapped.cli.figures import FIGURES, draw_figures
 
-__all__ = ["reproduce"]
+if TYPE_CHECKING:
+    from gapped.lab.recipe import Recipe
+
+__all__ = ["reproduce", "wanted"]
 
 
 def reproduce(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Recipes by name, 'all', or a .toml file.")
+        list[str],
+        typer.Argument(metavar="NAME...", help="Recipes by name, 'figures', 'all', or a .toml file."),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
@@ -35,11 +40,20 @@ def reproduce(
     Examples:
       gapped reproduce ablation vae --device cuda
       gapped reproduce variance --quick
+      gapped reproduce figures              pictures that need no training
     """
+    recipes, figures = wanted(names, quick=quick, seeds=seeds, epochs=epochs)
+    parts = [recipe.name for recipe in recipes] + [FIGURES] * figures
+    folder = out or Path("runs") / ("-".join(parts) + ("-quick" if quick else ""))
+    if figures:
+        draw_figures(folder, quick)
+    return execute(recipes, folder, device, data_dir, tensorboard, minutes) if recipes else 0
+
+
+def wanted(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
+    """The recipes that `names` ask for, and whether they ask for the figures."""
     from gapped.lab.recipe import find_recipe, known_recipes
 
     if names == ["all"]:
-        names = [name for name in known_recipes() if name != "smoke"]
-    recipes = [find_recipe(name, quick=quick, seeds=seeds, epochs=epochs) for name in names]
-    folder = out or Path("runs") / ("-".join(recipe.name for recipe in recipes) + ("-quick" if quick else ""))
-    return execute(recipes, folder, device, data_dir, tensorboard, minutes)
+        names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
+    return [find_recipe(name, also=[FIGURES], **how) for name in names if name != FIGURES], FIGURES in names

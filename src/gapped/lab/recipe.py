@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from itertools import product
@@ -82,14 +82,15 @@ def known_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def find_recipe(name: str, *, quick: bool = False, **overrides: Any) -> Recipe:
-    """A packaged recipe by name, or any by its path."""
+def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **overrides: Any) -> Recipe:
+    """A packaged recipe by name, or any by its path; `also` are names that mean something to the caller."""
     known = known_recipes()
     if name in known:
         return load_recipe(known[name], quick=quick, **overrides)
     if name.endswith(".toml"):
         return load_recipe(Path(name), quick=quick, **overrides)
-    raise reject("recipe", name, f"one of {', '.join(known)}, or the path of a .toml file")
+    accepted = ", ".join(sorted([*known, *also]))
+    raise reject("recipe", name, f"one of {accepted}, or the path of a .toml file")
 
 
 def _expand(

@@ -17,7 +17,7 @@ from gapped.report.drawings import draw, known_drawings
 from gapped.report.evidence import Evidence, gather
 from gapped.report.markdown import update_markers
 
-__all__ = ["filled", "names_in", "update_documents"]
+__all__ = ["filled", "names_in", "update_documents", "write"]
 
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
 FIGURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+\.svg)\)")
@@ -38,7 +38,7 @@ def update_documents(
         wanted = [name for path, text in made.items() for name in _figures_in(path, text, figures)]
         names = dict.fromkeys(wanted if documents else known_drawings(evidence))
         made |= {figures / name: draw(evidence, name) for name in names}
-    return [(path, _write(path, text)) for path, text in made.items()]
+    return [(path, write(path, text)) for path, text in made.items()]
 
 
 def filled(evidence: Evidence, text: str, where: str = "text") -> str:
@@ -81,7 +81,8 @@ def _read(path: Path) -> str:
         raise GappedError(f"{path}: cannot be read ({reason})") from None
 
 
-def _write(path: Path, text: str) -> bool:
+def write(path: Path, text: str) -> bool:
+    """Make a file hold `text`; whether it did not yet."""
     new = text.encode("utf-8")
     try:
         if path.is_file() and path.read_bytes() == new:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from gapped.errors import GappedError
 from gapped.records import atomic_write
@@ -12,7 +13,7 @@ from gapped.report.paper import paper
 from gapped.report.sections import Section, sections
 from gapped.report.tables import aligned_right
 
-__all__ = ["render_html", "write_report"]
+__all__ = ["fill", "packaged", "render_html", "write_report"]
 
 # A key of the environment, and what a reader calls it; unknown keys show under their own name.
 NAMES = {"gapped": "gapped", "commit": "commit", "torch": "torch", "device": "device", "python": "Python"}
@@ -32,25 +33,34 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def render_html(parts: list[Section]) -> str:
     """The page as text. Nothing in it depends on when or where it was made, only on the records."""
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    here = files("gapped.report")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(here.joinpath("report.html.j2").read_text("utf-8"))
-    page = template.render(
+    return fill(
+        "report.html.j2",
         title=_title(parts),
         sections=parts,
         environment=_environment([r for part in parts for r in part.records]),
         citation=paper()["citation"],
         aligned_right=aligned_right,
         safe=Markup,
-        css=Markup(here.joinpath("report.css").read_text("utf-8")),
-        script=Markup(here.joinpath("report.js").read_text("utf-8")),
+        css=Markup(packaged("report.css")),
+        script=Markup(packaged("report.js")),
     )
-    return page.rstrip() + "\n"
+
+
+def fill(template: str, **values: Any) -> str:
+    """A template of this package with its values; what is not `Markup` is escaped, and all must be given."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(packaged(template)).render(**values).rstrip() + "\n"
+
+
+def packaged(name: str) -> str:
+    """The text of a file that lies beside this one."""
+    return files("gapped.report").joinpath(name).read_text("utf-8")
 
 
 def _title(parts: list[Section]) -> str:

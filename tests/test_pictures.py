@@ -1,0 +1,171 @@
+"""The paper's pictures show what the estimators do, and the documentation's are the command's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from conftest import gst_surrogate, lemma_1, seeded
+from statistical import mean_is, require_law, require_rejected
+from test_reproduction import same_drawing
+
+import gapped
+from gapped.cli import reproduce
+from gapped.cli.app import main
+from gapped.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures
+from gapped.diagnostics.scenes import gaps, movements, surrogates
+from gapped.lab.recipe import known_recipes
+
+ROOT = Path(__file__).parents[1]
+THETA = torch.tensor(LOGITS, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return figures()
+
+
+@pytest.fixture(scope="module")
+def quick() -> dict[str, str]:
+    return figures(quick=True)
+
+
+# What is drawn
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.3, 1.0, 2.5])
+@pytest.mark.parametrize("tau", [0.5, 1.0])
+def test_movements_are_those_of_the_paper(gap: float, tau: float) -> None:
+    """With m1 and m2 written out as in its section 4.2."""
+    stops = movements(gapped.GST(tau, gap=gap), LOGITS)
+    for i in range(3):
+        drawn = torch.eye(3, dtype=torch.float64)[i]
+        m1 = (THETA.max() - THETA @ drawn) * drawn
+        m2 = (THETA + gap - THETA.max()).clamp(min=0) * (1 - drawn)
+        ways = [THETA, THETA + m1, THETA + m1 - m2]
+        np.testing.assert_allclose(stops[i], [torch.softmax(way / tau, -1) for way in ways], atol=1e-14)
+
+
+def test_surrogates_of_gst_are_the_ends_of_its_movements() -> None:
+    seen = surrogates(gapped.GST(), LOGITS, 50, seeded())
+    assert set(seen.chosen.tolist()) == {0, 1, 2}
+    for i, point in zip(seen.chosen, seen.points, strict=True):
+        np.testing.assert_allclose(point, gst_surrogate(THETA, int(i), 1.0, 1.0), atol=1e-14)
+
+
+def test_surrogates_of_gumbel_rao_are_means_of_their_parts() -> None:
+    seen = surrogates(gapped.GumbelRao(samples=7), LOGITS, 20, seeded())
+    assert seen.parts.shape == (7, 20, 3)
+    np.testing.assert_allclose(seen.points, seen.parts.mean(0), atol=1e-15)
+    assert (seen.parts.argmax(-1) == seen.chosen).all()
+
+
+def test_simulated_gaps_have_the_mean_of_lemma_1() -> None:
+    """All in one comparison: the standardised gaps of all probabilities have mean zero."""
+    seen = gaps(PROBABILITIES, 3000, seeded(5))
+    drawn, expected = torch.from_numpy(seen.drawn), torch.from_numpy(seen.expected)
+    torch.testing.assert_close(expected, lemma_1(torch.from_numpy(seen.p)))
+    scale = drawn.std(0)
+    require_law(mean_is(((drawn - expected) / scale).flatten(), 0.0))
+    # Wrong on purpose: the limit for small p in place of the lemma.
+    require_rejected(mean_is(((drawn - 1.0) / scale).flatten(), 0.0))
+
+
+# The files
+
+
+def test_the_committed_pictures_are_what_the_command_draws(made: dict[str, str]) -> None:
+    for name in PICTURES[:3]:
+        committed = (ROOT / "docs" / "figures" / name).read_text("utf-8")
+        assert same_drawing(committed, made[name]), name
+    assert (ROOT / "docs" / "figures" / "simplex.html").read_text("utf-8") == made["simplex.html"]
+    page = (ROOT / "docs" / "pictures.md").read_text("utf-8")
+    assert set(re.findall(r"\(figures/([\w.-]+)\)", page)) == set(PICTURES)
+
+
+def test_pictures_describe_themselves(made: dict[str, str]) -> None:
+    for name in PICTURES[:3]:
+        root = ElementTree.fromstring(made[name])
+        assert len(root.attrib["aria-label"]) > 40
+        titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+        assert len(titles) == (len(PROBABILITIES) if name == "expected-gap.svg" else 3)
+
+
+def dots(svg: str) -> int:
+    """Strokes without length."""
+    return len(re.findall(r"M (\S+ \S+) \nL \1 ", svg))
+
+
+def test_every_sample_is_drawn_and_quick_draws_fewer(made: dict[str, str], quick: dict[str, str]) -> None:
+    # STGS and GST 400 each, GR-MC half of that, and the 100 behind one of them.
+    assert dots(made["simplex-samples.svg"]) == 400 + 400 + 200 + 100
+    assert dots(quick["simplex-samples.svg"]) == 100 + 100 + 50 + 100
+    assert "mean of 300 simulated gaps" in quick["expected-gap.svg"]
+    assert quick["simplex.html"] == made["simplex.html"]
+
+
+def test_the_page_loads_nothing(made: dict[str, str]) -> None:
+    page = made["simplex.html"]
+    assert "default-src 'none'" in page
+    assert not re.findall(
+        r"https?://|<link(?! rel=\"icon\" href=\"data:,\")|src=|@import|url\(|fetch\(", page
+    )
+
+
+# The command
+
+
+@pytest.fixture
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_the_command_draws_the_same_bytes_again(
+    capsys: pytest.CaptureFixture[str], quick: dict[str, str]
+) -> None:
+    folder = Path("runs/figures-quick")
+    folder.mkdir(parents=True)
+    for name in PICTURES[1:]:
+        (folder / name).write_text(quick[name], "utf-8")
+    assert main(["reproduce", "figures", "--quick"]) == 0
+    said = [f"written: {folder / PICTURES[0]}", *(f"unchanged: {folder / name}" for name in PICTURES[1:])]
+    assert capsys.readouterr().out.splitlines() == said
+    assert (folder / PICTURES[0]).read_text("utf-8") == quick[PICTURES[0]]
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_a_folder_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gapped.cli.figures.figures", lambda quick: {"a.svg": ""})
+    Path("file").write_text("")
+    assert main(["reproduce", "figures", "--quick", "--out", "file"]) == 2
+    assert re.fullmatch(r"gapped: file\S* cannot be written \(.*\)\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_figures_beside_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(reproduce, "draw_figures", lambda folder, quick: asked.append((str(folder), quick)))
+    monkeypatch.setattr(
+        reproduce, "execute", lambda recipes, *rest: asked.append([r.name for r in recipes]) or 0
+    )
+    assert main(["reproduce", "figures", "smoke", "--quick"]) == 0
+    assert asked == [("runs/smoke-figures-quick", True), ["smoke"]]
+    asked.clear()
+    # A wrong name is found before anything is drawn.
+    assert main(["reproduce", "figures", "somke"]) == 2
+    assert asked == []
+
+
+def test_all_means_the_figures_too() -> None:
+    recipes, drawn = reproduce.wanted(["all"], quick=True)
+    assert drawn
+    assert {recipe.name for recipe in recipes} == set(known_recipes()) - {"smoke"}
+    with pytest.raises(gapped.GappedError, match=r"figures.*\.toml"):
+        reproduce.wanted(["figure"])
