@@ -72,7 +72,9 @@ def main() -> None:
     print(f"DisARM-Tree / RLOO-2: {ratio:.2f} (target at most {TARGET_RATIO})")
     runs, whole = measure(recipe, device, arguments.data_dir, arguments.steps)
     minutes = whole * STEPS / 60_000
-    print(f"all          {runs:3d} runs: {whole:.3f} ms per step, {whole / sum(found.values()):.2f} x the parts")
+    print(
+        f"all          {runs:3d} runs: {whole:.3f} ms per step, {whole / sum(found.values()):.2f} x the parts"
+    )
     print(f"{STEPS:,} steps would take {minutes:.1f} minutes (target at most {TARGET_MINUTES})")
     if device.type == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")

@@ -277,7 +277,9 @@ def test_without_a_gradient_only_the_samples_are_evaluated(name: str) -> None:
     logits, model = normal(5, 2, 3), Model()
     estimator = made(name)
     value = gapped.expectation(model, logits, estimator, generator=seeded())
-    assert [len(z) for z in model.seen] == (EVALUATIONS.get(name, [1]) if name == "exact" else EVALUATIONS.get(name, [1])[:1])
+    assert [len(z) for z in model.seen] == (
+        EVALUATIONS.get(name, [1]) if name == "exact" else EVALUATIONS.get(name, [1])[:1]
+    )
     assert value.requires_grad
     with torch.no_grad():
         quiet = gapped.expectation(Model(), logits.requires_grad_(), estimator, generator=seeded())
