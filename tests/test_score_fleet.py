@@ -1,4 +1,4 @@
-"""Score-function estimators in fleets: against plain loops, beside pathwise ones, with a state of their own."""
+"""Score-function estimators in fleets: against plain loops, beside pathwise ones, with a state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from test_fleet import (
     EPOCHS,
     LATENTS,
     PIXELS,
-    STEPS,
     TINY,
     PlainVAE,
     fleet,
@@ -397,4 +396,3 @@ def test_steps_of_the_published_protocols():
     for name, steps in (("paper-32x64", 500_000), ("coupled-32x64", 1_000_000)):
         rules = protocol(name)
         assert rules.epochs * (rules.train_images // rules.batch) == steps
-    assert STEPS * BATCH <= len(toy_data().train)
