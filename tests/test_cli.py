@@ -366,6 +366,54 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch)
     assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
+def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_path, one_thread):
+    """No time at all is enough for an epoch: it ends after each of them."""
+    command = ["reproduce", toy_recipe(tmp_path, epochs=2), "--device", "cpu", "--out"]
+    stopped = [*command, str(tmp_path / "stopped"), "--minutes", "0"]
+    for _ in range(2):
+        assert main(stopped) == 3
+        assert "out of time; the same command goes on" in capsys.readouterr().err
+        assert len(list((tmp_path / "stopped" / "checkpoints").glob("*.pt"))) == 1
+        assert lines(tmp_path / "stopped") == []
+    assert main(stopped) == 0
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    assert main([*command, str(tmp_path / "never"), "--minutes", "-1"]) == 2
+    assert not (tmp_path / "never").exists()
+
+
+def test_compare_takes_both_families(capsys, tmp_path):
+    estimators = ["rloo", "gst", "nvil:network=4", "relax:network=4"]
+    named = [part for text in estimators for part in ("--estimator", text)]
+    assert main(["compare", *named, "--seeds", "2", "--epochs", "1", "--out", str(tmp_path)]) == 0
+    made = lines(tmp_path)
+    assert {(line["label"], line["tau"]) for line in made} == {
+        ("rloo", None),
+        ("gst", 0.5),
+        ("nvil:network=4", None),
+        ("relax:network=4", 0.5),
+    }
+    assert all(line["metrics"]["gradient_variance"] > 0 for line in made)
+    assert {line["runs_in_fleet"] for line in made} == {8}
+    assert "has the lowest test negative ELBO" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("estimator", ["disarm", "exact", "rloo:samples=1", "rlo", "rloo:n=3"])
+def test_an_estimator_that_cannot_be_compared_is_one_line(capsys, tmp_path, estimator):
+    assert main(["compare", "--estimator", estimator, "--out", str(tmp_path / "never")]) == 2
+    assert "expected" in one_line(capsys)
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_completes(capsys, tmp_path):
     arguments = ["reproduce", toy_recipe(tmp_path, epochs=300), "--device", "cpu", "--out"]
     code = "from gapped.cli.app import entry; entry()"

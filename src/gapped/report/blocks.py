@@ -13,6 +13,7 @@ from gapped.report.bench import render_bench
 from gapped.report.better import better
 from gapped.report.beyond import advantage, gap_grid
 from gapped.report.conclusions import conclusions
+from gapped.report.coupled import coupled_findings
 from gapped.report.evidence import Evidence
 from gapped.report.markdown import render_markdown
 from gapped.report.noise import variance
@@ -41,10 +42,14 @@ DERIVED = {
     "gap-grid-best": Derived(gap_grid, ("gap-grid",)),
     "second-look": Derived(second_look, (*PUBLISHED, "second-look")),
     "better": Derived(better, ("better", "gap-grid", "search", "vae", "zoo", "variance")),
+    "coupled-findings": Derived(coupled_findings, ("coupled",)),
     "conclusions": Derived(
         conclusions, (*PUBLISHED, "zoo", "variance", "efficiency", "better", "gap-grid", "search")
     ),
 }
+
+# Recipes whose tables a document may hold before they have been run, and what is made of them.
+AWAITED = {"coupled": "coupled", "coupled-own": "coupled-own", "coupled-findings": "coupled"}
 
 
 def known_blocks(evidence: Evidence) -> list[str]:
@@ -59,6 +64,8 @@ def render_block(evidence: Evidence, name: str) -> str:
     """The text of a block."""
     if name in BENCH:  # a document may hold it before anything is measured
         return render_bench(evidence.bench, name)
+    if name in AWAITED and AWAITED[name] not in evidence.recipes():
+        return f"Not run yet: `gapped reproduce {AWAITED[name]}` makes the records.\n"
     if name not in known_blocks(evidence):
         known = ", ".join(known_blocks(evidence))
         raise GappedError(f"records:{name}: no such block, expected one that these records fill: {known}")

@@ -100,6 +100,9 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
         name, tau, published = _published(recipe, row)
         matching = [c for c in ours if _matches(c, name, tau)]
         seen += matching
+        if name in table.get("quoted", ()):
+            made += [_quoted(c, published[0]) for c in matching]
+            continue
         for metric, mean, std in published:
             absent = PaperRow(name, tau, metric, None, mean, std, table.get("seeds"), note="not run here")
             made += [_compare(c, recipe, metric, mean, std, table.get("seeds")) for c in matching] or [absent]
@@ -183,8 +186,17 @@ def _compare(
     gap = ours.mean - mean
     errors = standard_errors(ours, mean, std, count) if std is not None and count else None
     far = errors is not None and abs(errors) > 2 and abs(gap) > MARGIN.get(recipe, NATS)
-    note = "; ".join(filter(None, ["quick run, scaled down: not comparable" if quick else "", note]))
+    remark = paper().get(recipe, {}).get("remarks", {}).get(cell.label, "")
+    scaled = "quick run, scaled down: not comparable" if quick else ""
+    note = "; ".join(filter(None, [scaled, remark, note]))
     return PaperRow(cell.label, cell.tau, metric, ours, *published, gap, errors, far and not quick, note)
+
+
+def _quoted(cell: Cell, published: tuple[str, float, float | None]) -> PaperRow:
+    """A cell for which the paper quotes a number that was measured under another protocol."""
+    metric, mean, std = published
+    note = f"the paper quotes {mean:.2f} ± {std:.2f} from elsewhere, of another protocol: not comparable"
+    return PaperRow(cell.label, cell.tau, metric, summary(_values(cell, metric)), note=note)
 
 
 def _failure(cell: Cell) -> PaperRow:
