@@ -53,8 +53,10 @@ def latent_tree(
     """
     if not sampler.hard:
         raise reject("sampler", "one with soft samples", "hard samples: mixtures of states need reference_tree")
-    if leaves.shape[2] == 1:
-        return leaves[:, :, 0, : query.shape[-1]], lengths.new_empty(*lengths.shape, 0)
+    if leaves.shape[2] == 1:  # no pair, but weights that must get a gradient, zero
+        padded = torch.nn.functional.pad(leaves, (0, 0, 0, 1))
+        root, merges = latent_tree(padded, weight, bias, query, lengths, sampler, generator, compiled=compiled)
+        return root, merges[..., :0]
     inputs = (leaves, weight, bias, query)
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
     return _Tree.apply(*inputs, lengths, sampler, generator, compiled, differentiable)  # type: ignore[no-any-return, no-untyped-call]
