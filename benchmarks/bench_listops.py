@@ -71,7 +71,9 @@ def main() -> None:
                 continue
             first, typical = seconds_per_step(trainer, steps[: arguments.steps + 1])
             total += len(steps) * typical
-            memory = f", peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if device.type == "cuda" else ""
+            memory = (
+                f", peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if device.type == "cuda" else ""
+            )
             print(
                 f"up to {length:3} tokens, {size:6} expressions: {1e3 * typical:8.2f} ms a step, "
                 f"{len(steps):5} steps, first {first:.1f} s{memory}",

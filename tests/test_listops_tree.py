@@ -81,7 +81,10 @@ def test_long_expressions(count: int) -> None:
 def test_a_fleet_of_estimators_samples_as_one() -> None:
     inputs, lengths = problem(3, 4, 7, 4)
     fleet = Grouped.of(
-        [gapped.GST(gap=0.8), gapped.GST(tau=0.5, gap=1.2), gapped.ReinMax()], 1, lengths.device, torch.float64
+        [gapped.GST(gap=0.8), gapped.GST(tau=0.5, gap=1.2), gapped.ReinMax()],
+        1,
+        lengths.device,
+        torch.float64,
     )
     assert_equal_trees(inputs, lengths, fleet)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from math import isinf
 from statistics import fmean
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from gapped.fleet.trainer import Trainer
 from gapped.lab.fleets import Fleet
+from gapped.report.cells import higher_is_better
 
 __all__ = ["Display"]
 
@@ -105,6 +107,8 @@ def _cells(fleet: Fleet, trainer: Trainer) -> Table:
         rows.append(
             (fmean(sound) if sound else float("inf"), label, tau, len(places), len(places) - len(sound))
         )
-    for mean, label, tau, count, lost in sorted(rows)[:24]:
-        table.add_row(label, f"{tau:g}", str(count), f"{mean:.2f}", str(lost or ""))
+    up = higher_is_better(name)
+    rows.sort(key=lambda row: (isinf(row[0]), -row[0] if up else row[0], *row[1:]))
+    for mean, label, tau, count, lost in rows[:24]:
+        table.add_row(label, f"{tau:g}", str(count), f"{mean:.{3 if up else 2}f}", str(lost or ""))
     return table

@@ -108,7 +108,7 @@ class Trainer:
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self) -> None:
-        """One pass over the data, then the test metrics, or the latest validation's; all go into `history`."""
+        """One pass over the data, then test metrics or the latest validation's; all go into `history`."""
         began = time.perf_counter()
         with matmul_precision(self.device):
             self.train_steps(self.task.steps)
@@ -144,7 +144,7 @@ class Trainer:
                 self._set_rates()
 
     def test(self) -> dict[str, list[float]]:
-        """Metrics that are taken once, when training is over: those of the best weights, where some are kept."""
+        """Metrics that are taken once, after training: those of the best weights, where they are kept."""
         if self.selection is None:
             return {}
         with matmul_precision(self.device), self.selection.best_weights():

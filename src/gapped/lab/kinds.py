@@ -47,7 +47,7 @@ class Kind(Protocol):
     shown: str
     """The file beside the records that `show` fills, without its ending."""
 
-    def rules(self, protocol: str) -> Rules:
+    def rules(self, name: str) -> Rules:
         """A protocol by name."""
 
     def task(
@@ -60,7 +60,7 @@ class Kind(Protocol):
 
 
 class _VAE:
-    data = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))
+    data: tuple[str, ...] = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))
     images = True
     shown = "images"
     rules = staticmethod(vae_protocol)
@@ -71,7 +71,9 @@ class _VAE:
         first = specs[0]
         rules = vae_protocol(first.protocol)
         data = data_sets.load(first.data, data_dir).limited(
-            first.train_images or rules.train_images, first.test_images, validation=first.split == "validation"
+            first.train_images or rules.train_images,
+            first.test_images,
+            validation=first.split == "validation",
         )
         seeds = [spec.seed for spec in specs]
         return VAETask(rules, data, seeds, device, compiled=compiled, split=first.split)
@@ -91,7 +93,7 @@ class _VAE:
 
 
 class _ListOps:
-    data = (LISTOPS.name,)
+    data: tuple[str, ...] = (LISTOPS.name,)
     images = False
     shown = "trees"
     rules = staticmethod(listops_protocol)
@@ -106,7 +108,8 @@ class _ListOps:
 
     def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Greedy trees of the best weights."""
-        assert isinstance(trainer.task, ListOpsTask) and trainer.selection is not None
+        assert isinstance(trainer.task, ListOpsTask)
+        assert trainer.selection is not None
         with trainer.selection.best_weights():
             yield from shown_trees(trainer.task, places)
 

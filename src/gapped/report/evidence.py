@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gapped.errors import GappedError
@@ -23,11 +23,12 @@ PLAIN = "plain-30x10"
 
 @dataclass(frozen=True)
 class Evidence:
-    """All records, gathered into cells, and the curves by the id of their run."""
+    """All records, gathered into cells, and curves and trees by the id of their run."""
 
     records: tuple[Record, ...]
     cells: tuple[Cell, ...]
     curves: Mapping[str, Line]
+    trees: Mapping[str, Line] = field(default_factory=dict)
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -58,8 +59,10 @@ class Evidence:
 def gather(folder: Path) -> Evidence:
     """The evidence in a folder."""
     records = read(folder)
-    curves = {str(line.get("id")): line for line in load(folder / "curves.jsonl")}
-    return Evidence(tuple(records), tuple(cells(records)), curves)
+    curves, trees = (
+        {str(line.get("id")): line for line in load(folder / f"{name}.jsonl")} for name in ("curves", "trees")
+    )
+    return Evidence(tuple(records), tuple(cells(records)), curves, trees)
 
 
 def judge(better: Floats, worse: Floats) -> tuple[Difference, str]:

@@ -68,8 +68,8 @@ class ListOpsTask:
         compiled: bool = False,
     ) -> None:
         self.protocol, self.seeds = protocol, list(seeds)
-        self.clip = protocol.clip
-        self.selection = SelectionRule(
+        self.clip: float | None = protocol.clip
+        self.selection: SelectionRule | None = SelectionRule(
             "valid_accuracy", self.valid_accuracy, protocol.validations, protocol.patience
         )
         self._distinct = sorted(set(self.seeds))
@@ -128,11 +128,16 @@ class ListOpsTask:
         parsed = self.parse(test)
         right = parsed.right.double()
         metrics = {"test_accuracy": right.mean(1)}
-        for name, values, edges in (("length", test.lengths, LENGTHS), ("depth", depths(test.tokens), DEPTHS)):
+        for name, values, edges in (
+            ("length", test.lengths, LENGTHS),
+            ("depth", depths(test.tokens), DEPTHS),
+        ):
             for low, high in zip(edges, (*edges[1:], None), strict=True):
                 inside = (values >= low) & (values < (high or values.max() + 1))
                 if inside.any():
-                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[:, inside.to(right.device)].mean(1)
+                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[
+                        :, inside.to(right.device)
+                    ].mean(1)
         found = agreement(parsed.spans.cpu(), test.spans, test.lengths)
         metrics["test_tree_f1"] = found.nanmean(1).to(right.device)
         plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))

@@ -10,7 +10,7 @@ Backward, from the last layer to the first, with the adjoint :math:`a` of the la
   :math:`\langle a_i, s_{i+1}\rangle` and :math:`\langle a_i, \mathrm{new}_i\rangle`; the estimator turns it
   into the gradient :math:`\delta` of the scores;
 - a pair that is not selected acts through its score alone, so it adds :math:`\delta_p v_p` to its children,
-  with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed as long as the pair lives;
+  with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed while the pair lives;
 - the selected pair's adjoint goes through its cell.
 
 All :math:`v_p` are one large product before the sweep, all gradients of the weights one after it.
@@ -52,10 +52,14 @@ def latent_tree(
     `compiled` fuses the elementwise work of each layer.
     """
     if not sampler.hard:
-        raise reject("sampler", "one with soft samples", "hard samples: mixtures of states need reference_tree")
+        raise reject(
+            "sampler", "one with soft samples", "hard samples: mixtures of states need reference_tree"
+        )
     if leaves.shape[2] == 1:  # no pair, but weights that must get a gradient, zero
         padded = torch.nn.functional.pad(leaves, (0, 0, 0, 1))
-        root, merges = latent_tree(padded, weight, bias, query, lengths, sampler, generator, compiled=compiled)
+        root, merges = latent_tree(
+            padded, weight, bias, query, lengths, sampler, generator, compiled=compiled
+        )
         return root, merges[..., :0]
     inputs = (leaves, weight, bias, query)
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
@@ -90,7 +94,7 @@ class _Forest:
     states: Tensor
     """h and c of the nodes, ``(N, 2M - 2, 2d)``."""
     projections: Tensor
-    """The nodes' products with the left (plus bias) and right half of the weight, ``(R, 2, B, 2M - 2, 5d)``."""
+    """The nodes' products with both halves of the weight, the left with bias, ``(R, 2, B, 2M - 2, 5d)``."""
     pair_states: Tensor
     """``(N, 3M - 5, 2d)`` for M > 2."""
     pair_scores: Tensor
@@ -145,7 +149,9 @@ class _Forest:
         self.states[:, node : node + 1] = state
         own = self.project(state[:, 0, :width].reshape(runs, batch, width))
         self.projections[:, :, :, node] = own
-        values = new_pairs(self.states, self.projections, own, state, layer.nodes, layer.chosen, self.query, node)
+        values = new_pairs(
+            self.states, self.projections, own, state, layer.nodes, layer.chosen, self.query, node
+        )
         place = slice(pair, pair + 2)
         self.pair_states[:, place], self.pair_scores[:, place], self.children[:, place] = values
 
@@ -198,7 +204,9 @@ class _Tree(torch.autograd.Function):
                 forest.grow(layer, node, pair, parts.new_pairs)
                 nodes, pairs = parts.advance(nodes, pairs, layer.chosen, node, pair)
         # `alive` and `pairs` are those of the last layer, which has one place.
-        root = torch.where(alive.unsqueeze(-1), take(forest.pair_states, pairs), take(forest.states, nodes[:, :1]))
+        root = torch.where(
+            alive.unsqueeze(-1), take(forest.pair_states, pairs), take(forest.states, nodes[:, :1])
+        )
         ctx.forest, ctx.parts, ctx.shape = forest, parts, (runs, batch, count, double // 2)
         chosen_pairs = torch.cat(merges, 1).view(runs, batch, count - 1)
         ctx.mark_non_differentiable(chosen_pairs)
@@ -216,17 +224,17 @@ class _Tree(torch.autograd.Function):
         score_gates, *score_cells = parts.compose_vjp(gates, *cells, forest.query, 0.0)
         back = forest.weight.transpose(1, 2)
         score_h = torch.bmm(score_gates.view(runs, -1, 5 * width), back).view(rows, -1, 2 * width)
-        slopes = [
-            torch.cat([h, c], -1) for h, c in zip(score_h.chunk(2, -1), score_cells, strict=True)
-        ]
+        slopes = [torch.cat([h, c], -1) for h, c in zip(score_h.chunk(2, -1), score_cells, strict=True)]
         weights = torch.zeros_like(forest.pair_scores)
         selected, through = [], []
         adjoint = torch.cat([grad.reshape(rows, 1, width), grad.new_zeros(rows, 1, width)], -1)
         for layer in reversed(forest.layers):
             size = layer.pairs.shape[1]
             delta = None
-            if layer.sample is not None:
-                direct, shifted = parts.pull(adjoint, forest.states, forest.pair_states, layer.nodes, layer.pairs)
+            if layer.sample is not None and layer.scores is not None:
+                direct, shifted = parts.pull(
+                    adjoint, forest.states, forest.pair_states, layer.nodes, layer.pairs
+                )
                 upstream = (direct + shifted.flip(-1).cumsum(-1).flip(-1)).view(runs, batch, size)
                 (delta,) = torch.autograd.grad(layer.sample, layer.scores, upstream)
                 delta = delta.view(rows, size)
@@ -243,7 +251,10 @@ class _Tree(torch.autograd.Function):
         total.view(-1, 5 * width).index_add_(0, where.view(-1), torch.cat(through, 1).view(-1, 5 * width))
         total = total.view(runs, -1, 5 * width)
         grad_weight = torch.cat(
-            [torch.bmm(each[..., :width].reshape(runs, -1, width).transpose(1, 2), total) for each in (left, right)],
+            [
+                torch.bmm(each[..., :width].reshape(runs, -1, width).transpose(1, 2), total)
+                for each in (left, right)
+            ],
             1,
         )
         grad_query = torch.bmm(

@@ -13,6 +13,7 @@ from gapped.errors import reject
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.layers import generators, spread
+from gapped.fleet.selection import SelectionRule
 from gapped.fleet.trainer import permutation
 from gapped.tasks.vae.model import VAE
 from gapped.tasks.vae.protocol import Protocol
@@ -27,8 +28,8 @@ class VAETask:
 
     row_axes = 2
     loss_name = "negative_elbo"
-    clip = None
-    selection = None
+    clip: float | None = None
+    selection: SelectionRule | None = None
 
     def __init__(
         self,
