@@ -155,6 +155,9 @@ def test_one_token_is_its_own_tree() -> None:
     root, merges = latent_tree(*inputs, lengths, gapped.GST())
     assert torch.equal(root, inputs[0][:, :, 0, :4])
     assert merges.shape == (2, 3, 0)
+    grads = torch.autograd.grad(root.sum(), inputs)
+    assert (grads[0][..., :4] == 1).all()
+    assert not any(each.any() for each in grads[1:])
     assert torch.equal(reference_tree(*inputs, lengths, gapped.GST()), root)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from math import inf
+from math import inf, isinf
 from statistics import fmean
 from types import FrameType
 from typing import Any
@@ -24,6 +24,7 @@ from rich.table import Table
 
 from gapped.fleet.trainer import Trainer
 from gapped.lab.fleets import Fleet
+from gapped.report.cells import higher_is_better
 
 __all__ = ["Display"]
 
@@ -113,7 +114,9 @@ def _cells(fleet: Fleet, trainer: Trainer) -> Table:
         rows.append(
             (fmean(sound) if sound else float("inf"), label, tau, len(places), len(places) - len(sound))
         )
-    for mean, label, tau, count, lost in sorted(rows, key=lambda row: row[:2])[:24]:
+    up = higher_is_better(name)
+    rows.sort(key=lambda row: (isinf(row[0]), -row[0] if up else row[0], *row[1:]))
+    for mean, label, tau, count, lost in rows[:24]:
         at = "" if tau is None else f"{tau:g}"
-        table.add_row(label, at, str(count), f"{mean:.2f}", str(lost or ""))
+        table.add_row(label, at, str(count), f"{mean:.{3 if up else 2}f}", str(lost or ""))
     return table

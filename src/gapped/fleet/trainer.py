@@ -151,7 +151,7 @@ class Trainer:
                 self._set_rates()
 
     def test(self) -> dict[str, list[float]]:
-        """Metrics taken once, when training is over: those of the best weights, where some are kept."""
+        """Metrics that are taken once, after training: those of the best weights, where they are kept."""
         if self.selection is None:
             return {}
         with matmul_precision(self.device), self.selection.best_weights():

@@ -47,7 +47,7 @@ class Kind(Protocol):
     shown: str
     """The file beside the records that `show` fills, without its ending."""
 
-    def rules(self, protocol: str) -> Rules:
+    def rules(self, name: str) -> Rules:
         """A protocol by name."""
 
     def variables(self, protocol: str) -> tuple[int, int] | None:
@@ -63,7 +63,7 @@ class Kind(Protocol):
 
 
 class _VAE:
-    data = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))
+    data: tuple[str, ...] = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))
     images = True
     shown = "images"
     rules = staticmethod(vae_protocol)
@@ -100,7 +100,7 @@ class _VAE:
 
 
 class _ListOps:
-    data = (LISTOPS.name,)
+    data: tuple[str, ...] = (LISTOPS.name,)
     images = False
     shown = "trees"
     rules = staticmethod(listops_protocol)

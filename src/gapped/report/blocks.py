@@ -18,6 +18,7 @@ from gapped.report.evidence import Evidence
 from gapped.report.markdown import render_markdown
 from gapped.report.noise import variance
 from gapped.report.speed import speed
+from gapped.report.trees import latent_trees, listops
 
 __all__ = ["DERIVED", "Derived", "known_blocks", "render_block"]
 
@@ -38,6 +39,9 @@ DERIVED = {
     "failing": Derived(failing, ("vae", "ablation")),
     "variance-ranges": Derived(variance, ("variance",)),
     "speed": Derived(speed, ()),
+    # These say so where there are no such records yet.
+    "listops": Derived(listops, ()),
+    "latent-trees": Derived(latent_trees, ()),
     "advantage": Derived(advantage, ("zoo",)),
     "gap-grid-best": Derived(gap_grid, ("gap-grid",)),
     "second-look": Derived(second_look, (*PUBLISHED, "second-look")),

@@ -58,6 +58,14 @@ def _curves(rows: Sequence[Row], evidence: Evidence, series: str) -> list[Curve]
     return [one for one in made if one is not None]
 
 
+def trees_along(evidence: Evidence) -> str:
+    """Validation accuracy of the latent trees along training, at the highest temperature."""
+    series = "valid_accuracy"
+    rows = [r for r in rows_of(evidence.group("listops", "paper"), "test_accuracy") if r.tau == 1.0]
+    title = "ListOps, validation accuracy at τ=1"
+    return learning_curves(_curves(rows, evidence, series), title, series, COLOURS, salt="listops-curves")
+
+
 def heat(evidence: Evidence, protocol: str, where: str) -> str:
     """GST over gap and temperature."""
     metric = "validation_negative_elbo"
@@ -70,6 +78,7 @@ DRAWINGS = {
     "vae-final.svg": Drawing(final, "vae"),
     "vae-curves.svg": Drawing(learning, "vae"),
     "variance.svg": Drawing(variance, "variance"),
+    "listops-curves.svg": Drawing(trees_along, "listops"),
     "gap-grid-relu.svg": Drawing(lambda e: heat(e, RECTIFIED, "with the ReLU on the logits"), "gap-grid"),
     "gap-grid-plain.svg": Drawing(lambda e: heat(e, PLAIN, "without the ReLU"), "gap-grid"),
 }

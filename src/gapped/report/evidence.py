@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gapped.errors import GappedError
@@ -23,12 +23,13 @@ PLAIN = "plain-30x10"
 
 @dataclass(frozen=True)
 class Evidence:
-    """All records, gathered into cells, the curves by the id of their run, and the lines of a bench."""
+    """All records, gathered into cells, curves and trees by the id of their run, and the lines of a bench."""
 
     records: tuple[Record, ...]
     cells: tuple[Cell, ...]
     curves: Mapping[str, Line]
     bench: tuple[Record, ...] = ()
+    trees: Mapping[str, Line] = field(default_factory=dict)
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -61,8 +62,10 @@ def gather(folder: Path) -> Evidence:
     bench = load(folder / "bench.jsonl")
     # A bench needs no runs beside it.
     records = [] if bench and not (folder / "records.jsonl").exists() else read(folder)
-    curves = {str(line.get("id")): line for line in load(folder / "curves.jsonl")}
-    return Evidence(tuple(records), tuple(cells(records)), curves, tuple(bench))
+    curves, trees = (
+        {str(line.get("id")): line for line in load(folder / f"{name}.jsonl")} for name in ("curves", "trees")
+    )
+    return Evidence(tuple(records), tuple(cells(records)), curves, tuple(bench), trees)
 
 
 def judge(better: Floats, worse: Floats) -> tuple[Difference, str]:

@@ -14,6 +14,7 @@ from gapped.report.images import Pixels, strip, tiles
 from gapped.report.markdown import command, duration, hardware, is_published
 from gapped.report.paper import against_paper, paper_table
 from gapped.report.tables import Row, Table, rows_of, summary_table, verdict_of
+from gapped.report.trees import details, tree_pictures
 
 __all__ = ["Gallery", "Picture", "Section", "sections"]
 
@@ -46,6 +47,7 @@ class Section:
     pictures: tuple[Picture, ...]
     table: Table
     against_paper: Table | None
+    details: tuple[tuple[str, Table], ...]
     galleries: tuple[Gallery, ...]
     quick: bool
     records: tuple[Record, ...]
@@ -56,7 +58,11 @@ def sections(folder: Path) -> list[Section]:
     grouped = groups(read(folder))
     curves = {str(line.get("id")): line for line in load(folder / "curves.jsonl")}
     drawn = {str(line.get("id")): line for line in load(folder / "images.jsonl")}
-    return [_section(recipe, protocol, cells, curves, drawn) for (recipe, protocol), cells in grouped.items()]
+    trees = {str(line.get("id")): line for line in load(folder / "trees.jsonl")}
+    return [
+        _section(recipe, protocol, cells, curves, drawn, trees)
+        for (recipe, protocol), cells in grouped.items()
+    ]
 
 
 def _section(
@@ -65,20 +71,26 @@ def _section(
     cells: list[Cell],
     curves: Mapping[str, Line],
     drawn: Mapping[str, Line],
+    trees: Mapping[str, Line],
 ) -> Section:
     records = [r for cell in cells for r in cell.records]
     rows = rows_of(cells)
     beside = against_paper(records, recipe, protocol) if is_published(recipe, protocol) else []
     at = {(r.label, r.tau): r.paper_mean for r in beside if r.metric == primary(cells)}
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
+    salt = f"{recipe}-{protocol}"
     return Section(
         recipe=recipe,
         protocol=protocol,
         verdict=verdict_of(cells),
         facts=_facts(records, recipe),
-        pictures=tuple(_pictures(f"{recipe}-{protocol}", rows, curves, published)),
+        pictures=(
+            *_pictures(salt, rows, curves, published),
+            *(Picture(*each) for each in tree_pictures(rows, trees, salt)),
+        ),
         table=summary_table(rows),
         against_paper=paper_table(beside, recipe) if beside else None,
+        details=tuple(details(rows)),
         galleries=tuple(_galleries(rows, drawn)),
         quick=any(r.get("quick") for r in records),
         records=tuple(records),

@@ -70,7 +70,7 @@ def _advance(gates: Tensor, c: Tensor) -> Tensor:
 def _retreat(
     gates: Tensor, before: Tensor, grad: Tensor, grad_h: Tensor, grad_c: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the gates and of the cell before; `grad` is the state's own, the others come from later."""
+    """Gradients of the gates and of the cell before; `grad` is the state's own, the others are from later."""
     own_h, own_c = grad.chunk(2, -1)
     grad_h, grad_c = own_h + grad_h, own_c + grad_c
     i, f, g, o = gates.chunk(4, -1)

@@ -43,7 +43,15 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
         for each in (
             Protocol("paper"),
             Protocol(
-                "short", width=64, dropout=0.1, count=20_000, max_tokens=16, epochs=12, learning_rate=3e-3
+                "short",
+                width=48,
+                dropout=0.1,
+                count=10_000,
+                max_tokens=12,
+                batch=32,
+                epochs=10,
+                learning_rate=4e-3,
+                waste=0.2,
             ),
             Protocol("tiny", width=8, dropout=0.1, count=200, max_tokens=12, epochs=1, batch=8, waste=0.3),
         )

@@ -37,6 +37,6 @@ class Greedy:
 
 
 def allowed_pairs(lengths: Tensor, layer: int, pairs: int) -> Tensor:
-    """Which of the `pairs` places of a layer hold two nodes of the expression, ``(*lengths.shape, pairs)``."""
+    """Which of the `pairs` places of a layer hold nodes of the expression, ``(*lengths.shape, pairs)``."""
     left = lengths.unsqueeze(-1) - 1 - layer
     return torch.arange(pairs, device=lengths.device) < left

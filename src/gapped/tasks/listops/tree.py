@@ -10,7 +10,7 @@ Backward, from the last layer to the first, with the adjoint :math:`a` of the la
   :math:`\langle a_i, s_{i+1}\rangle` and :math:`\langle a_i, \mathrm{new}_i\rangle`; the estimator turns it
   into the gradient :math:`\delta` of the scores;
 - a pair that is not selected acts through its score alone, so it adds :math:`\delta_p v_p` to its children,
-  with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed as long as the pair lives;
+  with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed while the pair lives;
 - the selected pair's adjoint goes through its cell.
 
 All :math:`v_p` are one large product before the sweep, all gradients of the weights one after it.
@@ -55,8 +55,12 @@ def latent_tree(
         raise reject(
             "sampler", "one with soft samples", "hard samples: mixtures of states need reference_tree"
         )
-    if leaves.shape[2] == 1:
-        return leaves[:, :, 0, : query.shape[-1]], lengths.new_empty(*lengths.shape, 0)
+    if leaves.shape[2] == 1:  # no pair, but weights that must get a gradient, zero
+        padded = torch.nn.functional.pad(leaves, (0, 0, 0, 1))
+        root, merges = latent_tree(
+            padded, weight, bias, query, lengths, sampler, generator, compiled=compiled
+        )
+        return root, merges[..., :0]
     inputs = (leaves, weight, bias, query)
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
     return _Tree.apply(*inputs, lengths, sampler, generator, compiled, differentiable)  # type: ignore[no-any-return, no-untyped-call]
@@ -90,7 +94,7 @@ class _Forest:
     states: Tensor
     """h and c of the nodes, ``(N, 2M - 2, 2d)``."""
     projections: Tensor
-    """The nodes' products with the left (plus bias) and right half of the weight, ``(R, 2, B, 2M - 2, 5d)``."""
+    """The nodes' products with both halves of the weight, the left with bias, ``(R, 2, B, 2M - 2, 5d)``."""
     pair_states: Tensor
     """``(N, 3M - 5, 2d)`` for M > 2."""
     pair_scores: Tensor
@@ -153,9 +157,8 @@ class _Forest:
 
     def gates(self) -> Tensor:
         """Gates of all pairs, ``(N, pairs, 5d)``."""
-        runs, _, batch, nodes, width = self.projections.shape
-        left, right = (self.projections[:, side].reshape(runs * batch, nodes, width) for side in (0, 1))
-        return take(left, self.children[..., 0]) + take(right, self.children[..., 1])
+        left, right = self.children.unbind(-1)
+        return take_half(self.projections, left, 0) + take_half(self.projections, right, 1)
 
 
 class _Tree(torch.autograd.Function):
@@ -289,6 +292,14 @@ def take(table: Tensor, places: Tensor) -> Tensor:
     return table.reshape(rows * size, width)[flat(places, size)]
 
 
+def take_half(projections: Tensor, places: Tensor, half: int | Tensor) -> Tensor:
+    """Projections ``(N, n, 5d)`` of the nodes at `places` ``(N, n)``, as left (0) or right (1) children."""
+    runs, _, batch, size, width = projections.shape
+    row = torch.arange(runs * batch, device=places.device).unsqueeze(1)
+    line = ((row // batch * 2 + half) * batch + row % batch) * size + places
+    return projections.view(-1, width)[line]
+
+
 def new_pairs(
     states: Tensor,
     projections: Tensor,
@@ -300,16 +311,11 @@ def new_pairs(
     node: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """State, score and children of the pairs that the merged node forms with its two neighbours."""
-    runs, _, batch, size, gates = projections.shape
-    rows, width = runs * batch, query.shape[-1]
-    last = nodes.shape[1] - 1
+    width, last = query.shape[-1], nodes.shape[1] - 1
     near = nodes.gather(1, torch.cat([(chosen - 1).clamp(0, last), (chosen + 2).clamp(max=last)], 1))
-    index = torch.arange(rows, device=nodes.device).unsqueeze(1)
-    # The left neighbour is projected as a left child (half 0), the right one as a right child (half 1).
-    half = torch.arange(2, device=nodes.device)
-    line = ((index // batch * 2 + half) * batch + index % batch) * size + near
-    beside = projections.view(-1, gates)[line]
-    within = own.flip(1).transpose(1, 2).reshape(rows, 2, gates)
+    # The left neighbour is a left child, the right one a right child; the new node is the other one to each.
+    beside = take_half(projections, near, torch.arange(2, device=nodes.device))
+    within = own.flip(1).transpose(1, 2).reshape(beside.shape)
     c, c_near = state[..., width:], take(states, near)[..., width:]
     c_left = torch.cat([c_near[:, :1], c], 1)
     c_right = torch.cat([c, c_near[:, 1:]], 1)

@@ -1,0 +1,106 @@
+"""Latent trees in the report: tables, brackets, drawings, and a page without any such run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from gapped.report.blocks import render_block
+from gapped.report.evidence import gather
+from gapped.report.html import write_report
+from gapped.report.tables import rows_of
+from gapped.report.trees import binned_table, brackets, details, draw_tree, tree_table
+
+TOKENS = ["[", "MAX", "2", "9", "]"]
+TRUE = [[0, 2], [0, 3], [0, 4], [0, 5]]
+FOUND = [[0, 2], [2, 4], [0, 4], [0, 5]]
+
+
+def record(label: str, seed: int, accuracy: float, **metrics: float) -> dict[str, Any]:
+    found = {
+        "test_accuracy": accuracy,
+        "test_tree_f1": 0.3 + 0.02 * seed,
+        "left_branching_f1": 0.75,
+        "test_accuracy_length_1_to_9": 0.9,
+        "test_accuracy_length_10_up": accuracy - 0.1,
+        "test_accuracy_depth_2": 0.5,
+        "test_accuracy_depth_10_up": 0.4,
+        **metrics,
+    }
+    return {
+        "schema": 1, "id": f"{label}{seed}", "recipe": "listops", "label": label, "task": "listops",
+        "protocol": "paper", "estimator": "gst", "options": {}, "tau": 1.0, "seed": seed, "epochs": 20,
+        "status": "ok", "metrics": found, "seconds": 60.0, "runs_in_fleet": 4,
+        "environment": {"device": "a device"},
+    }  # fmt: skip
+
+
+def folder(path: Path) -> Path:
+    lines = [record(label, seed, 0.6 + 0.01 * seed) for label in ("STGS", "GST-1.0") for seed in (0, 1)]
+    example = {"tokens": TOKENS, "label": 9, "predicted": 2, "true": TRUE, "found": FOUND}
+    trees = [{"id": line["id"], "examples": [example]} for line in lines[::2]]
+    curves = [
+        {"id": line["id"], "epoch": [1, 2], "valid_accuracy": [0.3, 0.5], "train_cross_entropy": [2.0, 1.0]}
+        for line in lines
+    ]
+    for name, rows in (("records", lines), ("trees", trees), ("curves", curves)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_block_holds_the_paper_s_numbers_and_ours(tmp_path: Path) -> None:
+    evidence = gather(folder(tmp_path))
+    block = render_block(evidence, "listops")
+    assert "| STGS | 1 | 0.605 ± 0.007 | 2 | 0.659 ± 0.006 | 5 |" in block
+    trees = render_block(evidence, "latent-trees")
+    assert "0.310 ± 0.014" in trees
+    assert "always branch to the left have F1 0.750" in trees
+    assert "true parse, value 9: (((([ MAX) 2) 9) ])" in trees
+    assert "GST-1.0, answer 2: ((([ MAX) (2 9)) ])" in trees
+
+
+def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    rows = rows_of(list(gather(folder(tmp_path)).cells), "test_accuracy")
+    assert binned_table(rows, "length", "tokens").columns[2:] == ("tokens 1 to 9", "tokens 10 and more")
+    assert binned_table(rows, "depth", "depth").columns[2:] == ("depth 2", "depth 10 and more")
+    assert [title for title, _ in details(rows)][0] == "Trees"
+    assert tree_table(rows).rows[0][4].text == "0.310 ± 0.014"
+
+
+def test_records_without_trees_have_no_such_tables(tmp_path: Path) -> None:
+    lines = [{**record("STGS", 0, 0.5), "metrics": {"test_negative_elbo": 100.0}, "recipe": "vae"}]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evidence = gather(tmp_path)
+    assert details(rows_of(list(evidence.cells))) == []
+    for name in ("listops", "latent-trees"):
+        assert "no ListOps runs" in render_block(evidence, name)
+
+
+def test_brackets_spell_the_spans() -> None:
+    assert brackets(TOKENS, TRUE) == "(((([ MAX) 2) 9) ])"
+    assert brackets(["7"], []) == "7"
+
+
+def test_drawings_mark_what_the_true_parse_lacks() -> None:
+    example = {"tokens": TOKENS, "true": TRUE, "found": FOUND}
+    right = draw_tree(example, "true", "the parse", "a")
+    found = draw_tree(example, "found", "a run", "a")
+    ElementTree.fromstring(found)
+    assert found == draw_tree(example, "found", "a run", "a")
+    assert right.count("--series-3") == 4
+    assert "--series-2" not in right
+    assert (found.count("--series-3"), found.count("--series-2")) == (3, 1)
+    assert "((([ MAX) (2 9)) ])" in found
+
+
+def test_the_page_shows_trees(tmp_path: Path) -> None:
+    page = write_report(folder(tmp_path)).read_text("utf-8")
+    for expected in (
+        "Accuracy by depth",
+        "The true parse; the value is 9.",
+        "GST-1.0: greedy tree, answer 2.",
+    ):
+        assert expected in page
+    assert "valid accuracy" in page.lower()
