@@ -304,7 +304,7 @@ def test_a_full_disk_while_a_checkpoint_is_written(tmp_path):
     store.save_checkpoint("k", {"epoch": 1})
     before = (tmp_path / "checkpoints" / "k.pt").read_bytes()
     # What the file is called while it is written, so that the bytes go where there is no room.
-    (tmp_path / "checkpoints" / f".k.pt.{os.getpid()}.part").symlink_to("/dev/full")
+    (tmp_path / "checkpoints" / f".k.pt.{records._machine()}.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
         store.save_checkpoint("k", {"epoch": 2, "model": torch.zeros(100_000)})
     assert caught.value.errno == errno.ENOSPC

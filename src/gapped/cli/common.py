@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = ["DataDir", "Device", "Stopped", "TensorBoard", "execute"]
+__all__ = ["DataDir", "Device", "Engine", "RayAddress", "RunsPerFleet", "Stopped", "TensorBoard", "execute"]
 
 
 class Stopped(Exception):
@@ -24,28 +24,46 @@ DataDir = Annotated[
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
 
+Engine = Annotated[str, typer.Option(help="Who trains: local, torchrun or ray. The numbers are the same.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A Ray cluster; one on this machine by default.", show_default=False)
+]
+RunsPerFleet = Annotated[
+    int | None,
+    typer.Option(help="At most so many runs train as one program, to split the work.", show_default=False),
+]
+
 
 def execute(
-    recipes: Sequence[Recipe], out: Path, device: str, data_dir: Path | None, tensorboard: bool
+    recipes: Sequence[Recipe],
+    out: Path,
+    device: str,
+    data_dir: Path | None,
+    tensorboard: bool,
+    engine: str = "local",
+    ray_address: str | None = None,
 ) -> int:
     """Train what `recipes` ask for, show tables and verdict, write the report. Returns the exit status."""
     from gapped.cli.watch import Display
-    from gapped.lab.environment import pick_device
-    from gapped.lab.local import Interrupted, run
+    from gapped.lab.engines import engine as engine_called
+    from gapped.lab.local import Interrupted
     from gapped.lab.store import Store
     from gapped.report.html import write_report
     from gapped.report.markdown import write_tables
     from gapped.report.terminal import console, show
 
-    where = pick_device(device)
+    trains = engine_called(engine, device, ray_address=ray_address)
     store = Store(out)
-    screen = console()
+    screen = console(quiet=not trains.leads)
     try:
         with Display(screen) as display:
-            made = run(recipes, store, where, data_dir=data_dir, watch=display)
+            made = trains.run(recipes, store, data_dir=data_dir, watch=display)
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
         raise Stopped from None
+    status = 0 if all(line["status"] != "failed" for line in made) else 1
+    if not trains.leads:
+        return status
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:
@@ -53,4 +71,4 @@ def execute(
 
         screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
     screen.print(f"Report: {write_report(out)}", soft_wrap=True)
-    return 0 if all(line["status"] != "failed" for line in made) else 1
+    return status

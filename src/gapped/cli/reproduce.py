@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gapped.cli.common import DataDir, Device, TensorBoard, execute
+from gapped.cli.common import DataDir, Device, Engine, RayAddress, RunsPerFleet, TensorBoard, execute
 
 __all__ = ["reproduce"]
 
@@ -27,6 +27,9 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
     tensorboard: TensorBoard = False,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    runs_per_fleet: RunsPerFleet = None,
 ) -> int:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
@@ -34,11 +37,14 @@ def reproduce(
     Examples:
       gapped reproduce ablation vae --device cuda
       gapped reproduce variance --quick
+      gapped reproduce vae --engine ray --ray-address auto
+      torchrun --nproc-per-node 8 -m gapped reproduce vae --engine torchrun --runs-per-fleet 40
     """
     from gapped.lab.recipe import find_recipe, known_recipes
 
     if names == ["all"]:
         names = [name for name in known_recipes() if name != "smoke"]
-    recipes = [find_recipe(name, quick=quick, seeds=seeds, epochs=epochs) for name in names]
+    changes = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
+    recipes = [find_recipe(name, quick=quick, **changes) for name in names]
     folder = out or Path("runs") / ("-".join(recipe.name for recipe in recipes) + ("-quick" if quick else ""))
-    return execute(recipes, folder, device, data_dir, tensorboard)
+    return execute(recipes, folder, device, data_dir, tensorboard, engine, ray_address)
