@@ -78,8 +78,9 @@ def compare_ray(repeats: int) -> None:
     except ImportError:
         print("ray: not installed")
         return
-    from gapped.lab.engines.ray import Ray
+    from gapped.lab.engines.ray import SETTINGS, Ray
 
+    os.environ |= SETTINGS
     ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
     compare("ray", Ray("cpu"), repeats)
 

@@ -92,7 +92,7 @@ def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -331,7 +331,8 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(ray_engine, "ray", fake)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in ray_engine.SETTINGS.items():
+        monkeypatch.setenv(name, value)
     return fake
 
 

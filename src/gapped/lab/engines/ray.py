@@ -43,6 +43,9 @@ except ImportError:
 
 __all__ = ["Ray"]
 
+# Of a cluster on this machine. By default Ray's workers give way to every other process (niceness 15): on a
+# busy machine they would take many times as long as the local engine.
+SETTINGS = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 _POLL_SECONDS = 0.2
 # How often a fleet may lose its worker.
 _RETRIES = 3
@@ -222,7 +225,8 @@ def _connected(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         if address is None:
             ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
