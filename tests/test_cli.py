@@ -208,7 +208,7 @@ def test_reproduce_quick(capsys, tmp_path):
     out = capsys.readouterr().out
     folder = tmp_path / "runs" / "smoke-quick"
     made = lines(folder)
-    assert [each["label"] for each in made] == ["GST-0.8", "GST-1.2", "STGS"]
+    assert [each["label"] for each in made] == ["GST-0.8", "GST-1.2", "STGS", "ReinMax"]
     assert all(each["quick"] and each["epochs"] == 1 and each["recipe"] == "smoke" for each in made)
     assert "quick run" in out
     assert (folder / "report.html").exists()

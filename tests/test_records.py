@@ -158,12 +158,13 @@ def test_nothing_is_left_behind_when_the_disk_is_full(tmp_path, monkeypatch, cal
 
 def test_the_store_adds_only_what_is_not_there(tmp_path):
     store = Store(tmp_path)
-    store.add([line("a"), line("b")], [{"id": "a", "epoch": [1]}], [{"id": "a", "count": 1}])
+    store.add(
+        [line("a"), line("b")], {"curves": [{"id": "a", "epoch": [1]}], "images": [{"id": "a", "count": 1}]}
+    )
     files = {name: (tmp_path / name).read_bytes() for name in ("curves.jsonl", "images.jsonl")}
     store.add(
         [line("b", changed=True), line("c"), line("a", recipe="other")],
-        [{"id": "a", "epoch": [2]}],
-        [{"id": "a", "count": 2}],
+        {"curves": [{"id": "a", "epoch": [2]}], "images": [{"id": "a", "count": 2}]},
     )
     assert list(store.done()) == [("toy", "a"), ("toy", "b"), ("toy", "c"), ("other", "a")]
     assert "changed" not in store.done()["toy", "b"]
@@ -172,7 +173,8 @@ def test_the_store_adds_only_what_is_not_there(tmp_path):
 
 def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
     store = Store(tmp_path)
-    store.add([line("a"), line("a")], [{"id": "a"}, {"id": "a"}], [{"id": "a"}, {"id": "a"}])
+    twice = [{"id": "a"}, {"id": "a"}]
+    store.add([line("a"), line("a")], {"curves": twice, "images": twice})
     for name in ("records", "curves", "images"):
         assert len(records.load(tmp_path / f"{name}.jsonl")) == 1, name
 
@@ -180,7 +182,7 @@ def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
 def test_records_are_written_last(tmp_path, monkeypatch):
     written: list[str] = []
     monkeypatch.setattr(records, "append", lambda path, lines: written.append(path.name))
-    Store(tmp_path).add([line("a")], [{"id": "a"}], [{"id": "a"}])
+    Store(tmp_path).add([line("a")], {"curves": [{"id": "a"}], "images": [{"id": "a"}]})
     assert written[-1] == "records.jsonl"
     assert set(written) == {"records.jsonl", "curves.jsonl", "images.jsonl"}
 
@@ -304,7 +306,7 @@ def test_a_full_disk_while_a_checkpoint_is_written(tmp_path):
     store.save_checkpoint("k", {"epoch": 1})
     before = (tmp_path / "checkpoints" / "k.pt").read_bytes()
     # What the file is called while it is written, so that the bytes go where there is no room.
-    (tmp_path / "checkpoints" / f".k.pt.{os.getpid()}.part").symlink_to("/dev/full")
+    (tmp_path / "checkpoints" / f".k.pt.{records._machine()}.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
         store.save_checkpoint("k", {"epoch": 2, "model": torch.zeros(100_000)})
     assert caught.value.errno == errno.ENOSPC

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from typing import IO, Any
 
 from gapped.errors import GappedError
 
-__all__ = ["SCHEMA", "Line", "append", "atomic_write", "load", "sweep"]
+__all__ = ["SCHEMA", "Line", "append", "atomic_write", "load", "locked", "sweep"]
 
 SCHEMA = 1
 
@@ -66,10 +68,27 @@ def append(path: Path, lines: Iterable[Line]) -> None:
 
 
 @contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out of the block while this one is in it; `path` is made if it is not there.
+
+    The lock goes with the process, so a kill cannot leave it behind. On Windows there is none: there, one
+    process at a time may write.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            # Not fcntl.lockf: its locks end as soon as the process closes any descriptor of the file.
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
             yield file
@@ -81,11 +100,16 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left of their `atomic_write`s in `folder`."""
-    for partial in folder.glob(".*.part"):
+    """Remove what killed processes of this machine left of their `atomic_write`s in `folder`."""
+    for partial in folder.glob(f".*.{_machine()}.*.part"):
         owner = partial.name.rsplit(".", 2)[1]
         if owner.isdigit() and not _is_running(int(owner)):
             partial.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    """A folder may be shared by machines, each with process numbers of its own."""
+    return platform.node().partition(".")[0] or "localhost"
 
 
 def _is_running(process: int) -> bool:

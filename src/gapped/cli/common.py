@@ -11,7 +11,17 @@ import typer
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = ["DataDir", "Device", "Minutes", "Stopped", "TensorBoard", "execute"]
+__all__ = [
+    "DataDir",
+    "Device",
+    "Engine",
+    "Minutes",
+    "RayAddress",
+    "RunsPerFleet",
+    "Stopped",
+    "TensorBoard",
+    "execute",
+]
 
 
 class Stopped(Exception):
@@ -40,6 +50,14 @@ Minutes = Annotated[
         min=0.0,
     ),
 ]
+Engine = Annotated[str, typer.Option(help="Who trains: local, torchrun or ray. The numbers are the same.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A Ray cluster; one on this machine by default.", show_default=False)
+]
+RunsPerFleet = Annotated[
+    int | None,
+    typer.Option(help="At most so many runs train as one program, to split the work.", show_default=False),
+]
 
 
 def execute(
@@ -49,26 +67,31 @@ def execute(
     data_dir: Path | None,
     tensorboard: bool,
     minutes: float | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
 ) -> int:
     """Train what `recipes` ask for, show tables and verdict, write the report. Returns the exit status."""
     from gapped.cli.watch import Display
-    from gapped.lab.environment import pick_device
-    from gapped.lab.local import Interrupted, run
+    from gapped.lab.engines import engine as engine_called
+    from gapped.lab.local import Interrupted
     from gapped.lab.store import Store
     from gapped.report.html import write_report
     from gapped.report.markdown import write_tables
     from gapped.report.terminal import console, show
 
-    where = pick_device(device)
+    trains = engine_called(engine, device, ray_address=ray_address)
     store = Store(out)
-    screen = console()
+    screen = console(quiet=not trains.leads)
     display = Display(screen, minutes)
     try:
         with display:
-            made = run(recipes, store, where, data_dir=data_dir, watch=display)
+            made = trains.run(recipes, store, data_dir=data_dir, watch=display)
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
         raise Stopped(in_time=display.is_late() and not display.stop) from None
+    status = 0 if all(line["status"] != "failed" for line in made) else 1
+    if not trains.leads:
+        return status
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:
@@ -76,4 +99,4 @@ def execute(
 
         screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
     screen.print(f"Report: {write_report(out)}", soft_wrap=True)
-    return 0 if all(line["status"] != "failed" for line in made) else 1
+    return status

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.cli.common import DataDir, Device, Minutes, TensorBoard, execute
+from gapped.cli.common import DataDir, Device, Engine, Minutes, RayAddress, RunsPerFleet, TensorBoard, execute
 from gapped.errors import reject
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ def compare(
     data_dir: DataDir = None,
     tensorboard: TensorBoard = False,
     minutes: Minutes = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    runs_per_fleet: RunsPerFleet = None,
 ) -> int:
     """Train the same VAE with several estimators and seeds together, and say which one did best.
 
@@ -49,9 +52,17 @@ def compare(
     Examples:
       gapped compare
       gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
+      gapped compare --engine ray --runs-per-fleet 5
     """
-    recipe = default_recipe(data=data, estimators=estimator, seeds=seeds, epochs=epochs, tau=tau)
-    return execute([recipe], out, device, data_dir, tensorboard, minutes)
+    recipe = default_recipe(
+        data=data,
+        estimators=estimator,
+        seeds=seeds,
+        epochs=epochs,
+        tau=tau,
+        runs_per_fleet=runs_per_fleet,
+    )
+    return execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
 
 
 def default_recipe(
@@ -60,6 +71,7 @@ def default_recipe(
     seeds: int = 3,
     epochs: int | None = None,
     tau: float = 0.5,
+    runs_per_fleet: int | None = None,
 ) -> Recipe:
     """The recipe behind the command."""
     from gapped.data import IMAGES
@@ -79,4 +91,4 @@ def default_recipe(
         "variance_images": 200,
         "cell": [{"estimator": text} for text in estimators or DEFAULT],
     }
-    return recipe_from(table, "compare", epochs=epochs)
+    return recipe_from(table, "compare", epochs=epochs, runs_per_fleet=runs_per_fleet)

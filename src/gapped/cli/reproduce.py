@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.cli.common import DataDir, Device, Minutes, TensorBoard, execute
+from gapped.cli.common import DataDir, Device, Engine, Minutes, RayAddress, RunsPerFleet, TensorBoard, execute
 from gapped.cli.figures import FIGURES, draw_figures
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ def reproduce(
     data_dir: DataDir = None,
     tensorboard: TensorBoard = False,
     minutes: Minutes = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    runs_per_fleet: RunsPerFleet = None,
 ) -> int:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
@@ -41,13 +44,17 @@ def reproduce(
       gapped reproduce ablation vae --device cuda
       gapped reproduce variance --quick
       gapped reproduce figures              pictures that need no training
+      gapped reproduce vae --engine ray --ray-address auto
+      torchrun --nproc-per-node 8 -m gapped reproduce vae --engine torchrun --runs-per-fleet 40
     """
-    recipes, figures = wanted(names, quick=quick, seeds=seeds, epochs=epochs)
+    recipes, figures = wanted(names, quick=quick, seeds=seeds, epochs=epochs, runs_per_fleet=runs_per_fleet)
     parts = [recipe.name for recipe in recipes] + [FIGURES] * figures
     folder = out or Path("runs") / ("-".join(parts) + ("-quick" if quick else ""))
     if figures:
         draw_figures(folder, quick)
-    return execute(recipes, folder, device, data_dir, tensorboard, minutes) if recipes else 0
+    if not recipes:
+        return 0
+    return execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
 
 
 def wanted(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:

@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from gapped.fleet.trainer import Trainer
 from gapped.lab.fleets import Fleet
+from gapped.lab.local import Standing
 from gapped.report.cells import higher_is_better
 
 __all__ = ["Display"]
@@ -44,7 +44,7 @@ class Display:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.live = Live(console=console, refresh_per_second=4, transient=True)
-        self.fleets: list[Fleet] = []
+        self.epochs: dict[str, int] = {}
         self.bar: Any = None
         self.stop = False
         self._before: Any = None
@@ -59,7 +59,6 @@ class Display:
             self.live.stop()
 
     def start(self, fleets: Sequence[Fleet]) -> None:
-        self.fleets = list(fleets)
         if not fleets:
             self.console.print("All runs are finished already.")
             return
@@ -72,24 +71,28 @@ class Display:
         else:
             self.console.print(f"training {runs} runs in {len(fleets)} fleet(s)")
 
-    def epoch(self, fleet: Fleet, trainer: Trainer) -> None:
-        before = sum(each.specs[0].epochs for each in self.fleets[: self.fleets.index(fleet)])
-        self.progress.update(self.bar, completed=before + trainer.epoch)
+    def epoch(self, fleet: Fleet, standing: Standing) -> None:
+        self._advance(fleet, standing.epoch)
         if self.console.is_terminal:
-            self.live.update(Group(_cells(fleet, trainer), self.progress))
-        elif trainer.epoch % max(trainer.epochs // _PLAIN_LINES, 1) == 0:
+            self.live.update(Group(_cells(fleet, standing), self.progress))
+        elif standing.epoch % max(standing.epochs // _PLAIN_LINES, 1) == 0:
             left = self.progress.tasks[0].time_remaining
             rest = "" if left is None else f", {left:.0f} s left"
-            self.console.print(f"epoch {trainer.epoch} of {trainer.epochs}{rest}")
+            self.console.print(f"epoch {standing.epoch} of {standing.epochs}{rest}")
 
     def done(self, fleet: Fleet) -> None:
-        pass
+        self._advance(fleet, fleet.specs[0].epochs)
 
     def wants_stop(self) -> bool:
         return self.stop or self.is_late()
 
     def is_late(self) -> bool:
         return time.monotonic() >= self.deadline
+
+    def _advance(self, fleet: Fleet, epoch: int) -> None:
+        """Fleets may train side by side, or be finished by another process."""
+        self.epochs[fleet.key] = epoch
+        self.progress.update(self.bar, completed=sum(self.epochs.values()))
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self.stop:
@@ -98,12 +101,12 @@ class Display:
         self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
 
 
-def _cells(fleet: Fleet, trainer: Trainer) -> Table:
+def _cells(fleet: Fleet, standing: Standing) -> Table:
     """The test metric of each cell so far, best first."""
-    tests = [key for key in trainer.history if not key.startswith("train_")]
+    tests = [key for key in standing.history if not key.startswith("train_")]
     name = tests[0] if tests else "not tested yet"
-    last = trainer.history[name][-1] if tests else [float("nan")] * len(fleet.specs)
-    alive = trainer.alive.tolist()
+    last = standing.history[name][-1] if tests else [float("nan")] * len(fleet.specs)
+    alive = standing.alive.tolist()
     found: dict[tuple[str, float | None], list[int]] = {}
     for place, spec in enumerate(fleet.specs):
         found.setdefault((fleet.label(spec), spec.tau), []).append(place)

@@ -61,7 +61,8 @@ class Sampled(NamedTuple):
     value: Tensor
     """The sample; empty if it was not asked for."""
     chosen: Tensor
-    """The index of each row, one after the other, int32: one past the last category where a row has none, two past it where it holds a NaN."""
+    """The rows' indices, flat, int32: one past the last category where a row has none, two past it where it
+    holds a NaN."""
     stats: Tensor
     """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; empty otherwise."""
 

@@ -1,16 +1,18 @@
-"""The local engine: fleets one after the other, in this process."""
+"""The local engine: fleets one after the other, in this process. Other engines share its steps."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from gapped.fleet.trainer import Trainer, derived_hash
+from gapped.fleet.trainer import derived_hash
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
 from gapped.lab.lines import curve_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
@@ -19,11 +21,37 @@ from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.store import Store
 from gapped.records import Line
 
-__all__ = ["Interrupted", "Nobody", "Watch", "run"]
+__all__ = [
+    "CHECKPOINT_SECONDS",
+    "Interrupted",
+    "Made",
+    "Nobody",
+    "Standing",
+    "Watch",
+    "Work",
+    "conclude",
+    "prepare",
+    "remaining",
+    "request_of",
+    "run",
+    "train",
+]
+
+CHECKPOINT_SECONDS = 180.0
 
 
 class Interrupted(Exception):
     """Stopped on request, after a checkpoint."""
+
+
+class Standing(Protocol):
+    """How far a fleet has come: its trainer, or what a trainer in another process says of itself."""
+
+    epoch: int
+    epochs: int
+    history: dict[str, list[list[float]]]
+    """By metric, one row per epoch; the last row at the least."""
+    alive: Tensor
 
 
 class Watch(Protocol):
@@ -31,7 +59,7 @@ class Watch(Protocol):
 
     def start(self, fleets: Sequence[Fleet]) -> None: ...
 
-    def epoch(self, fleet: Fleet, trainer: Trainer) -> None: ...
+    def epoch(self, fleet: Fleet, standing: Standing) -> None: ...
 
     def done(self, fleet: Fleet) -> None: ...
 
@@ -44,7 +72,7 @@ class Nobody:
     def start(self, fleets: Sequence[Fleet]) -> None:
         pass
 
-    def epoch(self, fleet: Fleet, trainer: Trainer) -> None:
+    def epoch(self, fleet: Fleet, standing: Standing) -> None:
         pass
 
     def done(self, fleet: Fleet) -> None:
@@ -54,6 +82,24 @@ class Nobody:
         return False
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a command comes down to. It depends on the recipes and the folder, not on who does it."""
+
+    entries: tuple[Entry, ...]
+    request: str
+    """Hash of what was asked for; the plan is kept under it."""
+    fleets: tuple[Fleet, ...]
+
+
+class Made(NamedTuple):
+    """The lines of a finished fleet."""
+
+    records: list[Line]
+    beside: dict[str, list[Line]]
+    """What goes into other files, by their names without the ending."""
+
+
 def run(
     recipes: Sequence[Recipe],
     store: Store,
@@ -61,7 +107,7 @@ def run(
     *,
     data_dir: Path | None = None,
     watch: Watch | None = None,
-    checkpoint_seconds: float = 180.0,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[Line]:
     """Train what is not finished yet, and return the records of all entries of `recipes`.
 
@@ -69,19 +115,41 @@ def run(
     an interrupted one stopped and ends with the same numbers.
     """
     watch = watch or Nobody()
-    entries = [entry for recipe in recipes for entry in recipe.entries]
-    _copy_finished(entries, store)
-    request = derived_hash(*sorted(f"{entry.recipe}/{entry.spec.id}" for entry in entries))
-    fleets = _planned(recipes, store, request)
-    done = store.done()
-    pending = [f for f in fleets if any(not _is_done(f, spec, done) for spec in f.specs)]
+    work = prepare(recipes, store)
+    pending = remaining(work, store)
     watch.start(pending)
     for fleet in pending:
-        _train(fleet, store, device, data_dir, watch, checkpoint_seconds)
+        store.keep(fleet.key, *train(fleet, device, store, data_dir, watch, checkpoint_seconds))
         watch.done(fleet)
-    store.finish(request, [fleet.key for fleet in fleets])
+    return conclude(work, store)
+
+
+def prepare(recipes: Sequence[Recipe], store: Store) -> Work:
+    """Settle what is to be done: copy what other recipes have finished, divide the rest into fleets."""
+    entries = tuple(entry for recipe in recipes for entry in recipe.entries)
+    _copy_finished(entries, store)
+    request = request_of(recipes)
+    return Work(entries, request, tuple(_planned(recipes, store, request)))
+
+
+def request_of(recipes: Sequence[Recipe]) -> str:
+    """Hash of what was asked for, a limit on the fleets included."""
+    asked = sorted(f"{entry.recipe}/{entry.spec.id}" for recipe in recipes for entry in recipe.entries)
+    limits = [f"{recipe.name}/{recipe.runs_per_fleet}" for recipe in recipes if recipe.runs_per_fleet]
+    return derived_hash(*asked, *limits)
+
+
+def remaining(work: Work, store: Store) -> list[Fleet]:
+    """The fleets that have an unfinished run."""
     done = store.done()
-    return [done[entry.recipe, entry.spec.id] for entry in entries]
+    return [f for f in work.fleets if any(not _is_done(f, spec, done) for spec in f.specs)]
+
+
+def conclude(work: Work, store: Store) -> list[Line]:
+    """Tidy up after the last fleet. Returns the records of all entries."""
+    store.finish(work.request, [fleet.key for fleet in work.fleets])
+    done = store.done()
+    return [done[entry.recipe, entry.spec.id] for entry in work.entries]
 
 
 def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Fleet]:
@@ -96,14 +164,15 @@ def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Flee
     return [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
 
 
-def _train(
+def train(
     fleet: Fleet,
-    store: Store,
     device: torch.device,
+    checkpoints: Store | None,
     data_dir: Path | None,
     watch: Watch,
     checkpoint_seconds: float,
-) -> None:
+) -> Made:
+    """Train a fleet from its checkpoint, or from the beginning, and return its lines."""
     spec = fleet.specs[0]
     if device.type == "cuda":
         # What an earlier fleet left behind must neither be kept nor counted; compiled code holds its model.
@@ -112,12 +181,12 @@ def _train(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     trainer = build(fleet.specs, device, data_dir, fleet.key)
-    state = store.load_checkpoint(fleet.key, device)
-    if state is not None:
+    state = None if checkpoints is None else checkpoints.load_checkpoint(fleet.key, device)
+    if checkpoints is not None and state is not None:
         try:
             trainer.load_state_dict(state)
         except (KeyError, TypeError, ValueError, RuntimeError):
-            raise store.unreadable(fleet.key) from None
+            raise checkpoints.unreadable(fleet.key) from None
     extra: dict[str, list[float]] = {}
     if spec.entropy_steps:
         extra["surrogate_entropy"] = entropy(trainer, spec.entropy_steps)
@@ -130,8 +199,8 @@ def _train(
             trainer.seconds[-1] += time.perf_counter() - began
         watch.epoch(fleet, trainer)
         stop = watch.wants_stop()
-        if stop or time.monotonic() - saved >= checkpoint_seconds:
-            store.save_checkpoint(fleet.key, trainer.state_dict())
+        if checkpoints is not None and (stop or time.monotonic() - saved >= checkpoint_seconds):
+            checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
             saved = time.monotonic()
         if stop:
             raise Interrupted
@@ -141,8 +210,10 @@ def _train(
         extra |= alone(trainer, device)
     extra |= trainer.test()
     beside = {"curves": curve_lines(fleet, trainer), spec.kind.shown: shown_lines(fleet, trainer)}
-    store.add(record_lines(fleet, trainer, extra, device), **beside)
-    store.drop_checkpoint(fleet.key)
+    return Made(
+        list(record_lines(fleet, trainer, extra, device)),
+        {name: list(lines) for name, lines in beside.items()},
+    )
 
 
 def _copy_finished(entries: Iterable[Entry], store: Store) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from gapped import records
 from gapped.errors import GappedError
 from gapped.records import Line
 
-__all__ = ["Store"]
+__all__ = ["Store", "plan_path"]
 
 
 class Store:
@@ -28,23 +30,30 @@ class Store:
         """Records by recipe and id."""
         return {(line["recipe"], line["id"]): line for line in records.load(self.folder / "records.jsonl")}
 
-    def add(
-        self,
-        made: Iterable[Line],
-        curves: Iterable[Line] = (),
-        images: Iterable[Line] = (),
-        trees: Iterable[Line] = (),
-    ) -> None:
-        """Add what is not there yet. Records come last: a run whose record exists has everything else too."""
-        for name, lines in (("curves", curves), ("images", images), ("trees", trees)):
-            path = self.folder / f"{name}.jsonl"
-            known = {line["id"] for line in records.load(path)}
-            new = {line["id"]: line for line in lines}
-            records.append(path, [line for key, line in new.items() if key not in known])
-        done = self.done()
-        fresh = {(line["recipe"], line["id"]): line for line in made}
-        path = self.folder / "records.jsonl"
-        records.append(path, [line for key, line in fresh.items() if key not in done])
+    def add(self, made: Iterable[Line], beside: Mapping[str, Iterable[Line]] = MappingProxyType({})) -> None:
+        """Add what is not there yet: records, and beside them lines that go into files of their own.
+
+        Records come last: a run whose record exists has everything else too. Several processes may add to
+        one folder at the same time.
+        """
+        made, others = list(made), {name: list(lines) for name, lines in beside.items()}
+        if not made and not any(others.values()):
+            return
+        with records.locked(self.folder / "records.jsonl"):
+            for name, lines in others.items():
+                path = self.folder / f"{name}.jsonl"
+                known = {line["id"] for line in records.load(path)}
+                new = {line["id"]: line for line in lines}
+                records.append(path, [line for key, line in new.items() if key not in known])
+            done = self.done()
+            fresh = {(line["recipe"], line["id"]): line for line in made}
+            path = self.folder / "records.jsonl"
+            records.append(path, [line for key, line in fresh.items() if key not in done])
+
+    def keep(self, key: str, made: list[Line], beside: Mapping[str, list[Line]]) -> None:
+        """Add the lines of a finished fleet, then remove its checkpoint."""
+        self.add(made, beside)
+        self.drop_checkpoint(key)
 
     def save_plan(self, request: str, fleets: list[list[str]]) -> None:
         """Keep which runs form the fleets of a request until it is finished."""
@@ -87,15 +96,15 @@ class Store:
         self._tidy()
 
     def _tidy(self) -> None:
-        folder = self.folder / "checkpoints"
-        if folder.exists() and not any(folder.iterdir()):
-            folder.rmdir()
+        # Not there, or not empty: both are fine.
+        with suppress(OSError):
+            (self.folder / "checkpoints").rmdir()
 
     def unreadable(self, key: str) -> GappedError:
         return unreadable(self._checkpoint(key))
 
     def _plan(self, request: str) -> Path:
-        return self.folder / "checkpoints" / f"{request}.plan.json"
+        return plan_path(self.folder, request)
 
     def _checkpoint(self, key: str) -> Path:
         return self.folder / "checkpoints" / f"{key}.pt"
@@ -111,6 +120,10 @@ class Store:
             records.sweep(self.folder / "checkpoints")
         except OSError as problem:
             raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
+
+
+def plan_path(folder: Path, request: str) -> Path:
+    return folder / "checkpoints" / f"{request}.plan.json"
 
 
 def unreadable(path: Path) -> GappedError:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["console", "show"]
 
 
-def console() -> Console:
+def console(*, quiet: bool = False) -> Console:
     """The terminal at its width; a file or a pipe gets room enough for every column."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=140)
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+    return Console(width=width, quiet=quiet)
 
 
 def show(records: Iterable[Record], console: Console) -> None:

@@ -1,0 +1,240 @@
+"""The Ray engine: one task per fleet, on a cluster or on this machine; the driver writes all records.
+
+A task whose worker dies is given to another one. It goes on from the fleet's checkpoint if it sees the
+driver's folder, and starts over if it does not: the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapped.errors import GappedError, reject
+from gapped.lab.fleets import Fleet
+from gapped.lab.local import (
+    CHECKPOINT_SECONDS,
+    Interrupted,
+    Made,
+    Nobody,
+    Standing,
+    Watch,
+    conclude,
+    prepare,
+    remaining,
+    train,
+)
+from gapped.lab.recipe import Recipe
+from gapped.lab.store import Store, plan_path
+from gapped.records import Line
+
+try:
+    import ray
+except ImportError:
+    ray = None
+
+__all__ = ["Ray"]
+
+# Of a cluster on this machine. By default Ray's workers give way to every other process (niceness 15): on a
+# busy machine they would take many times as long as the local engine.
+SETTINGS = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+_POLL_SECONDS = 0.2
+# How often a fleet may lose its worker.
+_RETRIES = 3
+
+
+class Ray:
+    """A Ray cluster: the one at `address`, the one this process is connected to already, or a local one."""
+
+    leads = True
+
+    def __init__(self, device: str, address: str | None = None) -> None:
+        if ray is None:
+            raise GappedError("--engine ray: needs the package ray: pip install gapped[ray]")
+        if device not in ("auto", "cpu", "cuda"):
+            raise reject("device", device, "auto, cpu or cuda: Ray chooses which")
+        self.device, self.address = device, address or os.environ.get("RAY_ADDRESS")
+
+    def run(
+        self,
+        recipes: Sequence[Recipe],
+        store: Store,
+        *,
+        data_dir: Path | None = None,
+        watch: Watch | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> list[Line]:
+        watch = watch or Nobody()
+        work = prepare(recipes, store)
+        pending = remaining(work, store)
+        watch.start(pending)
+        if pending:
+            plan = plan_path(store.folder.resolve(), work.request)
+            with _connected(self.address):
+                job = _Job(plan, _kind(self.device, self.address), data_dir, checkpoint_seconds)
+                _train_all(pending, store, job, watch)
+        return conclude(work, store)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the tasks of a command have in common."""
+
+    plan: Path
+    """The driver's plan: a worker that sees it shares the driver's folder."""
+    device: str
+    data_dir: Path | None
+    checkpoint_seconds: float
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A `Standing` that travels."""
+
+    epoch: int
+    epochs: int
+    history: dict[str, list[list[float]]]
+    alive: Tensor
+
+
+class _Board:
+    """An actor between driver and workers: news in one direction, the wish to stop in the other."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, _Sent | None]] = []
+        self.stop = False
+
+    def post(self, key: str, standing: _Sent | None) -> bool:
+        """Say how far a fleet is; None is a fleet without checkpoints. Returns whether to stop."""
+        self.news.append((key, standing))
+        return self.stop
+
+    def read(self, stop: bool) -> list[tuple[str, _Sent | None]]:
+        """What came since the last time."""
+        self.stop = stop
+        news, self.news = self.news, []
+        return news
+
+    def stops(self) -> bool:
+        return self.stop
+
+
+def _train_all(pending: Sequence[Fleet], store: Store, job: _Job, watch: Watch) -> None:
+    """Give every fleet to Ray, and write down what comes back as it comes."""
+    # A board that is lost with its machine is made again, and the calls to it are repeated.
+    board = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Board).remote()
+    task = ray.remote(num_cpus=1, num_gpus=int(job.device == "cuda"), max_retries=_RETRIES)(_task)
+    fleets = {fleet.key: fleet for fleet in pending}
+    running = {task.remote(_alone(fleet), job, board): fleet for fleet in pending}
+    stopped = False
+    while running:
+        ready, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
+        for key, standing in ray.get(board.read.remote(watch.wants_stop())):
+            if standing is None:
+                warnings.warn(_apart(store.folder), stacklevel=2)
+            else:
+                watch.epoch(fleets[key], standing)
+        for reference in ready:
+            fleet = running.pop(reference)
+            made = _result(reference)
+            if made is None:
+                stopped = True
+            else:
+                store.keep(fleet.key, *made)
+                watch.done(fleet)
+    if stopped:
+        raise Interrupted
+
+
+def _apart(folder: Path) -> str:
+    return (
+        f"{folder}: a worker does not see this folder and keeps no checkpoints; "
+        "if it dies, its fleet starts over"
+    )
+
+
+def _task(fleet: Fleet, job: _Job, board: Any) -> Made | None:
+    """Train a fleet in a worker; None if it was stopped."""
+    if ray.get(board.stops.remote()):
+        return None
+    reporter = _Reporter(board, fleet)
+    checkpoints = Store(job.plan.parent.parent) if job.plan.exists() else None
+    if checkpoints is None:
+        reporter.say(None)
+    try:
+        return train(
+            fleet, torch.device(job.device), checkpoints, job.data_dir, reporter, job.checkpoint_seconds
+        )
+    except Interrupted:
+        return None
+
+
+class _Reporter(Nobody):
+    """A watch in a worker that passes on what it sees."""
+
+    def __init__(self, board: Any, fleet: Fleet) -> None:
+        self.board, self.key, self.stop = board, fleet.key, False
+
+    def say(self, standing: _Sent | None) -> None:
+        self.stop = ray.get(self.board.post.remote(self.key, standing))
+
+    def epoch(self, fleet: Fleet, standing: Standing) -> None:
+        last = {name: rows[-1:] for name, rows in standing.history.items()}
+        self.say(_Sent(standing.epoch, standing.epochs, last, standing.alive.cpu()))
+
+    def wants_stop(self) -> bool:
+        return self.stop
+
+
+def _result(reference: Any) -> Made | None:
+    """What a task returned; its own error where it had one, without Ray's traceback around it."""
+    try:
+        made: Made | None = ray.get(reference)
+    except ray.exceptions.RayTaskError as problem:
+        raise problem.cause from None
+    return made
+
+
+def _alone(fleet: Fleet) -> Fleet:
+    """The fleet without the entries of other fleets, which need not travel."""
+    return Fleet(fleet.specs, {spec.id: fleet.entries[spec.id] for spec in fleet.specs})
+
+
+def _kind(device: str, address: str | None) -> str:
+    """Ray decides which GPU; whether it is one is decided here."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if device == "auto":
+        return "cuda" if gpus else "cpu"
+    if device == "cuda" and not gpus and address is None:
+        # A cluster may grow; this machine does not.
+        raise GappedError("device: got 'cuda', but Ray sees no GPU here; use --device cpu")
+    return device
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    """A connection to the cluster, ended afterwards unless it was there before."""
+    if ray.is_initialized():
+        yield
+        return
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        if address is None:
+            ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
+        else:
+            ray.init(address, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as problem:
+        raise GappedError(f"--ray-address: got {address!r}: {str(problem).splitlines()[0]}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
