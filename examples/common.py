@@ -61,8 +61,8 @@ def compare(train: Callable[..., Result], chosen: argparse.Namespace) -> None:
         columns = {name: _cell([result[name] for result in results]) for name in results[0]}
         rows.append([text, *columns.values()])
     show([["estimator", *columns], *rows])
-    said = f"seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    print(f"\n{chosen.steps} steps, {said}")
+    several = f"seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation"
+    print(f"\n{chosen.steps} steps, {several if len(seeds) > 1 else f'seed {seeds[0]}'}")
 
 
 def show(rows: Sequence[Sequence[str]]) -> None:
@@ -77,6 +77,4 @@ def show(rows: Sequence[Sequence[str]]) -> None:
 def _cell(values: list[float | Sequence[float]]) -> str:
     if isinstance(values[0], Sequence):
         return " ".join(f"{fmean(column):.2f}" for column in zip(*values, strict=True))
-    digits = 3 if fmean(values) < 10 else 1
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{spread}"
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")

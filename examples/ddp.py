@@ -1,12 +1,12 @@
 """Data-parallel training with a discrete layer: every process its own noise, all of them the same weights.
 
-Run with `torchrun --nproc-per-node 2 examples/ddp.py`. Add `--same-noise` for the same noise in every process, or
-`--fsdp` to shard the weights instead of copying them.
+Run with `torchrun --nproc-per-node 2 examples/ddp.py`. Add `--same-noise` for the same noise in every
+process, or `--fsdp` to shard the weights instead of copying them.
 
-The trap: `torch.manual_seed(0)` in every process makes the weights start equal, which is wanted, and the noise
-of torch's default generator equal as well, which is not. Samples of different processes then repeat each other,
-and averaging gradients over processes lowers their variance less than it should. The remedy is a generator for
-the noise, seeded by the rank, given to every sample. The table shows both.
+The trap: `torch.manual_seed(0)` in every process makes the weights start equal, which is wanted, and the
+noise of torch's default generator equal as well, which is not. Samples of different processes then repeat
+each other, and averaging gradients over processes lowers their variance less than it should. The remedy is a
+generator for the noise, seeded by the rank, given to every sample. The table shows both.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def train(estimator: Pathwise, steps: int, seed: int, same_noise: bool, fsdp: bo
 def main() -> None:
     parser = options(__doc__, steps=200, estimators=["gumbel-softmax", "gst"], seeds=1)
     parser.add_argument("--same-noise", action="store_true", help="the same noise in every process")
-    parser.add_argument("--fsdp", action="store_true", help="shard the weights (FSDP2) instead of copying them")
+    parser.add_argument("--fsdp", action="store_true", help="shard the weights, with FSDP2")
     chosen = parser.parse_args()
     dist.init_process_group("gloo")
     rows = []

@@ -1,11 +1,11 @@
 """Feature selection: a network may read three of thirty inputs and learns which.
 
-Three of the inputs determine the target, the others are noise; which three, the network is not told. It holds
-three rows of logits over the inputs. A row draws one input, and what was drawn is masked for the rows after it,
-so the three are always different. The predictor sees the chosen inputs and zeros elsewhere.
+Three of the inputs determine the target, the others are noise; which three, the network is not told. It
+holds three rows of logits over the inputs. A row draws one input, and what was drawn is masked for the rows
+after it, so the three are always different. The predictor sees the chosen inputs and zeros elsewhere.
 
-The table says which part of the relevant inputs the most likely choice contains, and the test error it gives.
-The noise that no predictor can avoid, and the error of always answering the mean, are printed first.
+The table says which part of the relevant inputs the most likely choice contains, and the test error it
+gives. The noise that no predictor can avoid, and the error of always answering the mean, are printed first.
 Run with `python examples/feature_selection.py`.
 """
 

@@ -1,15 +1,16 @@
 """A mixture of experts: a router sends each token to one expert, within capacity, around one that is down.
 
-Tokens come from four clusters, and each cluster has a linear map of its own from token to target. Five linear
-experts learn the maps; the router must find out which token goes where. Three things restrict its choice:
+Tokens come from four clusters, and each cluster has a linear map of its own from token to target. Five
+linear experts learn the maps; the router must find out which token goes where. Three things restrict its
+choice:
 
 - one expert is out of service: a mask over the experts;
 - an expert takes a limited number of tokens per batch: the tokens that come too late choose again, with full
   experts masked, and a token that nobody can take is dropped, since a row without categories gives zeros;
 - a load-balance loss keeps the router from sending everything to the expert that learned first.
 
-The targets carry noise of variance 0.01, so no router does better than that, and a single linear map does much
-worse; both are printed. Run with `python examples/moe_router.py`.
+The targets carry noise of variance 0.01, so no router does better than that, and a single linear map does
+much worse; both are printed. Run with `python examples/moe_router.py`.
 """
 
 from __future__ import annotations

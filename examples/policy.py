@@ -1,14 +1,14 @@
 """A policy that plans four discrete actions, trained by both families of estimators on one cost.
 
-A puck starts somewhere with some speed and is to be near the origin after four time steps. At each of them the
-policy pushes it north, south, east or west, or not at all. Some pucks lack some of their thrusters: these
-actions are masked, and no plan ever contains one.
+A puck starts somewhere with some speed and is to be near the origin after four time steps. At each of them
+the policy pushes it north, south, east or west, or not at all. Some pucks lack some of their thrusters:
+these actions are masked, and no plan ever contains one.
 
-`gapped.expectation` takes the simulator, the policy's logits and an estimator. A pathwise estimator sends the
-gradient back through the simulator; a score-function estimator only looks at what its plans cost, and would
-work as well with a simulator that has no derivative. There are 625 plans, so the expected cost of the policy on
-test states and the cost of the best plan are enumerated: the table has no sampling noise of its own.
-Run with `python examples/policy.py`.
+`gapped.expectation` takes the simulator, the policy's logits and an estimator. A pathwise estimator sends
+the gradient back through the simulator; a score-function estimator only looks at what its plans cost, and
+would work as well with a simulator that has no derivative. There are 625 plans, so the expected cost of the
+policy on test states and the cost of the best plan are enumerated: the table has no sampling noise of its
+own. Run with `python examples/policy.py`.
 """
 
 from __future__ import annotations

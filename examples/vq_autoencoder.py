@@ -1,9 +1,9 @@
 """An autoencoder that describes an image by a few entries of a learned codebook.
 
-The encoder turns a digit into eight vectors. Each is replaced by an entry of a codebook with 32 entries, drawn
-with probabilities that fall with the squared distance, and the decoder sees the chosen entries only. The
-sample carries the gradient back to the encoder and to the codebook, so no commitment loss, no moving average
-of the codebook and no straight-through trick of one's own is needed.
+The encoder turns a digit into eight vectors. Each is replaced by an entry of a codebook with 32 entries,
+drawn with probabilities that fall with the squared distance, and the decoder sees the chosen entries only.
+The sample carries the gradient back to the encoder and to the codebook, so no commitment loss, no moving
+average of the codebook and no straight-through trick of one's own is needed.
 
 Run with `python examples/vq_autoencoder.py`.
 """
