@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from statistics import fmean, stdev
+from typing import Any
 
 from gapped import GappedError
 from gapped.lab.text import make, parse
@@ -55,12 +56,12 @@ def compare(train: Callable[..., Result], chosen: argparse.Namespace) -> None:
     A cell is the mean over the seeds, with the standard deviation where there is more than one; a sequence of
     numbers gets the mean of each.
     """
-    rows, seeds = [], range(chosen.seed, chosen.seed + chosen.seeds)
-    for text, estimator in chosen.estimator or chosen.otherwise:
-        results = [train(deepcopy(estimator), chosen.steps, seed) for seed in seeds]
-        columns = {name: _cell([result[name] for result in results]) for name in results[0]}
-        rows.append([text, *columns.values()])
-    show([["estimator", *columns], *rows])
+    estimators = chosen.estimator or chosen.otherwise
+    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+    results = [[train(deepcopy(each), chosen.steps, seed) for seed in seeds] for _, each in estimators]
+    names = list(results[0][0])
+    columns = [_column([[run[name] for run in runs] for runs in results]) for name in names]
+    show([["estimator", *names], *zip((text for text, _ in estimators), *columns, strict=True)])
     several = f"seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation"
     print(f"\n{chosen.steps} steps, {several if len(seeds) > 1 else f'seed {seeds[0]}'}")
 
@@ -74,7 +75,11 @@ def show(rows: Sequence[Sequence[str]]) -> None:
         print("| " + " | ".join([first.ljust(widths[0]), *cells]) + " |")
 
 
-def _cell(values: list[float | Sequence[float]]) -> str:
-    if isinstance(values[0], Sequence):
-        return " ".join(f"{fmean(column):.2f}" for column in zip(*values, strict=True))
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+def _column(cells: list[list[Any]]) -> list[str]:
+    """The text of each cell, a list of values over seeds; all cells of a column have as many decimals."""
+    if isinstance(cells[0][0], Sequence):
+        return [" ".join(f"{fmean(part):.2f}" for part in zip(*values, strict=True)) for values in cells]
+    digits = 3 if all(value < 10 for values in cells for value in values) else 1
+    means = [f"{fmean(values):.{digits}f}" for values in cells]
+    spreads = [f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "" for values in cells]
+    return [mean + spread for mean, spread in zip(means, spreads, strict=True)]
