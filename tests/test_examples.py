@@ -201,36 +201,49 @@ def test_the_best_plan_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["best_cost"](state, works) == pytest.approx(sum(best) / 3, rel=1e-5)
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# Starting processes takes longer than training, so one launch tries every way: what the command line asks for,
+# then the others.
+EVERY_WAY = """
+import json, sys
+import ddp
+
+train = ddp.train
 
 
-def test_data_parallel_ranks_share_weights_and_not_noise() -> None:
-    printed = started([*TORCHRUN, str(EXAMPLES / "ddp.py"), "--estimator", "gst", "--steps", "40"])
-    check_columns(printed)
-    row = table_in(printed)["gst"]
-    assert row["weights equal"] == [1]
-    assert row["accuracy"][0] > 0.3
-    # The trap: after torch.manual_seed on every rank the default generator draws the same everywhere.
-    assert row["equal draws, default"] == [1]
-    # Two of 16 equally likely categories agree in one row of 16; seven standard deviations of 4,096 rows.
-    assert row["equal draws, given"][0] == pytest.approx(1 / 16, abs=0.027)
-
-
-def test_noise_is_equal_on_request_and_sharding_changes_nothing(tmp_path: Path) -> None:
-    """FSDP with the same seeds and noise ends where DDP does."""
-    script = tmp_path / "both.py"
-    script.write_text(
-        "import ddp, gapped, json\n"
-        "ddp.dist.init_process_group('gloo')\n"
-        "runs = [ddp.train(gapped.GST(), 20, 0, same_noise=same, fsdp=fsdp)\n"
-        "        for same, fsdp in ((True, False), (False, False), (False, True))]\n"
-        "print(json.dumps(runs) if ddp.dist.get_rank() == 0 else '', end='')\n"
-        "ddp.dist.destroy_process_group()\n"
+def every_way(estimator, steps, seed, same_noise, fsdp):
+    assert not same_noise and not fsdp
+    own, same, sharded = (
+        train(estimator, steps, seed, same_noise=same, fsdp=fsdp)
+        for same, fsdp in ((False, False), (True, False), (False, True))
     )
-    same, copied, sharded = json.loads(started([*TORCHRUN, str(script)]))
+    if ddp.dist.get_rank() == 0:
+        print(json.dumps([own, same, sharded]))
+    return own
+
+
+ddp.train = every_way
+ddp.main()
+"""
+
+
+def test_data_parallel_ranks_share_weights_and_not_noise(tmp_path: Path) -> None:
+    script = tmp_path / "every_way.py"
+    script.write_text(EVERY_WAY)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = started([*launch, str(script), "--estimator", "gst", "--steps", "40"])
+    check_columns(printed)
+    own, same, sharded = json.loads(printed.partition("\n")[0])
+    assert table_in(printed)["gst"] == {name: [pytest.approx(own[name], abs=5e-4)] for name in own}
+    assert own["weights equal"] == same["weights equal"] == 1
+    assert own["accuracy"] > 0.3
+    # The trap: after torch.manual_seed on every rank the default generator draws the same everywhere.
+    assert own["equal draws, default"] == 1
+    # Two of 16 equally likely categories agree in one row of 16; seven standard deviations of 4,096 rows.
+    assert own["equal draws, given"] == pytest.approx(1 / 16, abs=0.027)
     assert same["equal draws, given"] == 1
-    assert same["test loss"] != copied["test loss"]
-    assert sharded == pytest.approx(copied, rel=1e-4)
+    assert same["test loss"] != own["test loss"]
+    # FSDP with the same seeds and noise ends where DDP does, up to the order of sums.
+    assert sharded == pytest.approx(own, rel=1e-3)
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -246,12 +259,9 @@ def needs(package: str) -> pytest.MarkDecorator:
     ],
 )
 def test_examples_of_other_packages_learn(name: str, column: str, most: float) -> None:
-    printed = started([str(EXAMPLES / f"{name}.py"), "--steps", "100", "--seeds", "1", *PAIR])
+    printed = started([str(EXAMPLES / f"{name}.py"), "--steps", "80", "--seeds", "1", "--estimator", "gst"])
     check_columns(printed)
-    table = table_in(printed)
-    assert list(table) == ["gst:gap=1.2", "straight-through"]
-    for row in table.values():
-        assert row[column][0] < most
+    assert table_in(printed)["gst"][column][0] < most
 
 
 def test_every_example_has_its_place_on_the_page() -> None:
