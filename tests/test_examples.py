@@ -113,14 +113,14 @@ def test_a_row_for_every_default_and_a_mean_over_seeds(
     monkeypatch.setattr(sys, "argv", ["policy.py", "--steps", "1", "--seeds", "2"])
     loaded(monkeypatch, "policy", "__main__")
     printed = capsys.readouterr().out
-    assert list(table_in(printed)) == ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo"]
+    assert list(table_in(printed)) == ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo:samples=4"]
     assert printed.count("±") == 2 * 5 + 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--estimator", "gts"], "expected one of decoupled, gst"),
+        (["--estimator", "gts"], "estimator: got 'gts', expected one of"),
         (["--estimator", "gst:gap=-1"], "gap: got -1"),
         (["--steps", "0"], "expected a whole number of at least one"),
     ],
@@ -201,8 +201,8 @@ def test_the_best_plan_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["best_cost"](state, works) == pytest.approx(sum(best) / 3, rel=1e-5)
 
 
-# Starting processes takes longer than training, so one launch tries every way: what the command line asks for,
-# then the others.
+# Starting processes takes longer than training, so one launch tries every way: first what the command line
+# asks for, then the others.
 EVERY_WAY = """
 import json, sys
 import ddp
