@@ -252,14 +252,16 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "most"),
+    ("name", "steps", "column", "most"),
     [
-        pytest.param("pyro_svi", "test -log p(x)", 24.0, marks=needs("pyro")),
-        pytest.param("lightning_vae", "test negative ELBO", 35.0, marks=needs("lightning")),
+        # 24.7 is what a single picture gives, and 64 log 2 = 44 what an untrained decoder gives.
+        pytest.param("pyro_svi", 160, "test -log p(x)", 24.7, marks=needs("pyro")),
+        pytest.param("lightning_vae", 80, "test negative ELBO", 32.0, marks=needs("lightning")),
     ],
 )
-def test_examples_of_other_packages_learn(name: str, column: str, most: float) -> None:
-    printed = started([str(EXAMPLES / f"{name}.py"), "--steps", "80", "--seeds", "1", "--estimator", "gst"])
+def test_examples_of_other_packages_learn(name: str, steps: int, column: str, most: float) -> None:
+    options = ["--steps", str(steps), "--seeds", "1", "--estimator", "gst"]
+    printed = started([str(EXAMPLES / f"{name}.py"), *options])
     check_columns(printed)
     assert table_in(printed)["gst"][column][0] < most
 
