@@ -173,6 +173,17 @@ def test_expand_keeps_everything() -> None:
     assert (sample[..., ~mask.expand(3, 2, K)] == 0).all()
 
 
+def test_a_subclass_expands_to_itself() -> None:
+    """Other libraries add their methods by a mix-in; Pyro expands what it is given."""
+
+    class Mixed(OneHotCategorical):
+        pass
+
+    wide = Mixed(logits=LOGITS, estimator=gapped.ReinMax()).expand((5, 3, 2))
+    assert type(wide) is Mixed
+    assert wide.estimator == gapped.ReinMax()
+
+
 def test_it_works_inside_independent() -> None:
     logits = LOGITS.clone().requires_grad_()
     joint = td.Independent(OneHotCategorical(logits=logits), 1)

@@ -1,0 +1,81 @@
+"""An autoencoder that describes an image by a few entries of a learned codebook.
+
+The encoder turns a digit into eight vectors. Each is replaced by an entry of a codebook with 32 entries,
+drawn with probabilities that fall with the squared distance, and the decoder sees the chosen entries only.
+The sample carries the gradient back to the encoder and to the codebook, so no commitment loss, no moving
+average of the codebook and no straight-through trick of one's own is needed.
+
+Run with `python examples/vq_autoencoder.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from common import compare, options
+from torch import Tensor, nn
+
+import gapped
+from gapped.data import load
+from gapped.pathwise.base import Pathwise
+
+SLOTS, CODES, WIDTH, HIDDEN, BATCH = 8, 32, 8, 128, 128
+digits = load("digits")
+train_images, test_images = (part.float() / digits.scale for part in (digits.train, digits.test))
+
+
+class VQAutoencoder(nn.Module):
+    """Image to codes and back; `choose` is the only discrete step."""
+
+    def __init__(self, estimator: Pathwise) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, SLOTS * WIDTH))
+        self.codebook = nn.Parameter(torch.randn(CODES, WIDTH))
+        self.choose = gapped.nn.Sample(estimator, eval="argmax")
+        self.decoder = nn.Sequential(nn.Linear(SLOTS * WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 64))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Minus the squared distance of every slot to every code, ``(batch, slots, codes)``."""
+        slots = self.encoder(images).unflatten(-1, (SLOTS, WIDTH))
+        return -(slots.unsqueeze(-2) - self.codebook).square().sum(-1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = self.choose(self.logits(images))
+        return self.decoder((chosen @ self.codebook).flatten(-2)), chosen
+
+
+def error(reconstruction: Tensor, images: Tensor) -> Tensor:
+    """Squared error of an image, summed over its pixels, averaged over images."""
+    return (reconstruction - images).square().sum(-1).mean()
+
+
+def train(estimator: Pathwise, steps: int, seed: int) -> dict[str, float]:
+    torch.manual_seed(seed)
+    model = VQAutoencoder(estimator)
+    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for _ in range(steps):
+        images = train_images[torch.randint(len(train_images), (BATCH,))]
+        reconstruction, _ = model(images)
+        optimiser.zero_grad()
+        error(reconstruction, images).backward()
+        optimiser.step()
+    model.eval()
+    with torch.no_grad():
+        reconstruction, chosen = model(test_images)
+    usage = chosen.mean((0, 1))
+    perplexity = float(torch.special.entr(usage).sum().exp())
+    return {
+        "test error": float(error(reconstruction, test_images)),
+        "codes used": float((usage > 0).sum()),
+        "perplexity": perplexity,
+    }
+
+
+def main() -> None:
+    estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
+    chosen = options(__doc__, steps=400, estimators=estimators).parse_args()
+    print(f"the mean image has test error {float(error(train_images.mean(0), test_images)):.3f}\n")
+    compare(train, chosen)
+
+
+if __name__ == "__main__":
+    main()

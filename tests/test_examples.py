@@ -1,0 +1,277 @@
+"""The examples run, learn, and print what their page says they print."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gapped
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+PAIR = ("--estimator", "gst:gap=1.2", "--estimator", "straight-through")
+Table = dict[str, dict[str, list[float]]]
+
+
+def table_in(printed: str) -> Table:
+    """The table among printed lines: row and column to the numbers of the cell."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if "|" in line
+    ]
+    head, _, *body = rows
+    return {
+        row[0]: {
+            name: [float(number) for number in cell.partition("±")[0].split()]
+            for name, cell in zip(head[1:], row[1:], strict=True)
+        }
+        for row in body
+    }
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, name: str, run_name: str = "example") -> dict[str, Any]:
+    """The names that an example defines; called as ``"__main__"`` it runs."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with torch.random.fork_rng():
+        return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name=run_name)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, steps: int, *options: str
+) -> Table:
+    """The table that an example prints for one seed."""
+    arguments = [f"{name}.py", "--steps", str(steps), "--seeds", "1", *(options or PAIR)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    loaded(monkeypatch, name, "__main__")
+    printed = capsys.readouterr().out
+    check_columns(printed)
+    return table_in(printed)
+
+
+def check_columns(printed: str) -> None:
+    """The page shows a table with the same columns."""
+    (head,) = (line for line in printed.splitlines() if re.match(r"\| estimator ", line))
+    names = [name.strip() for name in head.split("|")]
+    assert names in [[name.strip() for name in line.split("|")] for line in PAGE.splitlines()]
+
+
+def started(command: list[str]) -> str:
+    """What a command prints in a fresh interpreter with warnings as errors."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(EXAMPLES), *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "steps", "factor"),
+    [
+        ("vq_autoencoder", "test error", 60, 0.4),
+        ("moe_router", "test error", 120, 0.2),
+        ("feature_selection", "test error", 150, 0.7),
+        ("policy", "above the best plan", 80, 0.3),
+    ],
+)
+def test_training_helps(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    column: str,
+    steps: int,
+    factor: float,
+) -> None:
+    """After some steps every estimator is clearly better than after one."""
+    first, last = (run(monkeypatch, capsys, name, count) for count in (1, steps))
+    assert list(first) == list(last) == ["gst:gap=1.2", "straight-through"]
+    for estimator in last:
+        assert last[estimator][column][0] < factor * first[estimator][column][0]
+
+
+def test_a_row_for_every_default_and_a_mean_over_seeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["policy.py", "--steps", "1", "--seeds", "2"])
+    loaded(monkeypatch, "policy", "__main__")
+    printed = capsys.readouterr().out
+    assert list(table_in(printed)) == ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo:samples=4"]
+    assert printed.count("±") == 2 * 5 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--estimator", "gts"], "estimator: got 'gts', expected one of"),
+        (["--estimator", "gst:gap=-1"], "gap: got -1"),
+        (["--steps", "0"], "expected a whole number of at least one"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_wrong_option_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vq_autoencoder.py", *options])
+    with pytest.raises(SystemExit) as stopped:
+        loaded(monkeypatch, "vq_autoencoder", "__main__")
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_codebook_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    row = run(monkeypatch, capsys, "vq_autoencoder", 60, "--estimator", "gst")["gst"]
+    assert 2 < row["perplexity"][0] <= row["codes used"][0] <= 32
+
+
+def test_the_router_passes_by_what_is_down_or_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = run(monkeypatch, capsys, "moe_router", 1, "--estimator", "gst")["gst"]["load, sorted"]
+    assert loads[0] == 0
+    assert sum(loads) == pytest.approx(1, abs=0.03)
+    names = loaded(monkeypatch, "moe_router")
+    # Everybody wants the first expert.
+    logits = torch.tensor([9.0, 0.0, 0.0, 0.0, 0.0]).repeat(40, 1).requires_grad_()
+    for places, taken in ((40, 40), (10, 40), (6, 24)):
+        choice = names["route"](logits, gapped.GST(), places)
+        load = choice.sum(0)
+        assert load[names["DOWN"]] == 0
+        assert load.max() <= places
+        assert load.sum() == choice.sum(-1).count_nonzero() == taken
+    choice.square().sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[:, names["DOWN"]].count_nonzero() == 0
+
+
+def test_the_relevant_features_are_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = run(monkeypatch, capsys, "feature_selection", 250, "--estimator", "gst")["gst"]
+    assert row["relevant found"][0] > 0.6  # two of three; 0.1 by chance
+    names = loaded(monkeypatch, "feature_selection")
+    chosen = names["Selector"](gapped.GST())(100)
+    assert ((chosen == 0) | (chosen == 1)).all()
+    assert (chosen.sum(-1) == names["PICKS"]).all()
+
+
+@pytest.mark.parametrize("estimator", [gapped.GST(), gapped.RLOO(4), gapped.Exact()], ids=repr)
+def test_the_policy_takes_no_action_that_is_masked(monkeypatch: pytest.MonkeyPatch, estimator: Any) -> None:
+    names = loaded(monkeypatch, "policy")
+    state, works = names["states"](20, torch.Generator().manual_seed(0))
+    assert not works.all()
+    plans = []
+
+    def cost(plan: torch.Tensor) -> torch.Tensor:
+        plans.append(plan.detach())
+        return names["simulate"](plan, state)
+
+    logits = torch.zeros(20, names["TIMES"], 5, requires_grad=True)
+    gapped.expectation(cost, logits, estimator, mask=works).sum().backward()
+    assert all((plan * ~works).count_nonzero() == 0 for plan in plans)
+    assert (logits.grad * ~works).count_nonzero() == 0
+    assert logits.grad.count_nonzero() > 0
+
+
+def test_the_best_plan_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = loaded(monkeypatch, "policy")
+    state, works = names["states"](3, torch.Generator().manual_seed(1))
+    best = []
+    for puck in range(3):
+        able = [action for action in range(5) if works[puck, 0, action]]
+        plans = torch.eye(5)[list(itertools.product(able, repeat=names["TIMES"]))].unsqueeze(1)
+        best.append(float(names["simulate"](plans, state[puck : puck + 1]).min()))
+    assert names["best_cost"](state, works) == pytest.approx(sum(best) / 3, rel=1e-5)
+
+
+# Starting processes takes longer than training, so one launch tries every way: first what the command line
+# asks for, then the others.
+EVERY_WAY = """
+import json, sys
+import ddp
+
+train = ddp.train
+
+
+def every_way(estimator, steps, seed, same_noise, fsdp):
+    assert not same_noise and not fsdp
+    own, same, sharded = (
+        train(estimator, steps, seed, same_noise=same, fsdp=fsdp)
+        for same, fsdp in ((False, False), (True, False), (False, True))
+    )
+    if ddp.dist.get_rank() == 0:
+        print(json.dumps([own, same, sharded]))
+    return own
+
+
+ddp.train = every_way
+ddp.main()
+"""
+
+
+def test_data_parallel_ranks_share_weights_and_not_noise(tmp_path: Path) -> None:
+    script = tmp_path / "every_way.py"
+    script.write_text(EVERY_WAY)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = started([*launch, str(script), "--estimator", "gst", "--steps", "40"])
+    check_columns(printed)
+    own, same, sharded = json.loads(printed.partition("\n")[0])
+    assert table_in(printed)["gst"] == {name: [pytest.approx(own[name], abs=5e-4)] for name in own}
+    assert own["weights equal"] == same["weights equal"] == 1
+    assert own["accuracy"] > 0.3
+    # The trap: after torch.manual_seed on every rank the default generator draws the same everywhere.
+    assert own["equal draws, default"] == 1
+    # Two of 16 equally likely categories agree in one row of 16; seven standard deviations of 4,096 rows.
+    assert own["equal draws, given"] == pytest.approx(1 / 16, abs=0.027)
+    assert same["equal draws, given"] == 1
+    assert same["test loss"] != own["test loss"]
+    # FSDP with the same seeds and noise ends where DDP does, up to the order of sums.
+    assert sharded == pytest.approx(own, rel=1e-3)
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    reason = f"{package} is not installed; it comes with gapped[examples]"
+    return pytest.mark.skipif(find_spec(package) is None, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "column", "most"),
+    [
+        # 24.7 is what a single picture gives, and 64 log 2 = 44 what an untrained decoder gives.
+        pytest.param("pyro_svi", 160, "test -log p(x)", 24.7, marks=needs("pyro")),
+        pytest.param("lightning_vae", 80, "test negative ELBO", 32.0, marks=needs("lightning")),
+    ],
+)
+def test_examples_of_other_packages_learn(name: str, steps: int, column: str, most: float) -> None:
+    options = ["--steps", str(steps), "--seeds", "1", "--estimator", "gst"]
+    printed = started([str(EXAMPLES / f"{name}.py"), *options])
+    check_columns(printed)
+    assert table_in(printed)["gst"][column][0] < most
+
+
+def test_every_example_has_its_place_on_the_page() -> None:
+    for script in EXAMPLES.glob("*.py"):
+        if script.name != "common.py":
+            assert f"](../examples/{script.name})" in PAGE, script.name
+
+
+def test_the_commands_on_the_page_are_those_of_the_examples() -> None:
+    named = set(re.findall(r"^(?:python|torchrun .*?) examples/(\w+)\.py", PAGE, flags=re.M))
+    assert named == {script.stem for script in EXAMPLES.glob("*.py")} - {"common"}
