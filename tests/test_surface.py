@@ -16,6 +16,7 @@ PACKAGE = Path(gapped.__file__).parent
 SURFACE = {
     "ARSM",
     "DecoupledGumbelSoftmax",
+    "Diagnosis",
     "DisARM",
     "DisARMSticks",
     "DisARMTree",
@@ -34,6 +35,8 @@ SURFACE = {
     "StraightThrough",
     "__version__",
     "decoupled_gumbel_softmax",
+    "diagnose",
+    "diagnose_model",
     "distributions",
     "estimator",
     "estimators",

@@ -19,6 +19,8 @@ from gapped._version import __version__
 
 if TYPE_CHECKING:
     from gapped import distributions, nn, simplex
+    from gapped.diagnostics.diagnosis import Diagnosis
+    from gapped.diagnostics.measure import diagnose, diagnose_model
     from gapped.errors import GappedError
     from gapped.exact import Exact
     from gapped.objective import expectation
@@ -48,6 +50,7 @@ __all__ = [
     "RELAX",
     "RLOO",
     "DecoupledGumbelSoftmax",
+    "Diagnosis",
     "DisARM",
     "DisARMSticks",
     "DisARMTree",
@@ -61,6 +64,8 @@ __all__ = [
     "StraightThrough",
     "__version__",
     "decoupled_gumbel_softmax",
+    "diagnose",
+    "diagnose_model",
     "distributions",
     "estimator",
     "estimators",
@@ -78,6 +83,8 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
+        "diagnostics.diagnosis": ["Diagnosis"],
+        "diagnostics.measure": ["diagnose", "diagnose_model"],
         "errors": ["GappedError"],
         "exact": ["Exact"],
         "objective": ["expectation"],
