@@ -11,6 +11,7 @@ from gapped._version import __version__
 from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
+from gapped.cli.diagnose import diagnose
 from gapped.cli.report import report
 from gapped.cli.reproduce import reproduce
 from gapped.errors import GappedError
@@ -26,12 +27,13 @@ Examples:
   gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax
   gapped reproduce vae --device cuda   a table of the paper, beside its numbers
   gapped reproduce vae --quick         the same, scaled down for a laptop
+  gapped diagnose --problem cubic      bias and variance against the exact gradient
   gapped report runs/vae               tables and report.html from records
   gapped data mnist                    fetch and verify a data set
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, report, data):
+for _command in (compare, reproduce, diagnose, report, data):
     app.command()(_command)
 
 

@@ -38,8 +38,8 @@ def batch_axes_of(f: Callable[[Tensor], Tensor], logits: Tensor, mask: Tensor | 
         raise GappedError("f: not deterministic: the same samples got other costs when asked again")
     if (first.amax(0) - first.amin(0) <= 16 * tolerance).all():
         raise GappedError(
-            f"f: ignores its input: {PROBES} random samples all cost the same, expected a cost that depends on "
-            "the sample"
+            f"f: ignores its input: {PROBES} random samples all cost the same, expected a cost that depends "
+            "on the sample"
         )
     alone = torch.cat([_costs(f, points[i : i + 1]) for i in range(4)])
     # Products of other shapes round differently; a mean over the samples differs by far more.

@@ -141,13 +141,13 @@ class Diagnosis:
         close = [label for label in errors if label != best and errors[best].overlaps(errors[label])]
         if close:
             return (
-                f"The data do not decide: for the lowest {what}, {best} ({_cell(errors[best])}) cannot be told "
-                f"from {_listing(close)}; more samples may."
+                f"The data do not decide: for the lowest {what}, {best} ({_cell(errors[best])}) cannot be "
+                f"told from {_listing(close)}; more samples may."
             )
         second = min((label for label in errors if label != best), key=lambda label: errors[label].value)
         return (
-            f"Recommended: {best}, with the lowest {what}: {_cell(errors[best])}, below that of every other one "
-            f"(next {second}, {_cell(errors[second])})."
+            f"Recommended: {best}, with the lowest {what}: {_cell(errors[best])}, below that of every other "
+            f"one (next {second}, {_cell(errors[second])})."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ The first bracket is a sum of squares: by Satterthwaite's rule :math:`\|\varepsi
 The second is normal with variance :math:`4\,\|\delta\|^2\lambda`, where :math:`\lambda` is that of the error
 along :math:`\delta`. A length :math:`\sqrt\beta` belongs to the interval unless the left side is outside
 :math:`\pm\sqrt{q^2 + 4 z^2 \beta \lambda}`, the quantiles of both combined: a quadratic inequality in
-:math:`\beta`. At :math:`\beta = 0` only the :math:`\chi^2` quantile :math:`q` is left, so a vector that is zero is
-found to be so at the declared rate.
+:math:`\beta`. At :math:`\beta = 0` only the :math:`\chi^2` quantile :math:`q` is left, so a vector that is
+zero is found to be so at the declared rate.
 """
 
 from __future__ import annotations

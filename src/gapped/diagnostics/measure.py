@@ -119,7 +119,8 @@ def diagnose_model(
     >>> import gapped
     >>> encoder, x = torch.nn.Linear(3, 5), torch.ones(8, 3)
     >>> def loss(estimator, generator):
-    ...     return gapped.expectation(lambda z: z[..., 0] ** 2, encoder(x), estimator, generator=generator).mean()
+    ...     cost = lambda z: z[..., 0] ** 2
+    ...     return gapped.expectation(cost, encoder(x), estimator, generator=generator).mean()
     >>> parameters = dict(encoder.named_parameters())
     >>> found = diagnose_model(loss, parameters, [gapped.GST(), gapped.RLOO(2)], samples=20)
     >>> sorted(found["GST"].per_parameter)

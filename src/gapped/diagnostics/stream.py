@@ -1,13 +1,13 @@
 r"""What is kept of a stream of gradients: moments, never the gradients themselves.
 
-With :math:`g` a gradient, :math:`\mu` and :math:`\Sigma` its mean and covariance and :math:`e` the target, the
-stream estimates without bias, from groups of independent gradients,
+With :math:`g` a gradient, :math:`\mu` and :math:`\Sigma` its mean and covariance and :math:`e` the target,
+the stream estimates, from groups of independent gradients,
 
 - :math:`\mu` and the entries' variances, by Welford's recursion in float64;
 - :math:`\operatorname{tr}\Sigma^2 = \mathbb{E}\langle a, b\rangle^2` for independent :math:`a, b`, each a
   difference of two gradients over :math:`\sqrt 2`;
-- the variance :math:`u^\top\Sigma\,u` along :math:`u = \delta/\|\delta\|`, :math:`\delta = \mu - e`: that of each
-  group along the mean error of the groups before it, which weigh as much as they have gradients.
+- the variance :math:`u^\top\Sigma\,u` along :math:`u = \delta/\|\delta\|`, :math:`\delta = \mu - e`: that of
+  each group along the mean error of the groups before it, which weigh as much as they have gradients.
 """
 
 from __future__ import annotations
