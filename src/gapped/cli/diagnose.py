@@ -115,9 +115,8 @@ def diagnose(
     pictures = {"diagnosis": _picture(found, where), **_heat_maps(found, places, axes, metric, where)}
     for name, svg in pictures.items():
         _write(out / f"{name}.svg", svg)
-    screen.print(
-        f"Written: {out}/diagnosis.json, {', '.join(f'{name}.svg' for name in pictures)}", soft_wrap=True
-    )
+    written = ", ".join(["diagnosis.json", *(f"{name}.svg" for name in pictures)])
+    screen.print(f"Written to {out}: {written}", soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -132,7 +131,7 @@ def _axis(text: str) -> tuple[str, list[float]]:
         raise reject("--sweep", text, accepted) from None
     if not name or steps < 2:
         raise reject("--sweep", text, f"{accepted}, with two values or more")
-    return name, [round(low + (high - low) * i / (steps - 1), 12) for i in range(steps)]
+    return name, [float(f"{low + (high - low) * i / (steps - 1):.4g}") for i in range(steps)]
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -213,9 +212,7 @@ def _users(text: str) -> Callable[[Tensor], Tensor]:
     try:
         module = import_module(module_name)
     except Exception as problem:
-        raise GappedError(
-            f"--function: {module_name}: {type(problem).__name__}: {_line(problem)}"
-        ) from problem
+        raise GappedError(f"--function: {module_name}: {_line(problem)}") from problem
     found = getattr(module, name, None)
     if not callable(found):
         what = "no such name" if found is None else f"an object of type {type(found).__name__}"
@@ -227,16 +224,14 @@ def _users(text: str) -> Callable[[Tensor], Tensor]:
         except GappedError:
             raise
         except Exception as problem:
-            shown = f"{type(problem).__name__}: {_line(problem)}"
-            raise GappedError(
-                f"{text}: failed on samples of shape {tuple(samples.shape)}: {shown}"
-            ) from problem
+            given = f"samples of shape {tuple(samples.shape)}"
+            raise GappedError(f"{text}: failed on {given}: {_line(problem)}") from problem
 
     return cost
 
 
 def _line(problem: Exception) -> str:
-    return " ".join(str(problem).split())
+    return " ".join(f"{type(problem).__name__}: {problem}".split())
 
 
 class _Bar:

@@ -73,7 +73,7 @@ class CostGradients:
             self.evaluations += samples.shape[0]
             costs = self.f(samples)
             check_costs(costs, samples)
-            return costs.unflatten(0, points.shape[: folded + 1])
+            return costs.reshape(*points.shape[: folded + 1], *costs.shape[1:])
 
         context = self.context if isinstance(estimator, NVIL) and estimator.network is not None else None
         with torch.enable_grad():

@@ -167,10 +167,10 @@ def _reference(
         reference = _affordable(logits, batch_axes)
     if reference == "exact":
         return Reference("exact, by enumeration", source.draw(Exact(), 1)[0].double())
-    estimator, count = (Coordinates(), max(samples // 4, 64))
-    name = "one variable summed out at a time"
-    if reference == "rloo":
-        estimator, count, name = RLOO(16), samples, "RLOO with 16 samples"
+    chosen: tuple[Score, int, str] = (RLOO(16), samples, "RLOO with 16 samples")
+    if reference == "coordinate":
+        chosen = (Coordinates(), max(samples // 4, 64), "one variable summed out at a time")
+    estimator, count, name = chosen
     stream = GradientStream(source.size, source.device)
     for _ in _groups(source, stream, estimator, count, "reference", progress):
         pass
@@ -260,7 +260,7 @@ def _measure(
         mse=mse,
         cosine=cosine,
         evaluations=evaluations,
-        seconds=mean_interval(float(times.mean), float(times.variance), count, confidence),
+        seconds=_not_negative(mean_interval(float(times.mean), float(times.variance), count, confidence)),
         entries=source.size,
         per_parameter=_per_parameter(stream, parameters or {}),
         enumerates=isinstance(estimator, Exact),
@@ -314,7 +314,7 @@ def _not_negative(interval: Interval) -> Interval:
 
 def _per_parameter(stream: GradientStream, parameters: Mapping[str, Tensor]) -> dict[str, float]:
     sizes = [each.numel() for each in parameters.values()]
-    pieces = stream.gradient.variance.split(sizes) if sizes else ()
+    pieces = torch.split(stream.gradient.variance, sizes) if sizes else ()
     return {name: float(piece.mean()) for name, piece in zip(parameters, pieces, strict=True)}
 
 

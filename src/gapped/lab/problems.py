@@ -25,13 +25,14 @@ class Problem(NamedTuple):
 
 
 def problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Problem:
-    """The problem called `name`.
+    r"""The problem called `name`.
 
-    - ``linear``, ``quadratic``, ``cubic``: powers of :math:`s = \\sum_l \\langle w_l, z_l\\rangle / \\sqrt L - 0.3`
-      with normal weights, for `shape` variables and categories, at normal logits.
+    - ``linear``, ``quadratic``, ``cubic``: powers of
+      :math:`\sum_l \langle w_l, z_l\rangle / \sqrt L - 0.3` with normal weights, for `shape` variables and
+      categories, at normal logits.
     - ``classic``: :math:`(b - 0.499)^2` for one bit, at a logit of zero.
-    - ``vae``: the reconstruction error of two digits by a small VAE after three epochs of training; 8 variables
-      of 8 categories each.
+    - ``vae``: the reconstruction error of two digits by a small VAE after three epochs of training; 8
+      variables of 8 categories each.
     """
     if name not in PROBLEMS:
         raise reject("--problem", name, f"one of {', '.join(PROBLEMS)}")

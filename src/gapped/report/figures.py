@@ -116,7 +116,8 @@ def heat_map(
 ) -> str:
     """Values over two settings, gap and temperature, a field each: the better the stronger, the best in bold.
 
-    The first setting runs upward, the second, `names` in that order, to the right. Fields are opaque, so that their numbers read whatever is behind the figure.
+    The first setting runs upward, the second to the right; `names` has their names. Fields are opaque, so
+    that their numbers read whatever is behind the figure.
     """
     from matplotlib.patches import Rectangle
 
@@ -134,9 +135,8 @@ def heat_map(
             weight = "bold" if (up, right) == best else "normal"
             axes.text(x, y, text, ha="center", va="center", weight=weight, color=ink)
             tips.append(Tip(axes, x, y, f"{_setting(names, up, right)}: {text}", 12))
-        axes.set(
-            xlim=(-0.5, len(rights) - 0.5), ylim=(-0.5, len(ups) - 0.5), xlabel=names[1], ylabel=names[0]
-        )
+        axes.set(xlim=(-0.5, len(rights) - 0.5), ylim=(-0.5, len(ups) - 0.5))
+        axes.set(xlabel=names[1], ylabel=names[0])
         axes.set_xticks(range(len(rights)), [_level(right) for right in rights])
         axes.set_yticks(range(len(ups)), [_level(up) for up in ups])
         axes.grid(visible=False)
