@@ -25,7 +25,7 @@ from gapped.pathwise.base import Pathwise
 from gapped.score.base import Score
 from gapped.score.rloo import RLOO
 
-__all__ = ["Progress", "diagnose", "diagnose_model"]
+__all__ = ["Progress", "diagnose", "diagnose_model", "errors_of"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, how many of its gradients are done, and how many there will be."""
@@ -248,7 +248,7 @@ def _measure(
         before = source.evaluations
         source.draw(estimator, 1)
         evaluations = float(source.evaluations - before)
-    bias, relative, mse, cosine = _errors(stream, target, confidence, eps)
+    bias, relative, mse, cosine = errors_of(stream, target, confidence, eps)
     variance = stream.variance
     spread = mean_interval(variance, float(stream.distance.variance), stream.count, confidence)
     return Row(
@@ -267,7 +267,7 @@ def _measure(
     )
 
 
-def _errors(
+def errors_of(
     stream: GradientStream, target: Reference | None, confidence: float, eps: float
 ) -> tuple[Interval | None, Interval | None, Interval | None, Interval | None]:
     """Bias, relative bias, mean squared error and cosine, each with its interval."""

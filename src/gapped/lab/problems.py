@@ -13,7 +13,7 @@ from gapped.errors import reject
 
 __all__ = ["PROBLEMS", "Problem", "problem"]
 
-VAE_IMAGES, VAE_EPOCHS = 2, 3
+VAE_IMAGES, VAE_EPOCHS = 2, 10
 PROBLEMS = ("linear", "quadratic", "cubic", "classic", "vae")
 
 
@@ -31,7 +31,7 @@ def problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Proble
       :math:`\sum_l \langle w_l, z_l\rangle / \sqrt L - 0.3` with normal weights, for `shape` variables and
       categories, at normal logits.
     - ``classic``: :math:`(b - 0.499)^2` for one bit, at a logit of zero.
-    - ``vae``: the reconstruction error of two digits by a small VAE after three epochs of training; 8
+    - ``vae``: the reconstruction error of two digits by a small VAE after ten epochs of training; 8
       variables of 8 categories each.
     """
     if name not in PROBLEMS:
