@@ -16,6 +16,7 @@ PACKAGE = Path(gapped.__file__).parent
 SURFACE = {
     "ARSM",
     "DecoupledGumbelSoftmax",
+    "Diagnosis",
     "DisARM",
     "DisARMSticks",
     "DisARMTree",
@@ -35,6 +36,8 @@ SURFACE = {
     "__version__",
     "backend_used",
     "decoupled_gumbel_softmax",
+    "diagnose",
+    "diagnose_model",
     "distributions",
     "estimator",
     "estimators",

@@ -19,6 +19,8 @@ from gapped._version import __version__
 
 if TYPE_CHECKING:
     from gapped import distributions, nn, simplex
+    from gapped.diagnostics.diagnosis import Diagnosis
+    from gapped.diagnostics.measure import diagnose, diagnose_model
     from gapped.diagnostics.properties import properties
     from gapped.errors import GappedError
     from gapped.exact import Exact
@@ -50,6 +52,7 @@ __all__ = [
     "RELAX",
     "RLOO",
     "DecoupledGumbelSoftmax",
+    "Diagnosis",
     "DisARM",
     "DisARMSticks",
     "DisARMTree",
@@ -64,6 +67,8 @@ __all__ = [
     "__version__",
     "backend_used",
     "decoupled_gumbel_softmax",
+    "diagnose",
+    "diagnose_model",
     "distributions",
     "estimator",
     "estimators",
@@ -83,6 +88,8 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
+        "diagnostics.diagnosis": ["Diagnosis"],
+        "diagnostics.measure": ["diagnose", "diagnose_model"],
         "diagnostics.properties": ["properties"],
         "errors": ["GappedError"],
         "exact": ["Exact"],

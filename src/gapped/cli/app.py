@@ -12,6 +12,7 @@ from gapped.cli.bench import bench
 from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
+from gapped.cli.diagnose import diagnose
 from gapped.cli.properties import properties
 from gapped.cli.report import report
 from gapped.cli.reproduce import reproduce
@@ -29,6 +30,7 @@ Examples:
   gapped reproduce vae --device cuda   a table of the paper, beside its numbers
   gapped reproduce vae --quick         the same, scaled down for a laptop
   gapped reproduce figures             its pictures, and a page to play with
+  gapped diagnose --problem cubic      bias and variance against the exact gradient
   gapped report runs/vae               tables and report.html from records
   gapped properties --estimator gst    which of the paper's properties it has
   gapped data mnist                    fetch and verify a data set
@@ -36,7 +38,7 @@ Examples:
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, properties, report, data, bench):
+for _command in (compare, reproduce, diagnose, properties, report, data, bench):
     app.command()(_command)
 
 

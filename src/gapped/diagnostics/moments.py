@@ -27,6 +27,16 @@ class Moments:
         self.mean += delta / self.count
         self.scatter += delta * (sample - self.mean)
 
+    @torch.no_grad()
+    def merge(self, samples: Tensor) -> None:
+        """Add several samples, along a leading axis, at once."""
+        samples = samples.double()
+        mean, count = samples.mean(0), samples.shape[0]
+        delta, total = mean - self.mean, self.count + count
+        self.scatter += (samples - mean).square().sum(0) + delta.square() * (self.count * count / total)
+        self.mean += delta * (count / total)
+        self.count += count
+
     @property
     def variance(self) -> Tensor:
         return self.scatter / (self.count - 1)

@@ -106,38 +106,58 @@ def final_values(
         return to_svg(figure, f"Final {what}, best first: {names}", tips)
 
 
-def heat_map(values: Mapping[tuple[float, float], float], what: str, metric: str, salt: str = "heat") -> str:
-    """Means over gap and temperature, a field each: the better the stronger, the best in bold.
+def heat_map(
+    values: Mapping[tuple[Any, Any], float],
+    what: str,
+    metric: str,
+    salt: str = "heat",
+    names: tuple[str, str] = ("gap", "temperature τ"),
+    over: str = "of GST over gap and temperature",
+) -> str:
+    """Values over two settings, gap and temperature, a field each: the better the stronger, the best in bold.
 
-    Fields are opaque, so that their numbers read whatever is behind the figure.
+    The first setting runs upward, the second to the right; `names` has their names. Fields are opaque, so
+    that their numbers read whatever is behind the figure.
     """
     from matplotlib.patches import Rectangle
 
-    gaps, taus = sorted({gap for gap, _ in values}), sorted({tau for _, tau in values})
+    ups, rights = sorted({up for up, _ in values}), sorted({right for _, right in values})
     shades = _shades(values, higher_is_better(metric))
     best = max(shades, key=lambda key: shades[key])
     with style(salt):
-        figure, axes = new_figure(84 + 30 * len(gaps))
+        figure, axes = new_figure(84 + 30 * len(ups))
         tips = []
-        for gap, tau in sorted(values):
-            x, y = taus.index(tau), gaps.index(gap)
-            fill, ink = _field(shades[gap, tau])
+        for up, right in sorted(values):
+            x, y = rights.index(right), ups.index(up)
+            fill, ink = _field(shades[up, right])
             axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, lw=0))
-            text = number(values[gap, tau], metric).text
-            weight = "bold" if (gap, tau) == best else "normal"
+            text = number(values[up, right], metric).text
+            weight = "bold" if (up, right) == best else "normal"
             axes.text(x, y, text, ha="center", va="center", weight=weight, color=ink)
-            tips.append(Tip(axes, x, y, f"gap {gap:g}, τ={tau:g}: {text}", 12))
-        axes.set(
-            xlim=(-0.5, len(taus) - 0.5), ylim=(-0.5, len(gaps) - 0.5), xlabel="temperature τ", ylabel="gap"
-        )
-        axes.set_xticks(range(len(taus)), [f"{tau:g}" for tau in taus])
-        axes.set_yticks(range(len(gaps)), [f"{gap:g}" for gap in gaps])
+            tips.append(Tip(axes, x, y, f"{_setting(names, up, right)}: {text}", 12))
+        axes.set(xlim=(-0.5, len(rights) - 0.5), ylim=(-0.5, len(ups) - 0.5))
+        axes.set(xlabel=names[1], ylabel=names[0])
+        axes.set_xticks(range(len(rights)), [_level(right) for right in rights])
+        axes.set_yticks(range(len(ups)), [_level(up) for up in ups])
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set_title(what)
-        top = f"best {number(values[best], metric).text} at gap {best[0]:g}, τ={best[1]:g}"
-        return to_svg(figure, f"{what} of GST over gap and temperature: {top}", tips)
+        top = f"best {number(values[best], metric).text} at {_setting(names, *best)}"
+        return to_svg(figure, f"{what} {over}: {top}", tips)
+
+
+def _level(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _setting(names: tuple[str, str], up: Any, right: Any) -> str:
+    """
+    >>> _setting(("gap", "temperature τ"), 1.0, 0.5)
+    'gap 1, τ=0.5'
+    """
+    name, _, symbol = names[1].rpartition(" ")
+    return f"{names[0]} {_level(up)}, {symbol or name}={_level(right)}"
 
 
 PAPER_MARK: dict[str, Any] = {
@@ -216,7 +236,7 @@ def _field(shade: float) -> tuple[str, str]:
     return "#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if shade > 0.75 else "#16202a"
 
 
-def _shades(values: Mapping[tuple[float, float], float], higher: bool) -> dict[tuple[float, float], float]:
+def _shades(values: Mapping[tuple[Any, Any], float], higher: bool) -> dict[tuple[Any, Any], float]:
     """0 for the worst field, or one without a value, 1 for the best."""
     sign = 1 if higher else -1
     finite = np.array([sign * v for v in values.values() if isfinite(v)])
