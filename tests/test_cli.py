@@ -28,7 +28,7 @@ from gapped.lab import local
 from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
 from gapped.lab.store import Store
 
-COMMANDS = ("compare", "reproduce", "report", "data")
+COMMANDS = ("compare", "reproduce", "report", "data", "doctor")
 TINY = ["--epochs", "1", "--seeds", "1", "--device", "cpu"]
 TWO = ["--estimator", "gst:gap=1.2", "--estimator", "straight-through"]
 RECIPE = """
@@ -130,9 +130,10 @@ def test_help_does_not_wait_for_torch(arguments):
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
-def test_help_is_quick():
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["doctor", "--help"]], ids=" ".join)
+def test_help_is_quick(arguments):
     """Processor time, the least of five: what the start costs, whatever else the machine is doing."""
-    code = "import sys; from gapped.cli.app import main; sys.exit(main(['--help']))"
+    code = f"import sys; from gapped.cli.app import main; sys.exit(main({arguments!r}))"
     took = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -11,6 +11,7 @@ from gapped._version import __version__
 from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
+from gapped.cli.doctor import doctor
 from gapped.cli.report import report
 from gapped.cli.reproduce import reproduce
 from gapped.errors import GappedError
@@ -28,10 +29,11 @@ Examples:
   gapped reproduce vae --quick         the same, scaled down for a laptop
   gapped report runs/vae               tables and report.html from records
   gapped data mnist                    fetch and verify a data set
+  gapped doctor                        versions, devices, data: what is here, what is missing
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, report, data):
+for _command in (compare, reproduce, report, data, doctor):
     app.command()(_command)
 
 
