@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint gpu-test bench clean
+.PHONY: demo test lint docs gpu-test bench release-check clean
 
 demo: $(STAMP)
 	$(BIN)/gapped compare
@@ -17,11 +17,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --fail-on-warning --quiet -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 gpu-test: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cpu.py
+
+# The wheel, in an environment of its own, from another folder.
+release-check: $(STAMP)
+	$(BIN)/python -m pytest -m slow tests/test_release.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -55,7 +55,7 @@ def render_html(parts: list[Section]) -> str:
 
 def _title(parts: list[Section]) -> str:
     recipes = list(dict.fromkeys(part.recipe for part in parts))
-    return ", ".join(recipes)
+    return ", ".join(recipes) if len(recipes) <= 3 else f"{len(recipes)} recipes"
 
 
 def _environment(records: list[Record]) -> list[tuple[str, str]]:
