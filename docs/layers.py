@@ -65,11 +65,14 @@ def draw() -> str:
             ]
             y += HEIGHT + SPACE
         y += SPACE
-        ground = f'<rect class="ground" x="1" y="{top + 1:g}" width="{WIDTH - 2}" height="{y - top - 2:g}" rx="8"/>'
-        parts += [ground, f'<text class="band" x="{MARGIN}" y="{top + 18:g}">{title}</text>']
+        size = f'width="{WIDTH - 2}" height="{y - top - 2:g}"'
+        parts += [
+            f'<rect class="ground" x="1" y="{top + 1:g}" {size} rx="8"/>',
+            f'<text class="band" x="{MARGIN}" y="{top + 18:g}">{title}</text>',
+        ]
         y += SPACE
-    label = "Layers of gapped, each importing from lower ones only"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" role="img" aria-label="{label}">'
+    label = 'role="img" aria-label="Layers of gapped, each importing from lower ones only"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" {label}>'
     return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
 
 

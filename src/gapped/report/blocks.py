@@ -11,7 +11,7 @@ from gapped.report.better import better
 from gapped.report.beyond import advantage, gap_grid
 from gapped.report.conclusions import conclusions
 from gapped.report.evidence import Evidence
-from gapped.report.headline import headline
+from gapped.report.headline import demo, headline
 from gapped.report.markdown import render_markdown
 from gapped.report.noise import variance
 from gapped.report.speed import speed
@@ -31,6 +31,7 @@ PUBLISHED = ("ablation", "vae", "mixed-temperature")
 
 # A derived block goes before the plain one of a recipe with the same name.
 DERIVED = {
+    "demo": Derived(demo, ("compare",)),
     "headline": Derived(headline, ("vae",)),
     "agreement": Derived(agreement, PUBLISHED),
     "failing": Derived(failing, ("vae", "ablation")),

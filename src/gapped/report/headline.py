@@ -1,16 +1,21 @@
-"""The README's table: the paper's comparison at its two common temperatures, ours beside the paper's."""
+"""What the README shows of the results: the demo's verdict, and the paper's comparison beside ours."""
 
 from __future__ import annotations
 
 from gapped.report.evidence import Evidence, listing, mean_std
 from gapped.report.markdown import provenance
 from gapped.report.paper import PaperRow, against_paper
-from gapped.report.tables import NOTHING, Entry, Table, to_markdown
+from gapped.report.tables import NOTHING, Entry, Table, to_markdown, verdict_of
 
-__all__ = ["headline"]
+__all__ = ["demo", "headline"]
 
 RECIPE = "vae"
 TAUS = (1.0, 0.5)
+
+
+def demo(evidence: Evidence) -> str:
+    """The verdict of `gapped compare`."""
+    return verdict_of(evidence.group("compare", "digits-8x8")) + "\n"
 
 
 def headline(evidence: Evidence) -> str:
