@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gapped.errors import GappedError
 from gapped.report.agreement import agreement, failing, second_look
 from gapped.report.better import better
-from gapped.report.beyond import advantage, gap_grid
+from gapped.report.beyond import advantage, best_temperatures, gap_grid
 from gapped.report.conclusions import conclusions
 from gapped.report.evidence import Evidence
 from gapped.report.headline import demo, headline
@@ -38,6 +38,7 @@ DERIVED = {
     "variance-ranges": Derived(variance, ("variance",)),
     "speed": Derived(speed, ()),
     "advantage": Derived(advantage, ("zoo",)),
+    "best-temperatures": Derived(best_temperatures, ("zoo",)),
     "gap-grid-best": Derived(gap_grid, ("gap-grid",)),
     "second-look": Derived(second_look, (*PUBLISHED, "second-look")),
     "better": Derived(better, ("better", "gap-grid", "search", "vae", "zoo", "variance")),
