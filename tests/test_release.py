@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import gapped
+from gapped.report.paper import paper
 
 ROOT = Path(__file__).parents[1]
 # Files that need nothing of the repository beside themselves.
@@ -47,6 +48,18 @@ def test_the_version_stands_in_one_place() -> None:
 
 def test_the_changelog_knows_the_version() -> None:
     assert f"## [{gapped.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_citation_is_whole_and_the_same_everywhere() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the extra docs brings")
+    file = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(file)
+    cited, known = file["preferred-citation"], paper()["citation"]
+    assert cited["title"] == known["title"]
+    assert [f"{a['given-names']} {a['family-names']}" for a in cited["authors"]] == known["authors"]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"{{{cited['title']}}}" in readme
+    assert f"pages     = {{{cited['start']}--{cited['end']}}}" in readme
 
 
 @pytest.fixture(scope="module")
