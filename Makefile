@@ -25,7 +25,7 @@ gpu-test: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/bench_cpu.py
+	$(BIN)/gapped bench
 
 # The wheel, in an environment of its own, from another folder.
 release-check: $(STAMP)

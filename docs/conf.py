@@ -55,3 +55,5 @@ def redirect(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", redirect)
+    # What it shows depends on which pages there are.
+    app.connect("env-get-outdated", lambda *_: ["index"])

@@ -28,7 +28,7 @@ from gapped.lab import local
 from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
 from gapped.lab.store import Store
 
-COMMANDS = ("compare", "reproduce", "report", "data", "doctor")
+COMMANDS = ("compare", "reproduce", "report", "data", "bench", "doctor")
 TINY = ["--epochs", "1", "--seeds", "1", "--device", "cpu"]
 TWO = ["--estimator", "gst:gap=1.2", "--estimator", "straight-through"]
 RECIPE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,12 +48,21 @@ def data(call: list[str]) -> list[str]:
     return ["data", *(["digits"] if len(call) > 1 else [])]
 
 
+def bench(call: list[str]) -> list[str]:
+    """Shapes of a few rows; without one, the cost of importing would be measured too."""
+    small = [re.sub(r"^\d+x\d+", "8x16", word) for word in call if word != "--no-compiled"]
+    shape = [] if "--shape" in call else ["--shape", "8x16"]
+    quick = {"--device": "cpu", "--seconds": "0.001", "--out": "out"}
+    return [*changed(small, **quick), *shape, "--no-compiled"]
+
+
 # A command without a rule fails below: it needs one, or an honest reason to run as it stands.
 RULES: dict[str, Callable[[list[str]], list[str]]] = {
     "compare": compare,
     "reproduce": reproduce,
     "report": report,
     "data": data,
+    "bench": bench,
     "doctor": lambda call: call,
 }
 # These have code of their own; the other recipes are grids of the same, and are run with -m slow.

@@ -69,6 +69,23 @@ def test_the_registry_names_every_pathwise_estimator() -> None:
     assert gapped.estimators()["decoupled"] is gapped.DecoupledGumbelSoftmax
 
 
+def test_the_registry_has_two_families() -> None:
+    pathwise, score = gapped.estimators("pathwise"), gapped.estimators("score")
+    assert {**pathwise, **score} == dict(gapped.estimators())
+    assert set(pathwise) == set(MEMBERS)
+    assert all(gapped.estimator(name).__class__ is kind for name, kind in score.items())
+    with pytest.raises(gapped.GappedError, match="family: got 'both', expected one of pathwise, score"):
+        gapped.estimators("both")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("rloo", "one of samples"), ("muprop", "none"), ("rebar", "one of eta, tau")]
+)
+def test_an_unknown_option_lists_the_known_ones(name: str, known: str) -> None:
+    with pytest.raises(gapped.GappedError, match=f"{name}: unknown option 'gap', expected {known}"):
+        gapped.estimator(name, gap=1.0)
+
+
 def test_the_registry_cannot_be_written_to_by_accident() -> None:
     with pytest.raises(TypeError):
         gapped.estimators()["gst"] = gapped.ReinMax  # type: ignore[index]

@@ -166,6 +166,8 @@ def test_the_table_has_a_row_for_every_estimator() -> None:
     assert {name for name, _ in rows} == set(gapped.estimators())
     for name, function in rows:
         assert getattr(gapped, function).__module__ == gapped.estimators()[name].__module__
+        if name in gapped.estimators("score"):
+            assert getattr(gapped, function) is gapped.estimators()[name]
 
 
 def test_the_markers_for_records_are_there() -> None:

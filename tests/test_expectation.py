@@ -29,24 +29,32 @@ class Sum(torch.nn.Module):
         return self.weight * z.flatten(1 + self.batch_axes).square().sum(-1)
 
 
-# Makers get the number of batch axes. The second entry: evaluations of f for a gradient, K = 3 and L = 2.
-SCORES: dict[str, tuple[Callable[[int], Any], list[int]]] = {
-    "reinforce": (lambda axes: gapped.Reinforce(samples=2), [2]),
-    "nvil": (lambda axes: gapped.NVIL(), [1]),
-    "rloo": (lambda axes: gapped.RLOO(3), [3]),
-    "muprop": (lambda axes: gapped.MuProp(), [1, 1]),
-    "disarm-tree": (lambda axes: gapped.DisARMTree(), [2]),
-    "sticks": (lambda axes: gapped.DisARMSticks(), [2]),
-    "arsm": (lambda axes: gapped.ARSM(), [4]),
-    "rebar": (lambda axes: gapped.REBAR(), [1, 2]),
-    "relax": (lambda axes: gapped.RELAX(Sum(axes)), [1, 2]),
-    "exact": (lambda axes: gapped.Exact(), [1, 9]),
+# Every registered estimator that needs the cost, as it is by default or as said here: a new one is tested by
+# being registered. DisARM has two categories only, and a test of its own.
+SCORES = tuple(name for name in gapped.estimators("score") if name != "disarm")
+# Given the number of batch axes.
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "reinforce": lambda axes: gapped.Reinforce(samples=2),
+    "rloo": lambda axes: gapped.RLOO(3),
+    "relax": lambda axes: gapped.RELAX(Sum(axes)),
+}
+# Evaluations of f for a gradient, K = 3 and L = 2; what is not here evaluates one sample.
+EVALUATIONS = {
+    "reinforce": [2],
+    "rloo": [3],
+    "muprop": [1, 1],
+    "disarm-tree": [2],
+    "disarm-sticks": [2],
+    "arsm": [4],
+    "rebar": [1, 2],
+    "relax": [1, 2],
+    "exact": [1, 9],
 }
 every_score = pytest.mark.parametrize("name", SCORES)
 
 
 def made(name: str, batch_axes: int = 1) -> Any:
-    return SCORES[name][0](batch_axes)
+    return MAKERS[name](batch_axes) if name in MAKERS else gapped.estimator(name)
 
 
 class Model:
@@ -82,7 +90,7 @@ def test_value_and_the_ordinary_gradient_inside_the_cost(name: str) -> None:
     value = gapped.expectation(model, logits, made(name), generator=seeded())
     pull = normal(5, seed=3)
     gradients = torch.autograd.grad(value, [model.weight, model.outside], pull)
-    assert [len(z) for z in model.seen] == SCORES[name][1]
+    assert [len(z) for z in model.seen] == EVALUATIONS.get(name, [1])
     hard = model.seen[1] if name == "exact" else model.seen[0]
     assert_one_hot(hard)
     again = Model()
@@ -190,7 +198,7 @@ def test_masking_equals_deleting(name: str) -> None:
 def _narrow(name: str, drawn: Any, kept: Tensor) -> Any:
     if name in ("rebar", "relax"):
         return type(drawn)(*(noise[..., kept] for noise in drawn))
-    if name == "sticks":
+    if name == "disarm-sticks":
         return drawn[..., 2:]
     if name == "arsm":
         return drawn[..., kept]
@@ -269,7 +277,9 @@ def test_without_a_gradient_only_the_samples_are_evaluated(name: str) -> None:
     logits, model = normal(5, 2, 3), Model()
     estimator = made(name)
     value = gapped.expectation(model, logits, estimator, generator=seeded())
-    assert [len(z) for z in model.seen] == (SCORES[name][1] if name == "exact" else SCORES[name][1][:1])
+    assert [len(z) for z in model.seen] == (
+        EVALUATIONS.get(name, [1]) if name == "exact" else EVALUATIONS.get(name, [1])[:1]
+    )
     assert value.requires_grad
     with torch.no_grad():
         quiet = gapped.expectation(Model(), logits.requires_grad_(), estimator, generator=seeded())
@@ -375,7 +385,7 @@ def test_every_estimator_lowers_the_cost() -> None:
     def distance(z: Tensor) -> Tensor:
         return (z.gather(-1, goal.view(2, 1).expand(*z.shape[:-1], 1)).squeeze(-1) - 1).square().sum(-1)
 
-    estimators = [maker(1) for maker, _ in SCORES.values()]
+    estimators = [made(name) for name in SCORES]
     for estimator in [*estimators, gapped.GST(), gapped.GumbelSoftmax()]:
         torch.manual_seed(0)
         logits = torch.zeros(16, 2, 3, requires_grad=True)
@@ -484,7 +494,7 @@ def test_errors_of_arguments() -> None:
         ),
         (lambda: gapped.Reinforce(samples=True), "samples: got True"),
         (lambda: gapped.DisARMSticks("sorted"), "order: got 'sorted'"),
-        (lambda: gapped.NVIL(3), "network: got 3"),
+        (lambda: gapped.NVIL(0), "network: got 0"),
         (lambda: gapped.NVIL(decay=1.0), "decay: got 1.0"),
         (lambda: gapped.NVIL(scale=1), "scale: got 1"),
         (lambda: gapped.REBAR(tau=0.0), "tau: got 0.0"),
@@ -615,3 +625,40 @@ def test_rebar_takes_parameters_per_run() -> None:
         results.append(torch.autograd.grad(value.sum(), leaf)[0])
     for run_of in range(3):
         assert_close(results[0][run_of], results[1 + run_of], 1e-6)
+
+
+def test_disarm_has_two_categories() -> None:
+    estimator = gapped.estimator("disarm")
+    logits = normal(5, 3, 2).requires_grad_()
+    value = gapped.expectation(lambda z: z[..., 1].sum(-1) ** 2, logits, estimator, generator=seeded())
+    value.sum().backward()
+    assert value.shape == (5,)
+    assert_close(logits.grad.sum(-1), torch.zeros(5, 3, dtype=torch.float64))
+    assert (logits.grad != 0).any()
+    with pytest.raises(GappedError, match="3 categories for DisARM, expected two"):
+        gapped.expectation(lambda z: z.sum((-2, -1)), normal(5, 3), estimator)
+
+
+@pytest.mark.parametrize("name", ["nvil", "relax"])
+def test_a_number_stands_for_a_network_of_that_width(name: str) -> None:
+    """It learns its width at the first call, and starts at zero: the estimator as it is without it."""
+    estimator = gapped.estimator(name, network=7)
+    logits, x = normal(4, 2, 3).requires_grad_(), normal(4, 6)
+    context = {"context": x} if name == "nvil" else {}
+    value = gapped.expectation(
+        lambda z: z.square().sum((-2, -1)), logits, estimator, generator=seeded(), **context
+    )
+    (value.mean() + estimator.variance_loss()).backward()
+    assert estimator.network.inner.weight.shape == (7, 6)
+    assert (estimator.network.outer.weight == 0).all()
+    assert (estimator.network.outer.weight.grad != 0).any()
+
+
+def test_sizes_that_an_estimator_is_not_made_for() -> None:
+    gapped.Exact().check_size(2, 256)
+    gapped.ARSM().check_size(100, 16)
+    gapped.RLOO().check_size(100, 1000)
+    with pytest.raises(GappedError, match="17 categories for ARSM, expected at most 16"):
+        gapped.ARSM().check_size(1, 17)
+    with pytest.raises(GappedError, match="30 variables of 10 categories, 1e\\+30 combinations"):
+        gapped.Exact().check_size(30, 10)

@@ -19,7 +19,7 @@ import gapped
 from gapped import data as data_sets
 from gapped.data import Dataset
 from gapped.errors import GappedError
-from gapped.fleet.grouping import Grouped
+from gapped.fleet.grouping import Grouped, Part
 from gapped.fleet.layers import generators
 from gapped.lab.fleets import build
 from gapped.lab.spec import RunSpec
@@ -57,9 +57,12 @@ class Fixed:
         self.z = z
         self.logits: Tensor | None = None
 
-    def sample(self, logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    def parts(self) -> list[Part]:
+        return [Part(0, len(self.z))]
+
+    def expectation(self, f, logits, generator=None, context=None) -> Tensor:
         self.logits = logits
-        return self.z
+        return f(self.z.unsqueeze(0), self.parts()[0]).squeeze(0)
 
 
 # The model
@@ -144,7 +147,7 @@ def test_activations_between_layers():
 
 
 def test_protocols():
-    assert set(PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64"}
+    assert set(PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64", "coupled-32x64"}
     paper, plain = protocol("paper-30x10"), protocol("plain-30x10")
     assert (paper.latents, paper.categories, paper.hidden) == (30, 10, (512, 256))
     assert (paper.batch, paper.learning_rate, paper.epochs) == (100, 1e-3, 40)

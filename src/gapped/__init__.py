@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from gapped import distributions, nn, simplex
     from gapped.errors import GappedError
     from gapped.exact import Exact
+    from gapped.kernels.launch import backend_used
     from gapped.objective import expectation
     from gapped.pathwise.decoupled import DecoupledGumbelSoftmax, decoupled_gumbel_softmax
-    from gapped.pathwise.gst import GST, gst
+    from gapped.pathwise.gst import GST, gst, gst_index
     from gapped.pathwise.gumbel import GumbelSoftmax, gumbel_softmax
     from gapped.pathwise.gumbel_rao import GumbelRao, gumbel_rao
     from gapped.pathwise.reinmax import ReinMax, reinmax
@@ -60,6 +61,7 @@ __all__ = [
     "Reinforce",
     "StraightThrough",
     "__version__",
+    "backend_used",
     "decoupled_gumbel_softmax",
     "distributions",
     "estimator",
@@ -67,6 +69,7 @@ __all__ = [
     "expectation",
     "expected_gap",
     "gst",
+    "gst_index",
     "gumbel_rao",
     "gumbel_softmax",
     "nn",
@@ -80,9 +83,10 @@ _HOME = {
     for module, names in {
         "errors": ["GappedError"],
         "exact": ["Exact"],
+        "kernels.launch": ["backend_used"],
         "objective": ["expectation"],
         "pathwise.decoupled": ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"],
-        "pathwise.gst": ["GST", "gst"],
+        "pathwise.gst": ["GST", "gst", "gst_index"],
         "pathwise.gumbel": ["GumbelSoftmax", "gumbel_softmax"],
         "pathwise.gumbel_rao": ["GumbelRao", "gumbel_rao"],
         "pathwise.reinmax": ["ReinMax", "reinmax"],

@@ -39,6 +39,15 @@ class Exact(Score):
     tensor(0.1111, grad_fn=<_AttachBackward>)
     """
 
+    def check_size(self, variables: int, categories: int) -> None:
+        count = categories**variables
+        if count > LIMIT:
+            shown = f"{count:,}" if count < 10**12 else f"{count:.0e}"
+            raise GappedError(
+                f"Exact: got {variables} variables of {categories} categories, {shown} combinations, "
+                f"expected at most {LIMIT:,}; take a sampling estimator such as gapped.RLOO()"
+            )
+
     def estimate(
         self, cost: Cost, generator: torch.Generator | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -46,6 +55,7 @@ class Exact(Score):
         with torch.no_grad():
             mode = simplex.argmax_index(logits)
             probe = cost(simplex.one_hot(mode.unsqueeze(0), logits.shape[-1], logits.dtype))
+            self.check_size(logits.shape[probe.dim() - 1 : -1].numel(), logits.shape[-1])
             index, weights = _combinations(logits, mode, batch_axes=probe.dim() - 1)
             points = simplex.one_hot(index, logits.shape[-1], logits.dtype)
         costs = cost(points)
@@ -75,11 +85,6 @@ def _combinations(logits: Tensor, mode: Tensor, batch_axes: int) -> tuple[Tensor
     """
     categories, variables = logits.shape[-1], logits.shape[batch_axes:-1]
     count = categories ** variables.numel()
-    if count > LIMIT:
-        raise GappedError(
-            f"Exact: got {variables.numel()} variables of {categories} categories, {count:,} combinations, "
-            f"expected at most {LIMIT:,}; take a sampling estimator such as gapped.RLOO()"
-        )
     digits = categories ** torch.arange(variables.numel(), device=logits.device).flip(0).view(variables)
     step = torch.arange(count, device=logits.device).view(-1, *(1 for _ in logits.shape[:-1]))
     index = (step // digits) % categories

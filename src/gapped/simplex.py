@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "accumulated",
     "argmax_index",
     "conditional_gumbel",
     "draw_index",
@@ -80,7 +81,7 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
 
     Returns int64 indices of shape ``weights.shape[:-1]``.
     """
-    cumulative = weights.to(_accumulator(weights)).cumsum(-1)
+    cumulative = accumulated(weights).cumsum(-1)
     total = cumulative[..., -1:]
     uniform = torch.rand(total.shape, dtype=total.dtype, device=total.device, generator=generator)
     # Nothing exceeds anything in a row of zeros, or of NaNs: the search itself answers K there.
@@ -164,6 +165,6 @@ def _log_exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return draws.exponential_(generator=generator).clamp(min=torch.finfo(like.dtype).tiny).log_()
 
 
-def _accumulator(like: Tensor) -> torch.dtype:
-    """float64, but for devices that have none."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
+def accumulated(weights: Tensor) -> Tensor:
+    """`weights` in the dtype that sums are kept in: float64, but for devices that have none."""
+    return weights.to(torch.float32 if weights.device.type == "mps" else torch.float64)

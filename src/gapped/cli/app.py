@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gapped._version import __version__
+from gapped.cli.bench import bench
 from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
@@ -30,10 +31,11 @@ Examples:
   gapped report runs/vae               tables and report.html from records
   gapped data mnist                    fetch and verify a data set
   gapped doctor                        versions, devices, data: what is here, what is missing
+  gapped bench                         time and memory beside torch, on this machine
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, report, data, doctor):
+for _command in (compare, reproduce, report, data, bench, doctor):
     app.command()(_command)
 
 
@@ -54,13 +56,18 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130."""
+    """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130.
+
+    A command that --minutes ended before its runs were done has status 3.
+    """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return app(arguments, prog_name="gapped", standalone_mode=False) or 0
-    except (KeyboardInterrupt, Stopped):
-        print("gapped: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, Stopped) as stop:
+        in_time = isinstance(stop, Stopped) and stop.in_time
+        kept = str(stop) or "the same command goes on from the last checkpoint"
+        print(f"gapped: {'out of time' if in_time else 'interrupted'}; {kept}", file=sys.stderr)
+        return 3 if in_time else 130
     except Exception as problem:
         if "--debug" in arguments:
             raise

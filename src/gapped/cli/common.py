@@ -11,11 +11,19 @@ import typer
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = ["DataDir", "Device", "Stopped", "TensorBoard", "execute"]
+__all__ = ["DataDir", "Device", "Minutes", "Stopped", "TensorBoard", "execute"]
 
 
 class Stopped(Exception):
-    """The user stopped the command; repeating it goes on."""
+    """The command ended before its work did, at the user's wish.
+
+    The message says what is kept, if repeating the command does not go on from there.
+    """
+
+    def __init__(self, kept: str = "", *, in_time: bool = False) -> None:
+        super().__init__(kept)
+        self.in_time = in_time
+        """Whether it was --minutes that ended it, and not Ctrl-C."""
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -24,9 +32,23 @@ DataDir = Annotated[
 ]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
 
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop with a checkpoint after so many minutes, exit status 3; the same command goes on.",
+        show_default=False,
+        min=0.0,
+    ),
+]
+
 
 def execute(
-    recipes: Sequence[Recipe], out: Path, device: str, data_dir: Path | None, tensorboard: bool
+    recipes: Sequence[Recipe],
+    out: Path,
+    device: str,
+    data_dir: Path | None,
+    tensorboard: bool,
+    minutes: float | None = None,
 ) -> int:
     """Train what `recipes` ask for, show tables and verdict, write the report. Returns the exit status."""
     from gapped.cli.watch import Display
@@ -40,12 +62,13 @@ def execute(
     where = pick_device(device)
     store = Store(out)
     screen = console()
+    display = Display(screen, minutes)
     try:
-        with Display(screen) as display:
+        with display:
             made = run(recipes, store, where, data_dir=data_dir, watch=display)
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
-        raise Stopped from None
+        raise Stopped(in_time=display.is_late() and not display.stop) from None
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.cli.common import DataDir, Device, TensorBoard, execute
+from gapped.cli.common import DataDir, Device, Minutes, TensorBoard, execute
 from gapped.errors import reject
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
     data_dir: DataDir = None,
     tensorboard: TensorBoard = False,
+    minutes: Minutes = None,
 ) -> int:
     """Train the same VAE with several estimators and seeds together, and say which one did best.
 
@@ -50,7 +51,7 @@ def compare(
       gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
     """
     recipe = default_recipe(data=data, estimators=estimator, seeds=seeds, epochs=epochs, tau=tau)
-    return execute([recipe], out, device, data_dir, tensorboard)
+    return execute([recipe], out, device, data_dir, tensorboard, minutes)
 
 
 def default_recipe(

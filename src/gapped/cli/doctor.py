@@ -91,9 +91,7 @@ def _sampled(device: torch.device, what: str) -> Finding:
     import torch
 
     import gapped
-    from gapped.kernels import launch
 
-    before = launch.launches
     try:
         logits = torch.zeros(4, 3, device=device, requires_grad=True)
         sample = gapped.gst(logits, tau=0.5, hard=True, generator=torch.Generator(device).manual_seed(0))
@@ -101,7 +99,7 @@ def _sampled(device: torch.device, what: str) -> Finding:
         good = bool((sample.sum(-1) == 1).all() and gradient.isfinite().all())
     except Exception as problem:
         return Finding(str(device), BROKEN, f"{what}: {_first_line(problem)}")
-    backend = "fused Triton kernels" if launch.launches > before else "PyTorch"
+    backend = gapped.backend_used()
     if not good:
         return Finding(str(device), BROKEN, f"{what}: {backend} drew a wrong sample")
     return Finding(str(device), OK, f"{what}; samples by {backend}")

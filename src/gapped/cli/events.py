@@ -22,7 +22,8 @@ def write_events(made: Iterable[Line], folder: Path) -> Path:
     target = folder / "tensorboard"
     for record in made:
         curve = curves.get(record["id"])
-        run = target / f"{record['label']}-tau{record['tau']:g}-seed{record['seed']}".replace("/", "_")
+        at = "" if record["tau"] is None else f"-tau{record['tau']:g}"
+        run = target / f"{record['label']}{at}-seed{record['seed']}".replace("/", "_")
         if curve is None or run.exists():
             continue
         with SummaryWriter(str(run)) as writer:

@@ -12,7 +12,10 @@ __all__ = ["report"]
 
 def report(
     runs: Annotated[
-        Path, typer.Argument(help="A folder with records.jsonl, as compare and reproduce write it.")
+        Path,
+        typer.Argument(
+            help="A folder with records.jsonl or bench.jsonl, as compare, reproduce and bench write it."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -42,6 +45,14 @@ def report(
 
         for changed, new in update_documents(runs, update or [], figures):
             print(f"{'updated' if new else 'unchanged'}: {changed}")
+        return
+
+    if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():
+        from gapped.cli.bench import present
+        from gapped.records import load
+        from gapped.report.terminal import console
+
+        present(load(runs / "bench.jsonl"), runs, console())
         return
 
     from gapped.report import read, write_report

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gapped.cli.common import DataDir, Device, TensorBoard, execute
+from gapped.cli.common import DataDir, Device, Minutes, TensorBoard, execute
 
 __all__ = ["reproduce"]
 
@@ -27,6 +27,7 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
     tensorboard: TensorBoard = False,
+    minutes: Minutes = None,
 ) -> int:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
@@ -41,4 +42,4 @@ def reproduce(
         names = [name for name in known_recipes() if name != "smoke"]
     recipes = [find_recipe(name, quick=quick, seeds=seeds, epochs=epochs) for name in names]
     folder = out or Path("runs") / ("-".join(recipe.name for recipe in recipes) + ("-quick" if quick else ""))
-    return execute(recipes, folder, device, data_dir, tensorboard)
+    return execute(recipes, folder, device, data_dir, tensorboard, minutes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
+from math import inf
 from statistics import fmean
 from types import FrameType
 from typing import Any
@@ -31,11 +33,13 @@ _PLAIN_LINES = 10
 class Display:
     """A watch for a terminal; plain lines, ten per fleet, where the output is not one.
 
-    The first Ctrl-C asks for a checkpoint at the end of the epoch, the second stops at once.
+    The first Ctrl-C asks for a checkpoint at the end of the epoch, as does the end
+    of the `minutes` that the command has, counted from here; the second Ctrl-C stops at once.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, minutes: float | None = None) -> None:
         self.console = console
+        self.deadline = inf if minutes is None else time.monotonic() + 60 * minutes
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.live = Live(console=console, refresh_per_second=4, transient=True)
@@ -81,7 +85,10 @@ class Display:
         pass
 
     def wants_stop(self) -> bool:
-        return self.stop
+        return self.stop or self.is_late()
+
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.deadline
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self.stop:
@@ -92,10 +99,11 @@ class Display:
 
 def _cells(fleet: Fleet, trainer: Trainer) -> Table:
     """The test metric of each cell so far, best first."""
-    name = next(key for key in trainer.history if not key.startswith("train_"))
-    last = trainer.history[name][-1]
+    tests = [key for key in trainer.history if not key.startswith("train_")]
+    name = tests[0] if tests else "not tested yet"
+    last = trainer.history[name][-1] if tests else [float("nan")] * len(fleet.specs)
     alive = trainer.alive.tolist()
-    found: dict[tuple[str, float], list[int]] = {}
+    found: dict[tuple[str, float | None], list[int]] = {}
     for place, spec in enumerate(fleet.specs):
         found.setdefault((fleet.label(spec), spec.tau), []).append(place)
     table = Table("estimator", "tau", "runs", name.replace("_", " "), "diverged")
@@ -105,6 +113,7 @@ def _cells(fleet: Fleet, trainer: Trainer) -> Table:
         rows.append(
             (fmean(sound) if sound else float("inf"), label, tau, len(places), len(places) - len(sound))
         )
-    for mean, label, tau, count, lost in sorted(rows)[:24]:
-        table.add_row(label, f"{tau:g}", str(count), f"{mean:.2f}", str(lost or ""))
+    for mean, label, tau, count, lost in sorted(rows, key=lambda row: row[:2])[:24]:
+        at = "" if tau is None else f"{tau:g}"
+        table.add_row(label, at, str(count), f"{mean:.2f}", str(lost or ""))
     return table

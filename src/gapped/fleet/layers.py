@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Linear", "generators", "spread"]
+__all__ = ["Linear", "affine", "generators", "spread"]
 
 
 def generators(seeds: Sequence[int]) -> list[torch.Generator]:
@@ -23,24 +23,32 @@ def spread(module: torch.nn.Module, rows: Sequence[int]) -> None:
 
 
 class Linear(torch.nn.Module):
-    """R affine maps, ``(R, B, inputs) -> (R, B, outputs)``, initialised as `torch.nn.Linear` is.
+    """R affine maps, ``(R, B, inputs) -> (R, B, outputs)``, initialised as `torch.nn.Linear` is, or as
+    Glorot and Bengio (2010) do: uniform weights, biases of zero.
 
     The weight is stored as ``(R, inputs, outputs)``: no transposed copy is needed in either direction.
     """
 
-    def __init__(self, inputs: int, outputs: int, runs: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, runs: Sequence[torch.Generator], *, glorot: bool = False
+    ) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(inputs)
+        bound = math.sqrt(6 / (inputs + outputs)) if glorot else 1 / math.sqrt(inputs)
         weights, biases = zip(*(_initial(inputs, outputs, bound, g) for g in runs), strict=True)
         self.weight = torch.nn.Parameter(torch.stack([w.t().contiguous() for w in weights]))
-        self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1))
+        self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1) * (not glorot))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+        return affine(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         runs, inputs, outputs = self.weight.shape
         return f"runs={runs}, inputs={inputs}, outputs={outputs}"
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The maps of a `Linear` with these weights."""
+    return torch.baddbmm(bias, x, weight)
 
 
 def _initial(inputs: int, outputs: int, bound: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from gapped.fleet.adam import Adam
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.schedule import Constant, Schedule
-from gapped.registry import Pathwise
+from gapped.registry import Estimator
 
 __all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision"]
 
@@ -53,7 +53,7 @@ class Task(Protocol):
 class Run:
     """What may differ between the runs of a fleet, apart from their seeds."""
 
-    estimator: Pathwise
+    estimator: Estimator
     learning_rate: float
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
     decays: bool = False
@@ -80,33 +80,42 @@ class Trainer:
         device: torch.device,
         *,
         compiled: bool = False,
+        test_every: int = 1,
     ) -> None:
         first = next(task.model.parameters())
         self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
-        self.parameters = [p for p in task.model.parameters() if p.requires_grad]
+        # What a task wants trained by plain gradient descent instead of Adam, each with its rate.
+        self.descended: list[tuple[Tensor, float]] = list(getattr(task, "descended", ()))
+        apart = {id(p) for p, _ in self.descended}
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad and id(p) not in apart]
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, compiled=compiled)
-        self.sampler = Grouped.of([run.estimator for run in runs], task.row_axes, device, first.dtype)
+        estimators = [run.estimator for run in runs]
+        widths = getattr(task, "widths", None)
+        self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, widths)
+        # Estimators with a state are trained beside the model, each run's share at the run's own rate.
+        self.tuned = [(part, each, list(each.parameters())) for part, each in self.sampler.stateful]
+        self.tuners = [Adam(own, rates[part.runs]) for part, _, own in self.tuned]
         self.base_tau = self.sampler.tau.clone()
         self.generator = torch.Generator(device)
         self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
         self.loss_sum = torch.zeros(len(runs), dtype=torch.float64, device=device)
-        self.epoch = 0
+        self.epoch, self.test_every = 0, test_every
+        self.tested: list[int] = []
         self.seconds: list[float] = []
         self.history: dict[str, list[list[float]]] = {}
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self) -> None:
-        """One pass over the data, then the test metrics; both go into `history`."""
+        """One pass over the data; every `test_every` epochs and after the last one, the test metrics too.
+
+        `history` holds the losses and metrics of the epochs in `tested`.
+        """
         began = time.perf_counter()
         with matmul_precision(self.device):
             self.train_steps(self.task.steps)
-            losses = self.loss_sum / self.task.steps
-            metrics = {f"train_{self.task.loss_name}": losses, **self.evaluate()}
-            for name, values in metrics.items():
-                # A step can break a run without its own loss showing it: the test does.
-                self.alive &= values.isfinite()
-                self.history.setdefault(name, []).append(values.double().tolist())
+            if (self.epoch + 1) % self.test_every == 0 or self.epoch + 1 == self.epochs:
+                self._test()
         self.epoch += 1
         self.seconds.append(time.perf_counter() - began)
 
@@ -133,30 +142,58 @@ class Trainer:
         with torch.no_grad():
             return self.task.evaluate(self.sampler, self.generator)
 
+    def _test(self) -> None:
+        losses = self.loss_sum / self.task.steps
+        metrics = {f"train_{self.task.loss_name}": losses, **self.evaluate()}
+        for name, values in metrics.items():
+            # A step can break a run without its own loss showing it: the test does.
+            self.alive &= values.isfinite()
+            self.history.setdefault(name, []).append(values.double().tolist())
+        self.tested.append(self.epoch + 1)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that training depends on, as plain containers and tensors."""
         return {
             "epoch": self.epoch,
             "seconds": self.seconds,
             "history": self.history,
+            "tested": self.tested,
             "alive": self.alive,
             "model": self.task.model.state_dict(),
             "adam": self.adam.state_dict(),
+            "estimators": [each.state_dict() for _, each, _ in self.tuned],
+            "tuners": [tuner.state_dict() for tuner in self.tuners],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
+        self.tested = state["tested"]
         self.alive.copy_(state["alive"])
         self.task.model.load_state_dict(state["model"])
         self.adam.load_state_dict(state["adam"])
+        for (_, each, _), tuner, own, moments in zip(
+            self.tuned, self.tuners, state["estimators"], state["tuners"], strict=True
+        ):
+            each.load_state_dict(own)
+            tuner.load_state_dict(moments)
 
     def _train_step(self) -> None:
         loss = self.task.loss(self.sampler, self.generator)
-        gradients = torch.autograd.grad(loss.sum(), self.parameters)
+        everything = [*self.parameters, *(p for p, _ in self.descended)]
+        gradients = torch.autograd.grad(loss.sum(), everything)
         loss = loss.detach()
         self.loss_sum += loss
         self.alive &= loss.isfinite()
-        self.adam.step(gradients, self.alive)
+        self.adam.step(gradients[: len(self.parameters)], self.alive)
+        for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
+            with torch.no_grad():
+                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * g, 0.0))
+        for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
+            if own:
+                # The estimator's loss is a mean over its runs; each run is to have its own.
+                loss = each.variance_loss() * len(part)
+                gradients = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
+                tuner.step(gradients, self.alive[part.runs])
 
     def _temperatures(self) -> Tensor | None:
         """The temperatures of the epoch, ``(steps, R)``, or None if they never change."""
@@ -174,8 +211,10 @@ class Trainer:
         return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
 
     def _state(self) -> list[Tensor]:
-        moments = [*self.adam.first, *self.adam.second, self.adam.count]
-        return [*self.parameters, *moments, self.loss_sum, self.alive]
+        moments = [m for adam in (self.adam, *self.tuners) for m in (*adam.first, *adam.second, adam.count)]
+        states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
+        states += [p for p, _ in self.descended]
+        return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
 
 
 def derived_seed(*parts: object) -> int:

@@ -1,10 +1,8 @@
-"""Hard samples in one pass forward and one pass backward, for rows that fit into a block.
+"""Samples in one pass forward and one pass backward, for rows that fit into a block.
 
 The forward pass reads the logits and writes the sample and its index. The backward pass reads logits,
-index and incoming gradient and writes the gradient; noise is not stored but drawn again from the same
-counter-based key. Arithmetic is in float32 whatever the dtype of the logits, running sums in float64.
-
-Prefixes: ``p_`` pointers, ``b_`` values of a block, ``s_`` scalars of the launch.
+index and incoming gradient and writes the gradient. Arithmetic is in float32 whatever the dtype of the
+logits, running sums in float64.
 """
 
 from __future__ import annotations
@@ -12,53 +10,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["MODES", "backward_kernel", "forward_kernel", "noise_kernel"]
+from gapped.kernels.parts import (
+    DECOUPLED,
+    GST,
+    GUMBEL,
+    RAO,
+    REINMAX,
+    capped,
+    exponential,
+    gumbel,
+    level,
+    rao_bits,
+    rao_odds,
+    rao_weight,
+    rao_winner,
+    row_uniforms,
+    selected_gap,
+)
 
-MODES = {"gst": 0, "straight-through": 1, "reinmax": 2, "gumbel-softmax": 3, "decoupled": 4, "gumbel-rao": 5}
-_GUMBEL = tl.constexpr(3)
-_DECOUPLED = tl.constexpr(4)
-_RAO = tl.constexpr(5)
-_REINMAX = tl.constexpr(2)
-_GST = tl.constexpr(0)
+__all__ = ["backward_kernel", "forward_kernel", "noise_kernel"]
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_LN_2 = tl.constexpr(0.6931471805599453)
-_GAP_GUARD = tl.constexpr(1e-5)
-
-
-@triton.jit
-def _uniform(b_bits):
-    """Uniforms in (0, 1) of 24 bits; never 0 or 1, so that both logarithms below are finite."""
-    b_u = ((b_bits >> 8).to(tl.float32) + 0.5) * 5.9604644775390625e-08
-    return tl.minimum(b_u, 0.99999994)
-
-
-@triton.jit
-def _counters(b_rows, b_columns, s_categories):
-    """The two halves of an element's 64-bit number."""
-    b_element = b_rows[:, None] * s_categories + b_columns[None, :]
-    return (b_element & 0xFFFFFFFF).to(tl.uint32), (b_element >> 32).to(tl.uint32)
-
-
-@triton.jit
-def _gumbel(s_seed, b_rows, b_columns, s_categories):
-    b_low, b_high = _counters(b_rows, b_columns, s_categories)
-    b_zero = b_low * 0
-    b_bits, _, _, _ = tl.philox(s_seed, b_low, b_high, b_zero, b_zero)
-    return -tl.log(-tl.log(_uniform(b_bits)))
-
-
-@triton.jit
-def _row_uniform(s_seed, b_rows):
-    """One float64 uniform in [0, 1) per row, of 53 bits."""
-    b_low = (b_rows & 0xFFFFFFFF).to(tl.uint32)
-    b_high = (b_rows >> 32).to(tl.uint32)
-    b_a, b_b, _, _ = tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0)
-    return ((b_a >> 5).to(tl.float64) * 67108864.0 + (b_b >> 6).to(tl.float64)) * 1.1102230246251565e-16
 
 
 @triton.jit
 def _load_rows(p, b_rows, b_columns, s_stride, b_inside, other):
     return tl.load(p + b_rows[:, None] * s_stride + b_columns[None, :], mask=b_inside, other=other)
+
+
+@triton.jit
+def _store_rows(p, b_rows, b_columns, s_stride, b_inside, b_values):
+    p_to = p + b_rows[:, None] * s_stride + b_columns[None, :]
+    tl.store(p_to, b_values.to(p.dtype.element_ty), mask=b_inside)
 
 
 @triton.jit
@@ -71,8 +54,7 @@ def _shifted(b_logits):
 @triton.jit
 def _normalised(b_shifted):
     b_weights = tl.exp(b_shifted)
-    b_total = tl.sum(b_weights, 1)
-    return b_weights / tl.where(b_total == 0, 1.0, b_total)[:, None]
+    return b_weights * capped(tl.sum(b_weights, 1))[:, None]
 
 
 @triton.jit
@@ -82,28 +64,125 @@ def _through(b_point, b_grad):
 
 
 @triton.jit
-def _level(p_level, s_level, b_rows, b_row_inside, PER_ROW: tl.constexpr):
-    if PER_ROW:
-        b_level = tl.load(p_level + b_rows, mask=b_row_inside, other=1.0)
+def _gap(
+    p_gap, s_gap, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr
+):
+    if EXPECTED:
+        b_gap = selected_gap(tl.sum(tl.where(b_selected, _normalised(b_shifted), 0.0), 1))
     else:
-        b_level = tl.zeros_like(b_rows).to(tl.float32) + s_level
-    # A negative level becomes NaN, and so does its row.
-    return tl.where(b_level >= 0, b_level, float("nan"))
+        b_gap = level(p_gap, s_gap, b_rows, b_row_inside, PER_ROW)
+    return b_gap[:, None]
 
 
 @triton.jit
+def _surrogate(
+    s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE: tl.constexpr, FAST: tl.constexpr
+):
+    """The point of the simplex that carries the gradient, for the estimators that have just one."""
+    if MODE == GST:
+        b_scores = tl.where(b_selected, 0.0, tl.minimum(b_shifted, -b_gap)) / b_tau
+    elif MODE == GUMBEL:
+        b_scores = _shifted(b_shifted + gumbel(s_seed, b_element, FAST)) / b_tau
+    elif MODE == DECOUPLED:
+        b_scores = _shifted(b_shifted / b_tau + gumbel(s_seed, b_element, FAST))
+    else:
+        b_scores = b_shifted / b_tau
+    return _normalised(b_scores)
+
+
+@triton.jit
+def _odds(b_shifted, b_selected):
+    b_total = tl.sum(tl.exp(b_shifted), 1)
+    b_log2_p = b_shifted * _LOG2_E - tl.log2(tl.where(b_total == 0, 1.0, b_total))[:, None]
+    return rao_odds(b_log2_p, b_selected)
+
+
+@triton.jit
+def _rao_point(b_bits, b_winner_bits, b_odds, b_rest, b_sharpness, FAST: tl.constexpr):
+    b_scale = 1.0 / exponential(b_winner_bits, FAST)
+    b_weight = rao_weight(b_bits, b_odds, b_rest, b_scale[:, None], b_sharpness, FAST)
+    return b_weight * capped(tl.sum(b_weight, 1))[:, None]
+
+
+@triton.jit
+def _rao_add(
+    b_acc,
+    b_bits,
+    b_winner_bits,
+    b_odds,
+    b_rest,
+    b_grad,
+    b_sharpness,
+    s_share,
+    SOFT: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Add one conditional draw: its point to a soft sample, or its J(q) g to a gradient."""
+    b_point = _rao_point(b_bits, b_winner_bits, b_odds, b_rest, b_sharpness, FAST)
+    if SOFT:
+        return b_acc + s_share * b_point
+    else:
+        return b_acc + s_share * _through(b_point, b_grad)
+
+
+@triton.jit
+def _rao(
+    s_seed,
+    b_rows,
+    b_element,
+    b_odds,
+    b_rest,
+    b_grad,
+    b_sharpness,
+    s_samples,
+    SOFT: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """The sum over all conditional draws."""
+    b_acc = tl.zeros_like(b_odds)
+    for s_block in range(0, s_samples // 4):
+        b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_block)
+        b_w0, b_w1, b_w2, b_w3 = rao_winner(s_seed, b_rows, s_block)
+        b_acc = _rao_add(b_acc, b_0, b_w0, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_1, b_w1, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_2, b_w2, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_3, b_w3, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+    s_left = s_samples % 4
+    if s_left > 0:
+        s_block = s_samples // 4
+        b_0, b_1, b_2, _ = rao_bits(s_seed, b_element, s_block)
+        b_w0, b_w1, b_w2, _ = rao_winner(s_seed, b_rows, s_block)
+        b_acc = _rao_add(b_acc, b_0, b_w0, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        s_second, s_third = (s_left > 1).to(tl.float32), (s_left > 2).to(tl.float32)
+        b_acc = _rao_add(b_acc, b_1, b_w1, b_odds, b_rest, b_grad, b_sharpness, s_second, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_2, b_w2, b_odds, b_rest, b_grad, b_sharpness, s_third, SOFT, FAST)
+    return b_acc
+
+
+@triton.jit(do_not_specialize=["s_rows", "s_samples"])
 def forward_kernel(
     p_logits,
     p_seed,
+    p_tau,
+    p_gap,
     p_tau_forward,
     p_value,
     p_index,
     s_rows,
     s_categories,
     s_stride,
+    s_tau,
+    s_gap,
     s_tau_forward,
+    s_samples,
     MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
     TAU_FORWARD_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    SOFT: tl.constexpr,
+    DENSE: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -112,44 +191,54 @@ def forward_kernel(
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
     b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
-    b_nan = tl.sum((b_logits != b_logits).to(tl.int32), 1) > 0
     b_shifted = _shifted(b_logits)
+    b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
-    if (MODE == _GUMBEL) or (MODE == _DECOUPLED):
-        b_tau = _level(p_tau_forward, s_tau_forward, b_rows, b_row_inside, TAU_FORWARD_PER_ROW)
-        b_scores = b_shifted / b_tau[:, None] + _gumbel(s_seed, b_rows, b_columns, s_categories)
+    if (MODE == GUMBEL) or (MODE == DECOUPLED):
+        b_tau_forward = level(p_tau_forward, s_tau_forward, b_rows, b_row_inside, TAU_FORWARD_PER_ROW)
+        b_scores = b_shifted / b_tau_forward[:, None] + gumbel(s_seed, b_element, FAST)
         b_best = tl.max(b_scores, 1)
         b_wins = (b_scores == b_best[:, None]) & (b_shifted > -float("inf"))
+        # Minima and maxima pass over a NaN on a GPU, sums do not.
+        b_nan = tl.sum((b_logits != b_logits).to(tl.int32), 1) > 0
     else:
         b_weights = tl.exp(b_shifted)
         b_running = tl.cumsum(b_weights.to(tl.float64), 1)
-        b_total = tl.max(b_running, 1)
-        b_threshold = _row_uniform(s_seed, b_rows) * b_total
+        b_total = tl.sum(b_weights.to(tl.float64), 1)
+        b_u, _ = row_uniforms(s_seed, b_rows)
+        # The sum may exceed the last running sum by some roundings: then the last category must win.
+        b_threshold = b_u * b_total * 0.99999999999999
         # A category without weight never wins, however the running sum was rounded.
         b_wins = (b_running > b_threshold[:, None]) & (b_weights > 0)
+        b_nan = b_total != b_total
     b_index = tl.min(tl.where(b_wins, b_columns[None, :], s_categories), 1)
-    b_value = (b_columns[None, :] == b_index[:, None]).to(tl.float32)
-    b_value = tl.where(b_nan[:, None], float("nan"), b_value)
-    p_out = p_value + b_rows[:, None] * s_categories + b_columns[None, :]
-    tl.store(p_out, b_value.to(p_value.dtype.element_ty), mask=b_inside)
+    b_index = tl.where(b_nan, s_categories + 1, b_index)
     tl.store(p_index + b_rows, b_index, mask=b_row_inside)
+    if DENSE:
+        b_selected = b_columns[None, :] == b_index[:, None]
+        if SOFT:
+            b_tau = level(p_tau, s_tau, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
+            if MODE == RAO:
+                b_odds, b_rest = _odds(b_shifted, b_selected)
+                b_value = _rao(
+                    s_seed, b_rows, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, True, FAST
+                )
+                b_value = b_value / s_samples
+            else:
+                b_gap = b_tau
+                if MODE == GST:
+                    b_gap = _gap(
+                        p_gap, s_gap, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED_GAP, GAP_PER_ROW
+                    )
+                b_value = _surrogate(s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE, FAST)
+            b_value = tl.where((b_index == s_categories)[:, None], 0.0, b_value)
+        else:
+            b_value = b_selected.to(tl.float32)
+        b_value = tl.where(b_nan[:, None], float("nan"), b_value)
+        _store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
 
 
-@triton.jit
-def _one_rao(b_acc, b_bits, b_log2_p, b_selected, b_grad, b_sharpness, s_share):
-    """Add one conditional draw. With unit exponentials E, the surrogate is in proportion to 1 for the
-    winner i and to (1 + E_j / (p_j E_i))^(-1/tau) for the others; everything below is in base 2."""
-    b_e = tl.log2(-tl.log2(_uniform(b_bits)))
-    b_winner = tl.sum(tl.where(b_selected, b_e, 0.0), 1)
-    b_x = b_e - b_log2_p - b_winner[:, None]
-    b_lag = tl.maximum(b_x, 0.0) + tl.log2(1.0 + tl.exp2(-tl.abs(b_x)))
-    b_weight = tl.where(b_selected, 1.0, tl.exp2(-b_lag * b_sharpness))
-    b_total = tl.sum(b_weight, 1)
-    b_point = b_weight / tl.where(b_total == 0, 1.0, b_total)[:, None]
-    return b_acc + s_share * _through(b_point, b_grad)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["s_rows", "s_samples"])
 def backward_kernel(
     p_logits,
     p_index,
@@ -170,6 +259,8 @@ def backward_kernel(
     GAP_PER_ROW: tl.constexpr,
     EXPECTED_GAP: tl.constexpr,
     DETACHED: tl.constexpr,
+    AT_INDEX: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -178,66 +269,40 @@ def backward_kernel(
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
     b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
-    b_grad = _load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
     b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
     b_selected = b_columns[None, :] == b_index[:, None]
-    b_tau = _level(p_tau, s_tau, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
+    if AT_INDEX:
+        b_one = tl.load(p_grad + b_rows, mask=b_row_inside, other=0.0).to(tl.float32)
+        b_grad = tl.where(b_selected, b_one[:, None], 0.0)
+    else:
+        b_grad = _load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
+    b_tau = level(p_tau, s_tau, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shifted(b_logits)
-    if MODE == _GST:
-        if EXPECTED_GAP:
-            b_p = tl.sum(tl.where(b_selected, _normalised(b_shifted), 0.0), 1) * (1 - _GAP_GUARD)
-            b_small = b_p < 0.0046
-            b_quotient = -tl.log(1.0 - b_p) / tl.where(b_small, 1.0, b_p)
-            b_gap = tl.where(b_small, 1.0 + b_p * (0.5 + b_p / 3.0), b_quotient)
-        else:
-            b_gap = _level(p_gap, s_gap, b_rows, b_row_inside, GAP_PER_ROW)
-        b_perturbed = tl.where(b_selected, 0.0, tl.minimum(b_shifted, -b_gap[:, None]))
-        b_out = _through(_normalised(b_perturbed / b_tau), b_grad) / b_tau
+    b_element = b_rows[:, None] * s_categories + b_columns[None, :]
+    s_seed = tl.load(p_seed)
+    if MODE == RAO:
+        b_odds, b_rest = _odds(b_shifted, b_selected)
+        b_sum = _rao(s_seed, b_rows, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
+        b_out = b_sum / (b_tau * s_samples)
+    elif MODE == REINMAX:
+        b_half = (_normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
+        b_out = 2 * _through(b_half, b_grad) - _through(_normalised(b_shifted), b_grad) / 2
+    else:
+        b_gap = b_tau
+        if MODE == GST:
+            b_gap = _gap(p_gap, s_gap, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED_GAP, GAP_PER_ROW)
+        b_point = _surrogate(s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE, FAST)
+        b_out = _through(b_point, b_grad) / b_tau
         if not DETACHED:
             # Only logits that are neither raised nor lowered move by themselves, all relative to the largest.
-            b_moves = (b_shifted < -b_gap[:, None]) & (b_index[:, None] != b_columns[None, :])
+            b_moves = (b_shifted < -b_gap) & (b_index[:, None] != b_columns[None, :])
             b_out = tl.where(b_moves, b_out, 0.0)
             b_largest = (b_shifted == 0).to(tl.float32)
             b_ties = tl.maximum(tl.sum(b_largest, 1), 1.0)
             b_out -= b_largest * (tl.sum(b_out, 1) / b_ties)[:, None]
-    elif MODE == _REINMAX:
-        b_half = (_normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
-        b_out = 2 * _through(b_half, b_grad) - _through(_normalised(b_shifted), b_grad) / 2
-    elif MODE == _GUMBEL:
-        b_scores = b_shifted + _gumbel(tl.load(p_seed), b_rows, b_columns, s_categories)
-        b_out = _through(_normalised(_shifted(b_scores) / b_tau), b_grad) / b_tau
-    elif MODE == _DECOUPLED:
-        b_scores = b_shifted / b_tau + _gumbel(tl.load(p_seed), b_rows, b_columns, s_categories)
-        b_out = _through(_normalised(_shifted(b_scores)), b_grad) / b_tau
-    elif MODE == _RAO:
-        b_total = tl.sum(tl.exp(b_shifted), 1)
-        b_log2_p = (b_shifted - tl.log(tl.where(b_total == 0, 1.0, b_total))[:, None]) * _LOG2_E
-        b_low, b_high = _counters(b_rows, b_columns, s_categories)
-        s_seed = tl.load(p_seed)
-        b_sharpness = 1.0 / b_tau
-        b_one = b_low * 0 + 1
-        b_acc = tl.zeros_like(b_grad)
-        for s_block in range(0, tl.cdiv(s_samples, 4)):
-            b_0, b_1, b_2, b_3 = tl.philox(s_seed, b_low, b_high, b_low * 0 + s_block, b_one)
-            s_left = s_samples - 4 * s_block
-            b_acc = _one_rao(b_acc, b_0, b_log2_p, b_selected, b_grad, b_sharpness, 1.0)
-            b_acc = _one_rao(
-                b_acc, b_1, b_log2_p, b_selected, b_grad, b_sharpness, (s_left > 1).to(tl.float32)
-            )
-            b_acc = _one_rao(
-                b_acc, b_2, b_log2_p, b_selected, b_grad, b_sharpness, (s_left > 2).to(tl.float32)
-            )
-            b_acc = _one_rao(
-                b_acc, b_3, b_log2_p, b_selected, b_grad, b_sharpness, (s_left > 3).to(tl.float32)
-            )
-        b_out = b_acc * (b_sharpness / s_samples)
-    else:
-        b_out = _through(_normalised(b_shifted / b_tau), b_grad) / b_tau
-    # Minima and maxima pass over a NaN on a GPU: its row is marked here.
-    b_nan = tl.sum((b_logits != b_logits).to(tl.int32), 1) > 0
-    b_out = tl.where(b_nan[:, None], float("nan"), b_out)
-    p_to = p_out + b_rows[:, None] * s_categories + b_columns[None, :]
-    tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=b_inside)
+    b_out = tl.where((b_index == s_categories)[:, None], 0.0, b_out)
+    b_out = tl.where((b_index > s_categories)[:, None], float("nan"), b_out)
+    _store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
 
 
 @triton.jit
@@ -247,21 +312,26 @@ def noise_kernel(
     s_rows,
     s_categories,
     s_draw,
-    RAO: tl.constexpr,
+    KIND: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """The noise of the other kernels, written out for tests: Gumbels, or the exponentials of one Rao draw."""
+    """The noise of the kernels, written out for tests: Gumbels (0), or for one Gumbel-Rao draw the
+    exponentials of the elements (1) or of the rows' winners (2), in units of ln 2."""
     b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_inside = (b_rows < s_rows)[:, None] & (b_columns < s_categories)[None, :]
+    b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
-    if RAO:
-        b_low, b_high = _counters(b_rows, b_columns, s_categories)
-        b_0, b_1, b_2, b_3 = tl.philox(s_seed, b_low, b_high, b_low * 0 + s_draw // 4, b_low * 0 + 1)
+    if KIND == 0:
+        b_noise = gumbel(s_seed, b_element, FAST)
+    else:
+        if KIND == 1:
+            b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_draw // 4)
+        else:
+            b_0, b_1, b_2, b_3 = rao_winner(s_seed, b_rows[:, None] + b_columns[None, :] * 0, s_draw // 4)
         s_lane = s_draw % 4
         b_bits = tl.where(s_lane == 0, b_0, tl.where(s_lane == 1, b_1, tl.where(s_lane == 2, b_2, b_3)))
-        b_noise = -tl.log2(_uniform(b_bits)) * _LN_2
-    else:
-        b_noise = _gumbel(s_seed, b_rows, b_columns, s_categories)
-    tl.store(p_out + b_rows[:, None] * s_categories + b_columns[None, :], b_noise, mask=b_inside)
+        b_noise = exponential(b_bits, FAST)
+    _store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_noise)

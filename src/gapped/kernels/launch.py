@@ -1,26 +1,41 @@
-"""Launching the fused kernels: one autograd Function, and the rule for when it applies."""
+"""Launching the fused kernels: the rule for when they apply, and a sample that carries its gradient."""
 
 from __future__ import annotations
 
-import functools
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Fused", "applies", "available", "sample"]
+__all__ = [
+    "BACKENDS",
+    "Fused",
+    "Sampled",
+    "backend_used",
+    "backward",
+    "draw_key",
+    "forward",
+    "refusal",
+    "sample",
+]
 
-LONGEST_ROW = 1024
-_ELEMENTS = 2048
-# The loop over draws keeps much in registers: smaller blocks were fastest (benchmarks/bench_rao.py).
-_RAO_ELEMENTS = 256
+BACKENDS = ("auto", "torch", "triton")
+LONGEST_BLOCK = 4096
+"""Rows up to this length are held by one program at once; longer ones are streamed."""
+# Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
+_BLOCK = (1024, 4)
+_RAO_BLOCK = (256, 2)
+# The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
+_STREAM, _STREAM_WARPS = 4096, 16
+_STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_INSTALLED = find_spec("triton") is not None
 
-launches = 0
-"""How many samples the kernels have drawn in this process; tests look here to see which branch ran."""
+_used: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,86 +51,155 @@ class Fused:
     """Whether GST's perturbation is a constant."""
     tau_forward: float | Tensor = 1.0
     samples: int = 1
+    soft: bool = False
+    """Whether the sample is the surrogate itself."""
 
 
-@functools.cache
-def available() -> bool:
-    """Whether Triton can be imported."""
-    return find_spec("triton") is not None
+class Sampled(NamedTuple):
+    """What a forward pass leaves behind."""
+
+    value: Tensor
+    """The sample; empty if it was not asked for."""
+    chosen: Tensor
+    """The index, int32: one past the last category where a row has none, two past it where it holds a NaN."""
+    stats: Tensor
+    """Two numbers per row that a streamed backward pass needs; empty otherwise."""
 
 
-def applies(logits: Tensor) -> bool:
-    """Whether the kernels can and should be used: on a GPU, in eager mode, for rows that fit into a block."""
-    return (
-        logits.device.type == "cuda"
-        and logits.numel() > 0
-        and logits.shape[-1] <= LONGEST_ROW
-        and logits.dtype in _DTYPES
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and available()
-    )
+def backend_used() -> str | None:
+    """Which backend drew the last sample outside of compiled code: ``"torch"``, ``"triton"``, or None."""
+    return _used
+
+
+def note_backend(name: str) -> None:
+    """Remember who drew the last sample."""
+    global _used
+    if not torch.compiler.is_compiling():
+        _used = name
+
+
+def refusal(logits: Tensor, fused: Fused | None) -> str | None:
+    """Why the kernels cannot sample these logits; None if they can."""
+    if fused is None:
+        return "this estimator, or this option of it, has no kernel"
+    if not _INSTALLED:
+        return "Triton is not installed (pip install triton)"
+    if logits.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the logits are on {logits.device.type}, the kernels run on cuda"
+    if logits.dtype not in _DTYPES:
+        return f"the logits are {logits.dtype}, the kernels take float32, bfloat16 and float16"
+    if not fused.detach and logits.shape[-1] > LONGEST_BLOCK:
+        return f"detach=False has no kernel for rows longer than {LONGEST_BLOCK}"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "the call is inside of a function transform such as vmap"
+    return None
+
+
+def draw_key(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """The key of a call's noise, drawn on the device: a captured graph draws a new one at every replay."""
+    return torch.randint(2**62, (1,), device=logits.device, generator=generator)
 
 
 def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
-    """A hard sample of ``(*rows, K)`` logits that carries the gradient of the estimator `fused`."""
-    global launches
-    launches += 1
-    # The key is drawn on the device: a captured graph draws a new one at every replay.
-    key = torch.randint(2**62, (1,), device=logits.device, generator=generator)
+    """A sample of ``(*rows, K)`` logits that carries the gradient of the estimator `fused`."""
+    key = draw_key(logits, generator)
+    if torch.compiler.is_compiling():
+        from gapped.kernels import operators
+
+        return operators.sample(logits, key, fused)
     return _Sample.apply(logits, key, fused)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
-        value, index = forward(logits, key, fused)
+        value, index, stats = forward(logits, key, fused)
         ctx.fused = fused
-        ctx.save_for_backward(logits, index, key)
+        ctx.save_for_backward(logits, index, stats, key)
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, index, key = ctx.saved_tensors
-        return backward(logits, index, key, grad, ctx.fused), None, None
+        logits, index, stats, key = ctx.saved_tensors
+        return backward(logits, index, stats, key, grad, ctx.fused), None, None
 
 
-def forward(logits: Tensor, key: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
-    """The one-hot sample and its index, int32, one past the last category where a row has none."""
-    from gapped.kernels.fused import MODES, forward_kernel
-
+def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) -> Sampled:
+    """Draw a sample; without `dense` only its index."""
     rows, stride = _rows(logits)
     count, categories = rows.shape
-    value = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    index = torch.empty(count, dtype=torch.int32, device=logits.device)
-    levels, number, per_row = _level(fused.tau_forward, logits)
-    grid, blocks = _blocks(count, categories)
-    forward_kernel[grid](
-        rows, key, levels, value, index, count, categories, stride, number,
-        MODE=MODES[fused.mode], TAU_FORWARD_PER_ROW=per_row, **blocks,
-    )  # fmt: skip
-    return value, index
+    streamed = categories > LONGEST_BLOCK
+    # Conditional draws of a streamed row are added up in the sample itself.
+    adds_up = streamed and fused.soft and fused.mode == "gumbel-rao"
+    value = torch.empty(
+        logits.shape if dense else (0,),
+        dtype=torch.float32 if adds_up else logits.dtype,
+        device=logits.device,
+    )
+    index = torch.empty(logits.shape[:-1], dtype=torch.int32, device=logits.device)
+    stats = torch.empty((count if streamed else 0, 2), dtype=torch.float32, device=logits.device)
+    tensors, numbers, flags = _levels(fused, logits)
+    pointers: tuple[Tensor, ...]
+    flags |= {"SOFT": fused.soft, "DENSE": dense}
+    if count == 0:
+        return Sampled(value, index, stats)
+    if streamed:
+        from gapped.kernels.streamed import streamed_forward_kernel
+
+        flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
+        pointers = (rows, key, *tensors, value, index, stats)
+        _run(streamed_forward_kernel, count, pointers, (categories, stride), (*numbers, fused.samples), flags)
+    else:
+        from gapped.kernels.fused import forward_kernel
+
+        programs, blocks = _blocks(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
+        pointers = (rows, key, *tensors, value, index)
+        sizes = (count, categories, stride)
+        _run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
+    return Sampled(value.to(logits.dtype), index, stats)
 
 
-def backward(logits: Tensor, index: Tensor, key: Tensor, grad: Tensor, fused: Fused) -> Tensor:
-    """The gradient of the logits."""
-    from gapped.kernels.fused import MODES, backward_kernel
-
+def backward(
+    logits: Tensor,
+    index: Tensor,
+    stats: Tensor,
+    key: Tensor,
+    grad: Tensor,
+    fused: Fused,
+    *,
+    at_index: bool = False,
+) -> Tensor:
+    """The gradient of the logits; with `at_index` that of the sample is given for the chosen entries only."""
     rows, stride = _rows(logits)
-    grads, grad_stride = _rows(grad)
+    grads, grad_stride = (grad.contiguous(), 1) if at_index else _rows(grad)
     count, categories = rows.shape
-    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    taus, tau, tau_per_row = _level(fused.tau, logits)
-    gaps, gap, gap_per_row = _level(1.0 if fused.gap is None else fused.gap, logits)
-    grid, blocks = _blocks(count, categories, _RAO_ELEMENTS if fused.mode == "gumbel-rao" else _ELEMENTS)
-    backward_kernel[grid](
-        rows, index, grads, key, taus, gaps, out,
-        count, categories, stride, grad_stride, tau, gap, fused.samples,
-        MODE=MODES[fused.mode], TAU_PER_ROW=tau_per_row, GAP_PER_ROW=gap_per_row,
-        EXPECTED_GAP=fused.gap is None, DETACHED=fused.detach, **blocks,
-    )  # fmt: skip
-    return out
+    streamed = categories > LONGEST_BLOCK
+    adds_up = streamed and fused.mode == "gumbel-rao"
+    out = torch.empty(logits.shape, dtype=torch.float32 if adds_up else logits.dtype, device=logits.device)
+    (taus, gaps, _), (tau, gap, _), flags = _levels(fused, logits)
+    pointers: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    del flags["TAU_FORWARD_PER_ROW"]
+    flags["AT_INDEX"] = at_index
+    if count == 0:
+        return out
+    if streamed:
+        from gapped.kernels.streamed import streamed_backward_kernel
+
+        flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
+        pointers = (rows, index, stats, grads, key, taus, gaps, out)
+        sizes = (categories, stride, grad_stride)
+        _run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+    else:
+        from gapped.kernels.fused import backward_kernel
+
+        programs, blocks = _blocks(count, categories, loops=fused.mode == "gumbel-rao")
+        pointers = (rows, index, grads, key, taus, gaps, out)
+        sizes = (count, categories, stride, grad_stride)
+        flags |= {"DETACHED": fused.detach, **blocks}
+        _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
+    return out.to(logits.dtype)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
@@ -126,16 +210,74 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return matrix, matrix.stride(0)
 
 
-def _level(level: float | Tensor, logits: Tensor) -> tuple[Tensor, float, bool]:
-    """A temperature or gap as the kernels take it: a tensor, a number, and which of the two counts."""
-    if not isinstance(level, Tensor):
-        return logits, float(level), False
-    rows = level.to(logits.device, torch.float32).expand(logits.shape[:-1])
-    return rows.contiguous(), 0.0, True
+def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], list[float], dict[str, Any]]:
+    """Temperature, gap and forward temperature as the kernels take them: tensors, numbers, and flags."""
+    from gapped.kernels.parts import MODES
+
+    given = (fused.tau, 1.0 if fused.gap is None else fused.gap, fused.tau_forward)
+    names = ("TAU_PER_ROW", "GAP_PER_ROW", "TAU_FORWARD_PER_ROW")
+    flags: dict[str, Any] = {name: isinstance(each, Tensor) for name, each in zip(names, given, strict=True)}
+    flags |= {"MODE": MODES[fused.mode], "EXPECTED_GAP": fused.gap is None, "FAST": logits.is_cuda}
+    tensors = [_per_row(each, logits) if isinstance(each, Tensor) else logits for each in given]
+    numbers = [0.0 if isinstance(each, Tensor) else float(each) for each in given]
+    return tensors, numbers, flags
 
 
-def _blocks(rows: int, categories: int, elements: int = _ELEMENTS) -> tuple[tuple[int], dict[str, int]]:
-    """The grid, and block sizes that give each program about `elements` elements."""
-    columns = max(1 << (categories - 1).bit_length(), 2)
+def _per_row(level: Tensor, logits: Tensor) -> Tensor:
+    return level.to(logits.device, torch.float32).expand(logits.shape[:-1]).contiguous()
+
+
+def _power(count: int) -> int:
+    """The next power of two, at least 2."""
+    return max(1 << (count - 1).bit_length(), 2)
+
+
+def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
+    """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
+    elements, warps = _RAO_BLOCK if loops else _BLOCK
+    columns = _power(categories)
     height = max(elements // columns, 1)
-    return (-(-rows // height),), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns}
+    # A row that is longer than a block has more threads instead.
+    warps = min(max(columns * warps // elements, warps), 16)
+    return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
+
+
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def _run(
+    kernel: Any,
+    programs: int,
+    pointers: tuple[Tensor, ...],
+    sizes: tuple[int, ...],
+    numbers: tuple[float, ...],
+    flags: dict[str, Any],
+) -> None:
+    """Launch a kernel on the device of its tensors.
+
+    Triton finds out at every launch what a kernel has to be compiled for, which takes longer than a small
+    kernel runs. Here that is done once for each combination of what it depends on.
+    """
+    arguments = (*pointers, *sizes, *numbers)
+    if not pointers[0].is_cuda:
+        kernel[(programs,)](*arguments, **flags)
+        return
+    device = pointers[0].device.index
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _run(kernel, programs, pointers, sizes, numbers, flags)
+        return
+    key = (
+        id(kernel),
+        device,
+        *flags.values(),
+        *[(each.dtype, each.data_ptr() % 16) for each in pointers],
+        *[(each % 16 == 0, each == 1) for each in sizes],
+    )
+    known = _compiled.get(key)
+    if known is None:
+        made = kernel[(programs,)](*arguments, **flags)
+        _compiled[key] = (made, tuple(flags[name] for name in kernel.arg_names[len(arguments) :]))
+        return
+    made, constants = known
+    made[(programs, 1, 1)](*arguments, *constants)

@@ -16,6 +16,7 @@ from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import show
 from gapped.records import Line
+from gapped.registry import estimators
 from gapped.tasks.vae.protocol import protocol
 from gapped.tasks.vae.task import VAETask
 
@@ -69,8 +70,10 @@ def entries_by_run(recipes: Sequence[Recipe]) -> dict[str, list[Entry]]:
     return entries
 
 
-def _kind(spec: RunSpec) -> str:
-    return show(spec.estimator, {k: v for k, v in spec.options.items() if not is_level(k, v)})
+def _kind(spec: RunSpec) -> tuple[bool, str]:
+    """Where a run stands in its fleet: all of one family together, then by what can be sampled together."""
+    options = {k: v for k, v in spec.options.items() if not is_level(k, v)}
+    return spec.estimator in estimators("score"), show(spec.estimator, options)
 
 
 def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, key: str) -> Trainer:
@@ -91,4 +94,12 @@ def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None,
         )
         for spec in specs
     ]
-    return Trainer(task, runs, first.epochs, derived_seed(key), device, compiled=compiled)
+    return Trainer(
+        task,
+        runs,
+        first.epochs,
+        derived_seed(key),
+        device,
+        compiled=compiled,
+        test_every=first.test_every,
+    )

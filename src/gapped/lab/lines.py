@@ -59,12 +59,12 @@ def curve_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
     for place, spec in enumerate(fleet.specs):
         series = {name: [_finite(row[place]) for row in rows] for name, rows in trainer.history.items()}
         if series:
-            yield {"id": spec.id, "epoch": list(range(1, trainer.epoch + 1)), **series}
+            yield {"id": spec.id, "epoch": trainer.tested, **series}
 
 
 def image_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
     """Pictures of one run per cell, the one with the lowest seed."""
-    shown: dict[tuple[str, float], tuple[int, int]] = {}
+    shown: dict[tuple[str, float | None], tuple[int, int]] = {}
     for place, spec in enumerate(fleet.specs):
         cell = (fleet.label(spec), spec.tau)
         shown[cell] = min(shown.get(cell, (spec.seed, place)), (spec.seed, place))

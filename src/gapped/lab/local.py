@@ -124,7 +124,7 @@ def _train(
     saved = time.monotonic()
     while trainer.epoch < spec.epochs and not spec.entropy_steps:
         trainer.train_epoch()
-        if spec.variance_samples and spec.variance_every_epoch:
+        if spec.variance_samples and spec.variance_every_epoch and trainer.tested[-1:] == [trainer.epoch]:
             began = time.perf_counter()
             trainer.history.setdefault("gradient_variance", []).append(variance(trainer, spec))
             trainer.seconds[-1] += time.perf_counter() - began

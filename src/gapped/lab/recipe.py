@@ -149,7 +149,8 @@ def _check_distinct(entries: list[Entry], origin: str) -> None:
     seen: set[str] = set()
     for entry in entries:
         if entry.spec.id in seen:
-            what = f"{entry.label} at tau {entry.spec.tau:g}, seed {entry.spec.seed}"
+            at = "" if entry.spec.tau is None else f" at tau {entry.spec.tau:g}"
+            what = f"{entry.label}{at}, seed {entry.spec.seed}"
             raise GappedError(f"{origin}: the same run is asked for twice: {what}")
         seen.add(entry.spec.id)
 

@@ -12,7 +12,7 @@ from gapped.data import IMAGES
 from gapped.errors import reject
 from gapped.fleet.schedule import Schedule, schedule
 from gapped.lab.text import make
-from gapped.registry import Pathwise
+from gapped.registry import Estimator, Score, options_of
 from gapped.tasks.vae.protocol import protocol as vae_protocol
 
 __all__ = ["Entry", "RunSpec"]
@@ -26,10 +26,11 @@ _COUNTS = (
     ("variance_samples", 0, False),
     ("variance_images", 1, False),
     ("entropy_steps", 0, False),
+    ("test_every", 1, False),
 )
 
 # Fields added since the first published records, with their defaults.
-_LATER = {"rate_decay": "none"}
+_LATER = {"rate_decay": "none", "test_every": 1}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class RunSpec:
     """Registered name."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options as in text; a function is named, such as ``expected``."""
-    tau: float = 1.0
+    tau: float | None = 1.0
+    """None where the estimator has no temperature."""
     seed: int = 0
     epochs: int = 1
     learning_rate: float | None = None
@@ -67,9 +69,12 @@ class RunSpec:
     entropy_steps: int = 0
     """Over how many first steps the surrogate's entropy is averaged; none if 0."""
 
+    test_every: int = 1
+    """Epochs from one test to the next; the last epoch is always tested. Curves have the tested epochs."""
+
     def __post_init__(self) -> None:
         _check_choice("task", self.task, ("vae",))
-        vae_protocol(self.protocol)
+        rules = vae_protocol(self.protocol)
         _check_choice("data", self.data, tuple(IMAGES))
         _check_choice("split", self.split, ("test", "validation"))
         if self.rate_decay not in ("none", "cosine"):
@@ -82,12 +87,15 @@ class RunSpec:
             check_level("learning_rate", self.learning_rate, positive=True)
         if not isinstance(self.schedule, dict):
             raise reject("schedule", self.schedule, 'a table such as { kind = "mixed" }')
-        self.make_estimator()
+        estimator = self.make_estimator()
         self.make_schedule()
+        if isinstance(estimator, Score):
+            estimator.check_size(rules.latents, rules.categories)
+            self._check_score()
         # 1 and 1.0 are one number, and must have one hash.
         levels = {k: float(v) if _is_level(k, v) else v for k, v in self.options.items()}
         object.__setattr__(self, "options", levels)
-        object.__setattr__(self, "tau", float(self.tau))
+        object.__setattr__(self, "tau", float(self.tau) if self._has_tau() and self.tau is not None else None)
 
     @property
     def id(self) -> str:
@@ -102,11 +110,23 @@ class RunSpec:
         own = {"estimator", "options", "tau", "seed", "learning_rate", "rate_decay", "schedule"}
         return json.dumps({k: v for k, v in asdict(self).items() if k not in own}, sort_keys=True)
 
-    def make_estimator(self) -> Pathwise:
-        return make(self.estimator, {"tau": self.tau, **self.options})
+    def make_estimator(self) -> Estimator:
+        tau = {"tau": self.tau} if self._has_tau() else {}
+        return make(self.estimator, {**tau, **self.options})
 
     def make_schedule(self) -> Schedule:
         return schedule(**self.schedule)
+
+    def _has_tau(self) -> bool:
+        return "tau" in options_of(self.estimator)
+
+    def _check_score(self) -> None:
+        """What only makes sense where the sample carries the gradient."""
+        if self.schedule.get("kind", "constant") != "constant":
+            raise reject("schedule", self.schedule["kind"], f"constant for {self.estimator}")
+        if self.entropy_steps:
+            accepted = f"0: {self.estimator} has no surrogate"
+            raise reject("entropy_steps", self.entropy_steps, accepted)
 
 
 @dataclass(frozen=True)
@@ -132,4 +152,4 @@ def _check_count(name: str, value: object, least: int, optional: bool) -> None:
 
 
 def _is_level(name: str, value: object) -> bool:
-    return name != "samples" and isinstance(value, int) and not isinstance(value, bool)
+    return name not in ("samples", "network") and isinstance(value, int) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gapped.errors import GappedError, reject
-from gapped.registry import Pathwise, estimator
+from gapped.registry import Estimator, estimator
 from gapped.simplex import expected_gap
 
 __all__ = ["make", "parse", "show"]
@@ -35,7 +35,7 @@ def parse(text: str) -> tuple[str, dict[str, Option]]:
     return name, options
 
 
-def make(name: str, options: dict[str, Any]) -> Pathwise:
+def make(name: str, options: dict[str, Any]) -> Estimator:
     """The estimator for a name and options as they stand in recipes and records.
 
     >>> make("gst", {"gap": "expected"}).gap.__name__

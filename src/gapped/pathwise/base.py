@@ -9,7 +9,7 @@ their row (`simplex.shift`). `Pathwise.sample` does the rest: masks, axes, dtype
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from gapped.checks import broadcasts, check_flag, check_generator, check_level, 
 from gapped.errors import reject
 from gapped.kernels import launch
 from gapped.pathwise.carry import carry
+from gapped.pathwise.choice import Choice, fused_choice, plain_choice
 
 __all__ = ["Draw", "Pathwise", "Points", "per_row"]
 
@@ -51,10 +52,15 @@ class Pathwise(ABC):
     shape without the category axis."""
     hard: bool = True
     """One-hot samples if true, else the surrogate itself."""
+    backend: str = field(default="auto", kw_only=True, repr=False)
+    """Who computes: ``"torch"``, ``"triton"`` (or an error where it cannot), or ``"auto"``, which is Triton
+    on CUDA where it can and torch elsewhere."""
 
     def __post_init__(self) -> None:
         check_level("tau", self.tau, positive=True)
         check_flag("hard", self.hard)
+        if self.backend not in launch.BACKENDS:
+            raise reject("backend", self.backend, f"one of {', '.join(launch.BACKENDS)}")
 
     def sample(
         self,
@@ -70,13 +76,41 @@ class Pathwise(ABC):
         precision is computed in float32 and rounded once, at the end. Noise that only the gradient needs
         is not drawn when no gradient is asked for.
         """
-        check_logits(logits, dim)
-        check_mask(mask, logits)
-        check_generator(generator, logits)
-        rows = simplex.masked(logits, mask)
+        rows = self._checked(logits, dim, mask, generator)
         if dim in (-1, logits.dim() - 1):
             return self._sample_rows(rows, generator)
         return self._sample_rows(rows.movedim(dim, -1), generator).movedim(-1, dim)
+
+    def choose(
+        self,
+        logits: Tensor,
+        *,
+        dim: int = -1,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Choice:
+        """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
+        if not self.hard:
+            raise reject("hard", False, "True: a choice is a hard sample")
+        rows = self._checked(logits, dim, mask, generator).movedim(dim, -1)
+        self.check_shapes(rows)
+        kernel = self._kernel(rows)
+        launch.note_backend("torch" if kernel is None else "triton")
+        with torch.no_grad():
+            if kernel is not None:
+                return fused_choice(rows, kernel, launch.draw_key(rows, generator))
+            shifted = simplex.shift(_computed(rows))
+            drawn = self.draw(shifted, generator, rows.requires_grad)
+            return plain_choice(rows, drawn.chosen, lambda: self.points(shifted, drawn))
+
+    def _checked(
+        self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """The logits with what `mask` leaves of them."""
+        check_logits(logits, dim)
+        check_mask(mask, logits)
+        check_generator(generator, logits)
+        return simplex.masked(logits, mask)
 
     def check_shapes(self, rows: Tensor) -> None:
         """Check that options given as tensors fit the logits, even where they are not used."""
@@ -84,9 +118,10 @@ class Pathwise(ABC):
 
     def _sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         self.check_shapes(rows)
-        fused = self.fused() if self.hard and launch.applies(rows) else None
-        if fused is not None:
-            return launch.sample(rows, fused, generator)
+        kernel = self._kernel(rows)
+        launch.note_backend("torch" if kernel is None else "triton")
+        if kernel is not None:
+            return launch.sample(rows, kernel, generator)
         return self._sample_computed(_computed(rows), generator).to(rows.dtype)
 
     def _sample_computed(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -102,6 +137,16 @@ class Pathwise(ABC):
                 exists = (drawn.chosen < rows.shape[-1]).unsqueeze(-1)
                 value = torch.where(exists, points.mean(0), value)
         return carry(value, self.carrier(rows, drawn), points, weights)
+
+    def _kernel(self, rows: Tensor) -> launch.Fused | None:
+        """What the kernels are told if they are to compute, or None."""
+        if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
+            return None
+        fused = self.fused()
+        why_not = launch.refusal(rows, fused)
+        if why_not is not None and self.backend == "triton":
+            raise reject("backend", "triton", f"torch or auto here: {why_not}")
+        return fused if why_not is None else None
 
     def fused(self) -> launch.Fused | None:
         """What the fused kernels need to take this estimator's place; None if they cannot."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["carry"]
+__all__ = ["carry", "jacobian_product"]
 
 
 def carry(value: Tensor, logits: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
@@ -30,7 +30,8 @@ def carry(value: Tensor, logits: Tensor, points: Tensor, weights: float | Tensor
     return _Carry.apply(value, logits, points, weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _jacobian_product(grad: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
+def jacobian_product(grad: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
+    r"""The product :math:`\sum_m w_m J(q_m) g`."""
     if points.shape[0] == 1:
         # J(q) g = q (g - <q, g>) is what torch's softmax does in its own backward, in one pass.
         product: Tensor = torch._softmax_backward_data(grad, points[0], -1, grad.dtype)
@@ -58,7 +59,7 @@ class _Carry(torch.autograd.Function):
         logits, points, *rest = ctx.saved_tensors
         weights = rest[0] if rest else ctx.number
         if not torch.is_grad_enabled():
-            return None, _jacobian_product(grad, points, weights), None, None
+            return None, jacobian_product(grad, points, weights), None, None
         return None, _Once.apply(grad, logits, points, weights), None, None  # type: ignore[no-untyped-call]
 
 
@@ -72,7 +73,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, logits: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
-        return _jacobian_product(grad, points, weights)
+        return jacobian_product(grad, points, weights)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

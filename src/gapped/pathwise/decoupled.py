@@ -31,7 +31,7 @@ class DecoupledGumbelSoftmax(Pathwise):
         per_row("tau_forward", self.tau_forward, rows)
 
     def fused(self) -> Fused:
-        return Fused("decoupled", self.tau, tau_forward=self.tau_forward)
+        return Fused("decoupled", self.tau, tau_forward=self.tau_forward, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         noise = simplex.gumbel(logits, generator)
@@ -53,6 +53,7 @@ def decoupled_gumbel_softmax(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""Decoupled straight-through Gumbel-Softmax: one temperature to draw, another for the gradient.
 
@@ -71,5 +72,5 @@ def decoupled_gumbel_softmax(
 
     References: Shah, Yan, Mozer, Liu (2024).
     """
-    estimator = DecoupledGumbelSoftmax(tau=tau, hard=hard, tau_forward=tau_forward)
+    estimator = DecoupledGumbelSoftmax(tau=tau, hard=hard, tau_forward=tau_forward, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

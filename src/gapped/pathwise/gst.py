@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from gapped.checks import check_flag, check_level, holds
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.choice import Choice
 
-__all__ = ["GST", "Gap", "gst"]
+__all__ = ["GST", "Gap", "gst", "gst_index"]
 
 Gap = float | Tensor | Callable[[Tensor], Tensor]
 
@@ -44,7 +46,12 @@ class GST(Pathwise):
         if callable(self.gap) and self.gap is not simplex.expected_gap:
             return None
         gap = None if callable(self.gap) else self.gap
-        return Fused("gst", self.tau, gap=gap, detach=self.detach)
+        return Fused("gst", self.tau, gap=gap, detach=self.detach, soft=not self.hard)
+
+    def choose(self, logits: Tensor, **options: Any) -> Choice:
+        if not self.detach:
+            raise reject("detach", False, "True: a choice has no path through its perturbation")
+        return super().choose(logits, **options)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         return Draw(simplex.inverse_cdf(logits.exp(), generator))
@@ -87,6 +94,7 @@ def gst(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""Gapped Straight-Through sample: deterministic given the category, so low in variance.
 
@@ -111,5 +119,29 @@ def gst(
 
     References: Fan, Chi, Rudnicky, Ramadge (2022), equations 14 to 16 and algorithm 1.
     """
-    estimator = GST(tau=tau, hard=hard, gap=gap, detach=detach)
+    estimator = GST(tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
+
+
+def gst_index(
+    logits: Tensor,
+    tau: float | Tensor = 1.0,
+    *,
+    gap: Gap = 1.0,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """`gst` with `hard` for callers that need the chosen index, such as look-ups and routers.
+
+    The one-hot vector is never written, and what uses it never multiplies by its zeros; values and gradients
+    are those of the one-hot sample.
+
+    >>> logits = torch.zeros(2, 4, requires_grad=True)
+    >>> table = torch.eye(4)
+    >>> choice = gst_index(logits, tau=0.5, generator=torch.Generator().manual_seed(0))
+    >>> choice.index.shape, choice.select(table).shape, choice.gate()
+    (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_GateBackward>))
+    """
+    return GST(tau=tau, gap=gap, backend=backend).choose(logits, dim=dim, mask=mask, generator=generator)

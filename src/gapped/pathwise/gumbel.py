@@ -19,7 +19,7 @@ class GumbelSoftmax(Pathwise):
     """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
 
     def fused(self) -> Fused:
-        return Fused("gumbel-softmax", self.tau)
+        return Fused("gumbel-softmax", self.tau, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         scores = logits + simplex.gumbel(logits, generator)
@@ -39,6 +39,7 @@ def gumbel_softmax(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""Gumbel-Softmax sample; with `hard`, straight-through Gumbel-Softmax (STGS).
 
@@ -58,4 +59,6 @@ def gumbel_softmax(
 
     References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
-    return GumbelSoftmax(tau=tau, hard=hard).sample(logits, dim=dim, mask=mask, generator=generator)
+    return GumbelSoftmax(tau=tau, hard=hard, backend=backend).sample(
+        logits, dim=dim, mask=mask, generator=generator
+    )

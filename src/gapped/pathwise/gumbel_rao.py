@@ -28,7 +28,7 @@ class GumbelRao(Pathwise):
             raise reject("samples", self.samples, "a positive integer")
 
     def fused(self) -> Fused:
-        return Fused("gumbel-rao", self.tau, samples=self.samples)
+        return Fused("gumbel-rao", self.tau, samples=self.samples, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         index = simplex.inverse_cdf(logits.exp(), generator)
@@ -52,6 +52,7 @@ def gumbel_rao(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""Gumbel-Rao sample: `samples` conditional Gumbel-Softmax surrogates, averaged (GR-MC).
 
@@ -69,5 +70,5 @@ def gumbel_rao(
 
     References: Paulus, Maddison, Krause (2021).
     """
-    estimator = GumbelRao(tau=tau, hard=hard, samples=samples)
+    estimator = GumbelRao(tau=tau, hard=hard, samples=samples, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

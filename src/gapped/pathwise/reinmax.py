@@ -47,6 +47,7 @@ def reinmax(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""ReinMax sample: second-order accurate straight-through.
 
@@ -67,4 +68,6 @@ def reinmax(
 
     References: Liu, Dong, Liu, Yu, Gao (2023); Shekhovtsov (2023) for ZGR.
     """
-    return ReinMax(tau=tau, hard=hard).sample(logits, dim=dim, mask=mask, generator=generator)
+    return ReinMax(tau=tau, hard=hard, backend=backend).sample(
+        logits, dim=dim, mask=mask, generator=generator
+    )

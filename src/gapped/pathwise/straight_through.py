@@ -19,7 +19,7 @@ class StraightThrough(Pathwise):
     """The straight-through estimator: see `straight_through`."""
 
     def fused(self) -> Fused:
-        return Fused("straight-through", self.tau)
+        return Fused("straight-through", self.tau, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         return Draw(simplex.inverse_cdf(logits.exp(), generator))
@@ -37,6 +37,7 @@ def straight_through(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""Straight-through sample: a draw from :math:`p` with the gradient of the probabilities.
 
@@ -52,4 +53,6 @@ def straight_through(
 
     References: Bengio, Léonard, Courville (2013).
     """
-    return StraightThrough(tau=tau, hard=hard).sample(logits, dim=dim, mask=mask, generator=generator)
+    return StraightThrough(tau=tau, hard=hard, backend=backend).sample(
+        logits, dim=dim, mask=mask, generator=generator
+    )

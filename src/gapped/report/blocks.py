@@ -1,4 +1,5 @@
-"""The blocks that documents may hold: one for each recipe in the records, and those derived from several."""
+"""The blocks that documents may hold: one for each recipe in the records, those derived from several, and
+those of a bench."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 
 from gapped.errors import GappedError
 from gapped.report.agreement import agreement, failing, second_look
+from gapped.report.bench import BLOCKS as BENCH
+from gapped.report.bench import render_bench
 from gapped.report.better import better
 from gapped.report.beyond import advantage, best_temperatures, gap_grid
 from gapped.report.conclusions import conclusions
@@ -52,11 +55,14 @@ def known_blocks(evidence: Evidence) -> list[str]:
     """The names that these records can fill."""
     held = evidence.recipes()
     derived = [name for name, one in DERIVED.items() if set(one.needs) <= set(held)]
-    return [*held, *(name for name in derived if name not in held)]
+    bench = BENCH if evidence.bench else ()
+    return [*held, *(name for name in derived if name not in held), *bench]
 
 
 def render_block(evidence: Evidence, name: str) -> str:
     """The text of a block."""
+    if name in BENCH:  # a document may hold it before anything is measured
+        return render_bench(evidence.bench, name)
     if name not in known_blocks(evidence):
         known = ", ".join(known_blocks(evidence))
         raise GappedError(f"records:{name}: no such block, expected one that these records fill: {known}")

@@ -35,7 +35,7 @@ def update_documents(
     texts = {path: _read(path) for path in documents}
     made = {path: filled(evidence, text, str(path)) for path, text in texts.items()}
     if figures is not None:
-        wanted = [name for path, text in texts.items() for name in _figures_in(path, text, figures)]
+        wanted = [name for path, text in made.items() for name in _figures_in(path, text, figures)]
         names = dict.fromkeys(wanted if documents else known_drawings(evidence))
         made |= {figures / name: draw(evidence, name) for name in names}
     return [(path, _write(path, text)) for path, text in made.items()]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gapped.errors import GappedError
+from gapped.report.bench_figure import bench_figure
 from gapped.report.curves import curve, palette
 from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence
 from gapped.report.figures import Curve, final_values, heat_map, learning_curves
@@ -80,10 +81,13 @@ DRAWINGS = {
     "gap-grid-plain.svg": Drawing(lambda e: heat(e, PLAIN, "without the ReLU"), "gap-grid"),
 }
 
+BENCH = "bench.svg"
+
 
 def known_drawings(evidence: Evidence) -> list[str]:
     """The figures that these records can fill."""
-    return [name for name, one in DRAWINGS.items() if one.recipe in evidence.recipes()]
+    recipes = [name for name, one in DRAWINGS.items() if one.recipe in evidence.recipes()]
+    return [*recipes, *([BENCH] if evidence.bench else [])]
 
 
 def draw(evidence: Evidence, name: str) -> str:
@@ -91,4 +95,4 @@ def draw(evidence: Evidence, name: str) -> str:
     if name not in known_drawings(evidence):
         known = ", ".join(known_drawings(evidence)) or "none"
         raise GappedError(f"{name}: no such figure, expected one that these records can draw: {known}")
-    return DRAWINGS[name].make(evidence)
+    return bench_figure(evidence.bench) if name == BENCH else DRAWINGS[name].make(evidence)

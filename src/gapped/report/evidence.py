@@ -23,11 +23,12 @@ PLAIN = "plain-30x10"
 
 @dataclass(frozen=True)
 class Evidence:
-    """All records, gathered into cells, and the curves by the id of their run."""
+    """All records, gathered into cells, the curves by the id of their run, and the lines of a bench."""
 
     records: tuple[Record, ...]
     cells: tuple[Cell, ...]
     curves: Mapping[str, Line]
+    bench: tuple[Record, ...] = ()
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -57,9 +58,11 @@ class Evidence:
 
 def gather(folder: Path) -> Evidence:
     """The evidence in a folder."""
-    records = read(folder)
+    bench = load(folder / "bench.jsonl")
+    # A bench needs no runs beside it.
+    records = [] if bench and not (folder / "records.jsonl").exists() else read(folder)
     curves = {str(line.get("id")): line for line in load(folder / "curves.jsonl")}
-    return Evidence(tuple(records), tuple(cells(records)), curves)
+    return Evidence(tuple(records), tuple(cells(records)), curves, tuple(bench))
 
 
 def judge(better: Floats, worse: Floats) -> tuple[Difference, str]:

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score
 
-__all__ = ["ARSM"]
+__all__ = ["ARSM", "LIMIT"]
+
+LIMIT = 16
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ARSM(Score):
     - Bias: none. Every swapped sample follows :math:`\mathrm{softmax}(\theta)`, and the value is the mean of
       all of them.
     - Cost: `K (K - 1)/2 + 1` evaluations, no derivative of the cost; `K` noise values per row. For few
-      categories, 16 at most.
+      categories: 16 at most.
 
     >>> import gapped
     >>> logits = torch.zeros(2, 3, requires_grad=True)
@@ -36,6 +39,15 @@ class ARSM(Score):
 
     References: Yin, Yue, Zhou (2019).
     """
+
+    def check_size(self, variables: int, categories: int) -> None:
+        if categories > LIMIT:
+            accepted = f"at most {LIMIT}; for more take gapped.DisARMTree()"
+            raise reject("logits", f"{categories} categories for ARSM", accepted)
+
+    def check(self, cost: Cost) -> None:
+        super().check(cost)
+        self.check_size(1, cost.logits.shape[-1])
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return simplex.gumbel(logits, generator)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +74,12 @@ class Sampled(NamedTuple):
 
 class Score(ABC):
     """An estimator that learns from the costs of its samples: see `gapped.expectation`."""
+
+    derivatives: ClassVar[int] = 0
+    """How often the estimator itself differentiates the cost."""
+
+    def check_size(self, variables: int, categories: int) -> None:
+        """Raise unless this estimator is made for examples of so many variables and categories."""
 
     def check(self, cost: Cost) -> None:
         """Raise unless this estimator is made for these logits and this context."""

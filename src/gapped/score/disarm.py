@@ -36,17 +36,21 @@ class DisARM(Score):
     References: Dong, Mnih, Tucker (2020); Yin, Ho, Yan, Qian, Zhou (2020).
     """
 
+    def check_size(self, variables: int, categories: int) -> None:
+        if categories != 2:
+            accepted = "two; for more take gapped.DisARMTree()"
+            raise reject("logits", f"{categories} categories for DisARM", accepted)
+
     def check(self, cost: Cost) -> None:
         super().check(cost)
-        if cost.logits.shape[-1] != 2:
-            accepted = "two; for more take gapped.DisARMTree()"
-            raise reject("logits", f"{cost.logits.shape[-1]} categories for DisARM", accepted)
+        self.check_size(1, cost.logits.shape[-1])
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return uniform(logits, logits.shape[:-1], generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
-        first, second = antithetic_bits(difference(logits[..., 1], logits[..., 0]), noise)
+        phi = difference(logits[..., 1], logits[..., 0])
+        first, second = antithetic_bits(torch.sigmoid(phi), noise)
         return settled(torch.stack([second, first]).long(), logits)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
@@ -62,12 +66,11 @@ def uniform(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | N
     return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
-def antithetic_bits(phi: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Two bits of probability sigma(phi), from u and from 1 - u, that differ as often as they can.
+def antithetic_bits(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Two bits of probability `p`, from u and from 1 - u, that differ as often as they can.
 
-    Written so that no u in [0, 1) gives a bit that phi of plus or minus infinity forbids.
+    Written so that no u in [0, 1) gives a bit that a `p` of 0 or 1 forbids.
     """
-    p = torch.sigmoid(phi)
     return u < p, u >= 1 - p
 
 
@@ -94,10 +97,9 @@ def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
 
     .. math:: \tfrac12\bigl[(D_1 - D_2) - \sigma(-|\varphi|)\,(q_1 - q_2)\bigr].
     """
-    inside = logits.masked_fill(~sides, -torch.inf)
-    top = inside.amax(-1, keepdim=True).clamp(min=torch.finfo(inside.dtype).min)
-    weights = (inside - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    mass, q = top + total.log(), weights / total.clamp(min=0.5)
-    share = torch.sigmoid(-difference(mass[0], mass[1]).abs())
-    return 0.5 * ((points[0] - points[1]) - share * (q[0] - q[1]))
+    # A side that was drawn has mass: relative to the largest category, far more than the smallest number.
+    weights = logits.exp() * sides
+    mass = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
+    # sigma(-|phi|) is the lesser side's part of both.
+    pulled = points - weights * (mass.amin(0) / mass.sum(0) / mass)
+    return 0.5 * (pulled[0] - pulled[1])

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gapped import simplex
 from gapped.score.base import Cost, Sampled, Score
-from gapped.score.disarm import antithetic_bits, difference, direction_of_pair, settled, uniform
+from gapped.score.disarm import antithetic_bits, direction_of_pair, settled, uniform
 
-__all__ = ["DisARMTree", "node_logits"]
+__all__ = ["DisARMTree", "node_probabilities"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ class DisARMTree(Score):
         return uniform(logits, (*logits.shape[:-1], nodes), generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
-        bits = torch.stack(antithetic_bits(node_logits(logits), noise)).long()
+        bits = torch.stack(antithetic_bits(node_probabilities(logits), noise))
         # The children of node t are 2 t + 1 and 2 t + 2.
-        node = torch.zeros((2, *logits.shape[:-1], 1), dtype=torch.long, device=logits.device)
+        step = bits.long() + 1
+        node = step.new_zeros((2, *logits.shape[:-1], 1))
         for _ in range(_depth(logits.shape[-1])):
-            node = 2 * node + 1 + bits.gather(-1, node)
+            node = torch.add(step.gather(-1, node), node, alpha=2)
         return settled(node.squeeze(-1) - bits.shape[-1], logits)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
@@ -58,17 +60,21 @@ class DisARMTree(Score):
         return delta * direction_of_pair(cost.logits, sampled.points, sides)
 
 
-def node_logits(logits: Tensor) -> Tensor:
-    """The logits of all nodes, level by level from the root, ``(*rows, nodes)``."""
+def node_probabilities(logits: Tensor) -> Tensor:
+    """The probabilities of going right, level by level from the root, ``(*rows, nodes)``.
+
+    They are quotients of masses in float64; NaN where a node has none, which no sample reaches.
+    """
     categories = logits.shape[-1]
-    padding = (0, (1 << _depth(categories)) - categories)
-    leaves = torch.nn.functional.pad(logits, padding, value=-torch.inf)
-    levels = [logits[..., :0]]
-    while leaves.shape[-1] > 1:
-        left, right = leaves[..., 0::2], leaves[..., 1::2]
-        levels.append(difference(right, left))
-        leaves = torch.logaddexp(left, right)
-    return torch.cat(levels[::-1], -1)
+    masses = torch.nn.functional.pad(
+        simplex.accumulated(logits.exp()), (0, (1 << _depth(categories)) - categories)
+    )
+    rights, totals = [masses[..., :0]], [masses[..., :0]]
+    while masses.shape[-1] > 1:
+        rights.append(masses[..., 1::2])
+        masses = masses[..., 0::2] + rights[-1]
+        totals.append(masses)
+    return torch.cat(rights[::-1], -1) / torch.cat(totals[::-1], -1)
 
 
 def _depth(categories: int) -> int:
@@ -78,7 +84,7 @@ def _depth(categories: int) -> int:
 def _sides(index: Tensor, categories: int) -> Tensor:
     """The leaves below the node where a pair of paths parts, ``(2, *rows, K)``; a leaf alone if none does."""
     # The paths part where the highest bit in which the two leaves differ is decided.
-    _, bit = torch.frexp((index[0] ^ index[1]).double())
+    _, bit = torch.frexp((index[0] ^ index[1]).float())
     height = (bit.long() - 1).clamp(min=0).unsqueeze(-1)
     leaves = torch.arange(categories, device=index.device)
     return (leaves >> height) == (index.unsqueeze(-1) >> height)

@@ -35,6 +35,8 @@ class MuProp(Score):
     References: Gu, Levine, Sutskever, Mnih (2016).
     """
 
+    derivatives = 1
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_independent(logits, 1, generator)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from gapped.checks import check_flag
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, check_samples, draw_independent, score_product
+from gapped.score.network import Perceptron, network_of
 from gapped.score.trained import Trained
 
 __all__ = ["NVIL"]
@@ -22,9 +23,11 @@ class NVIL(Trained):
 
     :math:`C` is the `network`: it maps the `context` given to `gapped.expectation` to one number for each
     example, ``batch`` or ``(*batch, 1)``, and is trained by `variance_loss`, the mean square of
-    :math:`f(D) - C(x) - c`. Without a network, ``NVIL(scale=False)`` is REINFORCE with a running mean.
+    :math:`f(D) - C(x) - c`; a number stands for a perceptron with so many hidden units. Without a network,
+    ``NVIL(scale=False)`` is REINFORCE with a running mean.
 
-    The memory holds earlier calls only: it is used first and updated afterwards, in training mode alone.
+    The memory holds earlier calls only: it is used first and updated afterwards, in training mode alone. All
+    examples share it; in a fleet those of each run do.
 
     - Bias: none with ``scale=False``; else unbiased up to the positive factor :math:`1/\max(1, \sqrt v)`.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
@@ -44,22 +47,22 @@ class NVIL(Trained):
 
     def __init__(
         self,
-        network: torch.nn.Module | None = None,
+        network: torch.nn.Module | int | None = None,
         *,
         decay: float = 0.9,
         scale: bool = True,
         samples: int = 1,
     ) -> None:
         super().__init__()
-        if network is not None and not isinstance(network, torch.nn.Module):
-            raise reject("network", network, "a torch.nn.Module or None")
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
             raise reject("decay", decay, "a number from 0 to below 1")
         check_flag("scale", scale)
         check_samples(samples, 1)
-        self.network, self.decay, self.scale, self.samples = network, decay, scale, samples
-        for name in ("mean", "variance", "steps"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64 if name == "steps" else None))
+        self.network = None if network is None else network_of(network)
+        self.decay, self.scale, self.samples = decay, scale, samples
+        for name in ("mean", "variance"):
+            self.register_buffer(name, torch.zeros(()))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
 
     def check(self, cost: Cost) -> None:
         if self.network is None:
@@ -88,7 +91,9 @@ class NVIL(Trained):
     def _baseline(self, cost: Cost, batch: torch.Size) -> Tensor:
         assert self.network is not None
         assert cost.context is not None
-        baseline: Tensor = self.network(cost.context.detach())
+        context = cost.context.detach()
+        known = isinstance(self.network, Perceptron)
+        baseline: Tensor = self.network(context, batch) if known else self.network(context)
         if baseline.shape == (*batch, 1):
             baseline = baseline.squeeze(-1)
         if baseline.shape != batch:
@@ -101,6 +106,11 @@ class NVIL(Trained):
         residual = residual.to(self.mean.dtype)
         self.steps += 1
         rate = (1 / self.steps).clamp(min=1 - self.decay).to(residual.dtype)
-        spread = (residual - torch.where(self.steps > 1, self.mean, residual.mean())).square().mean()
+        mean = self._pooled(residual)
+        spread = self._pooled((residual - torch.where(self.steps > 1, self.mean, mean)).square())
         self.variance.lerp_(spread, rate)
-        self.mean.lerp_(residual.mean(), rate)
+        self.mean.lerp_(mean, rate)
+
+    def _pooled(self, values: Tensor) -> Tensor:
+        """The mean of `values` ``(n, *batch)`` over whatever shares an entry of the memory."""
+        return values.sum_to_size(self.mean.shape) / (values.numel() // self.mean.numel())

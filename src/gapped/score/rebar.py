@@ -11,6 +11,7 @@ from gapped import simplex
 from gapped.checks import broadcasts, check_level
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled
+from gapped.score.network import Perceptron, network_of
 from gapped.score.trained import Trained
 
 __all__ = ["REBAR", "RELAX", "conditional_scores"]
@@ -51,6 +52,8 @@ class REBAR(Trained):
 
     References: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein (2017).
     """
+
+    derivatives = 2
 
     def __init__(self, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5) -> None:
         super().__init__()
@@ -116,7 +119,8 @@ class RELAX(REBAR):
 
     :math:`c(z) = \eta\,f(h) + r(h)` with :math:`h = \mathrm{softmax}(z/\tau)`. The `network` :math:`r` maps
     relaxed samples ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained
-    together with :math:`\eta` and :math:`\tau` by `variance_loss`. It sees the relaxed sample instead of the
+    together with :math:`\eta` and :math:`\tau` by `variance_loss`; a number stands for a perceptron with so
+    many hidden units. It sees the relaxed sample instead of the
     scores themselves, so that a masked category is a zero and not minus infinity.
 
     - Bias: none, whatever the network.
@@ -132,16 +136,15 @@ class RELAX(REBAR):
     """
 
     def __init__(
-        self, network: torch.nn.Module, *, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5
+        self, network: torch.nn.Module | int = 64, *, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5
     ) -> None:
         super().__init__(eta, tau)
-        if not isinstance(network, torch.nn.Module):
-            raise reject("network", network, "a torch.nn.Module")
-        self.network = network
+        self.network = network_of(network)
 
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         relaxed, slope = super().control(cost, soft, train)
-        free: Tensor = self.network(soft)
+        known = isinstance(self.network, Perceptron)
+        free: Tensor = self.network(soft, relaxed.shape) if known else self.network(soft)
         if free.shape != relaxed.shape:
             accepted = f"that of the costs, {tuple(relaxed.shape)}"
             raise reject("network", f"a result of shape {tuple(free.shape)}", accepted)

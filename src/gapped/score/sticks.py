@@ -50,7 +50,8 @@ class DisARMSticks(Score):
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         order = self._order(logits)
-        bits = torch.stack(antithetic_bits(stick_logits(logits.gather(-1, order)), noise))
+        p = torch.sigmoid(stick_logits(logits.gather(-1, order)))
+        bits = torch.stack(antithetic_bits(p, noise))
         # Whoever takes no offer takes the last category; the first of equal values is the argmax.
         taken = torch.nn.functional.pad(bits.to(torch.uint8), (0, 1), value=1).argmax(-1, keepdim=True)
         chosen = order.expand(2, *order.shape).gather(-1, taken).squeeze(-1)

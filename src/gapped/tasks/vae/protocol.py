@@ -34,6 +34,20 @@ class Protocol:
     epochs: int = 40
     train_images: int | None = None
     """How many training images are used, from the first; all if None."""
+    glorot: bool = False
+    """Whether weights start uniform with Glorot's bound and biases at zero, instead of as torch's do."""
+    centred: bool = False
+    """Whether the encoder sees images less the mean training image."""
+    signed: bool = False
+    """Whether the decoder sees 2 z - 1 instead of z."""
+    mean_output: bool = False
+    """Whether the decoder's last bias starts at the logit of the mean training image, clipped."""
+    prior_rate: float | None = None
+    """The rate of the plain gradient descent that trains the prior's logits; the prior is uniform if None."""
+    sampled_divergence: bool = False
+    """Whether the divergence is part of the sampled cost, instead of its closed form."""
+    bound_samples: int = 1
+    """Samples per image in the test bound; more than one make it importance-weighted."""
 
 
 PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
@@ -53,6 +67,26 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 batch=200,
                 epochs=2000,
                 train_images=50_000,
+            ),
+            # Dong, Mnih, Tucker (2021).
+            Protocol(
+                "coupled-32x64",
+                32,
+                64,
+                (512, 256),
+                activation="leaky-relu",
+                binarised=True,
+                batch=200,
+                learning_rate=1e-4,
+                epochs=4000,
+                train_images=50_000,
+                glorot=True,
+                centred=True,
+                signed=True,
+                mean_output=True,
+                prior_rate=1e-2,
+                sampled_divergence=True,
+                bound_samples=100,
             ),
         )
     }

@@ -13,6 +13,7 @@ from gapped.errors import reject
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.layers import generators, spread
+from gapped.fleet.stateful import Widths
 from gapped.fleet.trainer import derived_seed
 from gapped.tasks.vae.model import VAE
 from gapped.tasks.vae.protocol import Protocol
@@ -46,14 +47,23 @@ class VAETask:
         self.train, self.test = data.train.to(device), data.test.to(device)
         self._distinct = sorted(set(self.seeds))
         self._places = [self._distinct.index(seed) for seed in self.seeds]
-        self.model = VAE(protocol, self.train.shape[1], generators(self._distinct)).to(device, dtype)
+        mean = data.train.double().mean(0).div(data.scale).to(torch.get_default_dtype())
+        made = VAE(protocol, self.train.shape[1], generators(self._distinct), mean)
+        self.model = made.to(device, dtype)
         spread(self.model, self._places)
         if compiled:
             self.model.compile_parts()
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
+        self.widths = Widths(self.train.shape[1], protocol.latents * protocol.categories)
         self._gradients: _GradientMoments | None = None
+
+    @property
+    def descended(self) -> list[tuple[torch.nn.Parameter, float]]:
+        """What is trained by plain gradient descent, at which rate."""
+        rate = self.protocol.prior_rate
+        return [] if rate is None else [(self.model.prior, rate)]
 
     def start_epoch(self, epoch: int) -> None:
         seeds = (derived_seed(seed, epoch) for seed in self._distinct)
@@ -69,12 +79,18 @@ class VAETask:
         return self.model.loss(images, sampler, generator).mean(1)
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
-        """One-sample test bound, over all test images."""
+        """The test bound over all test images: of one sample, or importance-weighted if of several."""
+        samples = self.protocol.bound_samples
+        name = "negative_elbo" if samples == 1 else f"{samples}_sample_negative_elbo"
         total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.batch.device)
         for chunk in torch.split(self.test, _TEST_CHUNK):
             images = self.pixels(chunk.expand(len(self.seeds), -1, -1), generator)
-            total += self.model.loss(images, sampler, generator).double().sum(1)
-        return {f"{self.split}_negative_elbo": total / len(self.test)}
+            if samples == 1:
+                bound = self.model.loss(images, sampler, generator)
+            else:
+                bound = self.model.bound(images, sampler, generator, samples)
+            total += bound.double().sum(1)
+        return {f"{self.split}_{name}": total / len(self.test)}
 
     def pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Grey levels in [0, 1], or Bernoulli draws from them."""
@@ -107,9 +123,8 @@ class VAETask:
             grey = self.pixels(self.test[:count].expand(len(self.seeds), -1, -1), generator)
             logits = self.model.encode(grey)
             reconstruction = self.model.decode(sampler.sample(logits, generator=generator)).sigmoid()
-            sample = self.model.decode(
-                sampler.sample(torch.zeros_like(logits), generator=generator)
-            ).sigmoid()
+            prior = self.model.log_prior() + torch.zeros_like(logits)
+            sample = self.model.decode(sampler.sample(prior, generator=generator)).sigmoid()
         images = {"original": grey, "reconstruction": reconstruction, "sample": sample}
         return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
 
@@ -141,7 +156,8 @@ class _GradientMoments:
 
     def _add_one(self) -> None:
         images = self.task.pixels(self.images, self.generator)
-        loss = self.task.model.loss(images, self.sampler, self.generator).mean(1)
+        with self.sampler.frozen():
+            loss = self.task.model.loss(images, self.sampler, self.generator).mean(1)
         for moments, gradient in zip(
             self.moments, torch.autograd.grad(loss.sum(), self.weights), strict=True
         ):

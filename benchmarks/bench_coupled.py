@@ -1,0 +1,81 @@
+"""Step times of the coupled comparison: RLOO-2, DisARM-Tree, and all of its 35 runs as one fleet.
+
+A fleet of five runs each of RLOO-2 and DisARM-Tree, then the whole table. Usage:
+python benchmarks/bench_coupled.py [--steps N] [--device D] [--data-dir DIR] [--seeds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gapped.fleet.trainer import Trainer, matmul_precision
+from gapped.lab.environment import describe, pick_device
+from gapped.lab.fleets import build, plan
+from gapped.lab.recipe import Recipe, find_recipe
+
+STEPS = 500_000
+TARGET_MINUTES = 15
+TARGET_RATIO = 1.5
+
+
+def only(recipe: Recipe, keep: Callable[[str], bool]) -> Recipe:
+    kept = tuple(entry for entry in recipe.entries if keep(entry.label))
+    return Recipe(recipe.name, recipe.title, kept, recipe.runs_per_fleet)
+
+
+def milliseconds(trainer: Trainer, steps: int) -> float:
+    """Time of a training step once it has been compiled and recorded."""
+    with matmul_precision(trainer.device):
+        trainer.train_steps(5)
+        synchronise(trainer.device)
+        began = time.perf_counter()
+        for done in range(0, steps, trainer.task.steps):
+            trainer.train_steps(min(trainer.task.steps, steps - done))
+        synchronise(trainer.device)
+    return 1e3 * (time.perf_counter() - began) / steps
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(recipe: Recipe, device: torch.device, data_dir: Path | None, steps: int) -> tuple[int, float]:
+    torch.compiler.reset()
+    (fleet,) = plan([recipe], {})
+    return len(fleet.specs), milliseconds(build(fleet.specs, device, data_dir, fleet.key), steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-dir", type=Path)
+    arguments = parser.parse_args()
+    device = pick_device(arguments.device)
+    print(describe(device))
+    recipe = find_recipe("coupled", seeds=arguments.seeds)
+    found = {}
+    for label in ("RLOO", "DisARM-Tree"):
+        runs, found[label] = measure(
+            only(recipe, lambda name, label=label: name == label), device, arguments.data_dir, arguments.steps
+        )
+        print(f"{label:12} {runs:3d} runs: {found[label]:.3f} ms per step", flush=True)
+    ratio = found["DisARM-Tree"] / found["RLOO"]
+    print(f"DisARM-Tree / RLOO-2: {ratio:.2f} (target at most {TARGET_RATIO})")
+    runs, whole = measure(recipe, device, arguments.data_dir, arguments.steps)
+    minutes = whole * STEPS / 60_000
+    print(f"all          {runs:3d} runs: {whole:.3f} ms per step")
+    print(f"{STEPS:,} steps would take {minutes:.1f} minutes (target at most {TARGET_MINUTES})")
+    if device.type == "cuda":
+        print(f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
+
+
+if __name__ == "__main__":
+    main()

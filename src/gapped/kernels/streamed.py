@@ -1,0 +1,387 @@
+"""Samples of rows too long for a block: one program reads a row in pieces.
+
+Forward, every lane of a piece keeps its own running maximum and sum, so nothing is exchanged until the row
+is read. Then one lane is drawn by its share of the row, and one of that lane's few elements by its share of
+the lane: the row is read once and written once. Backward, one reading gives the sums that the gradient
+needs, a second one, in reverse so that it starts with what the cache still holds, writes it.
+
+`p_stats` keeps two numbers of each row from the forward for the backward pass: what exponents are taken
+relative to, and the sum of weights; with Gumbel noise, the shift of the logits and the best score.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gapped.kernels.parts import (
+    DECOUPLED,
+    GST,
+    GUMBEL,
+    RAO,
+    REINMAX,
+    capped,
+    exponential,
+    gumbel,
+    level,
+    rao_bits,
+    rao_odds,
+    rao_weight,
+    rao_winner,
+    row_uniforms,
+    selected_gap,
+)
+
+__all__ = ["streamed_backward_kernel", "streamed_forward_kernel"]
+
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _piece(p, s_start, s_categories, BLOCK: tl.constexpr, other, KEEP: tl.constexpr = ""):
+    """Columns and float32 values of one piece of a row; `KEEP` tells the cache whether to expect them again."""
+    b_columns = s_start + tl.arange(0, BLOCK)
+    b_values = tl.load(p + b_columns, mask=b_columns < s_categories, other=other, eviction_policy=KEEP)
+    return b_columns, b_values.to(tl.float32)
+
+
+@triton.jit
+def _write(p, b_columns, b_values, s_categories):
+    """Store one piece of a row past the cache, which has better use than output."""
+    b_values = b_values.to(p.dtype.element_ty)
+    tl.store(p + b_columns, b_values, mask=b_columns < s_categories, cache_modifier=".cs")
+
+
+@triton.jit
+def _grads(
+    p, s_start, s_categories, s_index, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr = ""
+):
+    """One piece of the incoming gradient, which may be given at the chosen category alone."""
+    if AT_INDEX:
+        b_grad = tl.where(s_start + tl.arange(0, BLOCK) == s_index, tl.load(p).to(tl.float32), 0.0)
+    else:
+        _, b_grad = _piece(p, s_start, s_categories, BLOCK, 0.0, KEEP)
+    return b_grad
+
+
+@triton.jit
+def _fill(p, s_value, s_categories, BLOCK: tl.constexpr):
+    for s_start in range(0, s_categories, BLOCK):
+        _write(p, s_start + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32) + s_value, s_categories)
+
+
+@triton.jit
+def _exponents(
+    p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_gap, s_tau,
+    MODE: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr, KEEP: tl.constexpr = "",
+):  # fmt: skip
+    """Columns, shifted logits and the logarithms of the surrogate's weights, at most about 0."""
+    b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), KEEP)
+    b_shifted = b_logits - s_shift
+    if MODE == GST:
+        b_exponents = tl.where(b_columns == s_index, 0.0, tl.minimum(b_shifted, -s_gap)) / s_tau
+    elif MODE == GUMBEL:
+        b_exponents = (b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top) / s_tau
+    elif MODE == DECOUPLED:
+        b_exponents = b_shifted / s_tau + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top
+    else:
+        b_exponents = b_shifted / s_tau
+    return b_columns, b_shifted, b_exponents
+
+
+@triton.jit(do_not_specialize=["s_samples"])
+def streamed_forward_kernel(
+    p_logits,
+    p_seed,
+    p_tau,
+    p_gap,
+    p_tau_forward,
+    p_value,
+    p_index,
+    p_stats,
+    s_categories,
+    s_stride,
+    s_tau,
+    s_gap,
+    s_tau_forward,
+    s_samples,
+    MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
+    TAU_FORWARD_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    SOFT: tl.constexpr,
+    DENSE: tl.constexpr,
+    FAST: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s_row = tl.program_id(0).to(tl.int64)
+    p_logits += s_row * s_stride
+    p_value += s_row * s_categories
+    s_seed = tl.load(p_seed)
+    s_tau = level(p_tau, s_tau, s_row, s_row >= 0, TAU_PER_ROW)
+    b_lanes = tl.arange(0, BLOCK)
+    b_nan = tl.zeros([BLOCK], tl.int32)
+    if (MODE == GUMBEL) or (MODE == DECOUPLED):
+        s_tau_forward = level(p_tau_forward, s_tau_forward, s_row, s_row >= 0, TAU_FORWARD_PER_ROW)
+        # Any shift near the row's largest logit keeps the noise's digits; the first piece's will do.
+        _, b_first = _piece(p_logits, 0, s_categories, BLOCK, -float("inf"))
+        s_shift = tl.max(tl.where(b_first == b_first, b_first, -float("inf")), 0)
+        s_shift = tl.where(s_shift == -float("inf"), 0.0, s_shift)
+        b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
+        b_where = tl.zeros([BLOCK], tl.int32) + s_categories
+        b_sharp = b_best
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_nan |= (b_logits != b_logits).to(tl.int32)
+            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST)
+            b_scores = (b_logits - s_shift) / s_tau_forward + b_noise
+            b_where = tl.where(b_scores > b_best, b_columns, b_where)
+            b_best = tl.maximum(b_best, b_scores)
+            if MODE == DECOUPLED:
+                b_sharp = tl.maximum(b_sharp, (b_logits - s_shift) / s_tau + b_noise)
+            if DENSE and not SOFT:
+                _write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+        s_best = tl.max(b_best, 0)
+        s_index = tl.min(tl.where(b_best == s_best, b_where, s_categories), 0)
+        s_top = s_best
+        if MODE == DECOUPLED:
+            s_top = tl.max(b_sharp, 0)
+        s_top = tl.where(s_top == -float("inf"), 0.0, s_top)
+        s_second = s_top
+    else:
+        # A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
+        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
+        b_sum = tl.zeros([BLOCK], tl.float32)
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_nan |= (b_logits != b_logits).to(tl.int32)
+            b_lead = b_logits - b_max
+            b_weight = tl.exp(-tl.abs(b_lead))
+            b_sum = tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
+            b_max = tl.maximum(b_max, b_logits)
+            if DENSE and not SOFT:
+                _write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+        s_shift = tl.max(b_max, 0)
+        b_share = tl.where(b_sum > 0, b_sum * tl.exp(b_max - s_shift), 0.0)
+        b_running = tl.cumsum(b_share.to(tl.float64), 0)
+        s_total = tl.max(b_running, 0)
+        s_u, s_v = row_uniforms(s_seed, s_row)
+        s_lane = tl.min(tl.where((b_running > s_u * s_total) & (b_share > 0), b_lanes, BLOCK), 0)
+        # The lane's own elements, one from each piece.
+        b_own_columns = s_lane + tl.arange(0, PIECES) * BLOCK
+        b_own_inside = (b_own_columns < s_categories) & (s_lane < BLOCK)
+        b_own_logits = tl.load(p_logits + b_own_columns, mask=b_own_inside, other=-float("inf")).to(
+            tl.float32
+        )
+        b_own_weight = tl.exp(b_own_logits - tl.max(tl.where(b_lanes == s_lane, b_max, _LOWEST), 0))
+        b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
+        b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
+        s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
+        s_top = s_shift
+        s_second = s_total.to(tl.float32)
+    s_broken = tl.max(b_nan, 0) > 0
+    s_index = tl.where(s_broken, s_categories + 1, s_index)
+    tl.store(p_index + s_row, s_index)
+    tl.store(p_stats + 2 * s_row, s_shift)
+    tl.store(p_stats + 2 * s_row + 1, s_second)
+    if DENSE:
+        if s_index > s_categories:
+            _fill(p_value, float("nan"), s_categories, BLOCK)
+        elif SOFT:
+            if s_index == s_categories:
+                _fill(p_value, 0.0, s_categories, BLOCK)
+            elif MODE == RAO:
+                _streamed_rao(
+                    p_logits, p_logits, p_value, s_seed, s_row, s_index, s_shift, s_second, s_tau, s_samples,
+                    s_categories, SOFT=True, AT_INDEX=False, BLOCK=BLOCK, FAST=FAST,
+                )  # fmt: skip
+            else:
+                s_level = s_tau
+                if MODE == GST:
+                    s_level = _row_gap(
+                        p_gap, s_gap, p_logits, s_row, s_index, s_shift, s_second, s_categories,
+                        EXPECTED_GAP, GAP_PER_ROW,
+                    )  # fmt: skip
+                b_sum = tl.zeros([BLOCK], tl.float32)
+                for s_start in range(0, s_categories, BLOCK):
+                    _, _, b_exponents = _exponents(
+                        p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_level, s_tau,
+                        MODE, BLOCK, FAST,
+                    )  # fmt: skip
+                    b_sum += tl.exp(b_exponents)
+                s_scale = capped(tl.sum(b_sum, 0))
+                for s_start in range(0, s_categories, BLOCK):
+                    b_columns, _, b_exponents = _exponents(
+                        p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_level, s_tau,
+                        MODE, BLOCK, FAST,
+                    )  # fmt: skip
+                    _write(p_value, b_columns, tl.exp(b_exponents) * s_scale, s_categories)
+        elif s_index < s_categories:
+            # The zero at this place was written by another thread.
+            tl.debug_barrier()
+            tl.store(p_value + s_index, (s_tau * 0 + 1.0).to(p_value.dtype.element_ty))
+
+
+@triton.jit
+def _row_gap(
+    p_gap, s_gap, p_logits, s_row, s_index, s_shift, s_total, s_categories,
+    EXPECTED: tl.constexpr, PER_ROW: tl.constexpr,
+):  # fmt: skip
+    if EXPECTED:
+        s_logit = tl.load(p_logits + s_index, mask=s_index < s_categories, other=0.0).to(tl.float32)
+        s_level = selected_gap(tl.exp(s_logit - s_shift) * capped(s_total))
+    else:
+        s_level = level(p_gap, s_gap, s_row, s_row >= 0, PER_ROW)
+    return s_level
+
+
+@triton.jit
+def _streamed_rao(
+    p_logits, p_grad, p_out, s_seed, s_row, s_index, s_shift, s_total, s_tau, s_samples, s_categories,
+    SOFT: tl.constexpr, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Conditional draws, four at a time: one reading of the row for their sums, one to add them to `p_out`.
+
+    `p_out` is float32 here, whatever the logits are: it is added to `s_samples / 4` times.
+    """
+    s_sharpness = 1.0 / s_tau
+    s_log2_total = tl.log2(s_total)
+    s_unit = 1.0 / s_samples
+    if not SOFT:
+        s_unit = s_unit / s_tau
+    for s_block in range(0, (s_samples + 3) // 4):
+        s_w0, s_w1, s_w2, s_w3 = rao_winner(s_seed, s_row, s_block)
+        s_e0, s_e1 = 1.0 / exponential(s_w0, FAST), 1.0 / exponential(s_w1, FAST)
+        s_e2, s_e3 = 1.0 / exponential(s_w2, FAST), 1.0 / exponential(s_w3, FAST)
+        b_z0 = tl.zeros([BLOCK], tl.float32)
+        b_z1, b_z2, b_z3, b_d0, b_d1, b_d2, b_d3 = b_z0, b_z0, b_z0, b_z0, b_z0, b_z0, b_z0
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
+            b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
+            b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
+            b_0 = rao_weight(b_0, b_odds, b_rest, s_e0, s_sharpness, FAST)
+            b_1 = rao_weight(b_1, b_odds, b_rest, s_e1, s_sharpness, FAST)
+            b_2 = rao_weight(b_2, b_odds, b_rest, s_e2, s_sharpness, FAST)
+            b_3 = rao_weight(b_3, b_odds, b_rest, s_e3, s_sharpness, FAST)
+            b_z0, b_z1, b_z2, b_z3 = b_z0 + b_0, b_z1 + b_1, b_z2 + b_2, b_z3 + b_3
+            if not SOFT:
+                b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK)
+                b_d0, b_d1 = b_d0 + b_0 * b_grad, b_d1 + b_1 * b_grad
+                b_d2, b_d3 = b_d2 + b_2 * b_grad, b_d3 + b_3 * b_grad
+        s_left = s_samples - 4 * s_block
+        s_z0, s_z1 = capped(tl.sum(b_z0, 0)), capped(tl.sum(b_z1, 0))
+        s_z2, s_z3 = capped(tl.sum(b_z2, 0)), capped(tl.sum(b_z3, 0))
+        s_d0, s_d1 = tl.sum(b_d0, 0) * s_z0, tl.sum(b_d1, 0) * s_z1
+        s_d2, s_d3 = tl.sum(b_d2, 0) * s_z2, tl.sum(b_d3, 0) * s_z3
+        s_z0, s_z1 = s_z0 * s_unit, s_z1 * tl.where(s_left > 1, s_unit, 0.0)
+        s_z2, s_z3 = s_z2 * tl.where(s_left > 2, s_unit, 0.0), s_z3 * tl.where(s_left > 3, s_unit, 0.0)
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"))
+            b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
+            b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
+            b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
+            b_0 = rao_weight(b_0, b_odds, b_rest, s_e0, s_sharpness, FAST) * s_z0
+            b_1 = rao_weight(b_1, b_odds, b_rest, s_e1, s_sharpness, FAST) * s_z1
+            b_2 = rao_weight(b_2, b_odds, b_rest, s_e2, s_sharpness, FAST) * s_z2
+            b_3 = rao_weight(b_3, b_odds, b_rest, s_e3, s_sharpness, FAST) * s_z3
+            if SOFT:
+                b_add = b_0 + b_1 + b_2 + b_3
+            else:
+                b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK)
+                b_add = b_0 * (b_grad - s_d0) + b_1 * (b_grad - s_d1)
+                b_add += b_2 * (b_grad - s_d2) + b_3 * (b_grad - s_d3)
+            b_inside = b_columns < s_categories
+            b_before = tl.load(p_out + b_columns, mask=b_inside & (s_block > 0), other=0.0)
+            tl.store(p_out + b_columns, b_before + b_add, mask=b_inside)
+
+
+@triton.jit(do_not_specialize=["s_samples"])
+def streamed_backward_kernel(
+    p_logits,
+    p_index,
+    p_stats,
+    p_grad,
+    p_seed,
+    p_tau,
+    p_gap,
+    p_out,
+    s_categories,
+    s_stride,
+    s_grad_stride,
+    s_tau,
+    s_gap,
+    s_samples,
+    MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    AT_INDEX: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s_row = tl.program_id(0).to(tl.int64)
+    p_logits += s_row * s_stride
+    p_grad += s_row * s_grad_stride
+    p_out += s_row * s_categories
+    s_index = tl.load(p_index + s_row)
+    s_shift = tl.load(p_stats + 2 * s_row)
+    s_second = tl.load(p_stats + 2 * s_row + 1)
+    s_tau = level(p_tau, s_tau, s_row, s_row >= 0, TAU_PER_ROW)
+    s_seed = tl.load(p_seed)
+    if s_index >= s_categories:
+        _fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
+    elif MODE == RAO:
+        _streamed_rao(
+            p_logits, p_grad, p_out, s_seed, s_row, s_index, s_shift, s_second, s_tau, s_samples, s_categories,
+            SOFT=False, AT_INDEX=AT_INDEX, BLOCK=BLOCK, FAST=FAST,
+        )  # fmt: skip
+    else:
+        s_level = s_tau
+        if MODE == GST:
+            s_level = _row_gap(
+                p_gap, s_gap, p_logits, s_row, s_index, s_shift, s_second, s_categories,
+                EXPECTED_GAP, GAP_PER_ROW,
+            )  # fmt: skip
+        b_sum = tl.zeros([BLOCK], tl.float32)
+        b_dot = b_sum
+        b_plain_dot = b_sum
+        for s_start in range(0, s_categories, BLOCK):
+            _, b_shifted, b_exponents = _exponents(
+                p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_second, s_level, s_tau,
+                MODE, BLOCK, FAST, "evict_last",
+            )  # fmt: skip
+            b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, "evict_last")
+            b_weight = tl.exp(b_exponents)
+            b_sum += b_weight
+            b_dot += b_weight * b_grad
+            if MODE == REINMAX:
+                b_plain_dot += tl.exp(b_shifted) * b_grad
+        s_scale = capped(tl.sum(b_sum, 0))
+        s_dot = tl.sum(b_dot, 0) * s_scale
+        s_plain = capped(s_second)
+        s_plain_dot = tl.sum(b_plain_dot, 0) * s_plain
+        if MODE == REINMAX:
+            p_chosen = p_grad
+            if not AT_INDEX:
+                p_chosen += s_index
+            s_dot = (s_dot + tl.load(p_chosen).to(tl.float32)) / 2
+        s_last = (s_categories - 1) // BLOCK * BLOCK
+        for s_done in range(0, s_categories, BLOCK):
+            s_start = s_last - s_done
+            b_columns, b_shifted, b_exponents = _exponents(
+                p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_second, s_level, s_tau,
+                MODE, BLOCK, FAST, "evict_first",
+            )  # fmt: skip
+            b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, "evict_first")
+            b_point = tl.exp(b_exponents) * s_scale
+            if MODE == REINMAX:
+                b_half = (b_point + (b_columns == s_index).to(tl.float32)) / 2
+                b_plain = tl.exp(b_shifted) * s_plain
+                b_out = 2 * b_half * (b_grad - s_dot) - b_plain * (b_grad - s_plain_dot) / 2
+            else:
+                b_out = b_point * (b_grad - s_dot) / s_tau
+            _write(p_out, b_columns, b_out, s_categories)

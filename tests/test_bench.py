@@ -1,0 +1,365 @@
+"""`gapped bench`: what it measures, writes and says. No test looks at a real time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gapped
+from gapped import records
+from gapped.cli.app import main
+from gapped.errors import GappedError
+from gapped.lab import bench, timing
+from gapped.report.bench import BLOCKS, Bench, benches, ratio, reasons, render_bench, table_of, target_table
+from gapped.report.bench_figure import bench_figure
+from gapped.report.documents import filled, names_in
+from gapped.report.drawings import draw
+from gapped.report.evidence import gather
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PAGE = ROOT / "docs" / "performance.md"
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+TINY = ["bench", "--device", "cpu", "--no-compiled", "--seconds", "0.001"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for a GPU can be made without one."""
+    monkeypatch.setattr(bench, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(bench, "find_spec", lambda name: object())
+
+
+def made_up(
+    estimator: str,
+    backend: str,
+    median: float | None,
+    shape: str = "1048576x64:f32",
+    run: str = "2030-01-01T00:00:00+00:00",
+    device: str = "NVIDIA H200",
+    memory: float = 2.0,
+    form: str = "sample",
+) -> records.Line:
+    """A record with round numbers."""
+    one = bench.parse_shape(shape)
+    measured = None if median is None else {"median": median, "low": median, "high": 2 * median, "batches": 9}
+    return {
+        "schema": 1,
+        "kind": "bench",
+        "run": run,
+        "device_type": "cpu" if device.startswith("CPU") else "cuda",
+        "environment": {"device": device, "torch": "2.11.0", "commit": "0123456789ab"},
+        "shape": shape,
+        "rows": one.rows,
+        "categories": one.categories,
+        "width": one.width,
+        "dtype": one.dtype,
+        "copy": {"median": 0.2, "low": 0.2, "high": 0.2, "batches": 9},
+        "estimator": estimator,
+        "backend": backend,
+        "form": form,
+        "status": "too large" if median is None else "ok",
+        "milliseconds": measured,
+        "memory": None if median is None else memory,
+    }
+
+
+LINES = [
+    made_up("F.gumbel_softmax", "eager", 4.0, memory=5.0),
+    made_up("F.gumbel_softmax", "compiled", 2.0),
+    made_up("gst", "torch", 3.0),
+    made_up("gst", "triton", 0.5),
+    made_up("gumbel-rao:samples=1000", "torch", None),
+]
+
+
+# What is measured
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("3000x10", bench.Shape(3000, 10)),
+        (" 8192x128256:bf16 ", bench.Shape(8192, 128256, "bf16")),
+        ("64x1_000x16:f64", bench.Shape(64, 1000, "f64", 16)),
+    ],
+)
+def test_shapes_are_read(text: str, shape: bench.Shape) -> None:
+    assert bench.parse_shape(text) == shape
+    assert bench.parse_shape(str(shape)) == shape
+
+
+def test_every_default_shape_is_written_as_it_is_shown() -> None:
+    for shapes in bench.DEFAULT.values():
+        assert [str(bench.parse_shape(text)) for text in shapes] == list(shapes)
+
+
+def test_the_default_plan_for_a_gpu_holds_every_target(roomy: None) -> None:
+    from gapped.report.bench import TARGETS
+
+    jobs = {str(job.shape): job.cases for job in bench.plan(CUDA)}
+    for target in TARGETS:
+        if target.device != "CPU":
+            assert bench.Case(target.estimator, target.backend) in jobs[target.shape]
+    for cases in jobs.values():
+        assert [c.backend for c in cases[:2]] == ["eager", "compiled"]
+    forms = {case.form for case in jobs["8192x128256x1024:bf16"]}
+    assert forms == {"dense", "index"}
+
+
+def test_what_is_named_replaces_the_default(roomy: None) -> None:
+    (job,) = bench.plan(CUDA, ["40x5"], ["gst:gap=1.2"], ["triton", "triton"], compiled=False)
+    assert job.shape == bench.Shape(40, 5)
+    assert job.cases == (bench.Case("F.gumbel_softmax", "eager"), bench.Case("gst:gap=1.2", "triton"))
+    assert {case.backend for job in bench.plan(CPU) for case in job.cases} == {"eager", "compiled", "torch"}
+
+
+def test_calls_take_turns_and_are_summarised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that is ours: the order of batches, how many of each, and the quantiles."""
+    order: list[str] = []
+    pace = {"quick": 0.01, "slow": 0.04}
+    calls = {name: (lambda name=name: name) for name in pace}
+
+    def tick(call: timing.Call, count: int) -> float:
+        order.append(f"{call()} {count}")
+        return pace[str(call())]
+
+    monkeypatch.setattr(timing, "clock", lambda device: tick)
+    made = timing.interleaved(calls, CPU, seconds=0.5)
+    assert order[:6] == ["quick 1"] * 3 + ["slow 1"] * 3
+    # 0.5 s hold 12 batches of 2 + 2 calls of 10 ms, and 4 of 1 + 2 calls of 40 ms.
+    assert order[6:] == ["quick 2", "slow 1"] * 4 + ["quick 2"] * 8
+    assert made == {
+        "quick": timing.Timing(10.0, 10.0, 10.0, 12),
+        "slow": timing.Timing(40.0, 40.0, 40.0, 4),
+    }
+
+
+def test_peak_memory_is_what_a_call_holds_at_once() -> None:
+    def call() -> None:
+        first = torch.empty(1000)
+        second = torch.empty(1000)
+        del first
+        torch.empty(500), second
+
+    assert timing.peak_memory(call, CPU) == 8000
+
+
+def test_what_does_not_fit_is_too_large_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Logits take 800 bytes; a hundred draws, the default, more than this.
+    monkeypatch.setattr(bench, "free_memory", lambda device: 2**18)
+    jobs = bench.plan(CPU, ["40x5"], ["gst", "gumbel-rao"], compiled=False)
+    (lines,) = bench.run(jobs, CPU, seconds=0.001)
+    status = {line["estimator"]: line["status"] for line in lines}
+    assert status == {"F.gumbel_softmax": "ok", "gst": "ok", "gumbel-rao": "too large"}
+    assert lines[-1]["milliseconds"] is lines[-1]["memory"] is None
+
+
+def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(function: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(bench, "_compiled", broken)
+    (lines,) = bench.run(bench.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
+    assert [line["status"] for line in lines] == ["ok", "not available: RuntimeError", "ok"]
+    (found,) = benches(lines)
+    assert reasons(found) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
+
+
+def test_selecting_from_a_table() -> None:
+    (lines,) = bench.run(bench.plan(CPU, ["8x12x4"], compiled=False), CPU, seconds=0.001)
+    assert [line["form"] for line in lines] == ["dense", "dense", "index"]
+    index = "ok" if hasattr(gapped.GST, "choose") else "not available: gst has no index form"
+    assert [line["status"] for line in lines] == ["ok", "ok", index]
+
+
+# The command
+
+
+def test_the_command_writes_records_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = [*TINY, "--shape", "40x5:bf16", "--estimator", "gst:gap=1.2", "--out", "here"]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    assert "40 × 5 bf16" in printed
+    assert "gst:gap=1.2" in printed
+    lines = records.load(tmp_path / "here" / "bench.jsonl")
+    assert [(one["estimator"], one["backend"]) for one in lines] == [
+        ("F.gumbel_softmax", "eager"),
+        ("gst:gap=1.2", "torch"),
+    ]
+    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.M))))
+    for line in lines:
+        assert set(line) == documented - {"what"}
+        assert (line["schema"], line["kind"], line["status"]) == (1, "bench", "ok")
+        assert set(line["milliseconds"]) == set(line["copy"]) == {"median", "low", "high", "batches"}
+        assert line["memory"] >= 2
+        assert {"device", "torch", "commit"} <= set(line["environment"])
+        assert line["run"] == lines[0]["run"]
+    svg = (tmp_path / "here" / "bench.svg").read_text("utf-8")
+    assert svg == bench_figure(lines)
+    assert main(["report", "here"]) == 0
+    assert "gst:gap=1.2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shape", "40"], r"--shape: got '40', expected ROWSxCATEGORIES"),
+        (["--shape", "40x0"], r"--shape: got '40x0'"),
+        (["--shape", "40x5:int8"], r"--shape: got '40x5:int8'.*bf16"),
+        (["--shape", "9000000x9000000"], r"--shape: .* fits; this one needs .* GiB"),
+        (["--backend", "cuda"], r"--backend: got 'cuda', expected one of torch, triton"),
+        (["--backend", "triton"], r"--backend: got 'triton', expected torch on a cpu"),
+        (["--estimator", "gts"], r"estimator: got 'gts'"),
+        (["--seconds", "0"], r"--seconds: got 0.0, expected a positive number"),
+        (["--seconds", "nan"], r"--seconds: got nan"),
+        (["--device", "tpu"], r"device: got 'tpu'"),
+        (["--out", "file"], r"cannot write here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_user_error_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([*TINY, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"gapped: .*{said}.*\n", error), error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupted_bench_keeps_the_shapes_that_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Iterator[list[records.Line]]:
+        yield LINES
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run", interrupted)
+    assert main([*TINY, "--shape", "40x5", "--out", "here"]) == 130
+    assert "what was measured is in here" in capsys.readouterr().err
+    assert records.load(tmp_path / "here" / "bench.jsonl") == LINES
+
+
+def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Done:
+        stdout = "0.059\n"
+
+    monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: Done())
+    lines = bench.startup(CPU)
+    assert [line["what"] for line in lines] == list(bench.IMPORTS)
+    (row,) = target_table(lines).rows
+    assert [entry.text for entry in row][2:] == ["≤ 60 ms", "59 ms", "met"]
+
+
+# The tables
+
+
+def test_ratios_and_the_floor() -> None:
+    (found,) = benches(LINES)
+    assert (found.copy, found.floor) == (0.2, 0.5)
+    rows = {(r[0].text, r[1].text): [e.text for e in r[2:]] for r in table_of(found).rows}
+    assert table_of(found).columns[2:] == ("ms", "10% to 90%", "× eager", "× compiled", "× floor", "memory")
+    assert rows["gst", "triton"] == ["0.500", "0.500 to 1.000", "0.12", "0.25", "1.00", "2.00"]
+    assert rows["F.gumbel_softmax", "eager"] == ["4.000", "4.000 to 8.000", "1.00", "2.00", "8.00", "5.00"]
+    assert rows["gumbel-rao:samples=1000", "torch"] == ["too large", "–", "–", "–", "–", "–"]
+    assert ratio(1.0, 0.0) is ratio(None, 1.0) is None
+
+
+@pytest.mark.parametrize("shape", ["3000x10:f32", "8192x128256x64:bf16"])
+def test_no_floor_where_memory_is_not_the_limit(shape: str) -> None:
+    (found,) = benches([made_up("gst", "triton", 1.0, shape)])
+    assert found.floor is None
+
+
+def test_ratios_stay_inside_one_run() -> None:
+    """A later run of another shape, or on another device, replaces nothing; one of the same replaces all."""
+    later = "2031-01-01T00:00:00+00:00"
+    other = [
+        made_up("gst", "triton", 1.0, "3000x10:f32", later),
+        made_up("gst", "torch", 1.0, run=later, device="CPU, 2 threads"),
+    ]
+    assert benches(LINES + other)[0] == benches(LINES)[0]
+    again = made_up("gst", "triton", 1.0, run=later)
+    for lines in ([*LINES, again], [again, *LINES]):
+        assert benches(lines) == [Bench("NVIDIA H200", "1048576x64:f32", (again,))]
+    (row,) = table_of(benches([*LINES, again])[0]).rows
+    assert [e.text for e in row] == ["gst", "triton", "1.000", "1.000 to 2.000", "2.00", "2.00"], "no × eager"
+
+
+@pytest.mark.parametrize(
+    ("median", "memory", "words"),
+    [(0.4, 2.1, ["met", "met"]), (0.4004, 2.0, ["missed", "met"]), (0.39, 2.1001, ["met", "missed"])],
+)
+def test_targets_are_judged_before_rounding(median: float, memory: float, words: list[str]) -> None:
+    lines = [made_up("gst", "triton", median, memory=memory)]
+    assert [row[-1].text for row in target_table(lines).rows] == words
+    met = words.count("met")
+    assert f"{met} of 2 targets are met, {2 - met} missed." in render_bench(lines, "bench-targets")
+
+
+def test_targets_in_milliseconds_hold_for_their_device_only() -> None:
+    assert not target_table([made_up("gst", "triton", 0.3, device="NVIDIA A100")]).rows
+    assert not target_table([made_up("gst", "torch", 0.3)]).rows
+    cpu = {"shape": "3000x10:f32", "device": "CPU, 2 threads"}
+    lines = [made_up("F.gumbel_softmax", "eager", 1.0, **cpu), made_up("gst", "torch", 0.69, **cpu)]
+    (row,) = target_table(lines).rows
+    assert [e.text for e in row] == [
+        "3,000 × 10 f32",
+        "gst, torch",
+        "≤ 0.7 × eager",
+        "0.69 × eager",
+        "met",
+    ]
+
+
+def test_the_figure_is_the_same_every_time() -> None:
+    svg = bench_figure(LINES)
+    assert svg == bench_figure([*LINES])
+    assert "1,048,576 × 64 f32, gst, triton: 0.12 × (0.5 ms)" in svg
+    assert svg != bench_figure([*LINES[:3], made_up("gst", "triton", 0.6)])
+    slower = made_up("F.gumbel_softmax", "eager", 9.0, device="CPU, 2 threads")
+    assert bench_figure([slower, *LINES]) == svg, "a GPU is shown before a CPU"
+    assert "CPU, 2 threads" in bench_figure([slower, *LINES], "CPU, 2 threads")
+    with pytest.raises(GappedError, match="nothing to draw"):
+        bench_figure([])
+
+
+# The page
+
+
+def test_the_page_is_what_the_records_make() -> None:
+    text = PAGE.read_text("utf-8")
+    evidence = gather(RESULTS)
+    assert set(names_in(text)) == set(BLOCKS)
+    assert filled(evidence, text) == text, "run: gapped report results --update docs/performance.md"
+    figure = ROOT / "docs" / "figures" / "bench.svg"
+    assert figure.exists() == ("figures/bench.svg" in text) == bool(evidence.bench)
+    if evidence.bench:
+        tips = re.compile(r"<title>([^<]+)</title>")
+        assert tips.findall(figure.read_text("utf-8")) == tips.findall(draw(evidence, "bench.svg"))
+
+
+def test_the_page_is_filled_from_a_folder_with_a_bench_alone(tmp_path: Path) -> None:
+    records.append(tmp_path / "bench.jsonl", LINES)
+    page = tmp_path / "page.md"
+    page.write_bytes(PAGE.read_bytes())
+    call = ["report", str(tmp_path), "--update", str(page), "--figures", str(tmp_path / "figures")]
+    assert main(call) == 0
+    text = page.read_text("utf-8")
+    assert "| gst | triton | 0.500 |" in text
+    assert "Not measured yet" in text, "nothing selected from a table"
+    assert "gst, triton | ≤ 0.4 ms | 0.5 ms | missed |" in text
+    assert (tmp_path / "figures" / "bench.svg").read_text("utf-8") == bench_figure(LINES)
