@@ -118,7 +118,7 @@ def test_without_a_command_help_is_shown_as_help(capsys):
     assert shown.lstrip().startswith("Usage: gapped"), "help is not an error message"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["--version"]])
 def test_help_does_not_wait_for_torch(arguments):
     code = (
         "import sys\n"
@@ -130,10 +130,9 @@ def test_help_does_not_wait_for_torch(arguments):
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["doctor", "--help"]], ids=" ".join)
-def test_help_is_quick(arguments):
+def test_help_is_quick():
     """Processor time, the least of five: what the start costs, whatever else the machine is doing."""
-    code = f"import sys; from gapped.cli.app import main; sys.exit(main({arguments!r}))"
+    code = "import sys; from gapped.cli.app import main; sys.exit(main(['--help']))"
     took = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
