@@ -1,8 +1,8 @@
-"""A step that runs as one CUDA graph on a GPU and as plain calls elsewhere."""
+"""A step that runs as a CUDA graph on a GPU and as plain calls elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ class Captured:
     """A function without arguments or result, recorded at its first call on a GPU and replayed from then on.
 
     The function works on tensors that stay where they are. `state` names those it changes: recording runs
-    the function a few times to warm up, and puts them, and the generator, back as they were.
+    the function a few times to warm up, and puts them, and the generator, back as they were. A function
+    that does one of several things, by the caller's arrangement, is recorded once for each `program`. The
+    graphs share their memory: what one leaves behind, beside its state, another may overwrite.
     """
 
     def __init__(
@@ -25,15 +27,15 @@ class Captured:
         self._function = function
         self._generator = generator
         self._state = state
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
-    def __call__(self) -> None:
+    def __call__(self, program: Hashable = None) -> None:
         if self._generator.device.type != "cuda":
             self._function()
             return
-        if self._graph is None:
-            self._graph = self._record()
-        self._graph.replay()
+        if program not in self._graphs:
+            self._graphs[program] = self._record()
+        self._graphs[program].replay()
 
     def _record(self) -> torch.cuda.CUDAGraph:
         before = [tensor.detach().clone() for tensor in self._state()]
@@ -49,8 +51,11 @@ class Captured:
                 tensor.copy_(value)
         del before
         self._generator.set_state(noise)
+        # What the warm-up took is bound to its stream, and of no use to the graph.
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
-        with torch.cuda.graph(graph):
+        shared = next((each.pool() for each in self._graphs.values()), None)
+        with torch.cuda.graph(graph, pool=shared):
             self._function()
         return graph

@@ -98,8 +98,16 @@ class Grouped:
         soft = ((a, b, replace(each, hard=False)) for a, b, each in self.groups)  # type: ignore[type-var]
         return replace(self, groups=tuple(soft))
 
-    def sample(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    @property
+    def hard(self) -> bool:
+        """Whether the samples of all runs are one-hot."""
+        return all(getattr(each, "hard", True) for _, _, each in self.groups)
+
+    def sample(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
         """One sample of each run; that of a score-function estimator carries no gradient."""
+        logits = simplex.masked(logits, mask)
         if len(self.groups) == 1:
             return _sample(self.groups[0][2], logits, generator)
         pieces = torch.split(logits, self._sizes)
@@ -127,7 +135,7 @@ class Grouped:
         """
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
-            return f(self.sample(logits, generator).unsqueeze(0), parts[0]).squeeze(0)
+            return f(self.sample(logits, generator=generator).unsqueeze(0), parts[0]).squeeze(0)
         pieces = iter(torch.split(logits, self._sizes))
         costs = []
         for part in parts:

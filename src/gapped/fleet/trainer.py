@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from gapped.fleet.adam import Adam
 from gapped.fleet.capture import Captured
+from gapped.fleet.clip import clip_norms
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.schedule import Constant, Schedule
+from gapped.fleet.selection import Selection, SelectionRule
 from gapped.registry import Estimator
 
-__all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision"]
+__all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision", "permutation"]
 
 
 class Task(Protocol):
@@ -35,12 +37,20 @@ class Task(Protocol):
     """How many axes of the sampled logits lie between run and category."""
     loss_name: str
     """What the loss is called in records, after ``train_``."""
+    clip: float | None
+    """Largest norm of a run's gradient, if there is one."""
+    selection: SelectionRule | None
+    """How runs are validated while they train; then the best weights are tested, at the end. If None, the
+    present weights are tested after each epoch."""
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the order of the examples for an epoch; a function of the runs' seeds and `epoch` alone."""
 
     def load_batch(self, step: int) -> None:
         """Put the batch of a step where `loss` finds it."""
+
+    def program(self, step: int) -> Hashable:
+        """What the loss of a step must have in common with that of another to be recorded as one graph."""
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         """The loss of each run on the loaded batch, ``(R,)``."""
@@ -104,10 +114,13 @@ class Trainer:
         self.tested: list[int] = []
         self.seconds: list[float] = []
         self.history: dict[str, list[list[float]]] = {}
+        self.selection = None if task.selection is None else Selection(task.selection, self.parameters)
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self) -> None:
-        """One pass over the data; every `test_every` epochs and after the last one, the test metrics too.
+        """One pass over the data; every `test_every` epochs and after the last one, the metrics too.
+
+        They are those of the test, or the latest validation's where runs are validated while they train.
 
         `history` holds the losses and metrics of the epochs in `tested`.
         """
@@ -124,8 +137,7 @@ class Trainer:
         self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
         self.task.start_epoch(self.epoch)
         self.loss_sum.zero_()
-        rates = [run.rate(self.epoch, self.epochs) for run in self.runs]
-        self.adam.learning_rate.copy_(torch.tensor(rates, dtype=torch.float64))
+        self._set_rates()
         temperatures = self._temperatures()
         for step in range(steps):
             self.task.load_batch(step)
@@ -133,7 +145,20 @@ class Trainer:
                 self.sampler.tau.copy_(temperatures[step])
             if before_step is not None:
                 before_step()
-            self._step()
+            self._step(self.task.program(step))
+            if self.selection is not None and self.selection.rule.due(step, self.task.steps):
+                self.selection.observe(self.selection.rule.score())
+                self._set_rates()
+
+    def test(self) -> dict[str, list[float]]:
+        """Metrics taken once, when training is over: those of the best weights, where some are kept."""
+        if self.selection is None:
+            return {}
+        with matmul_precision(self.device), self.selection.best_weights():
+            metrics = self.evaluate()
+        return {f"best_{self.selection.rule.metric}": self.selection.best.tolist()} | {
+            name: values.double().tolist() for name, values in metrics.items()
+        }
 
     def evaluate(self) -> dict[str, Tensor]:
         """Test metrics at each run's own temperature."""
@@ -143,8 +168,11 @@ class Trainer:
             return self.task.evaluate(self.sampler, self.generator)
 
     def _test(self) -> None:
-        losses = self.loss_sum / self.task.steps
-        metrics = {f"train_{self.task.loss_name}": losses, **self.evaluate()}
+        metrics = {f"train_{self.task.loss_name}": self.loss_sum / self.task.steps}
+        if self.selection is None:
+            metrics |= self.evaluate()
+        else:
+            metrics |= {self.selection.rule.metric: self.selection.last}
         for name, values in metrics.items():
             # A step can break a run without its own loss showing it: the test does.
             self.alive &= values.isfinite()
@@ -163,6 +191,7 @@ class Trainer:
             "adam": self.adam.state_dict(),
             "estimators": [each.state_dict() for _, each, _ in self.tuned],
             "tuners": [tuner.state_dict() for tuner in self.tuners],
+            "selection": None if self.selection is None else self.selection.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,14 +205,18 @@ class Trainer:
         ):
             each.load_state_dict(own)
             tuner.load_state_dict(moments)
+        if self.selection is not None:
+            self.selection.load_state_dict(state["selection"])
 
     def _train_step(self) -> None:
         loss = self.task.loss(self.sampler, self.generator)
         everything = [*self.parameters, *(p for p, _ in self.descended)]
-        gradients = torch.autograd.grad(loss.sum(), everything)
+        gradients: Sequence[Tensor] = torch.autograd.grad(loss.sum(), everything)
         loss = loss.detach()
         self.loss_sum += loss
         self.alive &= loss.isfinite()
+        if self.task.clip is not None:
+            gradients = clip_norms(gradients, self.task.clip)
         self.adam.step(gradients[: len(self.parameters)], self.alive)
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
             with torch.no_grad():
@@ -194,6 +227,12 @@ class Trainer:
                 loss = each.variance_loss() * len(part)
                 gradients = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
                 tuner.step(gradients, self.alive[part.runs])
+
+    def _set_rates(self) -> None:
+        rates = [run.rate(self.epoch, self.epochs) for run in self.runs]
+        self.adam.learning_rate.copy_(torch.tensor(rates, dtype=torch.float64))
+        if self.selection is not None:
+            self.adam.learning_rate.mul_(self.selection.factor)
 
     def _temperatures(self) -> Tensor | None:
         """The temperatures of the epoch, ``(steps, R)``, or None if they never change."""
@@ -225,6 +264,11 @@ def derived_seed(*parts: object) -> int:
 def derived_hash(*parts: object) -> str:
     """Sixteen hexadecimal digits that depend on all `parts`, and on nothing else."""
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def permutation(count: int, *parts: object) -> Tensor:
+    """An order of `count` examples that depends on all `parts`, and on nothing else."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(*parts)))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
@@ -309,16 +309,14 @@ def _forward(case: Case) -> Callable[..., Tensor]:
         return estimator.sample
     if case.form == "dense":
         return lambda logits, table: estimator.sample(logits) @ table
-    choose = getattr(estimator, "choose", None)
-    if choose is None:
-        raise GappedError(f"{case.estimator} has no index form")
-    return lambda logits, table: choose(logits).select(table)
+    return lambda logits, table: estimator.choose(logits).select(table)
 
 
 def _estimator(case: Case) -> Pathwise:
     name, options = parse(case.estimator)
-    selectable = "backend" in {field.name for field in fields(estimators()[name])}
-    return make(name, {**options, "backend": case.backend} if selectable else options)
+    made = make(name, {**options, "backend": case.backend})
+    assert isinstance(made, Pathwise)
+    return made
 
 
 def _reference(logits: Tensor) -> Tensor:

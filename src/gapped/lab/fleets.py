@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from gapped import data as data_sets
 from gapped.fleet.grouping import is_level
 from gapped.fleet.trainer import Run, Trainer, derived_hash, derived_seed
 from gapped.lab.recipe import Recipe
@@ -17,8 +16,6 @@ from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import show
 from gapped.records import Line
 from gapped.registry import estimators
-from gapped.tasks.vae.protocol import protocol
-from gapped.tasks.vae.task import VAETask
 
 __all__ = ["Fleet", "build", "entries_by_run", "plan"]
 
@@ -79,12 +76,9 @@ def _kind(spec: RunSpec) -> tuple[bool, str]:
 def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, key: str) -> Trainer:
     """The trainer of a fleet, before its first step."""
     first = specs[0]
-    rules = protocol(first.protocol)
-    data = data_sets.load(first.data, data_dir).limited(
-        first.train_images or rules.train_images, first.test_images, validation=first.split == "validation"
-    )
+    rules = first.kind.rules(first.protocol)
     compiled = device.type == "cuda"
-    task = VAETask(rules, data, [spec.seed for spec in specs], device, compiled=compiled, split=first.split)
+    task = first.kind.task(specs, device, data_dir, compiled)
     runs = [
         Run(
             spec.make_estimator(),

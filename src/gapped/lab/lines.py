@@ -1,29 +1,26 @@
-"""What a finished fleet writes: records, curves and pictures, one line per run."""
+"""What a finished fleet writes: records, curves, and pictures or trees, one line per run."""
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterable
 
 import torch
 
 from gapped import records
-from gapped.fleet.trainer import Trainer, derived_seed
+from gapped.fleet.trainer import Trainer
 from gapped.lab.environment import describe
 from gapped.lab.fleets import Fleet
 from gapped.records import Line
-from gapped.tasks.vae.task import VAETask
 
-__all__ = ["curve_lines", "image_lines", "record_lines"]
-
-_PICTURES = 10
+__all__ = ["curve_lines", "record_lines", "shown_lines"]
 
 
 def record_lines(
     fleet: Fleet, trainer: Trainer, extra: dict[str, list[float]], device: torch.device
 ) -> Iterable[Line]:
     environment = describe(device)
+    memory = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     alive = trainer.alive.tolist()
     for place, spec in enumerate(fleet.specs):
         final = {name: rows[-1][place] for name, rows in trainer.history.items()}
@@ -51,6 +48,7 @@ def record_lines(
                 "metrics": {name: _finite(value) for name, value in final.items()},
                 "seconds": round(sum(trainer.seconds), 3),
                 "runs_in_fleet": len(fleet.specs),
+                "fleet_gpu_memory_gb": memory,
                 "environment": environment,
             }
 
@@ -62,23 +60,15 @@ def curve_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
             yield {"id": spec.id, "epoch": trainer.tested, **series}
 
 
-def image_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
-    """Pictures of one run per cell, the one with the lowest seed."""
+def shown_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
+    """Something to look at of one run per cell, the one with the lowest seed."""
     shown: dict[tuple[str, float | None], tuple[int, int]] = {}
     for place, spec in enumerate(fleet.specs):
         cell = (fleet.label(spec), spec.tau)
         shown[cell] = min(shown.get(cell, (spec.seed, place)), (spec.seed, place))
-    trainer.generator.manual_seed(derived_seed(trainer.seed, "pictures"))
-    task = trainer.task
-    assert isinstance(task, VAETask)
-    pictures = task.pictures(trainer.sampler, trainer.generator, _PICTURES)
-    for _, place in shown.values():
-        encoded = {
-            name: base64.b64encode(bytes(each[place].flatten().tolist())).decode()
-            for name, each in pictures.items()
-        }
-        size = {"height": task.height, "width": task.width, "count": _PICTURES}
-        yield {"id": fleet.specs[place].id, **size, **encoded}
+    places = [place for _, place in shown.values()]
+    for place, line in zip(places, fleet.specs[0].kind.show(trainer, places), strict=True):
+        yield {"id": fleet.specs[place].id, **line}
 
 
 def _finite(value: float) -> float | None:

@@ -12,7 +12,7 @@ import torch
 
 from gapped.fleet.trainer import Trainer, derived_hash
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
-from gapped.lab.lines import curve_lines, image_lines, record_lines
+from gapped.lab.lines import curve_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
@@ -139,9 +139,9 @@ def _train(
         extra["gradient_variance"] = variance(trainer, spec)
     if len(fleet.specs) == 1:
         extra |= alone(trainer, device)
-    store.add(
-        record_lines(fleet, trainer, extra, device), curve_lines(fleet, trainer), image_lines(fleet, trainer)
-    )
+    extra |= trainer.test()
+    beside = {"curves": curve_lines(fleet, trainer), spec.kind.shown: shown_lines(fleet, trainer)}
+    store.add(record_lines(fleet, trainer, extra, device), **beside)
     store.drop_checkpoint(fleet.key)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gapped.errors import GappedError, reject
+from gapped.lab.kinds import KINDS
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
-from gapped.tasks.vae.protocol import protocol as vae_protocol
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 
@@ -115,8 +115,9 @@ def _expand(
         point = dict(zip([*axes, *grid], values, strict=True))
         chosen = {k: point.pop(k) for k in grid}
         rest = {**merged, **point}
-        rest.setdefault("data", "mnist")
-        rest.setdefault("epochs", vae_protocol(rest["protocol"]).epochs)
+        if rest["task"] in KINDS:  # else the spec says what is accepted
+            rest.setdefault("data", KINDS[rest["task"]].data[0])
+            rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
         label = _label(cell.get("label"), kind, chosen, point, origin)
         for seed in own:
             yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gapped.checks import check_level
-from gapped.data import IMAGES
 from gapped.errors import reject
 from gapped.fleet.schedule import Schedule, schedule
+from gapped.lab.kinds import KINDS, Kind
 from gapped.lab.text import make
 from gapped.registry import Estimator, Score, options_of
-from gapped.tasks.vae.protocol import protocol as vae_protocol
 
 __all__ = ["Entry", "RunSpec"]
 
@@ -28,6 +27,15 @@ _COUNTS = (
     ("entropy_steps", 0, False),
     ("test_every", 1, False),
 )
+
+# Fields that concern images, with the values that say nothing.
+_IMAGES_ONLY = {
+    "split": "test",
+    "train_images": None,
+    "test_images": None,
+    "variance_samples": 0,
+    "entropy_steps": 0,
+}
 
 # Fields added since the first published records, with their defaults.
 _LATER = {"rate_decay": "none", "test_every": 1}
@@ -73,9 +81,9 @@ class RunSpec:
     """Epochs from one test to the next; the last epoch is always tested. Curves have the tested epochs."""
 
     def __post_init__(self) -> None:
-        _check_choice("task", self.task, ("vae",))
-        rules = vae_protocol(self.protocol)
-        _check_choice("data", self.data, tuple(IMAGES))
+        _check_choice("task", self.task, tuple(KINDS))
+        self.kind.rules(self.protocol)
+        _check_choice("data", self.data, self.kind.data)
         _check_choice("split", self.split, ("test", "validation"))
         if self.rate_decay not in ("none", "cosine"):
             raise reject("rate_decay", self.rate_decay, "none or cosine")
@@ -87,15 +95,29 @@ class RunSpec:
             check_level("learning_rate", self.learning_rate, positive=True)
         if not isinstance(self.schedule, dict):
             raise reject("schedule", self.schedule, 'a table such as { kind = "mixed" }')
+        if not self.kind.images:
+            for name, unset in _IMAGES_ONLY.items():
+                if getattr(self, name) != unset:
+                    raise reject(name, getattr(self, name), f"nothing: {self.task} has no images")
         estimator = self.make_estimator()
         self.make_schedule()
         if isinstance(estimator, Score):
-            estimator.check_size(rules.latents, rules.categories)
+            size = self.kind.variables(self.protocol)
+            if size is None:
+                raise reject(
+                    "estimator", self.estimator, f"a pathwise one: {self.task} chooses inside of its model"
+                )
+            estimator.check_size(*size)
             self._check_score()
         # 1 and 1.0 are one number, and must have one hash.
         levels = {k: float(v) if _is_level(k, v) else v for k, v in self.options.items()}
         object.__setattr__(self, "options", levels)
         object.__setattr__(self, "tau", float(self.tau) if self._has_tau() and self.tau is not None else None)
+
+    @property
+    def kind(self) -> Kind:
+        """The task."""
+        return KINDS[self.task]
 
     @property
     def id(self) -> str:

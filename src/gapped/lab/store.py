@@ -1,4 +1,4 @@
-"""A folder of results: records, curves, pictures, checkpoints."""
+"""A folder of results: records, curves, pictures, trees, checkpoints."""
 
 from __future__ import annotations
 
@@ -28,9 +28,15 @@ class Store:
         """Records by recipe and id."""
         return {(line["recipe"], line["id"]): line for line in records.load(self.folder / "records.jsonl")}
 
-    def add(self, made: Iterable[Line], curves: Iterable[Line] = (), images: Iterable[Line] = ()) -> None:
+    def add(
+        self,
+        made: Iterable[Line],
+        curves: Iterable[Line] = (),
+        images: Iterable[Line] = (),
+        trees: Iterable[Line] = (),
+    ) -> None:
         """Add what is not there yet. Records come last: a run whose record exists has everything else too."""
-        for name, lines in (("curves", curves), ("images", images)):
+        for name, lines in (("curves", curves), ("images", images), ("trees", trees)):
             path = self.folder / f"{name}.jsonl"
             known = {line["id"] for line in records.load(path)}
             new = {line["id"]: line for line in lines}

@@ -78,7 +78,7 @@ class Score(ABC):
     derivatives: ClassVar[int] = 0
     """How often the estimator itself differentiates the cost."""
 
-    def check_size(self, variables: int, categories: int) -> None:
+    def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - nothing to refuse
         """Raise unless this estimator is made for examples of so many variables and categories."""
 
     def check(self, cost: Cost) -> None:

@@ -27,7 +27,7 @@ Weights = Sequence[tuple[Tensor, Tensor]]
 class Sampler(Interface):
     """What the model needs of an estimator: see `gapped.fleet.grouping.Grouped`."""
 
-    def sample(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor: ...
+    def sample(self, logits: Tensor, *, generator: torch.Generator | None = None) -> Tensor: ...
 
     def parts(self) -> Sequence[Part]: ...
 
@@ -150,7 +150,7 @@ class VAE(torch.nn.Module):
         ratio, decoder = logits.log_softmax(-1) - self.log_prior(), _weights(self.decoder)
         total = torch.full(x.shape[:2], -torch.inf, dtype=x.dtype, device=x.device)
         for _ in range(samples):
-            z = sampler.sample(logits, generator)
+            z = sampler.sample(logits, generator=generator)
             total = torch.logaddexp(total, -self.costs(z.unsqueeze(0), x, decoder, ratio).squeeze(0))
         return math.log(samples) - total
 

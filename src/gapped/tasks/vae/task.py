@@ -13,8 +13,9 @@ from gapped.errors import reject
 from gapped.fleet.capture import Captured
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.layers import generators, spread
+from gapped.fleet.selection import SelectionRule
 from gapped.fleet.stateful import Widths
-from gapped.fleet.trainer import derived_seed
+from gapped.fleet.trainer import permutation
 from gapped.tasks.vae.model import VAE
 from gapped.tasks.vae.protocol import Protocol
 
@@ -28,6 +29,8 @@ class VAETask:
 
     row_axes = 2
     loss_name = "negative_elbo"
+    clip: float | None = None
+    selection: SelectionRule | None = None
 
     def __init__(
         self,
@@ -66,13 +69,15 @@ class VAETask:
         return [] if rate is None else [(self.model.prior, rate)]
 
     def start_epoch(self, epoch: int) -> None:
-        seeds = (derived_seed(seed, epoch) for seed in self._distinct)
-        orders = torch.stack([_permutation(len(self.train), seed) for seed in seeds])
+        orders = torch.stack([permutation(len(self.train), seed, epoch) for seed in self._distinct])
         self.order = orders.to(self.batch.device)[self._places]
 
     def load_batch(self, step: int) -> None:
         size = self.protocol.batch
         self.batch.copy_(self.order[:, step * size : (step + 1) * size])
+
+    def program(self, step: int) -> None:
+        """All steps are alike."""
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         images = self.pixels(self.train[self.batch], generator)
@@ -162,7 +167,3 @@ class _GradientMoments:
             self.moments, torch.autograd.grad(loss.sum(), self.weights), strict=True
         ):
             moments.add(gradient)
-
-
-def _permutation(count: int, seed: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

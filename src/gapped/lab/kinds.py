@@ -1,0 +1,127 @@
+"""Tasks by name: what each accepts, and how a fleet's task is made of its runs' specs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from gapped import data as data_sets
+from gapped.data.listops import LISTOPS, ListOpsSource
+from gapped.fleet.trainer import Task, Trainer, derived_seed
+from gapped.tasks.listops.protocol import protocol as listops_protocol
+from gapped.tasks.listops.shown import shown_trees
+from gapped.tasks.listops.task import ListOpsTask
+from gapped.tasks.vae.protocol import protocol as vae_protocol
+from gapped.tasks.vae.task import VAETask
+
+if TYPE_CHECKING:
+    from gapped.lab.spec import RunSpec
+
+__all__ = ["KINDS", "Kind", "Rules"]
+
+_PICTURES = 10
+
+
+class Rules(Protocol):
+    """What every named protocol says, whatever its task."""
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+
+class Kind(Protocol):
+    """A task that recipes may name."""
+
+    data: tuple[str, ...]
+    """The data sets it can be given, the default first."""
+    images: bool
+    """Whether its data are images: what can be limited in number, held out, and measured on."""
+    shown: str
+    """The file beside the records that `show` fills, without its ending."""
+
+    def rules(self, protocol: str) -> Rules:
+        """A protocol by name."""
+
+    def variables(self, protocol: str) -> tuple[int, int] | None:
+        """How many variables of how many categories an example has; None where they differ in size."""
+
+    def task(
+        self, specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+    ) -> Task:
+        """The task of a fleet."""
+
+    def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Something to look at, of each of the runs at `places`."""
+
+
+class _VAE:
+    data = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))
+    images = True
+    shown = "images"
+    rules = staticmethod(vae_protocol)
+
+    def variables(self, protocol: str) -> tuple[int, int]:
+        rules = vae_protocol(protocol)
+        return rules.latents, rules.categories
+
+    def task(
+        self, specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+    ) -> VAETask:
+        first = specs[0]
+        rules = vae_protocol(first.protocol)
+        data = data_sets.load(first.data, data_dir).limited(
+            first.train_images or rules.train_images,
+            first.test_images,
+            validation=first.split == "validation",
+        )
+        seeds = [spec.seed for spec in specs]
+        return VAETask(rules, data, seeds, device, compiled=compiled, split=first.split)
+
+    def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Pictures, with the fleet's noise."""
+        task = trainer.task
+        assert isinstance(task, VAETask)
+        trainer.generator.manual_seed(derived_seed(trainer.seed, "pictures"))
+        pictures = task.pictures(trainer.sampler, trainer.generator, _PICTURES)
+        for place in places:
+            encoded = {
+                name: base64.b64encode(bytes(each[place].flatten().tolist())).decode()
+                for name, each in pictures.items()
+            }
+            yield {"height": task.height, "width": task.width, "count": _PICTURES, **encoded}
+
+
+class _ListOps:
+    data = (LISTOPS.name,)
+    images = False
+    shown = "trees"
+    rules = staticmethod(listops_protocol)
+
+    def variables(self, protocol: str) -> None:
+        return None
+
+    def task(
+        self, specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+    ) -> ListOpsTask:
+        rules = listops_protocol(specs[0].protocol)
+        source = ListOpsSource(count=rules.count, max_tokens=rules.max_tokens)
+        data = source.load(data_dir, progress=False, download=False)
+        return ListOpsTask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
+
+    def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Greedy trees of the best weights."""
+        assert isinstance(trainer.task, ListOpsTask)
+        assert trainer.selection is not None
+        with trainer.selection.best_weights():
+            yield from shown_trees(trainer.task, places)
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType({"vae": _VAE(), "listops": _ListOps()})

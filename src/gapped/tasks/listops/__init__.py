@@ -1,0 +1,1 @@
+"""ListOps: a tree-LSTM that must find the parse of its input by itself."""

@@ -1,0 +1,212 @@
+"""The linear-time latent tree against the quadratic reference: values, trees, every gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gapped
+from gapped.errors import GappedError
+from gapped.fleet.grouping import Grouped
+from gapped.registry import Pathwise
+from gapped.tasks.listops.cell import compose, compose_vjp
+from gapped.tasks.listops.leaf import lstm
+from gapped.tasks.listops.reference import reference_tree
+from gapped.tasks.listops.sampler import Greedy, Sampler
+from gapped.tasks.listops.tree import latent_tree
+
+ESTIMATORS: list[Pathwise] = [
+    gapped.GumbelSoftmax(tau=0.5),
+    gapped.StraightThrough(),
+    gapped.GST(tau=0.7, gap=1.2),
+    gapped.GST(gap=gapped.expected_gap),
+    gapped.GumbelRao(samples=5),
+    gapped.ReinMax(),
+    gapped.DecoupledGumbelSoftmax(),
+]
+
+
+def problem(runs: int, batch: int, count: int, width: int, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+    """Leaves, weight, bias, query in float64, large enough that scores differ; lengths from 1 to `count`."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, dtype=torch.float64, generator=g)).requires_grad_()
+
+    inputs = [
+        draw(runs, batch, count, 2 * width),
+        draw(runs, 2 * width, 5 * width, scale=width**-0.5),
+        draw(runs, 1, 5 * width, scale=0.3),
+        draw(runs, 1, width, scale=3.0),
+    ]
+    lengths = torch.randint(1, count + 1, (runs, batch), generator=g)
+    lengths[0, 0] = count
+    return inputs, lengths
+
+
+def gradients(root: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    direction = torch.randn(root.shape, dtype=root.dtype, generator=torch.Generator().manual_seed(5))
+    return torch.autograd.grad((root * direction).sum(), inputs)
+
+
+def assert_equal_trees(inputs: list[Tensor], lengths: Tensor, estimator: Sampler) -> None:
+    noise = [torch.Generator().manual_seed(3) for _ in range(2)]
+    root, _ = latent_tree(*inputs, lengths, estimator, noise[0])
+    expected = reference_tree(*inputs, lengths, estimator, noise[1])
+    torch.testing.assert_close(root, expected, rtol=0, atol=1e-12)
+    for mine, theirs in zip(gradients(root, inputs), gradients(expected, inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+        assert theirs.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("count", [2, 3, 4, 9])
+def test_every_estimator_has_the_reference_gradient(estimator: Pathwise, count: int) -> None:
+    inputs, lengths = problem(2, 4, count, 5)
+    if count == 2:  # one pair, nothing to choose: the query has no gradient
+        root, _ = latent_tree(*inputs, lengths, estimator)
+        torch.testing.assert_close(root, reference_tree(*inputs, lengths, estimator))
+        return
+    assert_equal_trees(inputs, lengths, estimator)
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_long_expressions(count: int) -> None:
+    assert_equal_trees(*problem(2, 3, count, 3, seed=count), gapped.GST(tau=0.5))
+
+
+def test_a_fleet_of_estimators_samples_as_one() -> None:
+    inputs, lengths = problem(3, 4, 7, 4)
+    fleet = Grouped.of(
+        [gapped.GST(gap=0.8), gapped.GST(tau=0.5, gap=1.2), gapped.ReinMax()],
+        1,
+        lengths.device,
+        torch.float64,
+    )
+    assert_equal_trees(inputs, lengths, fleet)
+
+
+def test_the_check_sees_a_lost_gradient() -> None:
+    """Twin that is wrong on purpose: scores cut off from the states that they are made of."""
+
+    class Blind(Greedy):
+        def sample(self, logits: Tensor, **how: Any) -> Tensor:
+            return gapped.GST().sample(logits.detach(), **how) + 0 * logits
+
+    inputs, lengths = problem(2, 4, 6, 5)
+    noise = [torch.Generator().manual_seed(3) for _ in range(2)]
+    root, _ = latent_tree(*inputs, lengths, Blind(), noise[0])
+    expected = reference_tree(*inputs, lengths, gapped.GST(), noise[1])
+    assert torch.equal(root, expected) or (root - expected).abs().max() < 1e-12
+    mine, theirs = gradients(root, inputs)[0], gradients(expected, inputs)[0]
+    assert (mine - theirs).abs().max() > 1e-4
+
+
+def test_without_a_gradient_the_values_are_the_same() -> None:
+    inputs, lengths = problem(2, 5, 8, 4)
+    estimator = gapped.StraightThrough()
+    root, merges = latent_tree(*inputs, lengths, estimator, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        again, same = latent_tree(*inputs, lengths, estimator, torch.Generator().manual_seed(1))
+    assert torch.equal(root, again)
+    assert torch.equal(merges, same)
+
+
+def test_greedy_takes_the_highest_score() -> None:
+    inputs, lengths = problem(2, 6, 9, 4)
+    root, merges = latent_tree(*inputs, lengths, Greedy())
+    torch.testing.assert_close(root, reference_tree(*inputs, lengths, Greedy()), rtol=0, atol=1e-12)
+    # Almost no noise is almost greedy.
+    inputs[3].data *= 1e9
+    cold, same = latent_tree(*inputs, lengths, gapped.StraightThrough(), torch.Generator().manual_seed(0))
+    assert torch.equal(merges, same)
+    assert torch.equal(root, cold)
+
+
+def test_merges_end_with_the_expression() -> None:
+    inputs, lengths = problem(2, 6, 7, 3)
+    _, merges = latent_tree(*inputs, lengths, gapped.GST(), torch.Generator().manual_seed(2))
+    step = torch.arange(6)
+    alive = step < lengths.unsqueeze(-1) - 1
+    assert ((merges >= 0) == alive).all()
+    assert (merges <= lengths.unsqueeze(-1) - 2 - step)[alive].all()
+
+
+def test_padding_changes_nothing() -> None:
+    """A short expression has the same root and gradient alone as beside a long one, whatever pads it."""
+    inputs, _ = problem(1, 2, 9, 4)
+    lengths = torch.tensor([[5, 9]])
+    root, _ = latent_tree(*inputs, lengths, Greedy())
+    short = inputs[0][:, :1, :5]
+    alone, _ = latent_tree(short, *inputs[1:], lengths[:, :1], Greedy())
+    torch.testing.assert_close(root[:, :1], alone, rtol=0, atol=1e-12)
+    (grad,) = torch.autograd.grad(root[:, 0].sum(), inputs[0])
+    (expected,) = torch.autograd.grad(alone.sum(), short)
+    torch.testing.assert_close(grad[:, :1, :5], expected, rtol=0, atol=1e-12)
+    assert not grad[:, :, 5:][:, 0].any()
+    assert not grad[:, 1].any()
+
+
+def test_one_token_is_its_own_tree() -> None:
+    inputs, lengths = problem(2, 3, 1, 4)
+    root, merges = latent_tree(*inputs, lengths, gapped.GST())
+    assert torch.equal(root, inputs[0][:, :, 0, :4])
+    assert merges.shape == (2, 3, 0)
+    assert torch.equal(reference_tree(*inputs, lengths, gapped.GST()), root)
+
+
+def test_soft_samples_are_refused() -> None:
+    inputs, lengths = problem(1, 2, 4, 3)
+    soft = gapped.GST(hard=False)
+    reference_tree(*inputs, lengths, soft)
+    with pytest.raises(GappedError, match=r"^sampler: got one with soft samples, expected hard"):
+        latent_tree(*inputs, lengths, soft)
+
+
+def test_cell_product_is_the_gradient_of_the_cell() -> None:
+    g = torch.Generator().manual_seed(0)
+    gates, left, right, gh, gc = (
+        torch.randn(7, n, dtype=torch.float64, generator=g).requires_grad_() for n in (20, 4, 4, 4, 4)
+    )
+    h, c = compose(gates, left, right)
+    expected = torch.autograd.grad((h * gh + c * gc).sum(), (gates, left, right))
+    for mine, theirs in zip(compose_vjp(gates, left, right, gh, gc), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+
+
+def test_leaf_lstm_is_torchs() -> None:
+    g = torch.Generator().manual_seed(0)
+    runs, batch, count, width = 2, 3, 5, 4
+    inputs = torch.randn(runs, batch, count, 4 * width, dtype=torch.float64, generator=g).requires_grad_()
+    weight = torch.randn(runs, width, 4 * width, dtype=torch.float64, generator=g).requires_grad_()
+    direction = torch.randn(runs, batch, count, 2 * width, dtype=torch.float64, generator=g)
+    states = lstm(inputs, weight)
+    plain = []
+    for run in range(runs):
+        cell = torch.nn.LSTMCell(4 * width, width, bias=False, dtype=torch.float64)
+        h = c = torch.zeros(batch, width, dtype=torch.float64)
+        for step in range(count):
+            tensors = {"weight_ih": torch.eye(4 * width, dtype=torch.float64), "weight_hh": weight[run].t()}
+            h, c = torch.func.functional_call(cell, tensors, (inputs[run, :, step], (h, c)))
+            plain.append(torch.cat([h, c], -1))
+    expected = torch.stack(plain).view(runs, count, batch, -1).transpose(1, 2)
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-13)
+    mine = torch.autograd.grad((states * direction).sum(), (inputs, weight))
+    theirs = torch.autograd.grad((expected * direction).sum(), (inputs, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_compiled_parts_change_nothing() -> None:
+    inputs, lengths = problem(3, 4, 7, 6)
+    results = []
+    for compiled in (False, True):
+        noise = torch.Generator().manual_seed(3)
+        root, _ = latent_tree(*inputs, lengths, gapped.GST(), noise, compiled=compiled)
+        results.append((root, *gradients(root, inputs)))
+    for plain, fast in zip(*results, strict=True):
+        torch.testing.assert_close(plain, fast, rtol=0, atol=1e-12)
