@@ -66,7 +66,7 @@ RULES: dict[str, Callable[[list[str]], list[str]]] = {
     "doctor": lambda call: call,
 }
 # These have code of their own; the other recipes are grids of the same, and are run with -m slow.
-OWN_PATH = ("variance", "entropy", "efficiency", "vae", "mixed-temperature")
+OWN_PATH = ("variance", "entropy", "efficiency", "vae", "mixed-temperature", "coupled")
 
 
 def scaled(call: list[str]) -> list[str]:
@@ -84,20 +84,21 @@ SMALL = {" ".join(scaled(call)): call for _, call in CALLS if call[0] in RULES}
 
 
 def shrunk(full: Recipe) -> Recipe:
-    """Two runs with different estimators where there are two, on 100 small images, for one epoch."""
+    """Two runs with different estimators where there are two, for one epoch; images are few and small."""
     first = {entry.spec.estimator: entry for entry in reversed(full.entries)}
     entries = []
     for entry in list(first.values())[:2]:
-        spec = replace(
-            entry.spec,
-            data="digits",
-            protocol="digits-8x8",
-            epochs=1,
-            train_images=100,
-            test_images=30,
-            variance_samples=min(entry.spec.variance_samples, 2),
-            entropy_steps=min(entry.spec.entropy_steps, 1),
-        )
+        spec = replace(entry.spec, epochs=1)
+        if spec.task == "vae":
+            spec = replace(
+                spec,
+                data="digits",
+                protocol="digits-8x8",
+                train_images=100,
+                test_images=30,
+                variance_samples=min(spec.variance_samples, 2),
+                entropy_steps=min(spec.entropy_steps, 1),
+            )
         entries.append(replace(entry, spec=spec))
     return replace(full, entries=tuple(entries))
 
