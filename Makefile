@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint gpu-test bench clean
+.PHONY: demo test lint docs gpu-test bench release-check clean
 
 demo: $(STAMP)
 	$(BIN)/gapped compare
@@ -17,11 +17,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --fail-on-warning --quiet -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 gpu-test: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(STAMP)
 	$(BIN)/gapped bench
+
+# The wheel, in an environment of its own, from another folder.
+release-check: $(STAMP)
+	$(BIN)/python -m pytest -m slow tests/test_release.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,4 +37,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache docs/_build

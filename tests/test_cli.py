@@ -28,7 +28,7 @@ from gapped.lab import local
 from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
 from gapped.lab.store import Store
 
-COMMANDS = ("compare", "reproduce", "diagnose", "properties", "report", "data", "bench")
+COMMANDS = ("compare", "reproduce", "diagnose", "properties", "report", "data", "bench", "doctor")
 TINY = ["--epochs", "1", "--seeds", "1", "--device", "cpu"]
 TWO = ["--estimator", "gst:gap=1.2", "--estimator", "straight-through"]
 RECIPE = """
@@ -118,7 +118,7 @@ def test_without_a_command_help_is_shown_as_help(capsys):
     assert shown.lstrip().startswith("Usage: gapped"), "help is not an error message"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["--version"]])
 def test_help_does_not_wait_for_torch(arguments):
     code = (
         "import sys\n"

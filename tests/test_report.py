@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -319,6 +320,20 @@ def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
     page = write_report(write_vae(tmp_path)).read_text("utf-8")
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("twins", [False, True])
+def test_cells_that_would_hide_each_other_get_no_map(tmp_path: Path, twins: bool) -> None:
+    """With the perturbation differentiated, gap and temperature are the same, and the method is another."""
+    made = [
+        record(f"{'NZ-' * nz}{gap}", 0, 100 + gap + tau + 100 * nz, tau=tau, options={"gap": gap} | extra)
+        for gap in (0.5, 1.0)
+        for tau in (0.5, 1.0)
+        for nz, extra in [(False, {}), (True, {"detach": False})][: 1 + twins]
+    ]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    (part,) = sections(tmp_path)
+    assert ("heat" in [picture.name for picture in part.pictures]) is not twins
 
 
 def test_figures_stand_alone_and_speak(tmp_path: Path) -> None:

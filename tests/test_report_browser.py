@@ -112,16 +112,45 @@ def test_without_javascript_the_essentials_are_there(browser: Any, pages: dict[s
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_hovering_shows_numbers(browser: Any, pages: dict[str, Path]) -> None:
+def test_without_javascript_the_browser_tells_the_numbers(browser: Any, pages: dict[str, Path]) -> None:
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        visit(browser, pages["compare"])
+        spot = browser.find_element("css selector", "figure:first-of-type .tip title")
+        text = spot.get_attribute("textContent")
+        assert text.startswith("GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("how", ["point", "tap"])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_spot_shows_its_number(browser: Any, pages: dict[str, Path], width: int, how: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    visit(browser, pages["compare"], width)
+    label = browser.find_element("class name", "tooltip")
+    assert not label.is_displayed()
+    spot = browser.find_element("css selector", "figure:first-of-type .tip")
+    move = ActionChains(browser).move_to_element(spot)
+    (move if how == "point" else move.click()).perform()
+    assert label.text.startswith("GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds")
+    box = label.rect
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
+    assert not label.is_displayed()
+
+
+def test_figures_speak_to_those_who_do_not_see_them(browser: Any, pages: dict[str, Path]) -> None:
+    """As the browser itself computes role and name for a screen reader."""
     visit(browser, pages["compare"])
-    tips = browser.find_elements("css selector", "figure:first-of-type .tip")
-    box = tips[0].rect
-    over = browser.execute_script(
-        "return document.elementFromPoint(arguments[0] - scrollX, arguments[1] - scrollY).textContent",
-        box["x"] + box["width"] / 2,
-        box["y"] + box["height"] / 2,
-    )
-    assert over.startswith("GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds")
+    figures = browser.find_elements("css selector", "figure svg, .gallery img")
+    assert len(figures) == 15
+    for figure in figures:
+        assert figure.aria_role in ("image", "img")
+        assert len(figure.accessible_name) > 10
+    assert browser.find_element("css selector", "table").accessible_name == "All cells, best first"
 
 
 def test_it_prints_on_white_without_scroll_boxes(browser: Any, pages: dict[str, Path]) -> None:

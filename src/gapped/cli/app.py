@@ -13,6 +13,7 @@ from gapped.cli.common import Stopped
 from gapped.cli.compare import compare
 from gapped.cli.data import data
 from gapped.cli.diagnose import diagnose
+from gapped.cli.doctor import doctor
 from gapped.cli.properties import properties
 from gapped.cli.report import report
 from gapped.cli.reproduce import reproduce
@@ -34,11 +35,12 @@ Examples:
   gapped report runs/vae               tables and report.html from records
   gapped properties --estimator gst    which of the paper's properties it has
   gapped data mnist                    fetch and verify a data set
+  gapped doctor                        versions, devices, data: what is here, what is missing
   gapped bench                         time and memory beside torch, on this machine
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, diagnose, properties, report, data, bench):
+for _command in (compare, reproduce, diagnose, properties, report, data, bench, doctor):
     app.command()(_command)
 
 

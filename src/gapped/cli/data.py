@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-__all__ = ["data"]
+from gapped.cli.listing import show_rows
+
+if TYPE_CHECKING:
+    from gapped.data import Part
+
+__all__ = ["data", "whereabouts"]
 
 
 def data(
@@ -38,40 +43,23 @@ def _list(data_dir: Path | None) -> None:
 
     rows = []
     for name, source in SOURCES.items():
-        parts = source.locate(data_dir)
-        missing = [part.name for part in parts if part.place is None]
-        here = _folders(part.place for part in parts if part.place is not None)
-        lacks = f"missing: {', '.join(missing)}" if missing else ""
-        rows.append((name, source.summary, "; ".join(filter(None, (here, lacks)))))
-    _show(("data set", "content", "where"), rows)
+        rows.append((name, source.summary, "; ".join(filter(None, whereabouts(source.locate(data_dir))))))
+    show_rows(("data set", "content", "where"), rows)
 
 
 def _fetch(name: str, data_dir: Path | None, download: bool) -> None:
     from gapped.data import source
 
     parts = source(name).fetch(data_dir, progress=True, download=download)
-    _show(("part", "verified by", "where"), [(part.name, part.checked, str(part.place)) for part in parts])
+    show_rows(
+        ("part", "verified by", "where"), [(part.name, part.checked, str(part.place)) for part in parts]
+    )
 
 
-def _folders(places: Iterable[Path | str]) -> str:
-    """Each folder once; words stand for themselves."""
+def whereabouts(parts: Iterable[Part]) -> tuple[str, str]:
+    """The folders that hold these parts, each once, and the names of those that are nowhere."""
+    parts = list(parts)
+    places = [part.place for part in parts if part.place is not None]
     heads = (str(place.parent) if isinstance(place, Path) else place for place in places)
-    return ", ".join(dict.fromkeys(heads))
-
-
-def _show(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for a terminal; lines with tabs, which other programs can cut, for a pipe."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:
-        for row in rows:
-            typer.echo("\t".join(row))
-        return
-    table = Table(*titles)
-    for row in rows:
-        # Text, because a path may hold brackets, which rich would read as markup.
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))
-    console.print(table)
+    missing = [part.name for part in parts if part.place is None]
+    return ", ".join(dict.fromkeys(heads)), f"missing: {', '.join(missing)}" if missing else ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from gapped.data import folders, idx
 from gapped.data.dataset import Dataset
 from gapped.data.download import download as fetch_bytes
+from gapped.data.packed import unpack
 from gapped.data.source import Part
 from gapped.errors import GappedError
 from gapped.records import atomic_write
@@ -125,7 +124,7 @@ class IdxSource:
 
     def _check(self, file: IdxFile, raw: bytes) -> tuple[torch.Tensor, str]:
         """The values in `raw`, packed or not, and in words what vouches for them."""
-        content = _unpack(raw)
+        content = unpack(raw)
         values = idx.parse(content)
         if values.shape != file.dims:
             raise GappedError(f"shape {tuple(values.shape)}, expected {file.dims}")
@@ -140,13 +139,3 @@ class IdxSource:
             return values, "sha256"
         intact = hashlib.md5(raw, usedforsecurity=False).hexdigest() == file.md5
         return values, "publisher's md5" if intact else "form only"
-
-
-def _unpack(raw: bytes) -> bytes:
-    """Told by the content, not the name: browsers unpack files and keep the ``.gz``."""
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise GappedError(f"damaged gzip file ({problem})") from None

@@ -7,7 +7,7 @@ from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, judge, mean
 from gapped.report.statistics import Difference, Floats, summary
 from gapped.report.tables import NOTHING, Entry, Table, rows_of, tau_entry, to_markdown
 
-__all__ = ["advantage", "best_of", "gap_grid"]
+__all__ = ["advantage", "best_of", "best_temperatures", "gap_grid"]
 
 VALIDATION = "validation_negative_elbo"
 
@@ -16,9 +16,8 @@ ORDER = ("STGS", "GR-MC100", "GR-MC1000", "GST-1.0", "GST-1.2", "ReinMax", "Deco
 
 def advantage(evidence: Evidence) -> str:
     """Each estimator's advantage over STGS, with the ReLU on the logits and without."""
-    group = evidence.group("zoo", PLAIN)
-    labels = sorted({c.label for c in group}, key=lambda name: ([*ORDER, name].index(name), name))
-    cells = sorted(group, key=lambda c: (labels.index(c.label), -(c.tau or 0)))
+    labels = _labels(evidence)
+    cells = sorted(evidence.group("zoo", PLAIN), key=lambda c: (labels.index(c.label), -(c.tau or 0)))
     sides = ("with", "advantage", "95% interval", "without", "advantage", "95% interval")
     columns = ("estimator", "τ", *sides, "left", "seeds")
     body = [_advantage_row(evidence, c.label, c.tau or 0.0) for c in cells]
@@ -28,7 +27,7 @@ def advantage(evidence: Evidence) -> str:
         "advantage as a share of the first, where the interval of the first lies above zero.",
         *_missing_reference(evidence),
     )
-    return to_markdown(Table(columns, tuple(body), notes)) + "\n" + _best_temperatures(evidence, labels)
+    return to_markdown(Table(columns, tuple(body), notes)) + "\n" + best_temperatures(evidence)
 
 
 def gap_grid(evidence: Evidence) -> str:
@@ -94,10 +93,15 @@ def _missing_reference(evidence: Evidence) -> list[str]:
     return ["†: STGS was not run at this temperature; compared with STGS at its best one."] if odd else []
 
 
-def _best_temperatures(evidence: Evidence, labels: list[str]) -> str:
+def _labels(evidence: Evidence) -> list[str]:
+    found = {c.label for c in evidence.group("zoo", PLAIN)}
+    return sorted(found, key=lambda name: ([*ORDER, name].index(name), name))
+
+
+def best_temperatures(evidence: Evidence) -> str:
     """Each estimator at the better of its temperatures, against STGS at the better of its own."""
     body = []
-    for label in labels:
+    for label in _labels(evidence):
         entries = [Entry(label)]
         for protocol in (RECTIFIED, PLAIN):
             group = evidence.group("zoo", protocol)

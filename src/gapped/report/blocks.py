@@ -11,10 +11,11 @@ from gapped.report.agreement import agreement, failing, second_look
 from gapped.report.bench import BLOCKS as BENCH
 from gapped.report.bench import render_bench
 from gapped.report.better import better
-from gapped.report.beyond import advantage, gap_grid
+from gapped.report.beyond import advantage, best_temperatures, gap_grid
 from gapped.report.conclusions import conclusions
 from gapped.report.coupled import coupled_findings
 from gapped.report.evidence import Evidence
+from gapped.report.headline import demo, headline
 from gapped.report.markdown import render_markdown
 from gapped.report.noise import variance
 from gapped.report.speed import speed
@@ -35,6 +36,8 @@ PUBLISHED = ("ablation", "vae", "mixed-temperature")
 
 # A derived block goes before the plain one of a recipe with the same name.
 DERIVED = {
+    "demo": Derived(demo, ("compare",)),
+    "headline": Derived(headline, ("vae",)),
     "agreement": Derived(agreement, PUBLISHED),
     "failing": Derived(failing, ("vae", "ablation")),
     "variance-ranges": Derived(variance, ("variance",)),
@@ -43,6 +46,7 @@ DERIVED = {
     "listops": Derived(listops, ()),
     "latent-trees": Derived(latent_trees, ()),
     "advantage": Derived(advantage, ("zoo",)),
+    "best-temperatures": Derived(best_temperatures, ("zoo",)),
     "gap-grid-best": Derived(gap_grid, ("gap-grid",)),
     "second-look": Derived(second_look, (*PUBLISHED, "second-look")),
     "better": Derived(better, ("better", "gap-grid", "search", "vae", "zoo", "variance")),

@@ -12,7 +12,7 @@ from gapped.report.figures import Curve, learning_curves
 from gapped.report.svg import SERIES
 from gapped.report.tables import Row
 
-__all__ = ["curve", "curve_figures", "series_of"]
+__all__ = ["colour_key", "curve", "curve_figures", "palette", "series_of"]
 
 Line = dict[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gapped.errors import GappedError
 from gapped.report.bench_figure import bench_figure
-from gapped.report.curves import curve
+from gapped.report.curves import curve, palette
 from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence
 from gapped.report.figures import Curve, final_values, heat_map, learning_curves
 from gapped.report.paper import against_paper
@@ -36,6 +36,12 @@ def final(evidence: Evidence) -> str:
     published = {r.name: mean for r in rows if (mean := beside[r.label, r.tau]) is not None}
     dots = {r.name: COLOURS[r.label] for r in rows if r.label in COLOURS}
     return final_values(rows, "test negative ELBO", dots, published, "vae-final")
+
+
+def compare(evidence: Evidence) -> str:
+    """What `gapped compare` ends with, as it stands in its report."""
+    rows = rows_of(evidence.group("compare", "digits-8x8"), ELBO)
+    return final_values(rows, "test negative ELBO", palette(rows), salt="compare")
 
 
 def learning(evidence: Evidence) -> str:
@@ -75,6 +81,7 @@ def heat(evidence: Evidence, protocol: str, where: str) -> str:
 
 
 DRAWINGS = {
+    "compare.svg": Drawing(compare, "compare"),
     "vae-final.svg": Drawing(final, "vae"),
     "vae-curves.svg": Drawing(learning, "vae"),
     "variance.svg": Drawing(variance, "variance"),

@@ -65,7 +65,7 @@ def packaged(name: str) -> str:
 
 def _title(parts: list[Section]) -> str:
     recipes = list(dict.fromkeys(part.recipe for part in parts))
-    return ", ".join(recipes)
+    return ", ".join(recipes) if len(recipes) <= 3 else f"{len(recipes)} recipes"
 
 
 def _environment(records: list[Record]) -> list[tuple[str, str]]:

@@ -26,3 +26,26 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+
+// Point at a spot of a figure, or tap it, to read its number. Without this the browser shows it after a while.
+const label = document.createElement("div");
+label.className = "tooltip";
+label.setAttribute("role", "status");
+label.hidden = true;
+document.body.append(label);
+for (const title of document.querySelectorAll(".tip > title")) {
+  title.parentNode.dataset.text = title.textContent;
+  title.remove();
+}
+for (const kind of ["pointerover", "click"]) {
+  document.addEventListener(kind, (event) => {
+    const spot = event.target.closest(".tip");
+    label.hidden = !spot;
+    if (!spot) return;
+    label.textContent = spot.dataset.text;
+    const box = spot.getBoundingClientRect();
+    const room = document.documentElement.clientWidth - label.offsetWidth - 8;
+    label.style.left = Math.max(8, Math.min(box.left, room)) + "px";
+    label.style.top = (box.top > label.offsetHeight + 8 ? box.top - label.offsetHeight - 6 : box.bottom + 6) + "px";
+  });
+}

@@ -118,9 +118,14 @@ def _pictures(
         for name, title, svg in curve_figures(rows, curves, series, colours, salt):
             mean = "geometric mean" if "variance" in series else "mean"
             made.append(Picture(name, f"{title[0].upper()}{title[1:]}: {mean} and 95% band over seeds.", svg))
-    grid = {(gap, r.tau): r.value.mean for r in rows if (gap := r.cell.gap) is not None and r.tau is not None}
+    fields = [
+        ((gap, r.tau), r.value.mean) for r in rows if (gap := r.cell.gap) is not None and r.tau is not None
+    ]
+    grid = dict(fields)
     square = min(len({gap for gap, _ in grid}), len({tau for _, tau in grid})) > 1 if grid else False
-    if square and any(mean == mean for mean in grid.values()):
+    # Cells that differ in more than gap and temperature would hide each other on the map.
+    distinct = len(grid) == len(fields)
+    if square and distinct and any(mean == mean for mean in grid.values()):
         svg = heat_map(grid, what, metric, f"{salt}-heat")
         made.append(Picture("heat", "GST over its gap and temperature, mean over seeds.", svg))
     return made

@@ -70,7 +70,8 @@ def _fleets(evidence: Evidence) -> list[_Fleet]:
             int(r.get("runs_in_fleet") or 1),
             r.get("epochs"),
         )
-        if not seconds or size == 1 or not epochs:
+        # The authors' script trains on MNIST: nothing else can be set beside it.
+        if not seconds or size == 1 or not epochs or r.get("data") != "mnist":
             continue
         key = (seconds, size, epochs, (r.get("environment") or {}).get("commit"))
         found.setdefault(key, _Fleet(seconds, size, int(epochs))).recipes[str(r["recipe"])] = None

@@ -1,0 +1,137 @@
+"""What a release would be: the wheel, installed in an environment of its own and used from another folder.
+
+The environment borrows its dependencies from the one that runs the tests; gapped itself is the wheel's alone.
+Slow, because it builds and trains: `make release-check`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gapped
+from gapped.report.paper import paper
+
+ROOT = Path(__file__).parents[1]
+# Files that need nothing of the repository beside themselves.
+SUITE = (
+    "conftest.py",
+    "statistical.py",
+    "test_contract.py",
+    "test_exact.py",
+    "test_lab.py",
+    "test_report.py",
+    "test_surface.py",
+)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    """The metadata, the documentation and the command line all read it there."""
+    text = re.compile(rf"(?<![\d.]){re.escape(gapped.__version__)}(?![\d.])")
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        ROOT / "pyproject.toml",
+        ROOT / "CITATION.cff",
+        *ROOT.glob("docs/*.py"),
+    ]
+    assert [path.name for path in files if text.search(path.read_text("utf-8"))] == ["_version.py"]
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert f"## [{gapped.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_citation_is_whole_and_the_same_everywhere() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the extra docs brings")
+    file = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(file)
+    cited, known = file["preferred-citation"], paper()["citation"]
+    assert cited["title"] == known["title"]
+    assert [f"{a['given-names']} {a['family-names']}" for a in cited["authors"]] == known["authors"]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"{{{cited['title']}}}" in readme
+    assert f"pages     = {{{cited['start']}--{cited['end']}}}" in readme
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel that was made from it."""
+    pytest.importorskip("build", reason="needs the package build")
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT), where=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the wheel."""
+    home = tmp_path_factory.mktemp("clean")
+    run(sys.executable, "-m", "venv", "--without-pip", str(home), where=home)
+    (wheel,) = built.glob("*.whl")
+    one = home / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(one)]
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel), where=home)
+    (site,) = home.glob("lib/python*/site-packages")
+    # A plain path, whose own .pth files are not read: an editable install stays out of sight.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return one
+
+
+def run(*command: str, where: Path) -> str:
+    hidden = ("PYTHONPATH", "GAPPED_DATA")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    done = subprocess.run(
+        command,
+        cwd=where,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_everything_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    recipes = {f"gapped/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
+    kept = [p for p in (ROOT / "src").rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    sources = {str(path.relative_to(ROOT / "src")) for path in kept}
+    assert names == {name for name in names if ".dist-info/" in name} | recipes | sources
+    (packed,) = built.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "LICENSE", "CITATION.cff", "recipes/vae.toml", "tests/conftest.py"} <= held
+
+
+@pytest.mark.slow
+def test_the_commands_work_from_another_folder(python: Path, tmp_path: Path) -> None:
+    where = run(str(python), "-c", "import gapped; print(gapped.__file__)", where=tmp_path)
+    assert Path(where.strip()).is_relative_to(python.parents[1])
+    command = str(python.parent / "gapped")
+    assert run(command, "--version", where=tmp_path) == f"gapped {gapped.__version__}\n"
+    assert str(python.parents[1]) in run(command, "doctor", where=tmp_path)
+    small = ("--estimator", "gst", "--estimator", "reinmax", "--seeds", "2", "--epochs", "2", "--out", "out")
+    assert "Report: " in run(command, "compare", *small, where=tmp_path)
+    assert "report: " in run(command, "report", "out", where=tmp_path)
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    run(command, "reproduce", "smoke", "--quick", "--device", "cpu", where=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_suite_passes_against_the_wheel(python: Path, tmp_path: Path) -> None:
+    for name in SUITE:
+        shutil.copy(ROOT / "tests" / name, tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    run(str(python), "-m", "pytest", "-x", "-m", "not slow and not gpu", str(tmp_path), where=tmp_path)

@@ -1,0 +1,107 @@
+"""The documentation as pages: built without a warning, whole, and readable without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_surface import LAYERS, SURFACE
+
+DOCS = Path(__file__).parents[1] / "docs"
+LOADING = {"src", "srcset", "poster", "data", "href", "xlink:href", "style"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "-b", "html"]
+    build = subprocess.run(
+        [*command, "-d", str(folder / "trees"), str(DOCS), str(folder / "html")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert build.returncode == 0, build.stderr
+    return folder / "html"
+
+
+class Loads(HTMLParser):
+    """Collects the addresses that a browser fetches by itself; links that a reader may click are not."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag != "a":
+            self.found += [value for name, value in attributes if name in LOADING and value]
+
+
+def from_elsewhere(text: str, kind: str) -> list[str]:
+    """What a page or a style sheet takes from the network."""
+    if kind == ".html":
+        addresses = Loads(text).found
+        styles = "\n".join(re.findall(r"<style[^>]*>(.*?)</style>", text, flags=re.S))
+        return [a for a in addresses if re.search(r"(https?:)?//", a)] + from_elsewhere(styles, ".css")
+    return re.findall(r"(?:url\(\s*|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", text)
+
+
+def test_no_page_loads_anything_from_the_network(site: Path) -> None:
+    checked = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
+    assert len(checked) > 10
+    for path in checked:
+        assert from_elsewhere(path.read_text("utf-8"), path.suffix) == [], path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('<script src="https://example.org/a.js"></script>', ".html"),
+        ('<link rel="stylesheet" href="//example.org/a.css">', ".html"),
+        ('<img alt="" srcset="http://example.org/a.png 2x">', ".html"),
+        ('<p style="background: url(https://example.org/a.png)">', ".html"),
+        ("<style>@import 'https://example.org/a.css';</style>", ".html"),
+        ('@font-face { src: url("https://example.org/a.woff2"); }', ".css"),
+    ],
+)
+def test_what_comes_from_the_network_is_found(text: str, kind: str) -> None:
+    assert from_elsewhere(text, kind)
+    assert from_elsewhere('<a href="https://example.org">x</a><img src="a.png">', ".html") == []
+
+
+def test_every_page_is_in_the_site(site: Path) -> None:
+    start = (site / "index.html").read_text("utf-8")
+    for page in DOCS.glob("*.md"):
+        assert (site / f"{page.stem}.html").is_file()
+        assert page.stem == "index" or f'href="{page.stem}.html' in start, page.name
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    page = (site / "api.html").read_text("utf-8")
+    for name in SURFACE - {"__version__"}:
+        assert f'id="gapped.{name}"' in page or f'id="module-gapped.{name}"' in page, name
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    for page in ("estimators.html", "api.html"):
+        text = (site / page).read_text("utf-8")
+        assert "<math " in text, page
+        assert "\\mathrm" not in text, page
+
+
+def test_the_picture_of_the_layers_is_true() -> None:
+    """Every layer stands in it, in the order that the imports are checked against."""
+    made = runpy.run_path(str(DOCS / "layers.py"))
+    assert made["TARGET"].read_text("utf-8") == made["draw"](), "run: python docs/layers.py"
+    drawn = [[name for name, _ in layer] for _, band in made["BANDS"] for layer in band]
+    listed = [[part for part in layer if not part.startswith("_")] for layer in reversed(LAYERS)]
+    assert [sorted(layer) for layer in drawn] == [sorted(layer) for layer in listed if layer]
