@@ -65,12 +65,20 @@ def _through(b_point, b_grad):
 
 @triton.jit
 def _gap(
-    p_gap, s_gap, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr
+    p_gap,
+    s_gap,
+    s_every,
+    b_rows,
+    b_row_inside,
+    b_shifted,
+    b_selected,
+    EXPECTED: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
     if EXPECTED:
         b_gap = selected_gap(tl.sum(tl.where(b_selected, _normalised(b_shifted), 0.0), 1))
     else:
-        b_gap = level(p_gap, s_gap, b_rows, b_row_inside, PER_ROW)
+        b_gap = level(p_gap, s_gap, s_every, b_rows, b_row_inside, PER_ROW)
     return b_gap[:, None]
 
 
@@ -159,7 +167,7 @@ def _rao(
     return b_acc
 
 
-@triton.jit(do_not_specialize=["s_rows", "s_samples"])
+@triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
 def forward_kernel(
     p_logits,
     p_seed,
@@ -171,6 +179,9 @@ def forward_kernel(
     s_rows,
     s_categories,
     s_stride,
+    s_tau_every,
+    s_gap_every,
+    s_tau_forward_every,
     s_tau,
     s_gap,
     s_tau_forward,
@@ -195,7 +206,9 @@ def forward_kernel(
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
-        b_tau_forward = level(p_tau_forward, s_tau_forward, b_rows, b_row_inside, TAU_FORWARD_PER_ROW)
+        b_tau_forward = level(
+            p_tau_forward, s_tau_forward, s_tau_forward_every, b_rows, b_row_inside, TAU_FORWARD_PER_ROW
+        )
         b_scores = b_shifted / b_tau_forward[:, None] + gumbel(s_seed, b_element, FAST)
         b_best = tl.max(b_scores, 1)
         b_wins = (b_scores == b_best[:, None]) & (b_shifted > -float("inf"))
@@ -217,7 +230,7 @@ def forward_kernel(
     if DENSE:
         b_selected = b_columns[None, :] == b_index[:, None]
         if SOFT:
-            b_tau = level(p_tau, s_tau, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
+            b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
             if MODE == RAO:
                 b_odds, b_rest = _odds(b_shifted, b_selected)
                 b_value = _rao(
@@ -228,7 +241,15 @@ def forward_kernel(
                 b_gap = b_tau
                 if MODE == GST:
                     b_gap = _gap(
-                        p_gap, s_gap, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED_GAP, GAP_PER_ROW
+                        p_gap,
+                        s_gap,
+                        s_gap_every,
+                        b_rows,
+                        b_row_inside,
+                        b_shifted,
+                        b_selected,
+                        EXPECTED_GAP,
+                        GAP_PER_ROW,
                     )
                 b_value = _surrogate(s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE, FAST)
             b_value = tl.where((b_index == s_categories)[:, None], 0.0, b_value)
@@ -238,7 +259,7 @@ def forward_kernel(
         _store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
 
 
-@triton.jit(do_not_specialize=["s_rows", "s_samples"])
+@triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_samples"])
 def backward_kernel(
     p_logits,
     p_index,
@@ -251,6 +272,8 @@ def backward_kernel(
     s_categories,
     s_stride,
     s_grad_stride,
+    s_tau_every,
+    s_gap_every,
     s_tau,
     s_gap,
     s_samples,
@@ -276,7 +299,7 @@ def backward_kernel(
         b_grad = tl.where(b_selected, b_one[:, None], 0.0)
     else:
         b_grad = _load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
-    b_tau = level(p_tau, s_tau, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
+    b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shifted(b_logits)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
@@ -290,7 +313,17 @@ def backward_kernel(
     else:
         b_gap = b_tau
         if MODE == GST:
-            b_gap = _gap(p_gap, s_gap, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED_GAP, GAP_PER_ROW)
+            b_gap = _gap(
+                p_gap,
+                s_gap,
+                s_gap_every,
+                b_rows,
+                b_row_inside,
+                b_shifted,
+                b_selected,
+                EXPECTED_GAP,
+                GAP_PER_ROW,
+            )
         b_point = _surrogate(s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE, FAST)
         b_out = _through(b_point, b_grad) / b_tau
         if not DETACHED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -140,7 +141,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
     )
     index = torch.empty(count, dtype=torch.int32, device=logits.device)
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else index[:0]
-    tensors, numbers, flags = _levels(fused, logits)
+    tensors, every, numbers, flags = _levels(fused, logits)
     pointers: tuple[Tensor, ...]
     flags |= {"SOFT": fused.soft, "DENSE": dense}
     if count == 0:
@@ -150,13 +151,20 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
 
         flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         pointers = (rows, key, *tensors, value, index, stats)
-        _run(streamed_forward_kernel, count, pointers, (categories, stride), (*numbers, fused.samples), flags)
+        _run(
+            streamed_forward_kernel,
+            count,
+            pointers,
+            (categories, stride, *every),
+            (*numbers, fused.samples),
+            flags,
+        )
     else:
         from gapped.kernels.fused import forward_kernel
 
         programs, blocks = _blocks(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
         pointers = (rows, key, *tensors, value, index)
-        sizes = (count, categories, stride)
+        sizes = (count, categories, stride, *every)
         _run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
@@ -178,7 +186,7 @@ def backward(
     streamed = categories > LONGEST_BLOCK
     adds_up = streamed and fused.mode == "gumbel-rao"
     out = torch.empty(logits.shape, dtype=torch.float32 if adds_up else logits.dtype, device=logits.device)
-    (taus, gaps, _), (tau, gap, _), flags = _levels(fused, logits)
+    (taus, gaps, _), every, (tau, gap, _), flags = _levels(fused, logits)
     pointers: tuple[Tensor, ...]
     sizes: tuple[int, ...]
     del flags["TAU_FORWARD_PER_ROW"]
@@ -190,14 +198,14 @@ def backward(
 
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
-        sizes = (categories, stride, grad_stride)
+        sizes = (categories, stride, grad_stride, *every[:2])
         _run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
     else:
         from gapped.kernels.fused import backward_kernel
 
         programs, blocks = _blocks(count, categories, loops=fused.mode == "gumbel-rao")
         pointers = (rows, index, grads, key, taus, gaps, out)
-        sizes = (count, categories, stride, grad_stride)
+        sizes = (count, categories, stride, grad_stride, *every[:2])
         flags |= {"DETACHED": fused.detach, **blocks}
         _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
     return out.to(logits.dtype) if adds_up else out
@@ -211,15 +219,18 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return matrix, matrix.stride(0)
 
 
-def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], list[float], dict[str, Any]]:
-    """Temperature, gap and forward temperature as the kernels take them: tensors, numbers, and flags."""
+def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], list[int], list[float], dict[str, Any]]:
+    """Temperature, gap and forward temperature as the kernels take them.
+
+    These are tensors, for how many rows one of their entries is, numbers, and flags.
+    """
     from gapped.kernels.parts import MODES
 
     tau, gap, tau_forward = fused.tau, 1.0 if fused.gap is None else fused.gap, fused.tau_forward
-    tensors, numbers = [logits, logits, logits], [0.0, 0.0, 0.0]
+    tensors, every, numbers = [logits, logits, logits], [1, 1, 1], [0.0, 0.0, 0.0]
     for place, level in enumerate((tau, gap, tau_forward)):
         if isinstance(level, Tensor):
-            tensors[place] = _per_row(level, logits)
+            tensors[place], every[place] = _per_row(level, logits)
         else:
             numbers[place] = level
     flags = {
@@ -230,11 +241,20 @@ def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], list[float], di
         "EXPECTED_GAP": fused.gap is None,
         "FAST": logits.is_cuda,
     }
-    return tensors, numbers, flags
+    return tensors, every, numbers, flags
 
 
-def _per_row(level: Tensor, logits: Tensor) -> Tensor:
-    return level.to(logits.device, torch.float32).expand(logits.shape[:-1]).contiguous()
+def _per_row(level: Tensor, logits: Tensor) -> tuple[Tensor, int]:
+    """A level as a tensor without gaps, and for how many rows in a row each of its entries is.
+
+    A fleet has one entry for each run: that is used as it is, without spreading it over all rows.
+    """
+    level, rows = level.to(logits.device, torch.float32), logits.shape[:-1]
+    shape = (*(1,) * (len(rows) - level.dim()), *level.shape)
+    same = next((axis for axis, (n, m) in enumerate(zip(shape, rows, strict=True)) if n != m), len(rows))
+    if any(n != 1 for n in shape[same:]):
+        return level.expand(rows).contiguous(), 1
+    return level.contiguous(), math.prod(rows[same:])
 
 
 def _power(count: int) -> int:

@@ -126,10 +126,10 @@ def rao_weight(b_bits, b_odds, b_rest, b_scale, b_sharpness, FAST: tl.constexpr)
 
 
 @triton.jit
-def level(p_level, s_level, b_rows, b_inside, PER_ROW: tl.constexpr):
-    """A temperature or gap for each row."""
+def level(p_level, s_level, s_every, b_rows, b_inside, PER_ROW: tl.constexpr):
+    """A temperature or gap for each row: a number, or a tensor with one entry for every `s_every` rows."""
     if PER_ROW:
-        b_level = tl.load(p_level + b_rows, mask=b_inside, other=1.0)
+        b_level = tl.load(p_level + b_rows // s_every, mask=b_inside, other=1.0)
     else:
         b_level = (b_rows * 0).to(tl.float32) + s_level
     # A negative level becomes NaN, and so does its row.

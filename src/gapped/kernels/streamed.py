@@ -100,7 +100,7 @@ def _exponents(
     return b_columns, b_shifted, b_exponents
 
 
-@triton.jit(do_not_specialize=["s_samples"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
 def streamed_forward_kernel(
     p_logits,
     p_seed,
@@ -112,6 +112,9 @@ def streamed_forward_kernel(
     p_stats,
     s_categories,
     s_stride,
+    s_tau_every,
+    s_gap_every,
+    s_tau_forward_every,
     s_tau,
     s_gap,
     s_tau_forward,
@@ -131,11 +134,13 @@ def streamed_forward_kernel(
     p_logits += s_row * s_stride
     p_value += s_row * s_categories
     s_seed = tl.load(p_seed)
-    s_tau = level(p_tau, s_tau, s_row, s_row >= 0, TAU_PER_ROW)
+    s_tau = level(p_tau, s_tau, s_tau_every, s_row, s_row >= 0, TAU_PER_ROW)
     b_lanes = tl.arange(0, BLOCK)
     b_nan = tl.zeros([BLOCK], tl.int32)
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
-        s_tau_forward = level(p_tau_forward, s_tau_forward, s_row, s_row >= 0, TAU_FORWARD_PER_ROW)
+        s_tau_forward = level(
+            p_tau_forward, s_tau_forward, s_tau_forward_every, s_row, s_row >= 0, TAU_FORWARD_PER_ROW
+        )
         # Any shift near the row's largest logit keeps the noise's digits; the first piece's will do.
         b_columns, b_first = _piece(p_logits, 0, s_categories, BLOCK, -float("inf"), _ONCE)
         s_shift = tl.max(tl.where(b_first == b_first, b_first, -float("inf")), 0)
@@ -212,7 +217,7 @@ def streamed_forward_kernel(
                 s_level = s_tau
                 if MODE == GST:
                     s_level = _row_gap(
-                        p_gap, s_gap, p_logits, s_row, s_index, s_shift, s_second, s_categories,
+                        p_gap, s_gap, s_gap_every, p_logits, s_row, s_index, s_shift, s_second, s_categories,
                         EXPECTED_GAP, GAP_PER_ROW,
                     )  # fmt: skip
                 b_sum = tl.zeros([BLOCK], tl.float32)
@@ -237,14 +242,14 @@ def streamed_forward_kernel(
 
 @triton.jit
 def _row_gap(
-    p_gap, s_gap, p_logits, s_row, s_index, s_shift, s_total, s_categories,
+    p_gap, s_gap, s_every, p_logits, s_row, s_index, s_shift, s_total, s_categories,
     EXPECTED: tl.constexpr, PER_ROW: tl.constexpr,
 ):  # fmt: skip
     if EXPECTED:
         s_logit = tl.load(p_logits + s_index, mask=s_index < s_categories, other=0.0).to(tl.float32)
         s_level = selected_gap(tl.exp(s_logit - s_shift) * capped(s_total))
     else:
-        s_level = level(p_gap, s_gap, s_row, s_row >= 0, PER_ROW)
+        s_level = level(p_gap, s_gap, s_every, s_row, s_row >= 0, PER_ROW)
     return s_level
 
 
@@ -309,7 +314,7 @@ def _streamed_rao(
             tl.store(p_out + b_columns, b_before + b_add, mask=b_inside)
 
 
-@triton.jit(do_not_specialize=["s_samples"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_samples"])
 def streamed_backward_kernel(
     p_logits,
     p_index,
@@ -322,6 +327,8 @@ def streamed_backward_kernel(
     s_categories,
     s_stride,
     s_grad_stride,
+    s_tau_every,
+    s_gap_every,
     s_tau,
     s_gap,
     s_samples,
@@ -340,7 +347,7 @@ def streamed_backward_kernel(
     s_index = tl.load(p_index + s_row)
     s_shift = tl.load(p_stats + 2 * s_row)
     s_second = tl.load(p_stats + 2 * s_row + 1)
-    s_tau = level(p_tau, s_tau, s_row, s_row >= 0, TAU_PER_ROW)
+    s_tau = level(p_tau, s_tau, s_tau_every, s_row, s_row >= 0, TAU_PER_ROW)
     s_seed = tl.load(p_seed)
     if s_index >= s_categories:
         _fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
@@ -353,7 +360,7 @@ def streamed_backward_kernel(
         s_level = s_tau
         if MODE == GST:
             s_level = _row_gap(
-                p_gap, s_gap, p_logits, s_row, s_index, s_shift, s_second, s_categories,
+                p_gap, s_gap, s_gap_every, p_logits, s_row, s_index, s_shift, s_second, s_categories,
                 EXPECTED_GAP, GAP_PER_ROW,
             )  # fmt: skip
         b_sum = tl.zeros([BLOCK], tl.float32)
