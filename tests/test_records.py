@@ -180,9 +180,9 @@ def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
 def test_records_are_written_last(tmp_path, monkeypatch):
     written: list[str] = []
     monkeypatch.setattr(records, "append", lambda path, lines: written.append(path.name))
-    Store(tmp_path).add([line("a")], [{"id": "a"}], [{"id": "a"}])
+    Store(tmp_path).add([line("a")], [{"id": "a"}], [{"id": "a"}], [{"id": "a"}])
     assert written[-1] == "records.jsonl"
-    assert set(written) == {"records.jsonl", "curves.jsonl", "images.jsonl"}
+    assert set(written) == {"records.jsonl", "curves.jsonl", "images.jsonl", "trees.jsonl"}
 
 
 @pytest.mark.parametrize("kind", ["file", "under a file"])

@@ -97,6 +97,10 @@ def test_drawings_mark_what_the_true_parse_lacks() -> None:
 
 def test_the_page_shows_trees(tmp_path: Path) -> None:
     page = write_report(folder(tmp_path)).read_text("utf-8")
-    for expected in ("Accuracy by depth", "The true parse; the value is 9.", "GST-1.0: greedy tree, answer 2."):
+    for expected in (
+        "Accuracy by depth",
+        "The true parse; the value is 9.",
+        "GST-1.0: greedy tree, answer 2.",
+    ):
         assert expected in page
     assert "valid accuracy" in page.lower()
