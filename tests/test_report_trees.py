@@ -65,7 +65,7 @@ def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     rows = rows_of(list(gather(folder(tmp_path)).cells), "test_accuracy")
     assert binned_table(rows, "length", "tokens").columns[2:] == ("tokens 1 to 9", "tokens 10 and more")
     assert binned_table(rows, "depth", "depth").columns[2:] == ("depth 2", "depth 10 and more")
-    assert [title for title, _ in details(rows)][0] == "Trees"
+    assert next(title for title, _ in details(rows)) == "Trees"
     assert tree_table(rows).rows[0][4].text == "0.310 ± 0.014"
 
 
