@@ -182,9 +182,10 @@ def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
 def test_records_are_written_last(tmp_path, monkeypatch):
     written: list[str] = []
     monkeypatch.setattr(records, "append", lambda path, lines: written.append(path.name))
-    Store(tmp_path).add([line("a")], {"curves": [{"id": "a"}], "images": [{"id": "a"}]})
+    beside = {name: [{"id": "a"}] for name in ("curves", "images", "trees")}
+    Store(tmp_path).add([line("a")], beside)
     assert written[-1] == "records.jsonl"
-    assert set(written) == {"records.jsonl", "curves.jsonl", "images.jsonl"}
+    assert set(written) == {"records.jsonl", "curves.jsonl", "images.jsonl", "trees.jsonl"}
 
 
 @pytest.mark.parametrize("kind", ["file", "under a file"])

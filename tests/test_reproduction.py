@@ -20,7 +20,7 @@ from gapped.report.beyond import best_of
 from gapped.report.blocks import DERIVED, known_blocks, render_block
 from gapped.report.cells import Cell
 from gapped.report.documents import filled, names_in, update_documents
-from gapped.report.drawings import DRAWINGS, draw, known_drawings
+from gapped.report.drawings import draw, known_drawings
 from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, gather, judge
 from gapped.report.noise import ranges
 from gapped.report.paper import against_paper, paper
@@ -31,6 +31,8 @@ RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "reproduction.md"
 DOCUMENTS = [PAGE, ROOT / "docs" / "choosing.md", ROOT / "README.md"]
 FIGURES = ROOT / "docs" / "figures"
+# The figures that the published records can draw.
+DRAWN = known_drawings(gather(RESULTS))
 
 # The recipes of the paper's MNIST part, and how many of its numbers each must meet.
 PUBLISHED = {"ablation": 10, "vae": 16, "mixed-temperature": 12, "entropy": 3, "efficiency": 8}
@@ -82,15 +84,15 @@ def test_prose_holds_no_results() -> None:
 def test_the_page_has_every_block_and_figure() -> None:
     text = read(PAGE)
     assert set(names_in(text)) >= {*PUBLISHED, "variance", "zoo", *DERIVED} - ELSEWHERE
-    assert set(re.findall(r"\(figures/([\w.-]+)\)", text)) == set(DRAWINGS) - {"compare.svg"}
+    assert set(re.findall(r"\(figures/([\w.-]+)\)", text)) == set(DRAWN) - {"compare.svg"}
     # The picture of the layers is not one of results; that of the bench belongs to another page.
-    assert {path.name for path in FIGURES.iterdir()} - {"bench.svg"} == {*DRAWINGS, *PICTURES, "layers.svg"}
+    assert {path.name for path in FIGURES.iterdir()} - {"bench.svg"} == {*DRAWN, *PICTURES, "layers.svg"}
     for recipe in (*PUBLISHED, "variance", "zoo", "gap-grid", "second-look", "better"):
         assert re.search(rf"^gapped reproduce (\S+ )*{recipe}( \S+)* --device cuda", text, flags=re.M), recipe
         assert f"gapped reproduce {recipe} --quick\n" in text
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("name", DRAWN)
 def test_figures_are_what_the_command_draws(name: str, evidence: Evidence) -> None:
     assert same_drawing(read(FIGURES / name), draw(evidence, name))
 
@@ -243,9 +245,9 @@ def test_the_command_updates_copies(tmp_path: Path, capsys: pytest.CaptureFixtur
         )
     call = ["report", str(RESULTS), "--update", str(page), "--update", str(readme), "--figures", str(figures)]
     assert main(call) == 0
-    assert capsys.readouterr().out.count("updated: ") == 2 + len(DRAWINGS)
+    assert capsys.readouterr().out.count("updated: ") == 2 + len(DRAWN)
     assert (read(page), read(readme)) == (read(PAGE), read(ROOT / "README.md"))
-    assert {path.name for path in figures.iterdir()} == set(DRAWINGS)
+    assert {path.name for path in figures.iterdir()} == set(DRAWN)
     before = {path: path.stat().st_mtime_ns for path in (page, readme)}
     assert main(call[:-2]) == 0
     assert capsys.readouterr().out.count("unchanged: ") == 2
@@ -303,7 +305,7 @@ def subset(folder: Path, keep: Callable[[records.Line], bool]) -> Evidence:
 def test_only_blocks_that_the_records_fill_are_known(tmp_path: Path) -> None:
     """Someone's own folder has fewer recipes: what needs the others is not offered."""
     few = subset(tmp_path, lambda line: line["recipe"] in ("vae", "better"))
-    assert known_blocks(few) == ["vae", "better", "headline", "speed"]
+    assert known_blocks(few) == ["vae", "better", "headline", "speed", "listops", "latent-trees"]
     assert "chosen" in render_block(few, "better")
     assert known_drawings(few) == ["vae-final.svg", "vae-curves.svg"]
     with pytest.raises(GappedError, match="records:conclusions: no such block"):

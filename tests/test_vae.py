@@ -307,7 +307,7 @@ def test_validation_never_touches_the_test_images(monkeypatch):
         data = data_sets.load("digits")
         if poisoned:
             data = replace(data, test=torch.zeros(0, 64, dtype=torch.uint8))
-        monkeypatch.setattr("gapped.lab.fleets.data_sets.load", lambda *_: data)
+        monkeypatch.setattr("gapped.lab.kinds.data_sets.load", lambda *_: data)
         trainer = build([spec(seed=1)], CPU, None, "key")
         trainer.train_epoch()
         trainer.task.gradient_variance(trainer.sampler, trainer.generator, 2, 10)
@@ -316,7 +316,7 @@ def test_validation_never_touches_the_test_images(monkeypatch):
 
     load = data_sets.load
     sound = history(False)
-    monkeypatch.setattr("gapped.lab.fleets.data_sets.load", load)
+    monkeypatch.setattr("gapped.lab.kinds.data_sets.load", load)
     assert history(True) == sound
     assert set(sound) == {"train_negative_elbo", "validation_negative_elbo"}, "not to be taken for a test"
     assert math.isfinite(sound["validation_negative_elbo"][0][0])

@@ -22,7 +22,7 @@ from gapped.kernels import launch
 from gapped.pathwise.carry import carry
 from gapped.pathwise.choice import Choice, fused_choice, plain_choice
 
-__all__ = ["Draw", "Pathwise", "Points", "per_row"]
+__all__ = ["Draw", "Pathwise", "Points", "check_fit", "per_row"]
 
 
 class Draw(NamedTuple):
@@ -114,7 +114,7 @@ class Pathwise(ABC):
 
     def check_shapes(self, rows: Tensor) -> None:
         """Check that options given as tensors fit the logits, even where they are not used."""
-        per_row("tau", self.tau, rows)
+        check_fit("tau", self.tau, rows)
 
     def _sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         self.check_shapes(rows)
@@ -165,17 +165,22 @@ class Pathwise(ABC):
         return rows
 
 
+def check_fit(name: str, level: float | Tensor, like: Tensor) -> None:
+    """Check that a temperature or gap has one value for each row of the logits, or for several."""
+    rows = tuple(like.shape[:-1])
+    if isinstance(level, Tensor) and not broadcasts(tuple(level.shape), rows):
+        accepted = f"a shape that broadcasts against {rows}, the logits' without their category axis"
+        raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
+
+
 def per_row(name: str, level: float | Tensor, like: Tensor) -> float | Tensor:
     """A temperature or gap in a form that broadcasts against ``(*rows, K)``.
 
     A negative entry, which only a tensor on a device can still hold, becomes NaN and so does its row.
     """
+    check_fit(name, level, like)
     if not isinstance(level, Tensor):
         return float(level)
-    rows = tuple(like.shape[:-1])
-    if not broadcasts(tuple(level.shape), rows):
-        accepted = f"a shape that broadcasts against {rows}, the logits' without their category axis"
-        raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
     level = level.to(device=like.device, dtype=like.dtype).unsqueeze(-1)
     return torch.where(level >= 0, level, torch.nan)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_level
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, per_row
 
 __all__ = ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"]
 
@@ -28,7 +28,7 @@ class DecoupledGumbelSoftmax(Pathwise):
 
     def check_shapes(self, rows: Tensor) -> None:
         super().check_shapes(rows)
-        per_row("tau_forward", self.tau_forward, rows)
+        check_fit("tau_forward", self.tau_forward, rows)
 
     def fused(self) -> Fused:
         return Fused("decoupled", self.tau, tau_forward=self.tau_forward, soft=not self.hard)

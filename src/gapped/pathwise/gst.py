@@ -13,7 +13,7 @@ from gapped import simplex
 from gapped.checks import check_flag, check_level, holds
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, per_row
 from gapped.pathwise.choice import Choice
 
 __all__ = ["GST", "Gap", "gst", "gst_index"]
@@ -40,7 +40,7 @@ class GST(Pathwise):
     def check_shapes(self, rows: Tensor) -> None:
         super().check_shapes(rows)
         if not callable(self.gap):
-            per_row("gap", self.gap, rows)
+            check_fit("gap", self.gap, rows)
 
     def fused(self) -> Fused | None:
         if callable(self.gap) and self.gap is not simplex.expected_gap:

@@ -140,16 +140,15 @@ class _Forest:
         twice = h.unsqueeze(1).expand(runs, 2, count, width).reshape(2 * runs, count, width)
         return torch.baddbmm(self.offset, twice, halves).view(runs, 2, count, -1)
 
-    def grow(self, layer: _Layer, node: int, pair: int, new_pairs: Callable[..., Any]) -> None:
+    def grow(self, layer: _Layer, node: int, pair: int, parts: _Parts) -> None:
         """Enter the merged node at `node`, and its pairs with its neighbours at `pair` and `pair + 1`."""
         runs, _, batch = self.projections.shape[:3]
-        last = layer.pairs.shape[1] - 1
         width = self.query.shape[-1]
-        state = take(self.pair_states, layer.pairs.gather(1, layer.chosen.clamp(max=last)))
+        state = parts.pick(self.pair_states, layer.pairs, layer.chosen)
         self.states[:, node : node + 1] = state
         own = self.project(state[:, 0, :width].reshape(runs, batch, width))
         self.projections[:, :, :, node] = own
-        values = new_pairs(
+        values = parts.new_pairs(
             self.states, self.projections, own, state, layer.nodes, layer.chosen, self.query, node
         )
         place = slice(pair, pair + 2)
@@ -200,7 +199,7 @@ class _Tree(torch.autograd.Function):
                 forest.layers.append(layer)
             if size > 1:
                 node, pair = count + step, count - 1 + 2 * step
-                forest.grow(layer, node, pair, parts.new_pairs)
+                forest.grow(layer, node, pair, parts)
                 nodes, pairs = parts.advance(nodes, pairs, layer.chosen, node, pair)
         # `alive` and `pairs` are those of the last layer, which has one place.
         root = torch.where(
@@ -267,6 +266,7 @@ class _Tree(torch.autograd.Function):
 class _Parts(NamedTuple):
     """The elementwise work of a layer, as functions of tensors alone."""
 
+    pick: Callable[..., Any]
     new_pairs: Callable[..., Any]
     advance: Callable[..., Any]
     compose_vjp: Callable[..., Any]
@@ -277,7 +277,7 @@ class _Parts(NamedTuple):
 
 @cache
 def _parts(compiled: bool) -> _Parts:
-    plain = _Parts(new_pairs, advance, compose_vjp, pull, merged, push)
+    plain = _Parts(pick, new_pairs, advance, compose_vjp, pull, merged, push)
     return _Parts(*(torch.compile(each, dynamic=True) for each in plain)) if compiled else plain
 
 
@@ -290,6 +290,11 @@ def take(table: Tensor, places: Tensor) -> Tensor:
     """Rows ``(N, n, D)`` of the tables ``(N, size, D)`` at `places` ``(N, n)``."""
     rows, size, width = table.shape
     return table.reshape(rows * size, width)[flat(places, size)]
+
+
+def pick(pair_states: Tensor, pairs: Tensor, chosen: Tensor) -> Tensor:
+    """State ``(N, 1, 2d)`` of the pair that is merged."""
+    return take(pair_states, pairs.gather(1, chosen.clamp(max=pairs.shape[1] - 1)))
 
 
 def take_half(projections: Tensor, places: Tensor, half: int | Tensor) -> Tensor:
