@@ -279,6 +279,16 @@ class Spy(Nobody):
         return len(self.seen) >= self.stop_after
 
 
+class Answer:
+    """What a call to an actor gives: a reference to what it returned."""
+
+    def __init__(self, method: Any, *arguments: Any) -> None:
+        self.value = method(*arguments)
+
+    def future(self) -> Any:
+        return SimpleNamespace(result=lambda: self.value)
+
+
 class FakeRay:
     """As much of Ray as is used, in this process and without delay."""
 
@@ -309,15 +319,15 @@ class FakeRay:
             return partial(what, *arguments)
         actor = what(*arguments)
         methods = [name for name in vars(what) if not name.startswith("_")]
-        calls = {name: SimpleNamespace(remote=partial(getattr(actor, name))) for name in methods}
+        calls = {name: SimpleNamespace(remote=partial(Answer, getattr(actor, name))) for name in methods}
         return SimpleNamespace(**calls)
 
     def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return references[:1], references[1:]
 
     def get(self, reference: Any) -> Any:
-        if not isinstance(reference, partial):
-            return reference
+        if isinstance(reference, Answer):
+            return reference.value
         try:
             return reference()
         except GappedError as problem:
