@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gapped.errors import GappedError, reject
 from gapped.lab.fleets import Fleet
@@ -95,42 +94,48 @@ class _Job:
     checkpoint_seconds: float
 
 
-@dataclass(frozen=True)
+_Plain = tuple[int, int, dict[str, list[list[float]]], list[bool]]
+
+
 class _Sent:
-    """A `Standing` that travels."""
+    """A `Standing` that has travelled."""
 
-    epoch: int
-    epochs: int
-    history: dict[str, list[list[float]]]
-    alive: Tensor
+    def __init__(
+        self, epoch: int, epochs: int, history: dict[str, list[list[float]]], alive: list[bool]
+    ) -> None:
+        self.epoch, self.epochs, self.history, self.alive = epoch, epochs, history, torch.tensor(alive)
 
 
-class _Board:
+def _board() -> Any:
     """An actor between driver and workers: news in one direction, the wish to stop in the other."""
 
-    def __init__(self) -> None:
-        self.news: list[tuple[str, _Sent | None]] = []
-        self.stop = False
+    # A class inside a function travels as code, and what it is told is plain: it starts without torch.
+    class Board:
+        def __init__(self) -> None:
+            self.news: list[tuple[str, _Plain | None]] = []
+            self.stop = False
 
-    def post(self, key: str, standing: _Sent | None) -> bool:
-        """Say how far a fleet is; None is a fleet without checkpoints. Returns whether to stop."""
-        self.news.append((key, standing))
-        return self.stop
+        def post(self, key: str, standing: _Plain | None) -> bool:
+            """Say how far a fleet is; None is a fleet without checkpoints. Returns whether to stop."""
+            self.news.append((key, standing))
+            return self.stop
 
-    def read(self, stop: bool) -> list[tuple[str, _Sent | None]]:
-        """What came since the last time."""
-        self.stop = stop
-        news, self.news = self.news, []
-        return news
+        def read(self, stop: bool) -> list[tuple[str, _Plain | None]]:
+            """What came since the last time."""
+            self.stop = stop
+            news, self.news = self.news, []
+            return news
 
-    def stops(self) -> bool:
-        return self.stop
+        def stops(self) -> bool:
+            return self.stop
+
+    # Lost with its machine, it is made again, and the calls to it are repeated.
+    return ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Board).remote()
 
 
 def _train_all(pending: Sequence[Fleet], store: Store, job: _Job, watch: Watch) -> None:
     """Give every fleet to Ray, and write down what comes back as it comes."""
-    # A board that is lost with its machine is made again, and the calls to it are repeated.
-    board = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Board).remote()
+    board = _board()
     task = ray.remote(num_cpus=1, num_gpus=int(job.device == "cuda"), max_retries=_RETRIES)(_task)
     fleets = {fleet.key: fleet for fleet in pending}
     running = {task.remote(_alone(fleet), job, board): fleet for fleet in pending}
@@ -141,7 +146,7 @@ def _train_all(pending: Sequence[Fleet], store: Store, job: _Job, watch: Watch) 
             if standing is None:
                 warnings.warn(_apart(store.folder), stacklevel=2)
             else:
-                watch.epoch(fleets[key], standing)
+                watch.epoch(fleets[key], _Sent(*standing))
         for reference in ready:
             fleet = running.pop(reference)
             made = _result(reference)
@@ -163,7 +168,7 @@ def _apart(folder: Path) -> str:
 
 def _task(fleet: Fleet, job: _Job, board: Any) -> Made | None:
     """Train a fleet in a worker; None if it was stopped."""
-    if ray.get(board.stops.remote()):
+    if _ask(board.stops.remote()):
         return None
     reporter = _Reporter(board, fleet)
     checkpoints = Store(job.plan.parent.parent) if job.plan.exists() else None
@@ -183,15 +188,21 @@ class _Reporter(Nobody):
     def __init__(self, board: Any, fleet: Fleet) -> None:
         self.board, self.key, self.stop = board, fleet.key, False
 
-    def say(self, standing: _Sent | None) -> None:
-        self.stop = ray.get(self.board.post.remote(self.key, standing))
+    def say(self, standing: _Plain | None) -> None:
+        self.stop = _ask(self.board.post.remote(self.key, standing))
 
     def epoch(self, fleet: Fleet, standing: Standing) -> None:
         last = {name: rows[-1:] for name, rows in standing.history.items()}
-        self.say(_Sent(standing.epoch, standing.epochs, last, standing.alive.cpu()))
+        self.say((standing.epoch, standing.epochs, last, standing.alive.tolist()))
 
     def wants_stop(self) -> bool:
         return self.stop
+
+
+def _ask(reference: Any) -> bool:
+    """The answer to a worker. In `ray.get` Ray would take its CPU back, and start a second fleet on it."""
+    answer: bool = reference.future().result()
+    return answer
 
 
 def _result(reference: Any) -> Made | None:

@@ -98,6 +98,7 @@ class Torchrun:
                         fleet.key, *train(fleet, self.device, store, data_dir, group, checkpoint_seconds)
                     )
                 channel.set(fleet.key, "done")
+                group.look()
             group.wait()
         return conclude(work, store)
 
@@ -133,7 +134,7 @@ class _Group:
 
     def epoch(self, fleet: Fleet, standing: Standing) -> None:
         self.watch.epoch(fleet, standing)
-        self._look()
+        self.look()
 
     def done(self, fleet: Fleet) -> None:
         self.watch.done(fleet)
@@ -143,12 +144,12 @@ class _Group:
 
     def wait(self) -> None:
         """Until all ranks have finished. No rank may leave before: torchrun could not restart it."""
-        while self._look():
+        while self.look():
             if self.wants_stop():
                 raise Interrupted
             time.sleep(_POLL_SECONDS)
 
-    def _look(self) -> bool:
+    def look(self) -> bool:
         """Show what has been finished since the last time, by whichever rank; whether anything is left."""
         finished = [fleet for fleet in self.open if self.channel.check([fleet.key])]
         self.open = [fleet for fleet in self.open if fleet not in finished]
