@@ -27,12 +27,17 @@ def changed(call: list[str], **options: str) -> list[str]:
 
 
 def compare(call: list[str]) -> list[str]:
-    return changed(call, **{"--device": "cpu", "--out": "out"})
+    return changed(call, **{"--device": "cpu", "--out": "out", "--engine": "local"})
 
 
 def reproduce(call: list[str]) -> list[str]:
     """In full and --quick are one call here: the grid is cut to a few runs on digits either way."""
-    names = [word for word in changed(call, **{"--device": "", "--out": ""})[:-4] if word != "--quick"]
+    # Who trains is tested in test_engines.py.
+    dropped = dict.fromkeys(
+        ("--device", "--out", "--engine", "--ray-address", "--runs-per-fleet", "--minutes"), ""
+    )
+    dropped |= dict.fromkeys(("--seeds", "--epochs"), "")
+    names = [word for word in changed(call, **dropped)[: -2 * len(dropped)] if word != "--quick"]
     return [*names, "--quick", "--device", "cpu", "--out", "out"]
 
 
@@ -56,6 +61,16 @@ def bench(call: list[str]) -> list[str]:
     return [*changed(small, **quick), *shape, "--no-compiled"]
 
 
+def diagnose(call: list[str]) -> list[str]:
+    """Few samples; a function of the reader's own is the module that the test has written."""
+    shrink = {"--samples": "40", "--out": "out"}
+    return changed([re.sub(r":(\d+)$", ":2", word) for word in call], **shrink)
+
+
+def properties(call: list[str]) -> list[str]:
+    return changed(call, **{"--draws": "200"})
+
+
 # A command without a rule fails below: it needs one, or an honest reason to run as it stands.
 RULES: dict[str, Callable[[list[str]], list[str]]] = {
     "compare": compare,
@@ -64,6 +79,8 @@ RULES: dict[str, Callable[[list[str]], list[str]]] = {
     "data": data,
     "bench": bench,
     "doctor": lambda call: call,
+    "diagnose": diagnose,
+    "properties": properties,
 }
 # These have code of their own; the other recipes are grids of the same, and are run with -m slow.
 OWN_PATH = ("variance", "entropy", "efficiency", "vae", "mixed-temperature", "coupled")
@@ -121,6 +138,11 @@ def test_every_command_in_the_documentation_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     call = scaled(SMALL[small])
+    if "--function" in call:
+        (tmp_path / "mymodel.py").write_text(
+            "def cost(z):\n    return z[..., 0].sum(-1) ** 2\n", encoding="utf-8"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0
         block = "<!-- records:demo --><!-- /records:demo -->"
@@ -130,7 +152,8 @@ def test_every_command_in_the_documentation_runs(
     assert caught.err == ""
     assert caught.out
     if call[0] in ("compare", "reproduce"):
-        assert (tmp_path / "out" / "report.html").is_file()
+        made = "simplex.html" if "figures" in call else "report.html"
+        assert (tmp_path / "out" / made).is_file()
     if "--update" in call:
         assert "has the lowest" in (tmp_path / "page.md").read_text("utf-8")
         assert (tmp_path / "figures" / "compare.svg").is_file()

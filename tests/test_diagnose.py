@@ -456,13 +456,15 @@ def test_the_papers_variance_is_one_call():
     from gapped.fleet.grouping import Grouped
 
     task, images, samples = toy_task(runs=1), 20, 25
-    sampler = Grouped.of([gapped.GST(tau=0.5)], 2, torch.device("cpu"), torch.float64)
-    expected = task.gradient_variance(sampler, seeded(3), samples, images)
+
+    def fleet(estimator):
+        return Grouped.of([estimator], 2, torch.device("cpu"), torch.float64)
+
+    expected = task.gradient_variance(fleet(gapped.GST(tau=0.5)), seeded(3), samples, images)
 
     def loss(estimator, generator):
-        return task.model.loss(
-            task.pixels(task.test[:images].unsqueeze(0), generator), estimator, generator
-        ).mean()
+        pixels = task.pixels(task.test[:images].unsqueeze(0), generator)
+        return task.model.loss(pixels, fleet(estimator), generator).mean()
 
     encoder = dict(task.model.encoder.named_parameters())
     found = gapped.diagnose_model(loss, encoder, {"GST": gapped.GST(tau=0.5)}, samples, generator=seeded(3))

@@ -399,7 +399,7 @@ def test_ranks_share_all_fleets_and_none_twice(monkeypatch, tmp_path, world):
     def train(fleet: Any, *_: Any) -> Any:
         trained.append(fleet.key)
         lines = [{"recipe": "toy", "id": spec.id} for spec in fleet.specs]
-        return lines, [], []
+        return lines, {}
 
     monkeypatch.setattr(torchrun, "train", train)
     channel = FakeChannel()

@@ -68,11 +68,13 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return app(arguments, prog_name="gapped", standalone_mode=False) or 0
-    except (KeyboardInterrupt, Stopped) as stop:
-        in_time = isinstance(stop, Stopped) and stop.in_time
+    except KeyboardInterrupt:
+        print("gapped: interrupted", file=sys.stderr)
+        return 130
+    except Stopped as stop:
         kept = str(stop) or "the same command goes on from the last checkpoint"
-        print(f"gapped: {'out of time' if in_time else 'interrupted'}; {kept}", file=sys.stderr)
-        return 3 if in_time else 130
+        print(f"gapped: {'out of time' if stop.in_time else 'interrupted'}; {kept}", file=sys.stderr)
+        return 3 if stop.in_time else 130
     except Exception as problem:
         if "--debug" in arguments:
             raise
