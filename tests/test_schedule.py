@@ -24,6 +24,7 @@ class Spy:
     """A task without data that writes down which temperatures it was asked to use."""
 
     row_axes, loss_name, steps = 1, "cost", STEPS
+    clip = selection = None
 
     def __init__(self, runs: int) -> None:
         self.model = torch.nn.Module()
@@ -37,6 +38,9 @@ class Spy:
 
     def load_batch(self, step: int) -> None:
         pass
+
+    def program(self, step: int) -> None:
+        return None
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         self.trained.append(sampler.tau.tolist())

@@ -292,7 +292,7 @@ def backward_kernel(
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
     b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
-    b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
+    b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0).to(tl.int32)
     b_selected = b_columns[None, :] == b_index[:, None]
     if AT_INDEX:
         b_one = tl.load(p_grad + b_rows, mask=b_row_inside, other=0.0).to(tl.float32)

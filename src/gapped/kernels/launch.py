@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _RAO_BLOCK = (256, 2)
 # The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
 _STREAM, _STREAM_WARPS = 4096, 16
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
+_CACHE = 40 << 20
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTALLED = find_spec("triton") is not None
 
@@ -62,8 +64,8 @@ class Sampled(NamedTuple):
     value: Tensor
     """The sample; empty if it was not asked for."""
     chosen: Tensor
-    """The rows' indices, flat, int32: one past the last category where a row has none, two past it where it
-    holds a NaN."""
+    """The rows' indices, flat, int16 or int32: one past the last category where a row has none, two past it
+    where it holds a NaN."""
     stats: Tensor
     """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; empty otherwise."""
 
@@ -139,7 +141,9 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
         dtype=torch.float32 if adds_up else logits.dtype,
         device=logits.device,
     )
-    index = torch.empty(count, dtype=torch.int32, device=logits.device)
+    # An index in few bytes: beside short rows even that counts.
+    small = categories < torch.iinfo(torch.int16).max
+    index = torch.empty(count, dtype=torch.int16 if small else torch.int32, device=logits.device)
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else index[:0]
     tensors, every, numbers, flags = _levels(fused, logits)
     pointers: tuple[Tensor, ...]
@@ -198,8 +202,10 @@ def backward(
 
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
-        sizes = (categories, stride, grad_stride, *every[:2])
-        _run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+        sizes = (count, categories, stride, grad_stride, *every[:2])
+        _run(
+            streamed_backward_kernel, _at_once(rows, grads), pointers, sizes, (tau, gap, fused.samples), flags
+        )
     else:
         from gapped.kernels.fused import backward_kernel
 
@@ -209,6 +215,20 @@ def backward(
         flags |= {"DETACHED": fused.detach, **blocks}
         _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
     return out.to(logits.dtype) if adds_up else out
+
+
+def _at_once(rows: Tensor, grads: Tensor) -> int:
+    """How many rows a streamed backward pass works on at a time: each is read twice, the second time from
+    the cache if it holds them all."""
+    if not rows.is_cuda:
+        return len(rows)
+    bytes_each = rows.shape[1] * (rows.element_size() + grads.element_size())
+    return min(len(rows), _processors(rows.device), max(_CACHE // bytes_each, 16))
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
