@@ -10,6 +10,7 @@ from typing import Any
 
 from gapped import GappedError
 from gapped.lab.text import make, parse
+from gapped.pathwise.base import Pathwise
 
 Result = Mapping[str, float | Sequence[float]]
 
@@ -20,18 +21,21 @@ def options(
     steps: int,
     estimators: Sequence[str],
     seeds: int = 3,
-    also: Mapping[str, object] | None = None,
+    family: type = Pathwise,
 ) -> argparse.ArgumentParser:
-    """The options that every example has. `also` names estimators that the registry does not know."""
-    extra = also or {}
+    """The options that every example has. `family` is what the estimators must be."""
 
     def named(text: str) -> tuple[str, object]:
         try:
-            return text, extra[text] if text in extra else make(*parse(text))
+            made = make(*parse(text))
         except GappedError as problem:
             # Anything else would be reported without its message.
-            more = f", or {', '.join(extra)}" if extra else ""
-            raise argparse.ArgumentTypeError(f"{problem}{more}") from None
+            raise argparse.ArgumentTypeError(str(problem)) from None
+        if not isinstance(made, family):
+            raise argparse.ArgumentTypeError(
+                f"{text}: expected an estimator whose sample carries the gradient"
+            )
+        return text, made
 
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     shown = f"as text, may be repeated (default: {', '.join(estimators)})"

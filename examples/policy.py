@@ -23,8 +23,6 @@ from gapped.score.base import Score
 
 TIMES, HIDDEN, BATCH = 4, 64, 64
 PUSHES = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]])
-# Estimators of the score-function family, by the names that --estimator takes.
-SCORE = {"reinforce": gapped.Reinforce(), "rloo:samples=4": gapped.RLOO(4), "exact": gapped.Exact()}
 
 
 def states(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -92,7 +90,7 @@ def test_states() -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     estimators = ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo:samples=4"]
-    chosen = options(__doc__, steps=600, estimators=estimators, also=SCORE).parse_args()
+    chosen = options(__doc__, steps=600, estimators=estimators, family=object).parse_args()
     state, works = test_states()
     nothing = torch.eye(len(PUSHES))[0].expand(1, len(state), TIMES, -1)
     drift = float(simulate(nothing, state).mean())

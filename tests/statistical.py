@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 SUITE_RATE = 1e-6
-ASSERTIONS = 250
+ASSERTIONS = 400
 LEVEL = SUITE_RATE / ASSERTIONS
 
 _spent = 0

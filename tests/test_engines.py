@@ -153,7 +153,7 @@ def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
     assert len(workers) >= 2
     # One process shows and reports.
     assert printed.count("has the lowest test negative ELBO") == 1
-    assert printed.count("training 16 runs in 8 fleet(s)") == 1
+    assert printed.count("training 16 runs in 8 fleets") == 1
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert left == {*(f"{name}.jsonl" for name in FILES), "report.html", "tables.md"}
 

@@ -12,6 +12,7 @@ from gapped.errors import reject
 
 __all__ = [
     "broadcasts",
+    "check_count",
     "check_flag",
     "check_generator",
     "check_level",
@@ -25,6 +26,13 @@ def check_flag(name: str, flag: object) -> None:
     """Check an option that is either on or off."""
     if not isinstance(flag, bool):
         raise reject(name, flag, "True or False")
+
+
+def check_count(name: str, count: object, least: int = 1) -> None:
+    """Check a whole number that has a least value."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        accepted = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise reject(name, count, accepted)
 
 
 def check_level(name: str, level: object, *, positive: bool) -> None:

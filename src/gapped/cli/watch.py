@@ -69,7 +69,8 @@ class Display:
             self.live.start()
             self.live.update(self.progress)
         else:
-            self.console.print(f"training {runs} runs in {len(fleets)} fleet(s)")
+            fleet = "one fleet" if len(fleets) == 1 else f"{len(fleets)} fleets"
+            self.console.print(f"training {runs} runs in {fleet}")
 
     def epoch(self, fleet: Fleet, standing: Standing) -> None:
         self._advance(fleet, standing.epoch)

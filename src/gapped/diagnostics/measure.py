@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.checks import check_generator, check_logits, check_mask
+from gapped.checks import check_count, check_generator, check_logits, check_mask
 from gapped.diagnostics.cost import batch_axes_of
 from gapped.diagnostics.diagnosis import Diagnosis, Row
 from gapped.diagnostics.gradients import CostGradients, ModelGradients, Source
@@ -319,8 +319,7 @@ def _per_parameter(stream: GradientStream, parameters: Mapping[str, Tensor]) -> 
 
 
 def _check_settings(samples: object, confidence: object) -> None:
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2 * LEAST:
-        raise reject("samples", samples, f"an integer of at least {2 * LEAST}")
+    check_count("samples", samples, 2 * LEAST)
     if isinstance(confidence, bool) or not isinstance(confidence, float) or not 0.5 <= confidence < 1:
         raise reject("confidence", confidence, "a number from 0.5 to below 1, such as 0.95")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_generator, check_logits, holds
+from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
 from gapped.pathwise.base import Pathwise, per_row
 
@@ -109,8 +109,7 @@ def properties(
     """
     if not isinstance(estimator, Pathwise):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", "a pathwise estimator")
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 100:
-        raise reject("draws", draws, "an integer of at least 100")
+    check_count("draws", draws, 100)
     if isinstance(level, bool) or not isinstance(level, float) or not 0 < level < 1:
         raise reject("level", level, "a number between 0 and 1")
     if logits is None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 
 __all__ = ["SCHEDULES", "Annealed", "Constant", "Mixed", "Schedule", "schedule"]
@@ -44,8 +45,7 @@ class Mixed:
 
     def __post_init__(self) -> None:
         _check_positive("mid", self.mid)
-        if isinstance(self.period, bool) or not isinstance(self.period, int) or self.period < 1:
-            raise reject("period", self.period, "a positive integer")
+        check_count("period", self.period)
 
     def tau(self, base: float, step: int, steps: int) -> float:
         return base if (step + 1) % self.period == 0 else self.mid

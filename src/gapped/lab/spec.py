@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from gapped.checks import check_level
+from gapped.checks import check_count, check_level
 from gapped.errors import reject
 from gapped.fleet.schedule import Schedule, schedule
 from gapped.lab.kinds import KINDS, Kind
@@ -169,8 +169,7 @@ def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
 def _check_count(name: str, value: object, least: int, optional: bool) -> None:
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise reject(name, value, f"an integer of at least {least}")
+    check_count(name, value, least)
 
 
 def _is_level(name: str, value: object) -> bool:

@@ -65,7 +65,10 @@ class Store:
         path = self._plan(request)
         if not path.exists():
             return None
-        plan: list[list[str]] = json.loads(path.read_bytes())
+        try:
+            plan: list[list[str]] = json.loads(path.read_bytes())
+        except ValueError:
+            raise GappedError(f"{path}: not a plan that can be read; remove it to start over") from None
         return plan
 
     def finish(self, request: str, keys: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.errors import reject
+from gapped.checks import check_count
 from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, per_row
 
@@ -24,8 +24,7 @@ class GumbelRao(Pathwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
-            raise reject("samples", self.samples, "a positive integer")
+        check_count("samples", self.samples)
 
     def fused(self) -> Fused:
         return Fused("gumbel-rao", self.tau, samples=self.samples, soft=not self.hard)

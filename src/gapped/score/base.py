@@ -20,7 +20,7 @@ from gapped import simplex
 from gapped.checks import holds
 from gapped.errors import reject
 
-__all__ = ["Cost", "Sampled", "Score", "check_costs", "check_samples", "draw_independent", "score_product"]
+__all__ = ["Cost", "Sampled", "Score", "check_costs", "draw_independent", "score_product"]
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,6 @@ def score_product(signal: Tensor, points: Tensor, logits: Tensor) -> Tensor:
 def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """`samples` independent draws for each row, ``(samples, *rows)``."""
     return simplex.inverse_cdf(logits.exp().expand(samples, *logits.shape), generator)
-
-
-def check_samples(samples: object, least: int) -> None:
-    """Check a number of samples."""
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < least:
-        raise reject("samples", samples, f"an integer of at least {least}")
 
 
 def check_costs(costs: object, points: Tensor) -> None:

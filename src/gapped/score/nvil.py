@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gapped.checks import check_flag
+from gapped.checks import check_count, check_flag
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, check_samples, draw_independent, score_product
+from gapped.score.base import Cost, Sampled, draw_independent, score_product
 from gapped.score.network import Perceptron, network_of
 from gapped.score.trained import Trained
 
@@ -57,7 +57,7 @@ class NVIL(Trained):
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
             raise reject("decay", decay, "a number from 0 to below 1")
         check_flag("scale", scale)
-        check_samples(samples, 1)
+        check_count("samples", samples)
         self.network = None if network is None else network_of(network)
         self.decay, self.scale, self.samples = decay, scale, samples
         for name in ("mean", "variance"):

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gapped.checks import check_count
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score, check_samples, draw_independent, score_product
+from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
 
 __all__ = ["Reinforce", "leave_one_out"]
 
@@ -43,7 +44,7 @@ class Reinforce(Score):
         if self.baseline not in ("none", "leave-one-out"):
             accepted = "'none' or 'leave-one-out'; for a running mean take gapped.NVIL(scale=False)"
             raise reject("baseline", self.baseline, accepted)
-        check_samples(self.samples, 1 if self.baseline == "none" else 2)
+        check_count("samples", self.samples, 1 if self.baseline == "none" else 2)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_independent(logits, self.samples, generator)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gapped.score.base import Cost, Sampled, Score, check_samples, draw_independent, score_product
+from gapped.checks import check_count
+from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
 from gapped.score.reinforce import leave_one_out
 
 __all__ = ["RLOO"]
@@ -38,7 +39,7 @@ class RLOO(Score):
     """How many samples, at least two."""
 
     def __post_init__(self) -> None:
-        check_samples(self.samples, 2)
+        check_count("samples", self.samples, 2)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_independent(logits, self.samples, generator)
