@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,6 +59,9 @@ def doctor(data_dir: DataDir = None) -> int:
 
 
 def _versions() -> Iterator[Finding]:
+    # Slow to import, and only needed here.
+    from importlib.metadata import PackageNotFoundError, version
+
     yield Finding("gapped", OK, f"{__version__} in {Path(__file__).parents[1]}")
     yield Finding("python", OK, f"{platform.python_version()} at {sys.executable}")
     for name, purpose in PACKAGES.items():
