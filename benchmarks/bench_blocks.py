@@ -1,0 +1,71 @@
+"""Times of the fused kernels on a GPU over block sizes and warps: where the numbers in `launch.py` come from.
+
+Usage: python benchmarks/bench_blocks.py [short] [rao] [long]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from triton.testing import do_bench
+
+from gapped.kernels import launch
+from gapped.kernels.launch import Fused
+
+SHORT = ((1_048_576, 64), (262_144, 256))
+RAO = ((6_400, 64, 1000), (32_000, 64, 100), (120_000, 10, 100))
+LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
+
+
+def milliseconds(logits: Tensor, fused: Fused) -> tuple[float, float]:
+    """Median times of the forward and of the backward pass."""
+    key = launch.draw_key(logits, None)
+    grad = torch.randn_like(logits)
+    _, index, stats = launch.forward(logits, key, fused)
+
+    def backward() -> Tensor:
+        return launch.backward(logits, index, stats, key, grad, fused)
+
+    forward = do_bench(lambda: launch.forward(logits, key, fused), return_mode="median", rep=40)
+    return forward, do_bench(backward, return_mode="median", rep=40)
+
+
+def short_rows() -> Iterator[str]:
+    for rows, categories in SHORT:
+        logits = torch.randn(rows, categories, device="cuda")
+        for elements, warps in ((512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8)):
+            launch._BLOCK = (elements, warps)
+            forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
+            yield f"{rows} x {categories}, {elements} elements, {warps} warps: {forward:.4f} + {backward:.4f} ms"
+
+
+def conditional_draws() -> Iterator[str]:
+    for rows, categories, samples in RAO:
+        logits = torch.randn(rows, categories, device="cuda")
+        for elements, warps in ((128, 1), (256, 2), (512, 4), (1024, 4)):
+            launch._RAO_BLOCK = (elements, warps)
+            _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
+            yield f"{rows} x {categories}, {samples} draws, {elements} elements, {warps} warps: {backward:.4f} ms"
+
+
+def long_rows() -> Iterator[str]:
+    for rows, categories, dtype in LONG:
+        logits = torch.randn(rows, categories, device="cuda", dtype=dtype)
+        for cache in (24, 32, 40, 48, 1024):
+            launch._CACHE = cache << 20
+            forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
+            yield f"{rows} x {categories}, {cache} MiB at once: {forward:.4f} + {backward:.4f} ms"
+
+
+def main() -> None:
+    parts = {"short": short_rows, "rao": conditional_draws, "long": long_rows}
+    for name in sys.argv[1:] or parts:
+        for line in parts[name]():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
