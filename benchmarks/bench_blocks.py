@@ -39,7 +39,8 @@ def short_rows() -> Iterator[str]:
         for elements, warps in ((512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8)):
             launch._BLOCK = (elements, warps)
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
-            yield f"{rows} x {categories}, {elements} elements, {warps} warps: {forward:.4f} + {backward:.4f} ms"
+            times = f"{forward:.4f} + {backward:.4f} ms"
+            yield f"{rows} x {categories}, {elements} elements, {warps} warps: {times}"
 
 
 def conditional_draws() -> Iterator[str]:
@@ -48,7 +49,8 @@ def conditional_draws() -> Iterator[str]:
         for elements, warps in ((128, 1), (256, 2), (512, 4), (1024, 4)):
             launch._RAO_BLOCK = (elements, warps)
             _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
-            yield f"{rows} x {categories}, {samples} draws, {elements} elements, {warps} warps: {backward:.4f} ms"
+            what = f"{rows} x {categories}, {samples} draws, {elements} elements, {warps} warps"
+            yield f"{what}: {backward:.4f} ms"
 
 
 def long_rows() -> Iterator[str]:
