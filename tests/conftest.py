@@ -124,6 +124,14 @@ BROWSER_FLAGS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _own_noise() -> Iterator[None]:
+    """A test that draws from torch's default generator draws the same every time, and leaves no trace."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A real browser without a window, one for all pages."""
