@@ -21,6 +21,8 @@ __all__ = [
     "draw_key",
     "forward",
     "refusal",
+    "run",
+    "runs_on",
     "sample",
 ]
 
@@ -80,13 +82,18 @@ def note_backend(name: str) -> None:
         _used = name
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton is there and runs kernels on `device`: a GPU, or any in its interpreter."""
+    return _INSTALLED and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+
+
 def refusal(logits: Tensor, fused: Fused | None) -> str | None:
     """Why the kernels cannot sample these logits; None if they can."""
     if fused is None:
         return "this estimator, or this option of it, has no kernel"
     if not _INSTALLED:
         return "Triton is not installed (pip install triton)"
-    if logits.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if not runs_on(logits.device):
         return f"the logits are on {logits.device.type}, the kernels run on cuda"
     if logits.dtype not in _DTYPES:
         return f"the logits are {logits.dtype}, the kernels take float32, bfloat16 and float16"
@@ -151,7 +158,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
 
         flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         pointers = (rows, key, *tensors, value, index, stats)
-        _run(
+        run(
             streamed_forward_kernel,
             count,
             pointers,
@@ -165,7 +172,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
         programs, blocks = _blocks(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
         pointers = (rows, key, *tensors, value, index)
         sizes = (count, categories, stride, *every)
-        _run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
+        run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
 
@@ -199,7 +206,7 @@ def backward(
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
         sizes = (categories, stride, grad_stride, *every[:2])
-        _run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
     else:
         from gapped.kernels.fused import backward_kernel
 
@@ -207,7 +214,7 @@ def backward(
         pointers = (rows, index, grads, key, taus, gaps, out)
         sizes = (count, categories, stride, grad_stride, *every[:2])
         flags |= {"DETACHED": fused.detach, **blocks}
-        _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
+        run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
     return out.to(logits.dtype) if adds_up else out
 
 
@@ -275,7 +282,7 @@ def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, di
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def _run(
+def run(
     kernel: Any,
     programs: int,
     pointers: tuple[Tensor, ...],
@@ -295,7 +302,7 @@ def _run(
     device = pointers[0].device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            _run(kernel, programs, pointers, sizes, numbers, flags)
+            run(kernel, programs, pointers, sizes, numbers, flags)
         return
     key = (
         id(kernel),
