@@ -37,7 +37,8 @@ if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
     fused._ROWS, fused._COLUMNS = 64, 256
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
-CLOSE = {"rtol": 1e-5, "atol": 2e-6}
+# Sums of hundreds of products, of size one in all, in another order.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 RUNS, BATCH, COUNT = 2, 2, 5
 
 
@@ -60,7 +61,7 @@ def garden(width: int) -> tuple[Tables, Tensor, Tensor]:
         torch.full((RUNS, COUNT - 1, BATCH), -7, device=DEVICE),
         torch.tensor([[5, 2], [1, 4]], device=DEVICE),
         normal(RUNS, 1, 5 * width, seed=5),
-        normal(RUNS, 1, width, seed=6),
+        normal(RUNS, 1, width, seed=6) / width**0.5,
     )
     return tables, lines(tables.states, 1, COUNT), lines(tables.pair_scores, 2, COUNT)
 
@@ -216,6 +217,16 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
 
 
+def problem(runs: int, batch: int, count: int, width: int) -> list[Tensor]:
+    """Leaves, weight, bias and query, large enough that scores differ."""
+    return [
+        normal(runs, batch, count, 2 * width),
+        normal(runs, 2 * width, 5 * width, seed=1) / width**0.5,
+        normal(runs, 1, 5 * width, seed=2) * 0.3,
+        normal(runs, 1, width, seed=3) * 3,
+    ]
+
+
 SAMPLERS = {
     "fleet": [gapped.GST(tau=0.7, gap=1.2, backend="torch"), gapped.ReinMax(backend="torch")],
     "greedy": None,
@@ -228,14 +239,7 @@ def test_a_whole_tree(name: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
     """Values, merges and every gradient, with expressions of all lengths."""
     poisoned(monkeypatch)
     width, batch = 5, count
-    inputs = [
-        normal(2, batch, count, 2 * width),
-        normal(2, 2 * width, 5 * width, seed=1) / width**0.5,
-        normal(2, 1, 5 * width, seed=2) * 0.3,
-        normal(2, 1, width, seed=3) * 3,
-    ]
-    for each in inputs:
-        each.requires_grad_()
+    inputs = [each.requires_grad_() for each in problem(2, batch, count, width)]
     lengths = torch.arange(1, batch + 1, device=DEVICE).expand(2, batch)
     estimators = SAMPLERS[name]
     sampler = Grouped.of(estimators, 1, DEVICE, torch.float32) if estimators else Greedy()
@@ -248,6 +252,31 @@ def test_a_whole_tree(name: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
         scale = plain.abs().max().item()
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5 * scale)
     assert all(each.abs().max() > 1e-3 for each in results[0][2:] if count > 2 and name == "fleet")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
+def test_a_tree_is_captured() -> None:
+    """A graph of both passes gives, on new leaves, what plain calls give."""
+    inputs = [each.requires_grad_() for each in problem(3, 4, 7, 12)]
+    lengths = torch.tensor([[7, 1, 4, 6]] * 3, device=DEVICE)
+
+    def both() -> tuple[Tensor, ...]:
+        root, merges = latent_tree(*inputs, lengths, Greedy(), fused=True)
+        return root, merges, *torch.autograd.grad(root.square().sum(), inputs)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    with torch.no_grad():
+        inputs[0].mul_(-0.7)
+    graph.replay()
+    for mine, theirs in zip(captured, both(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_kernels_refuse_what_they_cannot_do() -> None:
@@ -270,14 +299,12 @@ for name in kernels.__all__:
     flags = {key: value for key, value in FLAGS.items() if key in kernel.arg_names}
     if name == "merge_kernel":
         flags["COLUMNS"] = 1024
-    types = {
-        each: "constexpr" if each in flags else "i32" if each[0] == "s" else "*i64" if each in WHOLE else "*fp32"
-        for each in kernel.arg_names
-    }
-    aligned = {(place,): [["tt.divisibility", 16]] for place, each in enumerate(types.values()) if "*" in each}
+    types = {each: "*i64" if each in WHOLE else "*fp32" for each in kernel.arg_names}
+    types |= {each: "i32" for each in types if each[0] == "s"} | dict.fromkeys(flags, "constexpr")
+    pointers = [place for place, each in enumerate(types) if each[0] == "p"]
+    aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
     made = triton.compile(ASTSource(kernel, types, flags, aligned), target=GPUTarget("cuda", 90, 32))
-    text = made.asm["ptx"]
-    print(name, "ld.global.v4" in text.replace(".b32", "") or ".v4." in text, made.metadata.shared)
+    print(name, "ld.global.v4.b32" in made.asm["ptx"])
 """
 
 
@@ -288,7 +315,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     command = [sys.executable, "-c", COMPILE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    wide = dict(line.split()[:2] for line in done.stdout.splitlines())
+    wide = dict(line.split() for line in done.stdout.splitlines())
     from gapped.tasks.listops import kernels
 
     assert set(wide) == set(kernels.__all__)

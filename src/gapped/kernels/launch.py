@@ -32,6 +32,8 @@ LONGEST_BLOCK = 4096
 # Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 _BLOCK = (1024, 4)
 _RAO_BLOCK = (256, 2)
+# So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
+_PROGRAMS = 256
 # The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
 _STREAM, _STREAM_WARPS = 4096, 16
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
@@ -273,9 +275,9 @@ def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, di
     """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
     elements, warps = _RAO_BLOCK if loops else _BLOCK
     columns = _power(categories)
-    height = max(elements // columns, 1)
+    height = max(min(elements // columns, 1 << (-(-rows // _PROGRAMS) - 1).bit_length()), 1)
     # A row that is longer than a block has more threads instead.
-    warps = min(max(columns * warps // elements, warps), 16)
+    warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
 
 

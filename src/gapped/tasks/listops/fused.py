@@ -145,9 +145,8 @@ def push(
 
 
 def totals(score_gates: Tensor, weights: Tensor, merged_at: Tensor, selected: Tensor) -> Tensor:
-    runs, pairs, batch = weights.shape
     width = score_gates.shape[-1]
-    sizes = (weights.numel(), batch, pairs, selected.shape[1])
+    sizes = (weights.numel(), weights.shape[2], weights.shape[1], selected.shape[1])
     pointers = (score_gates, weights, merged_at, selected)
     _over(kernels.totals_kernel, weights.numel(), width, pointers, sizes, WIDTH=width)
     return score_gates
@@ -160,9 +159,7 @@ def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> Non
     _over(kernels.advance_kernel, runs * batch, four // 4, tuple(tensors), sizes, WIDTH=four // 4)
 
 
-def retreat(
-    gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor
-) -> None:
+def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor) -> None:
     runs, batch, four = gates.shape
     tensors = [_in_lines(each) for each in (gates, before, own, out)]
     sizes = (runs * batch, batch, *(step for each in tensors for step in _steps(each)))
@@ -175,7 +172,14 @@ def _over(
 ) -> None:
     """Launch a kernel over `items` lines of `width` columns."""
     programs = -(-items // _ROWS) * -(-width // _COLUMNS)
-    run(kernel, programs, pointers, sizes, (), flags | {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": _ROWS})
+    run(
+        kernel,
+        programs,
+        pointers,
+        sizes,
+        (),
+        flags | {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": _ROWS},
+    )
 
 
 def _in_lines(x: Tensor) -> Tensor:

@@ -30,9 +30,7 @@ class TreeClassifier(torch.nn.Module):
     has: under Adam their sum moves twice as fast as one would.
     """
 
-    def __init__(
-        self, protocol: Protocol, runs: Sequence[torch.Generator], *, fused: bool = False
-    ) -> None:
+    def __init__(self, protocol: Protocol, runs: Sequence[torch.Generator], *, fused: bool = False) -> None:
         super().__init__()
         d = self.width = protocol.width
         self.dropout, self.fused = protocol.dropout, fused

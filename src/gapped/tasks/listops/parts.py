@@ -1,11 +1,12 @@
 """The elementwise work of the tree and of the leaf LSTM, in torch: the definition.
 
-`gapped.tasks.listops.fused` has the same functions as kernels. Everything that has a size is written where
-it belongs; what an argument is for stands in `Tables`, and the mathematics in docs/listops.md.
+`gapped.tasks.listops.fused` has the same functions as kernels. `Tables` says what they work on,
+docs/listops.md has the mathematics.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,7 @@ def parts_for(x: Tensor, fused: bool) -> Any:
         from gapped.tasks.listops import fused as kernels
 
         return kernels
-    import gapped.tasks.listops.parts as plain
-
-    return plain
+    return sys.modules[__name__]
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def select(tables: Tables, adjoint: Tensor, pairs: Tensor, chosen: Tensor, g_gat
     place = chosen.clamp(max=size - 1)
     left, right = take(tables.children, pairs.gather(1, place)).unbind(-1)
     grad = take(adjoint, lines(adjoint, 0, 1) + place * batch) * (chosen < size).unsqueeze(-1)
-    cells = (take(tables.states, each)[..., width:] for each in (left, right))
+    cells = take(tables.states, left)[..., width:], take(tables.states, right)[..., width:]
     gates = _gates(tables, left, right)
     own, g_left, g_right = compose_vjp(gates, *cells, grad[..., :width], grad[..., width:])
     g_gates.copy_(own[:, 0])
@@ -199,9 +198,8 @@ def push(
     `g_h` and `g_cells` are the gradients of the merged pair's children, `delta` ``(R, B, L)`` that of the
     layer's scores, which is also added to the pairs' `weights`.
     """
-    runs, size, batch = pairs.shape
     width = g_h.shape[-1] // 2
-    place = torch.arange(size + 1, device=pairs.device).view(-1, 1, 1)
+    place = torch.arange(pairs.shape[1] + 1, device=pairs.device).view(-1, 1, 1)
     chosen = chosen.unsqueeze(-1)
     none = torch.zeros_like(adjoint[:, :1])
     below = torch.where(place < chosen + 1, torch.cat([adjoint, none], 1), torch.cat([none, adjoint], 1))
@@ -239,9 +237,7 @@ def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> Non
     after[..., :width] = o.sigmoid() * c.tanh()
 
 
-def retreat(
-    gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor
-) -> None:
+def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor) -> None:
     """Write the gradient of the gates to `out`, and that of the cell before in the place of `grad_c`.
 
     `own` ``(R, B, 2d)`` is the gradient of the state itself, `grad_h` and `grad_c` are from the step after.
