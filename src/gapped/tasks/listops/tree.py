@@ -174,7 +174,7 @@ def _tables(leaves: Tensor, bias: Tensor, query: Tensor, lengths: Tensor) -> Tab
         leaf.new_full((runs, pairs, batch), -1),
         leaf.new_empty(runs, count - 1, batch),
         lengths.contiguous(),
-        bias,
+        bias.contiguous(),
         query / math.sqrt(width),
     )
 
