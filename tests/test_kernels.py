@@ -31,6 +31,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
     launch._BLOCK = launch._RAO_BLOCK = (1 << 16, 4)
+    launch._PROGRAMS = 1
 SAMPLES = 6
 ESTIMATORS: dict[str, Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),

@@ -94,7 +94,7 @@ def test_the_check_sees_a_lost_gradient() -> None:
 
     class Blind(Greedy):
         def sample(self, logits: Tensor, **how: Any) -> Tensor:
-            return gapped.GST().sample(logits.detach(), **how) + 0 * logits
+            return gapped.GST().sample(logits.detach(), **how) + 0 * logits.clamp(min=0)
 
     inputs, lengths = problem(2, 4, 6, 5)
     noise = [torch.Generator().manual_seed(3) for _ in range(2)]
@@ -201,15 +201,3 @@ def test_leaf_lstm_is_torchs() -> None:
     theirs = torch.autograd.grad((expected * direction).sum(), (inputs, weight))
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_compiled_parts_change_nothing() -> None:
-    inputs, lengths = problem(3, 4, 7, 6)
-    results = []
-    for compiled in (False, True):
-        noise = torch.Generator().manual_seed(3)
-        root, _ = latent_tree(*inputs, lengths, gapped.GST(), noise, compiled=compiled)
-        results.append((root, *gradients(root, inputs)))
-    for plain, fast in zip(*results, strict=True):
-        torch.testing.assert_close(plain, fast, rtol=0, atol=1e-12)

@@ -22,6 +22,8 @@ __all__ = [
     "draw_key",
     "forward",
     "refusal",
+    "run",
+    "runs_on",
     "sample",
 ]
 
@@ -31,6 +33,8 @@ LONGEST_BLOCK = 4096
 # Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 _BLOCK = (1024, 4)
 _RAO_BLOCK = (256, 2)
+# So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
+_PROGRAMS = 256
 # The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
 _STREAM, _STREAM_WARPS = 4096, 16
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
@@ -82,13 +86,18 @@ def note_backend(name: str) -> None:
         _used = name
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton is there and runs kernels on `device`: a GPU, or any in its interpreter."""
+    return _INSTALLED and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+
+
 def refusal(logits: Tensor, fused: Fused | None) -> str | None:
     """Why the kernels cannot sample these logits; None if they can."""
     if fused is None:
         return "this estimator, or this option of it, has no kernel"
     if not _INSTALLED:
         return "Triton is not installed (pip install triton)"
-    if logits.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if not runs_on(logits.device):
         return f"the logits are on {logits.device.type}, the kernels run on cuda"
     if logits.dtype not in _DTYPES:
         return f"the logits are {logits.dtype}, the kernels take float32, bfloat16 and float16"
@@ -155,7 +164,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
 
         flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         pointers = (rows, key, *tensors, value, index, stats)
-        _run(
+        run(
             streamed_forward_kernel,
             count,
             pointers,
@@ -169,7 +178,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
         programs, blocks = _blocks(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
         pointers = (rows, key, *tensors, value, index)
         sizes = (count, categories, stride, *every)
-        _run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
+        run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
 
@@ -203,7 +212,7 @@ def backward(
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
         sizes = (count, categories, stride, grad_stride, *every[:2])
-        _run(
+        run(
             streamed_backward_kernel, _at_once(rows, grads), pointers, sizes, (tau, gap, fused.samples), flags
         )
     else:
@@ -213,7 +222,7 @@ def backward(
         pointers = (rows, index, grads, key, taus, gaps, out)
         sizes = (count, categories, stride, grad_stride, *every[:2])
         flags |= {"DETACHED": fused.detach, **blocks}
-        _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
+        run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
     return out.to(logits.dtype) if adds_up else out
 
 
@@ -286,16 +295,16 @@ def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, di
     """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
     elements, warps = _RAO_BLOCK if loops else _BLOCK
     columns = _power(categories)
-    height = max(elements // columns, 1)
+    height = max(min(elements // columns, 1 << (-(-rows // _PROGRAMS) - 1).bit_length()), 1)
     # A row that is longer than a block has more threads instead.
-    warps = min(max(columns * warps // elements, warps), 16)
+    warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
 
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def _run(
+def run(
     kernel: Any,
     programs: int,
     pointers: tuple[Tensor, ...],
@@ -315,7 +324,7 @@ def _run(
     device = pointers[0].device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            _run(kernel, programs, pointers, sizes, numbers, flags)
+            run(kernel, programs, pointers, sizes, numbers, flags)
         return
     key = (
         id(kernel),

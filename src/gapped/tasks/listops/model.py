@@ -30,12 +30,10 @@ class TreeClassifier(torch.nn.Module):
     has: under Adam their sum moves twice as fast as one would.
     """
 
-    def __init__(
-        self, protocol: Protocol, runs: Sequence[torch.Generator], *, compiled: bool = False
-    ) -> None:
+    def __init__(self, protocol: Protocol, runs: Sequence[torch.Generator], *, fused: bool = False) -> None:
         super().__init__()
         d = self.width = protocol.width
-        self.dropout, self.compiled = protocol.dropout, compiled
+        self.dropout, self.fused = protocol.dropout, fused
         words = len(VOCABULARY)
         self.embedding = _stacked(runs, (words, d), _normal)
         self.input_weight = _stacked(runs, (4 * d, d), _kaiming, transposed=True)
@@ -66,7 +64,7 @@ class TreeClassifier(torch.nn.Module):
         rate = self.dropout if dropout else 0.0
         leaves = self.leaves(tokens, rate, generator)
         cell = (self.tree_weight, self.tree_bias, self.query)
-        root, merges = latent_tree(leaves, *cell, lengths, sampler, generator, compiled=self.compiled)
+        root, merges = latent_tree(leaves, *cell, lengths, sampler, generator, fused=self.fused)
         hidden = self.hidden(drop(root, rate, generator)).relu()
         return self.output(drop(hidden, rate, generator)), merges
 
@@ -79,7 +77,7 @@ class TreeClassifier(torch.nn.Module):
         words = torch.bmm((flat == known).to(self.embedding.dtype), self.embedding)
         bias = self.input_bias + self.recurrent_bias
         gates = torch.baddbmm(bias, drop(words, rate, generator), self.input_weight)
-        return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, compiled=self.compiled)
+        return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:

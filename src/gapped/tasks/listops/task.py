@@ -74,7 +74,7 @@ class ListOpsTask:
         )
         self._distinct = sorted(set(self.seeds))
         self._places = torch.tensor([self._distinct.index(seed) for seed in self.seeds], device=device)
-        self.model = TreeClassifier(protocol, generators(self._distinct), compiled=compiled)
+        self.model = TreeClassifier(protocol, generators(self._distinct), fused=compiled)
         self.model.to(device, dtype)
         spread(self.model, self._places.tolist())
         self.valid, self.test = data.valid, data.test

@@ -1,0 +1,647 @@
+"""Triton kernels for the elementwise work of the tree and of the leaf LSTM: one pass each.
+
+A block is a few lines of a table times a range of columns. A line's elements are adjacent, so only its number
+has to be looked up. `gapped.tasks.listops.parts` is the definition, names and shapes are explained there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "advance_kernel",
+    "form_kernel",
+    "merge_kernel",
+    "pull_kernel",
+    "push_kernel",
+    "retreat_kernel",
+    "scores_kernel",
+    "select_kernel",
+    "slopes_kernel",
+    "totals_kernel",
+]
+
+
+@triton.jit
+def _tanh(b_x):
+    return 2.0 * tl.sigmoid(2.0 * b_x) - 1.0
+
+
+@triton.jit
+def _at(p, b_line, b_columns, START: tl.constexpr, STRIDE: tl.constexpr):
+    """Addresses of columns, counted from `START`, in lines of `STRIDE` elements."""
+    return p + b_line.to(tl.int64)[:, None] * STRIDE + (b_columns + START)[None, :]
+
+
+@triton.jit
+def _load(p, b_line, b_columns, b_inside, START: tl.constexpr, STRIDE: tl.constexpr):
+    return tl.load(_at(p, b_line, b_columns, START, STRIDE), mask=b_inside, other=0.0)
+
+
+@triton.jit
+def _store(p, b_line, b_columns, b_inside, b_value, START: tl.constexpr, STRIDE: tl.constexpr):
+    tl.store(_at(p, b_line, b_columns, START, STRIDE), b_value, mask=b_inside)
+
+
+@triton.jit
+def _block(s_lines, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Lines and columns of this program: neighbouring programs share lines."""
+    CHUNKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    s_chunk = tl.program_id(0) % CHUNKS
+    b_line = tl.program_id(0) // CHUNKS * ROWS + tl.arange(0, ROWS)
+    b_columns = s_chunk * COLUMNS + tl.arange(0, COLUMNS)
+    b_valid = b_line < s_lines
+    return b_line, b_valid, b_columns, b_valid[:, None] & (b_columns < WIDTH)[None, :], s_chunk
+
+
+@triton.jit
+def _gate(
+    p_products,
+    p_bias,
+    b_left,
+    b_right,
+    b_run,
+    b_columns,
+    b_inside,
+    GATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    b_gate = _load(p_products, b_left, b_columns, b_inside, GATE * WIDTH, 10 * WIDTH)
+    b_gate += _load(p_products, b_right, b_columns, b_inside, (GATE + 5) * WIDTH, 10 * WIDTH)
+    return b_gate + _load(p_bias, b_run, b_columns, b_inside, GATE * WIDTH, 5 * WIDTH)
+
+
+@triton.jit
+def _cell(
+    p_products,
+    p_bias,
+    p_states,
+    b_left,
+    b_right,
+    b_run,
+    b_columns,
+    b_inside,
+    WIDTH: tl.constexpr,
+):
+    """Activations of a pair's gates, and its children's cells."""
+    b_i = tl.sigmoid(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 0, WIDTH))
+    b_l = _gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 1, WIDTH)
+    b_r = _gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 2, WIDTH)
+    b_u = _tanh(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 3, WIDTH))
+    b_o = tl.sigmoid(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 4, WIDTH))
+    b_c_left = _load(p_states, b_left, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    b_c_right = _load(p_states, b_right, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    return b_i, tl.sigmoid(b_l + 1.0), tl.sigmoid(b_r + 1.0), b_u, b_o, b_c_left, b_c_right
+
+
+@triton.jit
+def _cell_grads(
+    p_products,
+    p_bias,
+    p_states,
+    b_left,
+    b_right,
+    b_run,
+    b_columns,
+    b_inside,
+    b_grad_h,
+    b_grad_c,
+    p_gates,
+    b_gates_line,
+    p_cells,
+    b_cells_line,
+    WIDTH: tl.constexpr,
+):
+    """Write the gradients of a pair's gates and of its children's cells."""
+    b_i, b_l, b_r, b_u, b_o, b_c_left, b_c_right = _cell(
+        p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, WIDTH
+    )
+    b_top = _tanh(b_l * b_c_left + b_r * b_c_right + b_i * b_u)
+    b_c = b_grad_c + b_grad_h * b_o * (1.0 - b_top * b_top)
+    b_out = b_c * b_u * b_i * (1.0 - b_i)
+    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 0, 5 * WIDTH)
+    b_out = b_c * b_c_left * b_l * (1.0 - b_l)
+    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, WIDTH, 5 * WIDTH)
+    b_out = b_c * b_c_right * b_r * (1.0 - b_r)
+    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 2 * WIDTH, 5 * WIDTH)
+    b_out = b_c * b_i * (1.0 - b_u * b_u)
+    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 3 * WIDTH, 5 * WIDTH)
+    b_out = b_grad_h * b_top * b_o * (1.0 - b_o)
+    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 4 * WIDTH, 5 * WIDTH)
+    _store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_l, 0, 2 * WIDTH)
+    _store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_r, WIDTH, 2 * WIDTH)
+
+
+@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs", "s_start", "s_count"])
+def form_kernel(
+    p_products,
+    p_bias,
+    p_query,
+    p_states,
+    p_children,
+    p_pair_states,
+    p_pair_scores,
+    s_lines,
+    s_batch,
+    s_pairs,
+    s_start,
+    s_count,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    b_item = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    b_valid = b_item < s_lines
+    b_run = b_item // (s_count * s_batch)
+    # The items of a run are neighbours in the table, from its place `s_start` on.
+    b_line = b_item + (b_run * (s_pairs - s_count) + s_start) * s_batch
+    b_left = tl.load(p_children + 2 * b_line, mask=b_valid, other=0)
+    b_right = tl.load(p_children + 2 * b_line + 1, mask=b_valid, other=0)
+    b_score = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for FIRST in tl.static_range(0, WIDTH, COLUMNS):
+        b_columns = FIRST + tl.arange(0, COLUMNS)
+        b_inside = b_valid[:, None] & (b_columns < WIDTH)[None, :]
+        b_i, b_l, b_r, b_u, b_o, b_c_left, b_c_right = _cell(
+            p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, WIDTH
+        )
+        b_c = b_l * b_c_left + b_r * b_c_right + b_i * b_u
+        b_h = b_o * _tanh(b_c)
+        _store(p_pair_states, b_line, b_columns, b_inside, b_h, 0, 2 * WIDTH)
+        _store(p_pair_states, b_line, b_columns, b_inside, b_c, WIDTH, 2 * WIDTH)
+        b_score += b_h * _load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
+    tl.store(p_pair_scores + b_line, tl.sum(b_score, 1), mask=b_valid)
+
+
+@triton.jit(do_not_specialize=["s_elements", "s_batch", "s_size", "s_layer"])
+def scores_kernel(
+    p_pair_scores,
+    p_pairs,
+    p_lengths,
+    p_out,
+    s_elements,
+    s_batch,
+    s_size,
+    s_layer,
+    BLOCK: tl.constexpr,
+):
+    b_element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_valid = b_element < s_elements
+    b_row, b_place = b_element // s_size, b_element % s_size
+    b_item = (b_row // s_batch * s_size + b_place) * s_batch + b_row % s_batch
+    b_pair = tl.load(p_pairs + b_item, mask=b_valid, other=0)
+    b_length = tl.load(p_lengths + b_row, mask=b_valid, other=0)
+    b_score = tl.load(p_pair_scores + b_pair, mask=b_valid, other=0.0)
+    b_score = tl.where(b_place < b_length - 1 - s_layer, b_score, -float("inf"))
+    tl.store(p_out + b_element, b_score, mask=b_valid)
+
+
+@triton.jit(do_not_specialize=["s_batch", "s_size", "s_layer"])
+def merge_kernel(
+    p_sample,
+    p_nodes,
+    p_pairs,
+    p_lengths,
+    p_pair_states,
+    p_states,
+    p_children,
+    p_merged_at,
+    p_merges,
+    p_chosen,
+    p_next_nodes,
+    p_next_pairs,
+    s_batch,
+    s_size,
+    s_layer,
+    WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    s_row = tl.program_id(0)
+    s_run, s_column = s_row // s_batch, s_row % s_batch
+    s_count = s_size + 1 + s_layer
+    b_place = tl.arange(0, PLACES)
+    b_sample = tl.load(p_sample + s_row * s_size + b_place, mask=b_place < s_size, other=0.0)
+    s_place = tl.max(tl.where(b_sample > 0.5, b_place, 0), 0)
+    s_alive = tl.load(p_lengths + s_row) > s_layer + 1
+    tl.store(
+        p_merges + (s_run * (s_count - 1) + s_layer) * s_batch + s_column, tl.where(s_alive, s_place, -1)
+    )
+    s_chosen = tl.where(s_alive, s_place, s_size + 1)
+    tl.store(p_chosen + s_row, s_chosen)
+
+    # Lines of the new node and of the first new pair, which the second follows a batch later.
+    s_fresh = (s_run * (2 * s_count - 1) + s_count + s_layer) * s_batch + s_column
+    s_pair = (s_run * (3 * s_count - 5) + s_count - 1 + 2 * s_layer) * s_batch + s_column
+    p_nodes += s_run * (s_size + 1) * s_batch + s_column
+    p_pairs += s_run * s_size * s_batch + s_column
+    b_from = (b_place + (b_place >= s_chosen).to(tl.int32)) * s_batch
+    b_kept = tl.load(p_nodes + b_from, mask=b_place < s_size, other=0)
+    b_kept = tl.where(b_place == s_chosen, s_fresh, b_kept)
+    p_next_nodes += s_run * s_size * s_batch + s_column
+    tl.store(p_next_nodes + b_place * s_batch, b_kept, mask=b_place < s_size)
+    b_kept = tl.load(p_pairs + b_from, mask=b_place < s_size - 1, other=0)
+    b_kept = tl.where(b_place == s_chosen - 1, s_pair, b_kept)
+    b_kept = tl.where(b_place == s_chosen, s_pair + s_batch, b_kept)
+    p_next_pairs += s_run * (s_size - 1) * s_batch + s_column
+    tl.store(p_next_pairs + b_place * s_batch, b_kept, mask=b_place < s_size - 1)
+
+    s_picked = tl.load(p_pairs + tl.minimum(s_chosen, s_size - 1) * s_batch)
+    tl.store(p_merged_at + s_picked, s_layer, mask=s_alive)
+    s_left = tl.load(p_nodes + tl.minimum(tl.maximum(s_chosen - 1, 0), s_size) * s_batch)
+    s_right = tl.load(p_nodes + tl.minimum(s_chosen + 2, s_size) * s_batch)
+    tl.store(p_children + 2 * s_pair, s_left, mask=s_size > 1)
+    tl.store(p_children + 2 * s_pair + 1, s_fresh, mask=s_size > 1)
+    tl.store(p_children + 2 * (s_pair + s_batch), s_fresh, mask=s_size > 1)
+    tl.store(p_children + 2 * (s_pair + s_batch) + 1, s_right, mask=s_size > 1)
+    b_columns = tl.arange(0, COLUMNS)
+    b_inside = b_columns < 2 * WIDTH
+    b_state = tl.load(p_pair_states + s_picked.to(tl.int64) * (2 * WIDTH) + b_columns, mask=b_inside)
+    tl.store(p_states + s_fresh.to(tl.int64) * (2 * WIDTH) + b_columns, b_state, mask=b_inside)
+
+
+@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs"])
+def slopes_kernel(
+    p_products,
+    p_bias,
+    p_query,
+    p_states,
+    p_children,
+    p_gates,
+    p_cells,
+    p_h,
+    s_lines,
+    s_batch,
+    s_pairs,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    b_line, b_valid, b_columns, b_inside, _ = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_run = b_line // (s_pairs * s_batch)
+    b_left = tl.load(p_children + 2 * b_line, mask=b_valid, other=0)
+    b_right = tl.load(p_children + 2 * b_line + 1, mask=b_valid, other=0)
+    b_h = _load(p_states, b_left, b_columns, b_inside, 0, 2 * WIDTH)
+    _store(p_h, b_line, b_columns, b_inside, b_h, 0, 2 * WIDTH)
+    b_h = _load(p_states, b_right, b_columns, b_inside, 0, 2 * WIDTH)
+    _store(p_h, b_line, b_columns, b_inside, b_h, WIDTH, 2 * WIDTH)
+    b_query = _load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
+    _cell_grads(
+        p_products,
+        p_bias,
+        p_states,
+        b_left,
+        b_right,
+        b_run,
+        b_columns,
+        b_inside,
+        b_query,
+        tl.zeros_like(b_query),
+        p_gates,
+        b_line,
+        p_cells,
+        b_line,
+        WIDTH,
+    )
+
+
+@triton.jit(do_not_specialize=["s_batch", "s_size"])
+def pull_kernel(
+    p_adjoint,
+    p_states,
+    p_pair_states,
+    p_nodes,
+    p_pairs,
+    p_out,
+    s_batch,
+    s_size,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One program for each row of the sample, from its last place to its first."""
+    s_row = tl.program_id(0)
+    s_run, s_column = s_row // s_batch, s_row % s_batch
+    s_blocks = (s_size + ROWS - 1) // ROWS
+    s_after = 0.0
+    for s_block in range(0, s_blocks):
+        b_place = (s_blocks - 1 - s_block) * ROWS + tl.arange(0, ROWS)
+        b_valid = b_place < s_size
+        b_item = (s_run * s_size + b_place) * s_batch + s_column
+        # A run has one node more than pairs.
+        b_node = b_item + s_run * s_batch
+        b_here = tl.load(p_nodes + b_node, mask=b_valid, other=0)
+        b_next = tl.load(p_nodes + b_node + s_batch, mask=b_valid, other=0)
+        b_pair = tl.load(p_pairs + b_item, mask=b_valid, other=0)
+        b_direct = tl.zeros((ROWS, COLUMNS), tl.float32)
+        b_moved = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for FIRST in tl.static_range(0, 2 * WIDTH, COLUMNS):
+            b_columns = FIRST + tl.arange(0, COLUMNS)
+            b_inside = b_valid[:, None] & (b_columns < 2 * WIDTH)[None, :]
+            b_adjoint = _load(p_adjoint, b_item, b_columns, b_inside, 0, 2 * WIDTH)
+            b_right = _load(p_states, b_next, b_columns, b_inside, 0, 2 * WIDTH)
+            b_left = _load(p_states, b_here, b_columns, b_inside, 0, 2 * WIDTH)
+            b_new = _load(p_pair_states, b_pair, b_columns, b_inside, 0, 2 * WIDTH)
+            b_direct += b_adjoint * (b_new - b_right)
+            b_moved += b_adjoint * (b_right - b_left)
+        b_shift = tl.sum(b_moved, 1)
+        b_value = tl.sum(b_direct, 1) + tl.cumsum(b_shift, 0, reverse=True) + s_after
+        tl.store(p_out + s_row * s_size + b_place, b_value, mask=b_valid)
+        s_after += tl.sum(b_shift, 0)
+
+
+@triton.jit(do_not_specialize=["s_rows", "s_batch", "s_size", "s_layers"])
+def select_kernel(
+    p_adjoint,
+    p_products,
+    p_bias,
+    p_states,
+    p_children,
+    p_pairs,
+    p_chosen,
+    p_gates,
+    p_cells,
+    s_rows,
+    s_batch,
+    s_size,
+    s_layers,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    b_row, b_valid, b_columns, b_inside, _ = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_run, b_column = b_row // s_batch, b_row % s_batch
+    b_chosen = tl.load(p_chosen + b_row, mask=b_valid, other=0)
+    b_item = (b_run * s_size + tl.minimum(b_chosen, s_size - 1)) * s_batch + b_column
+    b_pair = tl.load(p_pairs + b_item, mask=b_valid, other=0)
+    b_left = tl.load(p_children + 2 * b_pair, mask=b_valid, other=0)
+    b_right = tl.load(p_children + 2 * b_pair + 1, mask=b_valid, other=0)
+    b_merged = b_inside & (b_chosen < s_size)[:, None]
+    b_grad_h = _load(p_adjoint, b_item, b_columns, b_merged, 0, 2 * WIDTH)
+    b_grad_c = _load(p_adjoint, b_item, b_columns, b_merged, WIDTH, 2 * WIDTH)
+    _cell_grads(
+        p_products,
+        p_bias,
+        p_states,
+        b_left,
+        b_right,
+        b_run,
+        b_columns,
+        b_inside,
+        b_grad_h,
+        b_grad_c,
+        p_gates,
+        b_run * (s_layers * s_batch) + b_column,
+        p_cells,
+        b_row,
+        WIDTH,
+    )
+
+
+@triton.jit
+def _pushed(
+    p_adjoint,
+    p_own,
+    p_slope,
+    b_from,
+    b_row,
+    b_pair,
+    b_before,
+    b_to_left,
+    b_to_right,
+    b_columns,
+    b_kept,
+    b_left,
+    b_right,
+    b_has_pair,
+    b_has_before,
+    HALF: tl.constexpr,
+    SCORED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """h (HALF 0) or c (HALF 1) of the adjoint: what is kept, a merged child's own, and two scores' shares."""
+    b_sum = _load(p_adjoint, b_from, b_columns, b_kept, HALF * WIDTH, 2 * WIDTH)
+    b_sum += _load(p_own, b_row, b_columns, b_left, 0, 2 * WIDTH)
+    b_sum += _load(p_own, b_row, b_columns, b_right, WIDTH, 2 * WIDTH)
+    if SCORED:
+        b_sum += b_to_left[:, None] * _load(p_slope, b_pair, b_columns, b_has_pair, 0, 2 * WIDTH)
+        b_sum += b_to_right[:, None] * _load(p_slope, b_before, b_columns, b_has_before, WIDTH, 2 * WIDTH)
+    return b_sum
+
+
+@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_size"])
+def push_kernel(
+    p_adjoint,
+    p_g_h,
+    p_g_cells,
+    p_chosen,
+    p_pairs,
+    p_delta,
+    p_score_h,
+    p_score_cells,
+    p_weights,
+    p_out,
+    s_lines,
+    s_batch,
+    s_size,
+    SCORED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    b_line, b_valid, b_columns, b_inside, s_chunk = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_run = b_line // ((s_size + 1) * s_batch)
+    b_place = b_line // s_batch % (s_size + 1)
+    b_row = b_run * s_batch + b_line % s_batch
+    b_chosen = tl.load(p_chosen + b_row, mask=b_valid, other=0)
+    # Of the layer above and of the pairs, which have one place less: the item at the same place.
+    b_item = b_line - b_run * s_batch
+    b_from = tl.where(b_place > b_chosen, b_item - s_batch, b_item)
+    b_kept = (b_place > b_chosen + 1) | ((b_place < b_chosen) & (b_place < s_size))
+    b_pair, b_before, b_to_left, b_to_right = b_item, b_item, b_item * 0.0, b_item * 0.0
+    b_has_pair, b_has_before = b_valid & (b_place < s_size), b_valid & (b_place > 0)
+    if SCORED:
+        b_pair = tl.load(p_pairs + b_item, mask=b_has_pair, other=0)
+        b_before = tl.load(p_pairs + b_item - s_batch, mask=b_has_before, other=0)
+        p_scored = p_delta + b_row * s_size + b_place
+        b_to_left = tl.load(p_scored, mask=b_has_pair, other=0.0)
+        b_to_right = tl.load(p_scored - 1, mask=b_has_before, other=0.0)
+        if s_chunk == 0:
+            b_weight = tl.load(p_weights + b_pair, mask=b_has_pair, other=0.0)
+            tl.store(p_weights + b_pair, b_weight + b_to_left, mask=b_has_pair)
+    b_left = b_inside & (b_place == b_chosen)[:, None]
+    b_right = b_inside & (b_place == b_chosen + 1)[:, None]
+    b_kept = b_inside & b_kept[:, None]
+    b_has_pair = b_inside & b_has_pair[:, None]
+    b_has_before = b_inside & b_has_before[:, None]
+    for HALF in tl.static_range(0, 2):
+        b_sum = _pushed(
+            p_adjoint,
+            p_g_h if HALF == 0 else p_g_cells,
+            p_score_h if HALF == 0 else p_score_cells,
+            b_from,
+            b_row,
+            b_pair,
+            b_before,
+            b_to_left,
+            b_to_right,
+            b_columns,
+            b_kept,
+            b_left,
+            b_right,
+            b_has_pair,
+            b_has_before,
+            HALF,
+            SCORED,
+            WIDTH,
+        )
+        _store(p_out, b_line, b_columns, b_inside, b_sum, HALF * WIDTH, 2 * WIDTH)
+
+
+@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs", "s_layers"])
+def totals_kernel(
+    p_gates,
+    p_weights,
+    p_merged_at,
+    p_selected,
+    s_lines,
+    s_batch,
+    s_pairs,
+    s_layers,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """In place; here a line has `WIDTH` elements in all."""
+    b_line, b_valid, b_columns, b_inside, _ = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_run = b_line // (s_pairs * s_batch)
+    b_weight = tl.load(p_weights + b_line, mask=b_valid, other=0.0)
+    b_layer = tl.load(p_merged_at + b_line, mask=b_valid, other=-1)
+    b_from = (b_run * s_layers + b_layer) * s_batch + b_line % s_batch
+    b_sum = b_weight[:, None] * _load(p_gates, b_line, b_columns, b_inside, 0, WIDTH)
+    b_sum += _load(p_selected, b_from, b_columns, b_inside & (b_layer >= 0)[:, None], 0, WIDTH)
+    _store(p_gates, b_line, b_columns, b_inside, b_sum, 0, WIDTH)
+
+
+@triton.jit
+def _line(b_row, s_batch, s_run, s_row):
+    """Line of a row whose runs are `s_run` and whose rows are `s_row` lines apart."""
+    return (b_row // s_batch).to(tl.int64) * s_run + b_row % s_batch * s_row
+
+
+@triton.jit(
+    do_not_specialize=[
+        "s_rows",
+        "s_batch",
+        "s_gates_run",
+        "s_gates_row",
+        "s_inputs_run",
+        "s_inputs_row",
+        "s_before_run",
+        "s_before_row",
+        "s_after_run",
+        "s_after_row",
+    ]
+)
+def advance_kernel(
+    p_gates,
+    p_inputs,
+    p_before,
+    p_after,
+    s_rows,
+    s_batch,
+    s_gates_run,
+    s_gates_row,
+    s_inputs_run,
+    s_inputs_row,
+    s_before_run,
+    s_before_row,
+    s_after_run,
+    s_after_row,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    b_row, _, b_columns, b_inside, _ = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_gates = _line(b_row, s_batch, s_gates_run, s_gates_row)
+    b_inputs = _line(b_row, s_batch, s_inputs_run, s_inputs_row)
+    b_before = _line(b_row, s_batch, s_before_run, s_before_row)
+    b_after = _line(b_row, s_batch, s_after_run, s_after_row)
+    b_i = _load(p_gates, b_gates, b_columns, b_inside, 0, 4 * WIDTH)
+    b_i += _load(p_inputs, b_inputs, b_columns, b_inside, 0, 4 * WIDTH)
+    b_f = _load(p_gates, b_gates, b_columns, b_inside, WIDTH, 4 * WIDTH)
+    b_f += _load(p_inputs, b_inputs, b_columns, b_inside, WIDTH, 4 * WIDTH)
+    b_g = _load(p_gates, b_gates, b_columns, b_inside, 2 * WIDTH, 4 * WIDTH)
+    b_g += _load(p_inputs, b_inputs, b_columns, b_inside, 2 * WIDTH, 4 * WIDTH)
+    b_o = _load(p_gates, b_gates, b_columns, b_inside, 3 * WIDTH, 4 * WIDTH)
+    b_o += _load(p_inputs, b_inputs, b_columns, b_inside, 3 * WIDTH, 4 * WIDTH)
+    _store(p_gates, b_gates, b_columns, b_inside, b_i, 0, 4 * WIDTH)
+    _store(p_gates, b_gates, b_columns, b_inside, b_f, WIDTH, 4 * WIDTH)
+    _store(p_gates, b_gates, b_columns, b_inside, b_g, 2 * WIDTH, 4 * WIDTH)
+    _store(p_gates, b_gates, b_columns, b_inside, b_o, 3 * WIDTH, 4 * WIDTH)
+    b_c = _load(p_before, b_before, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    b_c = tl.sigmoid(b_f) * b_c + tl.sigmoid(b_i) * _tanh(b_g)
+    _store(p_after, b_after, b_columns, b_inside, tl.sigmoid(b_o) * _tanh(b_c), 0, 2 * WIDTH)
+    _store(p_after, b_after, b_columns, b_inside, b_c, WIDTH, 2 * WIDTH)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "s_rows",
+        "s_batch",
+        "s_gates_run",
+        "s_gates_row",
+        "s_before_run",
+        "s_before_row",
+        "s_own_run",
+        "s_own_row",
+        "s_out_run",
+        "s_out_row",
+    ]
+)
+def retreat_kernel(
+    p_gates,
+    p_before,
+    p_own,
+    p_out,
+    p_grad_h,
+    p_grad_c,
+    s_rows,
+    s_batch,
+    s_gates_run,
+    s_gates_row,
+    s_before_run,
+    s_before_row,
+    s_own_run,
+    s_own_row,
+    s_out_run,
+    s_out_row,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    b_row, _, b_columns, b_inside, _ = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_gates = _line(b_row, s_batch, s_gates_run, s_gates_row)
+    b_before = _line(b_row, s_batch, s_before_run, s_before_row)
+    b_own = _line(b_row, s_batch, s_own_run, s_own_row)
+    b_out = _line(b_row, s_batch, s_out_run, s_out_row)
+    b_i = tl.sigmoid(_load(p_gates, b_gates, b_columns, b_inside, 0, 4 * WIDTH))
+    b_f = tl.sigmoid(_load(p_gates, b_gates, b_columns, b_inside, WIDTH, 4 * WIDTH))
+    b_g = _tanh(_load(p_gates, b_gates, b_columns, b_inside, 2 * WIDTH, 4 * WIDTH))
+    b_o = tl.sigmoid(_load(p_gates, b_gates, b_columns, b_inside, 3 * WIDTH, 4 * WIDTH))
+    b_c = _load(p_before, b_before, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    b_grad_h = _load(p_own, b_own, b_columns, b_inside, 0, 2 * WIDTH)
+    b_grad_h += _load(p_grad_h, b_row, b_columns, b_inside, 0, WIDTH)
+    b_grad_c = _load(p_own, b_own, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    b_grad_c += _load(p_grad_c, b_row, b_columns, b_inside, 0, WIDTH)
+    b_top = _tanh(b_f * b_c + b_i * b_g)
+    b_grad_c += b_grad_h * b_o * (1.0 - b_top * b_top)
+    b_grad = b_grad_c * b_g * b_i * (1.0 - b_i)
+    _store(p_out, b_out, b_columns, b_inside, b_grad, 0, 4 * WIDTH)
+    b_grad = b_grad_c * b_c * b_f * (1.0 - b_f)
+    _store(p_out, b_out, b_columns, b_inside, b_grad, WIDTH, 4 * WIDTH)
+    b_grad = b_grad_c * b_i * (1.0 - b_g * b_g)
+    _store(p_out, b_out, b_columns, b_inside, b_grad, 2 * WIDTH, 4 * WIDTH)
+    b_grad = b_grad_h * b_top * b_o * (1.0 - b_o)
+    _store(p_out, b_out, b_columns, b_inside, b_grad, 3 * WIDTH, 4 * WIDTH)
+    _store(p_grad_c, b_row, b_columns, b_inside, b_grad_c * b_f, 0, WIDTH)

@@ -1,0 +1,322 @@
+"""The kernels of the tree and of the leaf LSTM against their definition in torch, one by one and together.
+
+Without a GPU they run in Triton's interpreter, and are compiled for one. Buffers start as NaN: what a kernel
+leaves out shows.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import gapped
+from gapped.fleet.grouping import Grouped
+from gapped.tasks.listops import parts
+from gapped.tasks.listops.leaf import lstm
+from gapped.tasks.listops.parts import Tables, lines
+from gapped.tasks.listops.sampler import Greedy
+from gapped.tasks.listops.tree import latent_tree
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+fused = pytest.importorskip("gapped.tasks.listops.fused")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    # The interpreter takes milliseconds for every program, whatever its size.
+    fused._ROWS, fused._COLUMNS = 64, 256
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+# Sums of hundreds of products, of size one in all, in another order.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+RUNS, BATCH, COUNT = 2, 2, 5
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def garden(width: int) -> tuple[Tables, Tensor, Tensor]:
+    """Tables of trees in their second layer, and its nodes and pairs; what is not yet known is NaN."""
+    g = torch.Generator().manual_seed(1)
+    nodes, pairs = 2 * COUNT - 1, 3 * COUNT - 5
+    empty = torch.full((RUNS, pairs, BATCH), torch.nan, device=DEVICE)
+    tables = Tables(
+        normal(RUNS, nodes, BATCH, 2 * width, seed=1),
+        normal(RUNS, nodes, BATCH, 10 * width, seed=2),
+        normal(RUNS, pairs, BATCH, 2 * width, seed=3),
+        normal(RUNS, pairs, BATCH, seed=4),
+        torch.randint(RUNS * nodes * BATCH, (RUNS, pairs, BATCH, 2), generator=g).to(DEVICE),
+        torch.full_like(empty, -1, dtype=torch.int64),
+        torch.full((RUNS, COUNT - 1, BATCH), -7, device=DEVICE),
+        torch.tensor([[5, 2], [1, 4]], device=DEVICE),
+        normal(RUNS, 1, 5 * width, seed=5),
+        normal(RUNS, 1, width, seed=6) / width**0.5,
+    )
+    return tables, lines(tables.states, 1, COUNT), lines(tables.pair_scores, 2, COUNT)
+
+
+def flat(values: Any) -> list[Tensor]:
+    """All tensors in nested tuples."""
+    if isinstance(values, Tensor):
+        return [values]
+    return [each for value in values for each in flat(value)] if isinstance(values, tuple) else []
+
+
+def assert_same(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Compare what torch and the kernel return, and what they make of their arguments."""
+    results = []
+    for module in (parts, fused):
+        own = tuple(copy.deepcopy(each) for each in arguments)
+        returned = call(module, *own)
+        tables = tuple(getattr(own[0], f.name) for f in fields(own[0])) if is_dataclass(own[0]) else ()
+        results.append((returned, tables, own))
+    for plain, fast in zip(*map(flat, results), strict=True):
+        torch.testing.assert_close(fast, plain, **CLOSE, equal_nan=True)
+    return results[0][0]
+
+
+widths = pytest.mark.parametrize("width", [5, 300])
+
+
+@widths
+@pytest.mark.parametrize(("start", "count"), [(0, COUNT - 1), (COUNT - 1, 2)])
+def test_pairs_are_formed(width: int, start: int, count: int) -> None:
+    tables, _, _ = garden(width)
+    tables.pair_states[:, start : start + count] = torch.nan
+    tables.pair_scores[:, start : start + count] = torch.nan
+    assert_same(lambda m, t: m.form(t, start, count), tables)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 3])
+def test_scores_end_with_the_expression(layer: int) -> None:
+    tables, _, pairs = garden(5)
+    found = assert_same(lambda m, t, p: m.scores(t, p, layer).contiguous(), tables, pairs)
+    assert (found == -torch.inf).any()
+    assert found.shape == (RUNS, BATCH, 3)
+
+
+@widths
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_merge_enters_node_and_children(width: int, place: int) -> None:
+    """One row has its merge at `place`, one elsewhere; two expressions of lengths 2 and 1 are exhausted."""
+    tables, nodes, pairs = garden(width)
+    sample = torch.zeros(RUNS, BATCH, 3, device=DEVICE)
+    sample[0, :, place] = sample[1, :, (place + 1) % 3] = 1
+    chosen, moved, kept = assert_same(
+        lambda m, t, n, p, s: m.merge(t, n, p, s, 1), tables, nodes, pairs, sample
+    )
+    assert chosen.flatten().tolist() == [place, 4, 4, (place + 1) % 3]
+    assert moved.shape == (RUNS, 3, BATCH)
+    assert kept.shape == (RUNS, 2, BATCH)
+
+
+def test_the_last_merge_has_no_new_pairs() -> None:
+    tables, nodes, pairs = garden(5)
+    sample = torch.ones(RUNS, BATCH, 1, device=DEVICE)
+    nodes, pairs = nodes[:, :2].contiguous(), pairs[:, :1].contiguous()
+    _, moved, kept = assert_same(
+        lambda m, t, n, p, s: m.merge(t, n, p, s, COUNT - 2), tables, nodes, pairs, sample
+    )
+    assert moved[0, 0, 0] == lines(tables.states, 2 * COUNT - 2, 2 * COUNT - 1)[0, 0, 0]
+    assert kept.shape == (RUNS, 0, BATCH)
+
+
+@widths
+def test_slopes_of_all_pairs(width: int) -> None:
+    assert_same(lambda m, t: m.slopes(t), garden(width)[0])
+
+
+@widths
+@pytest.mark.parametrize("rows", [1, 2, 64])
+def test_inner_products_of_a_layer(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks smaller than the layer and larger."""
+    if rows < 64:
+        monkeypatch.setattr(fused, "_ROWS", rows)
+    tables, nodes, pairs = garden(width)
+    adjoint = normal(RUNS, 3, BATCH, 2 * width, seed=7) / width**0.5
+    assert_same(lambda m, *given: m.pull(*given).contiguous(), tables, adjoint, nodes, pairs)
+
+
+CHOSEN = [[[0, 4]], [[2, 1]]]
+
+
+@widths
+def test_gradient_of_the_merged_pair(width: int) -> None:
+    tables, _, pairs = garden(width)
+    chosen = torch.tensor(CHOSEN, device=DEVICE)
+    selected = torch.full((RUNS, COUNT - 1, BATCH, 5 * width), torch.nan, device=DEVICE)
+    adjoint = normal(RUNS, 3, BATCH, 2 * width, seed=7)
+    cells = assert_same(
+        lambda m, t, a, p, c, s: m.select(t, a, p, c, s[:, 1]), tables, adjoint, pairs, chosen, selected
+    )
+    assert not cells[0, 1].any()
+
+
+@widths
+@pytest.mark.parametrize("scored", [True, False])
+def test_the_adjoint_moves_down(width: int, scored: bool) -> None:
+    tables, _, pairs = garden(width)
+    chosen = torch.tensor(CHOSEN, device=DEVICE)
+    adjoint = normal(RUNS, 3, BATCH, 2 * width, seed=7)
+    g_h, g_cells = normal(2, RUNS, BATCH, 2 * width, seed=8).unbind()
+    delta = normal(RUNS, BATCH, 3, seed=9) if scored else None
+    slopes = normal(*tables.pair_states.shape, seed=10), normal(*tables.pair_states.shape, seed=11)
+    weights = normal(*tables.pair_scores.shape, seed=12)
+    given = (adjoint, g_h.clone(), g_cells.clone(), chosen, pairs, delta, *slopes, weights)
+    assert_same(lambda m, *each: (m.push(*each), each[-1]), *given)
+
+
+@widths
+def test_gradients_of_all_gates(width: int) -> None:
+    pairs = 3 * COUNT - 5
+    gates = normal(RUNS, pairs, BATCH, 5 * width, seed=1)
+    weights, selected = normal(RUNS, pairs, BATCH, seed=2), normal(RUNS, 4, BATCH, 5 * width, seed=3)
+    g = torch.Generator().manual_seed(0)
+    merged_at = torch.randint(-1, 4, (RUNS, pairs, BATCH), generator=g).to(DEVICE)
+    # In place, or not: only the result counts.
+    expected = parts.totals(gates, weights, merged_at, selected)
+    torch.testing.assert_close(fused.totals(gates, weights, merged_at, selected), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("width", [4, 300])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_the_leaf_lstm(width: int, permuted: bool) -> None:
+    """With incoming gradients in lines, as the tree gives them, and not."""
+    inputs = normal(RUNS, BATCH, 3, 4 * width).requires_grad_()
+    weight = (normal(RUNS, width, 4 * width, seed=1) / width**0.5).requires_grad_()
+    direction = normal(RUNS, 3, BATCH, 2 * width, seed=2).transpose(1, 2)
+    if permuted:
+        direction = direction.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    results = []
+    for how in (False, True):
+        states = lstm(inputs, weight, fused=how)
+        results.append((states.detach(), *torch.autograd.grad(states, (inputs, weight), direction)))
+    for plain, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain, **CLOSE)
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was not written is NaN."""
+    empty, empty_like = Tensor.new_empty, torch.empty_like
+
+    def fill(x: Tensor) -> Tensor:
+        return x.fill_(torch.nan) if x.is_floating_point() else x.fill_(2**40)
+
+    monkeypatch.setattr(Tensor, "new_empty", lambda self, *a, **k: fill(empty(self, *a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
+
+
+def problem(runs: int, batch: int, count: int, width: int) -> list[Tensor]:
+    """Leaves, weight, bias and query, large enough that scores differ."""
+    return [
+        normal(runs, batch, count, 2 * width),
+        normal(runs, 2 * width, 5 * width, seed=1) / width**0.5,
+        normal(runs, 1, 5 * width, seed=2) * 0.3,
+        normal(runs, 1, width, seed=3) * 3,
+    ]
+
+
+SAMPLERS = {
+    "fleet": [gapped.GST(tau=0.7, gap=1.2, backend="torch"), gapped.ReinMax(backend="torch")],
+    "greedy": None,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("count", [2, COUNT])
+def test_a_whole_tree(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, merges and every gradient, with expressions of all lengths."""
+    poisoned(monkeypatch)
+    width, batch = 5, count
+    inputs = [each.requires_grad_() for each in problem(2, batch, count, width)]
+    lengths = torch.arange(1, batch + 1, device=DEVICE).expand(2, batch)
+    estimators = SAMPLERS[name]
+    sampler = Grouped.of(estimators, 1, DEVICE, torch.float32) if estimators else Greedy()
+    results = []
+    for how in (False, True):
+        noise = torch.Generator(DEVICE).manual_seed(3)
+        root, merges = latent_tree(*inputs, lengths, sampler, noise, fused=how)
+        results.append((root.detach(), merges, *torch.autograd.grad(root.square().sum(), inputs)))
+    for plain, fast in zip(*results, strict=True):
+        scale = plain.abs().max().item()
+        torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5 * scale)
+    assert all(each.abs().max() > 1e-3 for each in results[0][2:] if count > 2 and name == "fleet")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
+def test_a_tree_is_captured() -> None:
+    """A graph of both passes gives, on new leaves, what plain calls give."""
+    inputs = [each.requires_grad_() for each in problem(3, 4, 7, 12)]
+    lengths = torch.tensor([[7, 1, 4, 6]] * 3, device=DEVICE)
+
+    def both() -> tuple[Tensor, ...]:
+        root, merges = latent_tree(*inputs, lengths, Greedy(), fused=True)
+        return root, merges, *torch.autograd.grad(root.square().sum(), inputs)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    with torch.no_grad():
+        inputs[0].mul_(-0.7)
+    graph.replay()
+    for mine, theirs in zip(captured, both(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_kernels_refuse_what_they_cannot_do() -> None:
+    assert parts.parts_for(torch.zeros(1, device=DEVICE), True) is fused
+    assert parts.parts_for(torch.zeros(1, device=DEVICE), False) is parts
+    assert parts.parts_for(torch.zeros(1, dtype=torch.float64, device=DEVICE), True) is parts
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gapped.tasks.listops import kernels
+
+FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}
+WHOLE = ("p_children", "p_pairs", "p_nodes", "p_chosen", "p_merged_at", "p_merges", "p_lengths",
+         "p_next_nodes", "p_next_pairs")
+for name in kernels.__all__:
+    kernel = getattr(kernels, name)
+    flags = {key: value for key, value in FLAGS.items() if key in kernel.arg_names}
+    if name == "merge_kernel":
+        flags["COLUMNS"] = 1024
+    types = {each: "*i64" if each in WHOLE else "*fp32" for each in kernel.arg_names}
+    types |= {each: "i32" for each in types if each[0] == "s"} | dict.fromkeys(flags, "constexpr")
+    pointers = [place for place, each in enumerate(types) if each[0] == "p"]
+    aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
+    made = triton.compile(ASTSource(kernel, types, flags, aligned), target=GPUTarget("cuda", 90, 32))
+    print(name, "ld.global.v4.b32" in made.asm["ptx"])
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there they are compiled anyway")
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    """In a process without the interpreter; lines are read four elements at a time."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    wide = dict(line.split() for line in done.stdout.splitlines())
+    from gapped.tasks.listops import kernels
+
+    assert set(wide) == set(kernels.__all__)
+    assert [name for name, found in wide.items() if found != "True"] == ["scores_kernel"]
