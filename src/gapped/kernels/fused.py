@@ -23,7 +23,6 @@ from gapped.kernels.parts import (
     rao_bits,
     rao_odds,
     rao_weight,
-    rao_winner,
     row_uniforms,
     selected_gap,
 )
@@ -106,19 +105,12 @@ def _odds(b_shifted, b_selected):
 
 
 @triton.jit
-def _rao_point(b_bits, b_winner_bits, b_odds, b_rest, b_sharpness, FAST: tl.constexpr):
-    b_scale = 1.0 / exponential(b_winner_bits, FAST)
-    b_weight = rao_weight(b_bits, b_odds, b_rest, b_scale[:, None], b_sharpness, FAST)
-    return b_weight * capped(tl.sum(b_weight, 1))[:, None]
-
-
-@triton.jit
 def _rao_add(
     b_acc,
     b_bits,
-    b_winner_bits,
+    b_winner,
     b_odds,
-    b_rest,
+    b_drop,
     b_grad,
     b_sharpness,
     s_share,
@@ -126,17 +118,21 @@ def _rao_add(
     FAST: tl.constexpr,
 ):
     """Add one conditional draw: its point to a soft sample, or its J(q) g to a gradient."""
-    b_point = _rao_point(b_bits, b_winner_bits, b_odds, b_rest, b_sharpness, FAST)
+    b_noise = exponential(b_bits, FAST)
+    b_scale = capped(tl.sum(b_noise * b_winner, 1))[:, None]
+    b_weight = rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST)
+    b_norm = capped(tl.sum(b_weight, 1))[:, None]
     if SOFT:
-        return b_acc + s_share * b_point
+        return b_acc + s_share * (b_weight * b_norm)
     else:
-        return b_acc + s_share * _through(b_point, b_grad)
+        # The two sums do not wait for each other.
+        b_mean = tl.sum(b_weight * b_grad, 1)[:, None] * b_norm
+        return b_acc + s_share * (b_weight * b_norm * (b_grad - b_mean))
 
 
 @triton.jit
 def _rao(
     s_seed,
-    b_rows,
     b_element,
     b_odds,
     b_rest,
@@ -146,24 +142,27 @@ def _rao(
     SOFT: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """The sum over all conditional draws."""
+    """The sum over all conditional draws. The winner's noise is that of its own element."""
     b_acc = tl.zeros_like(b_odds)
+    # This ties the numbers to the threads that hold the loaded values: otherwise the noise of every draw would
+    # go from thread to thread through shared memory.
+    b_element = tl.where(b_odds >= 0, b_element, 0)
+    b_winner = (b_odds == 0).to(tl.float32)
+    b_drop = b_rest * b_sharpness
     for s_block in range(0, s_samples // 4):
         b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_block)
-        b_w0, b_w1, b_w2, b_w3 = rao_winner(s_seed, b_rows, s_block)
-        b_acc = _rao_add(b_acc, b_0, b_w0, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_1, b_w1, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_2, b_w2, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_3, b_w3, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
     s_left = s_samples % 4
     if s_left > 0:
         s_block = s_samples // 4
         b_0, b_1, b_2, _ = rao_bits(s_seed, b_element, s_block)
-        b_w0, b_w1, b_w2, _ = rao_winner(s_seed, b_rows, s_block)
-        b_acc = _rao_add(b_acc, b_0, b_w0, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
         s_second, s_third = (s_left > 1).to(tl.float32), (s_left > 2).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_1, b_w1, b_odds, b_rest, b_grad, b_sharpness, s_second, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_2, b_w2, b_odds, b_rest, b_grad, b_sharpness, s_third, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, s_second, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, s_third, SOFT, FAST)
     return b_acc
 
 
@@ -233,9 +232,7 @@ def forward_kernel(
             b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
             if MODE == RAO:
                 b_odds, b_rest = _odds(b_shifted, b_selected)
-                b_value = _rao(
-                    s_seed, b_rows, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, True, FAST
-                )
+                b_value = _rao(s_seed, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, True, FAST)
                 b_value = b_value / s_samples
             else:
                 b_gap = b_tau
@@ -305,7 +302,7 @@ def backward_kernel(
     s_seed = tl.load(p_seed)
     if MODE == RAO:
         b_odds, b_rest = _odds(b_shifted, b_selected)
-        b_sum = _rao(s_seed, b_rows, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
+        b_sum = _rao(s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
         b_out = b_sum / (b_tau * s_samples)
     elif MODE == REINMAX:
         b_half = (_normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
@@ -351,7 +348,7 @@ def noise_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """The noise of the kernels, written out for tests: Gumbels (0), or for one Gumbel-Rao draw the
-    exponentials of the elements (1) or of the rows' winners (2), in units of ln 2."""
+    exponentials of the elements (1), in units of ln 2."""
     b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_inside = (b_rows < s_rows)[:, None] & (b_columns < s_categories)[None, :]
@@ -360,10 +357,7 @@ def noise_kernel(
     if KIND == 0:
         b_noise = gumbel(s_seed, b_element, FAST)
     else:
-        if KIND == 1:
-            b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_draw // 4)
-        else:
-            b_0, b_1, b_2, b_3 = rao_winner(s_seed, b_rows[:, None] + b_columns[None, :] * 0, s_draw // 4)
+        b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_draw // 4)
         s_lane = s_draw % 4
         b_bits = tl.where(s_lane == 0, b_0, tl.where(s_lane == 1, b_1, tl.where(s_lane == 2, b_2, b_3)))
         b_noise = exponential(b_bits, FAST)
