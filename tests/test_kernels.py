@@ -66,7 +66,7 @@ def noise(rows: int, categories: int, kind: int = 0, draw: int = 0) -> Tensor:
     from gapped.kernels.fused import noise_kernel
 
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
-    programs, blocks = launch._blocks(rows, categories)
+    programs, blocks = launch.partition(rows, categories)
     noise_kernel[(programs,)](key(), out, rows, categories, draw, KIND=kind, FAST=out.is_cuda, **blocks)
     return out
 

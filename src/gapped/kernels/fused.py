@@ -27,18 +27,26 @@ from gapped.kernels.parts import (
     selected_gap,
 )
 
-__all__ = ["backward_kernel", "forward_kernel", "noise_kernel"]
+__all__ = [
+    "backward_kernel",
+    "exceeds",
+    "forward_kernel",
+    "load_rows",
+    "noise_kernel",
+    "normalised",
+    "store_rows",
+]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_rows(p, b_rows, b_columns, s_stride, b_inside, other):
+def load_rows(p, b_rows, b_columns, s_stride, b_inside, other):
     return tl.load(p + b_rows[:, None] * s_stride + b_columns[None, :], mask=b_inside, other=other)
 
 
 @triton.jit
-def _store_rows(p, b_rows, b_columns, s_stride, b_inside, b_values):
+def store_rows(p, b_rows, b_columns, s_stride, b_inside, b_values):
     p_to = p + b_rows[:, None] * s_stride + b_columns[None, :]
     tl.store(p_to, b_values.to(p.dtype.element_ty), mask=b_inside)
 
@@ -51,9 +59,18 @@ def _shifted(b_logits):
 
 
 @triton.jit
-def _normalised(b_shifted):
+def normalised(b_shifted):
     b_weights = tl.exp(b_shifted)
     return b_weights * capped(tl.sum(b_weights, 1))[:, None]
+
+
+@triton.jit
+def exceeds(b_running, b_threshold, b_weights):
+    """Which categories an inverse CDF may choose: those whose running sum is above the threshold."""
+    # The sum may exceed the last running sum by some roundings: then the last category must win.
+    b_threshold = b_threshold * 0.99999999999999
+    # A category without weight never wins, however the running sum was rounded.
+    return (b_running > b_threshold[:, None]) & (b_weights > 0)
 
 
 @triton.jit
@@ -75,7 +92,7 @@ def _gap(
     PER_ROW: tl.constexpr,
 ):
     if EXPECTED:
-        b_gap = selected_gap(tl.sum(tl.where(b_selected, _normalised(b_shifted), 0.0), 1))
+        b_gap = selected_gap(tl.sum(tl.where(b_selected, normalised(b_shifted), 0.0), 1))
     else:
         b_gap = level(p_gap, s_gap, s_every, b_rows, b_row_inside, PER_ROW)
     return b_gap[:, None]
@@ -94,7 +111,7 @@ def _surrogate(
         b_scores = _shifted(b_shifted / b_tau + gumbel(s_seed, b_element, FAST))
     else:
         b_scores = b_shifted / b_tau
-    return _normalised(b_scores)
+    return normalised(b_scores)
 
 
 @triton.jit
@@ -200,7 +217,7 @@ def forward_kernel(
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
-    b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
+    b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_shifted = _shifted(b_logits)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
@@ -218,10 +235,7 @@ def forward_kernel(
         b_running = tl.cumsum(b_weights.to(tl.float64), 1)
         b_total = tl.sum(b_weights.to(tl.float64), 1)
         b_u, _ = row_uniforms(s_seed, b_rows)
-        # The sum may exceed the last running sum by some roundings: then the last category must win.
-        b_threshold = b_u * b_total * 0.99999999999999
-        # A category without weight never wins, however the running sum was rounded.
-        b_wins = (b_running > b_threshold[:, None]) & (b_weights > 0)
+        b_wins = exceeds(b_running, b_u * b_total, b_weights)
         b_nan = b_total != b_total
     b_index = tl.min(tl.where(b_wins, b_columns[None, :], s_categories), 1)
     b_index = tl.where(b_nan, s_categories + 1, b_index)
@@ -253,7 +267,7 @@ def forward_kernel(
         else:
             b_value = b_selected.to(tl.float32)
         b_value = tl.where(b_nan[:, None], float("nan"), b_value)
-        _store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
+        store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_samples"])
@@ -288,14 +302,14 @@ def backward_kernel(
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
-    b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
+    b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
     b_selected = b_columns[None, :] == b_index[:, None]
     if AT_INDEX:
         b_one = tl.load(p_grad + b_rows, mask=b_row_inside, other=0.0).to(tl.float32)
         b_grad = tl.where(b_selected, b_one[:, None], 0.0)
     else:
-        b_grad = _load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
+        b_grad = load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
     b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shifted(b_logits)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
@@ -305,8 +319,8 @@ def backward_kernel(
         b_sum = _rao(s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
         b_out = b_sum / (b_tau * s_samples)
     elif MODE == REINMAX:
-        b_half = (_normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
-        b_out = 2 * _through(b_half, b_grad) - _through(_normalised(b_shifted), b_grad) / 2
+        b_half = (normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
+        b_out = 2 * _through(b_half, b_grad) - _through(normalised(b_shifted), b_grad) / 2
     else:
         b_gap = b_tau
         if MODE == GST:
@@ -332,7 +346,7 @@ def backward_kernel(
             b_out -= b_largest * (tl.sum(b_out, 1) / b_ties)[:, None]
     b_out = tl.where((b_index == s_categories)[:, None], 0.0, b_out)
     b_out = tl.where((b_index > s_categories)[:, None], float("nan"), b_out)
-    _store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
+    store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
 
 
 @triton.jit
@@ -361,4 +375,4 @@ def noise_kernel(
         s_lane = s_draw % 4
         b_bits = tl.where(s_lane == 0, b_0, tl.where(s_lane == 1, b_1, tl.where(s_lane == 2, b_2, b_3)))
         b_noise = exponential(b_bits, FAST)
-    _store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_noise)
+    store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_noise)

@@ -20,7 +20,10 @@ __all__ = [
     "backward",
     "draw_key",
     "forward",
+    "partition",
     "refusal",
+    "row_matrix",
+    "run",
     "sample",
 ]
 
@@ -129,7 +132,7 @@ class _Sample(torch.autograd.Function):
 
 def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) -> Sampled:
     """Draw a sample; without `dense` only its index."""
-    rows, stride = _rows(logits)
+    rows, stride = row_matrix(logits)
     count, categories = rows.shape
     streamed = categories > LONGEST_BLOCK
     # Conditional draws of a streamed row are added up in the sample itself.
@@ -151,7 +154,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
 
         flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         pointers = (rows, key, *tensors, value, index, stats)
-        _run(
+        run(
             streamed_forward_kernel,
             count,
             pointers,
@@ -162,10 +165,10 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
     else:
         from gapped.kernels.fused import forward_kernel
 
-        programs, blocks = _blocks(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
+        programs, blocks = partition(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
         pointers = (rows, key, *tensors, value, index)
         sizes = (count, categories, stride, *every)
-        _run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
+        run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
 
@@ -180,8 +183,8 @@ def backward(
     at_index: bool = False,
 ) -> Tensor:
     """The gradient of the logits; with `at_index` that of the sample is given for the chosen entries only."""
-    rows, stride = _rows(logits)
-    grads, grad_stride = (grad.contiguous(), 1) if at_index else _rows(grad)
+    rows, stride = row_matrix(logits)
+    grads, grad_stride = (grad.contiguous(), 1) if at_index else row_matrix(grad)
     count, categories = rows.shape
     streamed = categories > LONGEST_BLOCK
     adds_up = streamed and fused.mode == "gumbel-rao"
@@ -199,19 +202,19 @@ def backward(
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
         sizes = (categories, stride, grad_stride, *every[:2])
-        _run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
     else:
         from gapped.kernels.fused import backward_kernel
 
-        programs, blocks = _blocks(count, categories, loops=fused.mode == "gumbel-rao")
+        programs, blocks = partition(count, categories, loops=fused.mode == "gumbel-rao")
         pointers = (rows, index, grads, key, taus, gaps, out)
         sizes = (count, categories, stride, grad_stride, *every[:2])
         flags |= {"DETACHED": fused.detach, **blocks}
-        _run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
+        run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
     return out.to(logits.dtype) if adds_up else out
 
 
-def _rows(x: Tensor) -> tuple[Tensor, int]:
+def row_matrix(x: Tensor) -> tuple[Tensor, int]:
     """`x` as a matrix whose categories are adjacent in memory, and the distance of its rows."""
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -262,7 +265,7 @@ def _power(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 2)
 
 
-def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
+def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
     """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
     elements, warps = _RAO_BLOCK if loops else _BLOCK
     columns = _power(categories)
@@ -275,7 +278,7 @@ def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, di
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def _run(
+def run(
     kernel: Any,
     programs: int,
     pointers: tuple[Tensor, ...],
@@ -295,7 +298,7 @@ def _run(
     device = pointers[0].device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            _run(kernel, programs, pointers, sizes, numbers, flags)
+            run(kernel, programs, pointers, sizes, numbers, flags)
         return
     key = (
         id(kernel),
