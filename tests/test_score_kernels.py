@@ -160,6 +160,27 @@ def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.Monke
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
+    every = [
+        gapped.GST(tau=0.5, gap=0.8, backend="triton"),
+        gapped.GST(tau=0.7, gap=1.0, backend="triton"),
+        gapped.GumbelRao(tau=0.5, samples=5, backend="triton"),
+        gapped.ReinMax(backend="triton"),
+    ]
+    grouped = Grouped.of(every, 2, DEVICE, torch.float32)
+    logits = torch.randn(4, 3, 2, 5, generator=seeded(1)).to(DEVICE)
+    grad = torch.randn(logits.shape, generator=seeded(2)).to(DEVICE)
+    leaf = logits.clone().requires_grad_()
+    found = grouped.sample(leaf, generator=torch.Generator(DEVICE).manual_seed(3))
+    (gradient,) = torch.autograd.grad(found, leaf, grad)
+    keys = launch.draw_key(logits, torch.Generator(DEVICE).manual_seed(3), 3).split(1)
+    for (a, b, each), key in zip(grouped.groups, keys, strict=True):
+        fused = each.fused()  # type: ignore[union-attr]
+        value, index, stats = launch.forward(logits[a:b], key, fused)
+        assert torch.equal(found[a:b], value)
+        assert torch.equal(gradient[a:b], launch.backward(logits[a:b], index, stats, key, grad[a:b], fused))
+
+
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
 def test_the_kernels_apply_on_a_gpu_where_they_can() -> None:
     rows = torch.zeros(3, 5, device=DEVICE)

@@ -16,6 +16,7 @@ from gapped import simplex
 from gapped.errors import GappedError
 from gapped.fleet.neighbours import Neighbours
 from gapped.fleet.stateful import Widths, joined, structure
+from gapped.kernels import launch
 from gapped.objective import expectation
 from gapped.registry import Estimator, Pathwise
 from gapped.score.base import Score, draw_independent, one_hot_rows
@@ -113,6 +114,9 @@ class Grouped:
         if len(self.groups) == 1:
             return _sample(self.groups[0][2], logits, generator)
         pieces = torch.split(logits, self._sizes)
+        kernels = self._kernels(pieces)
+        if kernels is not None:
+            return launch.sample_side_by_side(logits, self._sizes, kernels, generator)
         samples = [
             _sample(each, piece, generator) for (_, _, each), piece in zip(self.groups, pieces, strict=True)
         ]
@@ -174,6 +178,19 @@ class Grouped:
         finally:
             for _, each in self.stateful:
                 each.train()
+
+    def _kernels(self, pieces: Sequence[Tensor]) -> list[launch.Fused] | None:
+        """What the kernels are told, if they can sample all groups."""
+        if torch.compiler.is_compiling() or pieces[0].shape[-1] > launch.LONGEST_BLOCK:
+            return None
+        kernels: list[launch.Fused] = []
+        for (_, _, each), piece in zip(self.groups, pieces, strict=True):
+            kernel = each.kernel(piece) if isinstance(each, Pathwise) else None
+            if kernel is None:
+                return None
+            kernels.append(kernel)
+        launch.note_backend("triton")
+        return kernels
 
     @cached_property
     def _sizes(self) -> list[int]:
