@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Adam"]
+__all__ = ["Adam", "whole"]
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -32,8 +32,11 @@ class Adam:
         self._update = torch.compile(update, dynamic=False) if compiled else update
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
-        """One update of the runs that are `alive`, a boolean per run."""
+    def step(self, gradients: Sequence[Tensor | Sequence[Tensor]], alive: Tensor) -> None:
+        """One update of the runs that are `alive`, a boolean per run.
+
+        A gradient may come in pieces along the run axis: compiled, the update reads them where they are.
+        """
         self.count += 1
         size = self.learning_rate / (1 - _BETAS[0] ** self.count)
         scale = (1 - _BETAS[1] ** self.count).sqrt()
@@ -50,9 +53,14 @@ class Adam:
                 mine.copy_(theirs)
 
 
+def whole(gradient: Tensor | Sequence[Tensor]) -> Tensor:
+    """A gradient that may be in pieces along the run axis, in one."""
+    return gradient if isinstance(gradient, Tensor) else torch.cat(list(gradient))
+
+
 def update(
     parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | Sequence[Tensor]],
     first: Sequence[Tensor],
     second: Sequence[Tensor],
     size: Tensor,
@@ -64,7 +72,8 @@ def update(
     `size` is the learning rate over the first moment's bias correction, one per run; `scale` the square
     root of the second moment's.
     """
-    for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+    for p, given, m, v in zip(parameters, gradients, first, second, strict=True):
+        g = whole(given)
         shape = (-1,) + (1,) * (p.dim() - 1)
         m.lerp_(g, 1 - _BETAS[0])
         v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
