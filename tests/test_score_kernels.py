@@ -54,6 +54,10 @@ def example(*shape: int) -> Tensor:
     return simplex.shift(logits).to(DEVICE)
 
 
+def on_device(seed: int) -> torch.Generator:
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
 def marks(categories: int, *shape: int) -> Tensor:
     """All that an index can be."""
     return torch.randint(categories + 2, shape, generator=seeded(3)).to(DEVICE)
@@ -74,7 +78,7 @@ def test_one_hot_rows(categories: int) -> None:
 def test_products_with_the_score(categories: int, samples: int) -> None:
     logits = example(4, 3, categories)
     signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
-    chosen = score_launch.draw(logits, samples, None)
+    chosen = score_launch.draw(logits, samples, on_device(4))
     points = simplex.one_hot(chosen, categories, torch.float32)
     cost = Cost(lambda z: z, logits, logits.dtype)
     expected = gapped.score.base.score_product(cost, Sampled(None, chosen, points, signal), signal)
@@ -87,7 +91,7 @@ def test_products_with_the_score(categories: int, samples: int) -> None:
 def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same noise gives the same pair, and the same costs the same gradient."""
     estimator, logits = gapped.DisARMTree(), example(40, 3, categories)
-    noise = estimator.draw(logits, None)
+    noise = estimator.draw(logits, on_device(4))
     pair = estimator.index(logits, noise)
     points = simplex.one_hot(pair, categories, torch.float32)
     costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
@@ -124,7 +128,7 @@ def test_strided_rows_and_no_rows() -> None:
 def test_draws_follow_the_logits_independently() -> None:
     logits = torch.tensor([0.3, -1.0, 0.0, -torch.inf]) - 0.3
     p = logits.double().softmax(-1)
-    generator = torch.Generator(DEVICE).manual_seed(5)
+    generator = on_device(5)
     one, other = score_launch.draw(logits.to(DEVICE).expand(30_000, 4), 2, generator).cpu()
     joint = torch.outer(p, p).flatten()
     require_law(chi_squared(counts_of(4 * one + other, 16), joint))
@@ -147,7 +151,7 @@ def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.Monke
 
     def estimate() -> tuple[Tensor, Tensor]:
         leaf = logits.clone().requires_grad_()
-        value = grouped.expectation(cost, leaf, torch.Generator(DEVICE).manual_seed(3))
+        value = grouped.expectation(cost, leaf, on_device(3))
         return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
     expected = estimate()
@@ -171,9 +175,9 @@ def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
     logits = torch.randn(4, 3, 2, 5, generator=seeded(1)).to(DEVICE)
     grad = torch.randn(logits.shape, generator=seeded(2)).to(DEVICE)
     leaf = logits.clone().requires_grad_()
-    found = grouped.sample(leaf, generator=torch.Generator(DEVICE).manual_seed(3))
+    found = grouped.sample(leaf, generator=on_device(3))
     (gradient,) = torch.autograd.grad(found, leaf, grad)
-    keys = launch.draw_key(logits, torch.Generator(DEVICE).manual_seed(3), 3).split(1)
+    keys = launch.draw_key(logits, on_device(3), 3).split(1)
     for (a, b, each), key in zip(grouped.groups, keys, strict=True):
         fused = each.fused()  # type: ignore[union-attr]
         value, index, stats = launch.forward(logits[a:b], key, fused)

@@ -116,6 +116,7 @@ class Trainer:
         self.seconds: list[float] = []
         self.history: dict[str, list[list[float]]] = {}
         self.selection = None if task.selection is None else Selection(task.selection, self.parameters)
+        self._observe = torch.compile(observe, dynamic=False) if compiled else observe
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self) -> None:
@@ -213,9 +214,7 @@ class Trainer:
         loss = self.task.loss(self.sampler, self.generator)
         everything = [*self.parameters, *(p for p, _ in self.descended)]
         gradients = self._gradients(loss.sum(), everything)
-        loss = loss.detach()
-        self.loss_sum += loss
-        self.alive &= loss.isfinite()
+        self._observe(loss.detach(), self.loss_sum, self.alive)
         if self.task.clip is not None:
             gradients = list(clip_norms([whole(g) for g in gradients], self.task.clip))
         self.adam.step(gradients[: len(self.parameters)], self.alive)
@@ -265,6 +264,12 @@ class Trainer:
         states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
         states += [p for p, _ in self.descended]
         return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
+
+
+def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
+    """Add the runs' losses to their `total`; runs are `alive` as long as these are finite."""
+    total += loss
+    alive &= loss.isfinite()
 
 
 def derived_seed(*parts: object) -> int:
