@@ -28,8 +28,8 @@ class Adam:
         self.count = torch.zeros((), dtype=torch.float64, device=learning_rate.device)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
-        # Compiled, each weight is read and written once per step instead of a dozen times. The numbers that all
-        # weights share are compiled apart, so that they are not computed again for every weight.
+        # Compiled, each weight is read and written once per step instead of a dozen times. The numbers that
+        # all weights share are compiled apart, so that they are not computed again for every weight.
         self._sizes = torch.compile(step_sizes, dynamic=False) if compiled else step_sizes
         self._update = torch.compile(update, dynamic=False) if compiled else update
 
