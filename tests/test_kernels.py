@@ -64,11 +64,11 @@ def key(value: int = 11) -> Tensor:
 
 
 def noise(rows: int, categories: int, kind: int = 0, draw: int = 0) -> Tensor:
-    """What the kernels draw: Gumbels (0), or a Gumbel-Rao draw of elements (1) or of rows (2)."""
+    """What the kernels draw: Gumbels (0), or the exponentials of a Gumbel-Rao draw (1)."""
     from gapped.kernels.fused import noise_kernel
 
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
-    programs, blocks = launch._blocks(rows, categories)
+    programs, blocks = launch.partition(rows, categories)
     noise_kernel[(programs,)](key(), out, rows, categories, draw, KIND=kind, FAST=out.is_cuda, **blocks)
     return out
 
@@ -83,11 +83,9 @@ def reference(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor) 
     elif isinstance(estimator, gapped.DecoupledGumbelSoftmax):
         extra = noise(rows, categories)
     elif isinstance(estimator, gapped.GumbelRao):
-        log_e, winner = (
-            torch.stack([noise(rows, width, kind, draw) for draw in range(SAMPLES)]).double().log()
-            for kind, width in ((1, categories), (2, 1))
-        )
+        log_e = torch.stack([noise(rows, categories, 1, draw) for draw in range(SAMPLES)]).double().log()
         where = simplex.place(index, categories).expand(SAMPLES, rows, 1)
+        winner = log_e.gather(-1, where)
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
     points, weights = estimator.points(shifted, Draw(index, extra))

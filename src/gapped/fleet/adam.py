@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Adam"]
+__all__ = ["Adam", "whole"]
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -28,15 +28,19 @@ class Adam:
         self.count = torch.zeros((), dtype=torch.float64, device=learning_rate.device)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
-        # Compiled, each weight is read and written once per step instead of a dozen times.
+        # Compiled, each weight is read and written once per step instead of a dozen times. The numbers that
+        # all weights share are compiled apart, so that they are not computed again for every weight.
+        self._sizes = torch.compile(step_sizes, dynamic=False) if compiled else step_sizes
         self._update = torch.compile(update, dynamic=False) if compiled else update
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], alive: Tensor) -> None:
-        """One update of the runs that are `alive`, a boolean per run."""
+    def step(self, gradients: Sequence[Tensor | Sequence[Tensor]], alive: Tensor) -> None:
+        """One update of the runs that are `alive`, a boolean per run.
+
+        A gradient may come in pieces along the run axis: compiled, the update reads them where they are.
+        """
         self.count += 1
-        size = self.learning_rate / (1 - _BETAS[0] ** self.count)
-        scale = (1 - _BETAS[1] ** self.count).sqrt()
+        size, scale = self._sizes(self.learning_rate, self.count)
         self._update(self.parameters, gradients, self.first, self.second, size, scale, alive)
 
     def state_dict(self) -> dict[str, object]:
@@ -50,9 +54,19 @@ class Adam:
                 mine.copy_(theirs)
 
 
+def step_sizes(learning_rate: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The learning rates over the first moment's bias correction, and the square root of the second's."""
+    return learning_rate / (1 - _BETAS[0] ** count), (1 - _BETAS[1] ** count).sqrt()
+
+
+def whole(gradient: Tensor | Sequence[Tensor]) -> Tensor:
+    """A gradient that may be in pieces along the run axis, in one."""
+    return gradient if isinstance(gradient, Tensor) else torch.cat(list(gradient))
+
+
 def update(
     parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | Sequence[Tensor]],
     first: Sequence[Tensor],
     second: Sequence[Tensor],
     size: Tensor,
@@ -61,10 +75,10 @@ def update(
 ) -> None:
     """One Adam update in place.
 
-    `size` is the learning rate over the first moment's bias correction, one per run; `scale` the square
-    root of the second moment's.
+    `size` and `scale` are `step_sizes`.
     """
-    for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+    for p, given, m, v in zip(parameters, gradients, first, second, strict=True):
+        g = whole(given)
         shape = (-1,) + (1,) * (p.dim() - 1)
         m.lerp_(g, 1 - _BETAS[0])
         v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import GappedError
+from gapped.fleet.neighbours import Neighbours
 from gapped.fleet.stateful import Widths, joined, structure
+from gapped.kernels import launch
 from gapped.objective import expectation
 from gapped.registry import Estimator, Pathwise
+from gapped.score.base import Score, draw_independent, one_hot_rows
 from gapped.score.trained import Trained
 
 __all__ = ["Grouped", "Part", "group_key", "is_level"]
@@ -111,6 +114,9 @@ class Grouped:
         if len(self.groups) == 1:
             return _sample(self.groups[0][2], logits, generator)
         pieces = torch.split(logits, self._sizes)
+        kernels = self._kernels(pieces)
+        if kernels is not None:
+            return launch.sample_side_by_side(logits, self._sizes, kernels, generator)
         samples = [
             _sample(each, piece, generator) for (_, _, each), piece in zip(self.groups, pieces, strict=True)
         ]
@@ -136,21 +142,21 @@ class Grouped:
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
             return f(self.sample(logits, generator=generator).unsqueeze(0), parts[0]).squeeze(0)
-        pieces = iter(torch.split(logits, self._sizes))
         costs = []
-        for part in parts:
-            own = [each for a, _, each in self.groups if part.start <= a < part.stop]
-            if isinstance(own[0], Pathwise):
-                samples = torch.cat([_sample(each, next(pieces), generator) for each in own])
+        for part, estimator, piece in zip(
+            parts, self._estimators, torch.split(logits, [len(part) for part in parts]), strict=True
+        ):
+            if isinstance(estimator, Grouped):
+                samples = estimator.sample(piece, generator=generator)
                 costs.append(f(samples.unsqueeze(0), part).squeeze(0))
                 continue
-            looks = isinstance(own[0], Trained) and getattr(own[0], "network", None) is not None
+            looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
             wanted = looks and not part.differentiated and context is not None
             costs.append(
                 expectation(
                     lambda z, part=part: f(z, part),  # type: ignore[misc]
-                    next(pieces),
-                    own[0],
+                    piece,
+                    estimator,
                     generator=generator,
                     context=context[part.runs] if wanted else None,  # type: ignore[index]
                 )
@@ -173,21 +179,55 @@ class Grouped:
             for _, each in self.stateful:
                 each.train()
 
+    def _kernels(self, pieces: Sequence[Tensor]) -> list[launch.Fused] | None:
+        """What the kernels are told, if they can sample all groups."""
+        if torch.compiler.is_compiling() or pieces[0].shape[-1] > launch.LONGEST_BLOCK:
+            return None
+        kernels: list[launch.Fused] = []
+        for (_, _, each), piece in zip(self.groups, pieces, strict=True):
+            kernel = each.kernel(piece) if isinstance(each, Pathwise) else None
+            if kernel is None:
+                return None
+            kernels.append(kernel)
+        launch.note_backend("triton")
+        return kernels
+
     @cached_property
     def _sizes(self) -> list[int]:
         return [b - a for a, b, _ in self.groups]
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:
-        parts: list[Part] = []
-        # Everything pathwise that is neighbours goes through one call.
-        for joins, groups in groupby(self.groups, key=lambda group: isinstance(group[2], Pathwise)):
-            members = list(groups)
-            if joins:
-                parts.append(Part(members[0][0], members[-1][1]))
+        # What is evaluated in the same way and is neighbours goes through one call.
+        joined = (list(groups) for _, groups in groupby(self.groups, key=_call))
+        return tuple(
+            Part(groups[0][0], groups[-1][1], getattr(groups[0][2], "derivatives", 0) > 0)
+            for groups in joined
+        )
+
+    @cached_property
+    def _estimators(self) -> tuple[Grouped | Score, ...]:
+        """What estimates each part's expectation; where that is pathwise, what samples it."""
+        found: list[Grouped | Score] = []
+        for part in self._parts:
+            own = tuple(
+                (a - part.start, b - part.start, each)
+                for a, b, each in self.groups
+                if part.start <= a < part.stop
+            )
+            if isinstance(own[0][2], Pathwise):
+                found.append(Grouped(own, self.tau[part.runs]))
             else:
-                parts += [Part(a, b, getattr(each, "derivatives", 0) > 0) for a, b, each in members]
-        return tuple(parts)
+                found.append(own[0][2] if len(own) == 1 else Neighbours(own))  # type: ignore[arg-type]
+        return tuple(found)
+
+
+def _call(group: tuple[int, int, Estimator]) -> Hashable:
+    """What groups must have in common for their costs to be evaluated in one call."""
+    start, _, each = group
+    if isinstance(each, Pathwise):
+        return "pathwise"
+    return each.evaluations or ("alone", start)
 
 
 def is_level(name: str, value: object) -> bool:
@@ -215,5 +255,5 @@ def _sample(estimator: Estimator, logits: Tensor, generator: torch.Generator | N
     if isinstance(estimator, Pathwise):
         return estimator.sample(logits, generator=generator)
     with torch.no_grad():
-        index = simplex.inverse_cdf(simplex.shift(logits).exp(), generator)
-        return simplex.one_hot(index, logits.shape[-1], logits.dtype)
+        rows = simplex.shift(logits)
+        return one_hot_rows(rows, draw_independent(rows, 1, generator)).squeeze(0)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gapped.fleet.adam import Adam
+from gapped.fleet.adam import Adam, whole
 from gapped.fleet.capture import Captured
 from gapped.fleet.clip import clip_norms
 from gapped.fleet.grouping import Grouped
@@ -115,6 +116,7 @@ class Trainer:
         self.seconds: list[float] = []
         self.history: dict[str, list[list[float]]] = {}
         self.selection = None if task.selection is None else Selection(task.selection, self.parameters)
+        self._observe = torch.compile(observe, dynamic=False) if compiled else observe
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self) -> None:
@@ -211,22 +213,30 @@ class Trainer:
     def _train_step(self) -> None:
         loss = self.task.loss(self.sampler, self.generator)
         everything = [*self.parameters, *(p for p, _ in self.descended)]
-        gradients: Sequence[Tensor] = torch.autograd.grad(loss.sum(), everything)
-        loss = loss.detach()
-        self.loss_sum += loss
-        self.alive &= loss.isfinite()
+        gradients = self._gradients(loss.sum(), everything)
+        self._observe(loss.detach(), self.loss_sum, self.alive)
         if self.task.clip is not None:
-            gradients = clip_norms(gradients, self.task.clip)
+            gradients = list(clip_norms([whole(g) for g in gradients], self.task.clip))
         self.adam.step(gradients[: len(self.parameters)], self.alive)
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
             with torch.no_grad():
-                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * g, 0.0))
+                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * whole(g), 0.0))
         for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
             if own:
                 # The estimator's loss is a mean over its runs; each run is to have its own.
                 loss = each.variance_loss() * len(part)
-                gradients = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
-                tuner.step(gradients, self.alive[part.runs])
+                slopes = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
+                tuner.step(slopes, self.alive[part.runs])
+
+    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | Sequence[Tensor]]:
+        """The gradients of the parameters, in pieces where the model took them so."""
+        pieces_of = getattr(self.task.model, "pieces", None)
+        if pieces_of is None:
+            return list(torch.autograd.grad(loss, parameters))
+        pieces = [pieces_of(p) for p in parameters]
+        found = iter(torch.autograd.grad(loss, [piece for some in pieces for piece in some]))
+        own = [tuple(islice(found, len(some))) for some in pieces]
+        return [some[0] if len(some) == 1 else some for some in own]
 
     def _set_rates(self) -> None:
         rates = [run.rate(self.epoch, self.epochs) for run in self.runs]
@@ -254,6 +264,12 @@ class Trainer:
         states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
         states += [p for p, _ in self.descended]
         return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
+
+
+def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
+    """Add the runs' losses to their `total`; runs are `alive` as long as these are finite."""
+    total += loss
+    alive &= loss.isfinite()
 
 
 def derived_seed(*parts: object) -> int:

@@ -23,23 +23,30 @@ from gapped.kernels.parts import (
     rao_bits,
     rao_odds,
     rao_weight,
-    rao_winner,
     row_uniforms,
     selected_gap,
 )
 
-__all__ = ["backward_kernel", "forward_kernel", "noise_kernel"]
+__all__ = [
+    "backward_kernel",
+    "exceeds",
+    "forward_kernel",
+    "load_rows",
+    "noise_kernel",
+    "normalised",
+    "store_rows",
+]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_rows(p, b_rows, b_columns, s_stride, b_inside, other):
+def load_rows(p, b_rows, b_columns, s_stride, b_inside, other):
     return tl.load(p + b_rows[:, None] * s_stride + b_columns[None, :], mask=b_inside, other=other)
 
 
 @triton.jit
-def _store_rows(p, b_rows, b_columns, s_stride, b_inside, b_values):
+def store_rows(p, b_rows, b_columns, s_stride, b_inside, b_values):
     p_to = p + b_rows[:, None] * s_stride + b_columns[None, :]
     tl.store(p_to, b_values.to(p.dtype.element_ty), mask=b_inside)
 
@@ -52,9 +59,18 @@ def _shifted(b_logits):
 
 
 @triton.jit
-def _normalised(b_shifted):
+def normalised(b_shifted):
     b_weights = tl.exp(b_shifted)
     return b_weights * capped(tl.sum(b_weights, 1))[:, None]
+
+
+@triton.jit
+def exceeds(b_running, b_threshold, b_weights):
+    """Which categories an inverse CDF may choose: those whose running sum is above the threshold."""
+    # The sum may exceed the last running sum by some roundings: then the last category must win.
+    b_threshold = b_threshold * 0.99999999999999
+    # A category without weight never wins, however the running sum was rounded.
+    return (b_running > b_threshold[:, None]) & (b_weights > 0)
 
 
 @triton.jit
@@ -76,7 +92,7 @@ def _gap(
     PER_ROW: tl.constexpr,
 ):
     if EXPECTED:
-        b_gap = selected_gap(tl.sum(tl.where(b_selected, _normalised(b_shifted), 0.0), 1))
+        b_gap = selected_gap(tl.sum(tl.where(b_selected, normalised(b_shifted), 0.0), 1))
     else:
         b_gap = level(p_gap, s_gap, s_every, b_rows, b_row_inside, PER_ROW)
     return b_gap[:, None]
@@ -95,7 +111,7 @@ def _surrogate(
         b_scores = _shifted(b_shifted / b_tau + gumbel(s_seed, b_element, FAST))
     else:
         b_scores = b_shifted / b_tau
-    return _normalised(b_scores)
+    return normalised(b_scores)
 
 
 @triton.jit
@@ -106,19 +122,12 @@ def _odds(b_shifted, b_selected):
 
 
 @triton.jit
-def _rao_point(b_bits, b_winner_bits, b_odds, b_rest, b_sharpness, FAST: tl.constexpr):
-    b_scale = 1.0 / exponential(b_winner_bits, FAST)
-    b_weight = rao_weight(b_bits, b_odds, b_rest, b_scale[:, None], b_sharpness, FAST)
-    return b_weight * capped(tl.sum(b_weight, 1))[:, None]
-
-
-@triton.jit
 def _rao_add(
     b_acc,
     b_bits,
-    b_winner_bits,
+    b_winner,
     b_odds,
-    b_rest,
+    b_drop,
     b_grad,
     b_sharpness,
     s_share,
@@ -126,17 +135,21 @@ def _rao_add(
     FAST: tl.constexpr,
 ):
     """Add one conditional draw: its point to a soft sample, or its J(q) g to a gradient."""
-    b_point = _rao_point(b_bits, b_winner_bits, b_odds, b_rest, b_sharpness, FAST)
+    b_noise = exponential(b_bits, FAST)
+    b_scale = capped(tl.sum(b_noise * b_winner, 1))[:, None]
+    b_weight = rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST)
+    b_norm = capped(tl.sum(b_weight, 1))[:, None]
     if SOFT:
-        return b_acc + s_share * b_point
+        return b_acc + s_share * (b_weight * b_norm)
     else:
-        return b_acc + s_share * _through(b_point, b_grad)
+        # The two sums do not wait for each other.
+        b_mean = tl.sum(b_weight * b_grad, 1)[:, None] * b_norm
+        return b_acc + s_share * (b_weight * b_norm * (b_grad - b_mean))
 
 
 @triton.jit
 def _rao(
     s_seed,
-    b_rows,
     b_element,
     b_odds,
     b_rest,
@@ -146,24 +159,27 @@ def _rao(
     SOFT: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """The sum over all conditional draws."""
+    """The sum over all conditional draws. The winner's noise is that of its own element."""
     b_acc = tl.zeros_like(b_odds)
+    # This ties the numbers to the threads that hold the loaded values: otherwise the noise of every draw would
+    # go from thread to thread through shared memory.
+    b_element = tl.where(b_odds >= 0, b_element, 0)
+    b_winner = (b_odds == 0).to(tl.float32)
+    b_drop = b_rest * b_sharpness
     for s_block in range(0, s_samples // 4):
         b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_block)
-        b_w0, b_w1, b_w2, b_w3 = rao_winner(s_seed, b_rows, s_block)
-        b_acc = _rao_add(b_acc, b_0, b_w0, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_1, b_w1, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_2, b_w2, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_3, b_w3, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
     s_left = s_samples % 4
     if s_left > 0:
         s_block = s_samples // 4
         b_0, b_1, b_2, _ = rao_bits(s_seed, b_element, s_block)
-        b_w0, b_w1, b_w2, _ = rao_winner(s_seed, b_rows, s_block)
-        b_acc = _rao_add(b_acc, b_0, b_w0, b_odds, b_rest, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
         s_second, s_third = (s_left > 1).to(tl.float32), (s_left > 2).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_1, b_w1, b_odds, b_rest, b_grad, b_sharpness, s_second, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_2, b_w2, b_odds, b_rest, b_grad, b_sharpness, s_third, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, s_second, SOFT, FAST)
+        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, s_third, SOFT, FAST)
     return b_acc
 
 
@@ -201,7 +217,7 @@ def forward_kernel(
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
-    b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
+    b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_shifted = _shifted(b_logits)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
@@ -219,10 +235,7 @@ def forward_kernel(
         b_running = tl.cumsum(b_weights.to(tl.float64), 1)
         b_total = tl.sum(b_weights.to(tl.float64), 1)
         b_u, _ = row_uniforms(s_seed, b_rows)
-        # The sum may exceed the last running sum by some roundings: then the last category must win.
-        b_threshold = b_u * b_total * 0.99999999999999
-        # A category without weight never wins, however the running sum was rounded.
-        b_wins = (b_running > b_threshold[:, None]) & (b_weights > 0)
+        b_wins = exceeds(b_running, b_u * b_total, b_weights)
         b_nan = b_total != b_total
     b_index = tl.min(tl.where(b_wins, b_columns[None, :], s_categories), 1)
     b_index = tl.where(b_nan, s_categories + 1, b_index)
@@ -233,9 +246,7 @@ def forward_kernel(
             b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
             if MODE == RAO:
                 b_odds, b_rest = _odds(b_shifted, b_selected)
-                b_value = _rao(
-                    s_seed, b_rows, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, True, FAST
-                )
+                b_value = _rao(s_seed, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, True, FAST)
                 b_value = b_value / s_samples
             else:
                 b_gap = b_tau
@@ -256,7 +267,7 @@ def forward_kernel(
         else:
             b_value = b_selected.to(tl.float32)
         b_value = tl.where(b_nan[:, None], float("nan"), b_value)
-        _store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
+        store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_samples"])
@@ -291,25 +302,25 @@ def backward_kernel(
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
-    b_logits = _load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
+    b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0).to(tl.int32)
     b_selected = b_columns[None, :] == b_index[:, None]
     if AT_INDEX:
         b_one = tl.load(p_grad + b_rows, mask=b_row_inside, other=0.0).to(tl.float32)
         b_grad = tl.where(b_selected, b_one[:, None], 0.0)
     else:
-        b_grad = _load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
+        b_grad = load_rows(p_grad, b_rows, b_columns, s_grad_stride, b_inside, 0.0).to(tl.float32)
     b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shifted(b_logits)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
     if MODE == RAO:
         b_odds, b_rest = _odds(b_shifted, b_selected)
-        b_sum = _rao(s_seed, b_rows, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
+        b_sum = _rao(s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
         b_out = b_sum / (b_tau * s_samples)
     elif MODE == REINMAX:
-        b_half = (_normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
-        b_out = 2 * _through(b_half, b_grad) - _through(_normalised(b_shifted), b_grad) / 2
+        b_half = (normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
+        b_out = 2 * _through(b_half, b_grad) - _through(normalised(b_shifted), b_grad) / 2
     else:
         b_gap = b_tau
         if MODE == GST:
@@ -335,7 +346,7 @@ def backward_kernel(
             b_out -= b_largest * (tl.sum(b_out, 1) / b_ties)[:, None]
     b_out = tl.where((b_index == s_categories)[:, None], 0.0, b_out)
     b_out = tl.where((b_index > s_categories)[:, None], float("nan"), b_out)
-    _store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
+    store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
 
 
 @triton.jit
@@ -351,7 +362,7 @@ def noise_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """The noise of the kernels, written out for tests: Gumbels (0), or for one Gumbel-Rao draw the
-    exponentials of the elements (1) or of the rows' winners (2), in units of ln 2."""
+    exponentials of the elements (1), in units of ln 2."""
     b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_inside = (b_rows < s_rows)[:, None] & (b_columns < s_categories)[None, :]
@@ -360,11 +371,8 @@ def noise_kernel(
     if KIND == 0:
         b_noise = gumbel(s_seed, b_element, FAST)
     else:
-        if KIND == 1:
-            b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_draw // 4)
-        else:
-            b_0, b_1, b_2, b_3 = rao_winner(s_seed, b_rows[:, None] + b_columns[None, :] * 0, s_draw // 4)
+        b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_draw // 4)
         s_lane = s_draw % 4
         b_bits = tl.where(s_lane == 0, b_0, tl.where(s_lane == 1, b_1, tl.where(s_lane == 2, b_2, b_3)))
         b_noise = exponential(b_bits, FAST)
-    _store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_noise)
+    store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_noise)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -21,10 +22,13 @@ __all__ = [
     "backward",
     "draw_key",
     "forward",
+    "partition",
     "refusal",
+    "row_matrix",
     "run",
     "runs_on",
     "sample",
+    "sample_side_by_side",
 ]
 
 BACKENDS = ("auto", "torch", "triton")
@@ -108,9 +112,9 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
     return None
 
 
-def draw_key(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
     """The key of a call's noise, drawn on the device: a captured graph draws a new one at every replay."""
-    return torch.randint(2**62, (1,), device=logits.device, generator=generator)
+    return torch.randint(2**62, (count,), device=logits.device, generator=generator)
 
 
 def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
@@ -138,18 +142,70 @@ class _Sample(torch.autograd.Function):
         return backward(logits, index, stats, key, grad, ctx.fused), None, None
 
 
-def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) -> Sampled:
-    """Draw a sample; without `dense` only its index."""
-    rows, stride = _rows(logits)
+def sample_side_by_side(
+    logits: Tensor, sizes: list[int], every: Sequence[Fused], generator: torch.Generator | None
+) -> Tensor:
+    """A sample whose first so many entries along the first axis are of one estimator, the next of another.
+
+    Samples and gradients are written where they belong, not put together afterwards.
+    """
+    keys = draw_key(logits, generator, len(every))
+    return _SideBySide.apply(logits, keys, sizes, every)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SideBySide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], every: Sequence[Fused]) -> Tensor:
+        value = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        chosen = [
+            forward(piece, key, fused, out=out).chosen
+            for piece, key, fused, out in zip(
+                torch.split(logits, sizes),
+                torch.split(keys, 1),
+                every,
+                torch.split(value, sizes),
+                strict=True,
+            )
+        ]
+        ctx.sizes, ctx.every = sizes, every
+        ctx.save_for_backward(logits, keys, *chosen)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, keys, *chosen = ctx.saved_tensors
+        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        for piece, index, key, of, fused, out in zip(
+            torch.split(logits, ctx.sizes),
+            chosen,
+            torch.split(keys, 1),
+            torch.split(grad, ctx.sizes),
+            ctx.every,
+            torch.split(gradient, ctx.sizes),
+            strict=True,
+        ):
+            backward(piece, index, index[:0], key, of, fused, out=out)
+        return gradient, None, None, None
+
+
+def forward(
+    logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True, out: Tensor | None = None
+) -> Sampled:
+    """Draw a sample; without `dense` only its index. For rows in one block it may be written to `out`."""
+    rows, stride = row_matrix(logits)
     count, categories = rows.shape
     streamed = categories > LONGEST_BLOCK
     # Conditional draws of a streamed row are added up in the sample itself.
     adds_up = streamed and fused.soft and fused.mode == "gumbel-rao"
-    value = torch.empty(
-        logits.shape if dense else (0,),
-        dtype=torch.float32 if adds_up else logits.dtype,
-        device=logits.device,
-    )
+    assert out is None or not streamed
+    value = out
+    if value is None:
+        value = torch.empty(
+            logits.shape if dense else (0,),
+            dtype=torch.float32 if adds_up else logits.dtype,
+            device=logits.device,
+        )
     # An index in few bytes: beside short rows even that counts.
     small = categories < torch.iinfo(torch.int16).max
     index = torch.empty(count, dtype=torch.int16 if small else torch.int32, device=logits.device)
@@ -175,7 +231,7 @@ def forward(logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True) ->
     else:
         from gapped.kernels.fused import forward_kernel
 
-        programs, blocks = _blocks(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
+        programs, blocks = partition(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
         pointers = (rows, key, *tensors, value, index)
         sizes = (count, categories, stride, *every)
         run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
@@ -191,14 +247,21 @@ def backward(
     fused: Fused,
     *,
     at_index: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the logits; with `at_index` that of the sample is given for the chosen entries only."""
-    rows, stride = _rows(logits)
-    grads, grad_stride = (grad.contiguous(), 1) if at_index else _rows(grad)
+    """The gradient of the logits; with `at_index` that of the sample is given for the chosen entries only.
+
+    For rows in one block it may be written to `out`.
+    """
+    rows, stride = row_matrix(logits)
+    grads, grad_stride = (grad.contiguous(), 1) if at_index else row_matrix(grad)
     count, categories = rows.shape
     streamed = categories > LONGEST_BLOCK
     adds_up = streamed and fused.mode == "gumbel-rao"
-    out = torch.empty(logits.shape, dtype=torch.float32 if adds_up else logits.dtype, device=logits.device)
+    assert out is None or not streamed
+    if out is None:
+        dtype = torch.float32 if adds_up else logits.dtype
+        out = torch.empty(logits.shape, dtype=dtype, device=logits.device)
     (taus, gaps, _), every, (tau, gap, _), flags = _levels(fused, logits)
     pointers: tuple[Tensor, ...]
     sizes: tuple[int, ...]
@@ -218,7 +281,7 @@ def backward(
     else:
         from gapped.kernels.fused import backward_kernel
 
-        programs, blocks = _blocks(count, categories, loops=fused.mode == "gumbel-rao")
+        programs, blocks = partition(count, categories, loops=fused.mode == "gumbel-rao")
         pointers = (rows, index, grads, key, taus, gaps, out)
         sizes = (count, categories, stride, grad_stride, *every[:2])
         flags |= {"DETACHED": fused.detach, **blocks}
@@ -240,7 +303,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _rows(x: Tensor) -> tuple[Tensor, int]:
+def row_matrix(x: Tensor) -> tuple[Tensor, int]:
     """`x` as a matrix whose categories are adjacent in memory, and the distance of its rows."""
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -291,7 +354,7 @@ def _power(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 2)
 
 
-def _blocks(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
+def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
     """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
     elements, warps = _RAO_BLOCK if loops else _BLOCK
     columns = _power(categories)

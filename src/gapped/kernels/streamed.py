@@ -27,7 +27,6 @@ from gapped.kernels.parts import (
     rao_bits,
     rao_odds,
     rao_weight,
-    rao_winner,
     row_uniforms,
     selected_gap,
 )
@@ -268,7 +267,7 @@ def _streamed_rao(
     if not SOFT:
         s_unit = s_unit / s_tau
     for s_block in range(0, (s_samples + 3) // 4):
-        s_w0, s_w1, s_w2, s_w3 = rao_winner(s_seed, s_row, s_block)
+        s_w0, s_w1, s_w2, s_w3 = rao_bits(s_seed, s_row * s_categories + s_index, s_block)
         s_e0, s_e1 = 1.0 / exponential(s_w0, FAST), 1.0 / exponential(s_w1, FAST)
         s_e2, s_e3 = 1.0 / exponential(s_w2, FAST), 1.0 / exponential(s_w3, FAST)
         b_z0 = tl.zeros([BLOCK], tl.float32)
@@ -277,11 +276,12 @@ def _streamed_rao(
             b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
             b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
+            b_drop = b_rest * s_sharpness
             b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
-            b_0 = rao_weight(b_0, b_odds, b_rest, s_e0, s_sharpness, FAST)
-            b_1 = rao_weight(b_1, b_odds, b_rest, s_e1, s_sharpness, FAST)
-            b_2 = rao_weight(b_2, b_odds, b_rest, s_e2, s_sharpness, FAST)
-            b_3 = rao_weight(b_3, b_odds, b_rest, s_e3, s_sharpness, FAST)
+            b_0 = rao_weight(exponential(b_0, FAST), b_odds, b_drop, s_e0, s_sharpness, FAST)
+            b_1 = rao_weight(exponential(b_1, FAST), b_odds, b_drop, s_e1, s_sharpness, FAST)
+            b_2 = rao_weight(exponential(b_2, FAST), b_odds, b_drop, s_e2, s_sharpness, FAST)
+            b_3 = rao_weight(exponential(b_3, FAST), b_odds, b_drop, s_e3, s_sharpness, FAST)
             b_z0, b_z1, b_z2, b_z3 = b_z0 + b_0, b_z1 + b_1, b_z2 + b_2, b_z3 + b_3
             if not SOFT:
                 b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _ONCE)
@@ -298,11 +298,12 @@ def _streamed_rao(
             b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
             b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
+            b_drop = b_rest * s_sharpness
             b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
-            b_0 = rao_weight(b_0, b_odds, b_rest, s_e0, s_sharpness, FAST) * s_z0
-            b_1 = rao_weight(b_1, b_odds, b_rest, s_e1, s_sharpness, FAST) * s_z1
-            b_2 = rao_weight(b_2, b_odds, b_rest, s_e2, s_sharpness, FAST) * s_z2
-            b_3 = rao_weight(b_3, b_odds, b_rest, s_e3, s_sharpness, FAST) * s_z3
+            b_0 = rao_weight(exponential(b_0, FAST), b_odds, b_drop, s_e0, s_sharpness, FAST) * s_z0
+            b_1 = rao_weight(exponential(b_1, FAST), b_odds, b_drop, s_e1, s_sharpness, FAST) * s_z1
+            b_2 = rao_weight(exponential(b_2, FAST), b_odds, b_drop, s_e2, s_sharpness, FAST) * s_z2
+            b_3 = rao_weight(exponential(b_3, FAST), b_odds, b_drop, s_e3, s_sharpness, FAST) * s_z3
             if SOFT:
                 b_add = b_0 + b_1 + b_2 + b_3
             else:

@@ -94,7 +94,7 @@ class Pathwise(ABC):
             raise reject("hard", False, "True: a choice is a hard sample")
         rows = self._checked(logits, dim, mask, generator).movedim(dim, -1)
         self.check_shapes(rows)
-        kernel = self._kernel(rows)
+        kernel = self.kernel(rows)
         launch.note_backend("torch" if kernel is None else "triton")
         with torch.no_grad():
             if kernel is not None:
@@ -118,7 +118,7 @@ class Pathwise(ABC):
 
     def _sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         self.check_shapes(rows)
-        kernel = self._kernel(rows)
+        kernel = self.kernel(rows)
         launch.note_backend("torch" if kernel is None else "triton")
         if kernel is not None:
             return launch.sample(rows, kernel, generator)
@@ -138,7 +138,7 @@ class Pathwise(ABC):
                 value = torch.where(exists, points.mean(0), value)
         return carry(value, self.carrier(rows, drawn), points, weights)
 
-    def _kernel(self, rows: Tensor) -> launch.Fused | None:
+    def kernel(self, rows: Tensor) -> launch.Fused | None:
         """What the kernels are told if they are to compute, or None."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
             return None

@@ -19,8 +19,17 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import holds
 from gapped.errors import reject
+from gapped.kernels import score_launch
 
-__all__ = ["Cost", "Sampled", "Score", "check_costs", "draw_independent", "score_product"]
+__all__ = [
+    "Cost",
+    "Sampled",
+    "Score",
+    "check_costs",
+    "draw_independent",
+    "one_hot_rows",
+    "score_product",
+]
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,11 @@ class Score(ABC):
     derivatives: ClassVar[int] = 0
     """How often the estimator itself differentiates the cost."""
 
+    @property
+    def evaluations(self) -> int | None:
+        """At how many samples the cost is evaluated, where that is all that happens to it; else None."""
+        return None
+
     def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - most are made for any
         """Raise unless this estimator is made for examples of so many variables and categories."""
 
@@ -94,7 +108,7 @@ class Score(ABC):
         with torch.no_grad():
             noise = self.draw(logits, generator)
             index = self.index(logits, noise)
-            points = simplex.one_hot(index, logits.shape[-1], logits.dtype)
+            points = self.points(logits, index)
         costs = cost(points)
         value = costs.mean(0)
         if not wanted:
@@ -112,18 +126,33 @@ class Score(ABC):
         drawn: Tensor = noise
         return drawn
 
+    def points(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The categories to evaluate as one-hot rows."""
+        return one_hot_rows(logits, index)
+
     @abstractmethod
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         """The estimated gradient, ``(*batch, *variables, K)``."""
 
 
-def score_product(signal: Tensor, points: Tensor, logits: Tensor) -> Tensor:
-    r"""The mean of :math:`s\,(D - p)` over the leading axis, for signals that broadcast against `points`."""
-    return (signal * (points - simplex.normalised(logits))).mean(0)
+def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
+    """Categories of rows of `logits` as one-hot rows."""
+    if score_launch.applies(logits):
+        return score_launch.one_hot(index, logits.shape[-1])
+    return simplex.one_hot(index, logits.shape[-1], logits.dtype)
+
+
+def score_product(cost: Cost, sampled: Sampled, signal: Tensor) -> Tensor:
+    r"""The mean of :math:`s\,(D - p)` over the samples, for signals ``(n, *batch)``."""
+    if score_launch.applies(cost.logits):
+        return score_launch.score(cost.logits, sampled.chosen, signal)
+    return (cost.spread(signal) * (sampled.points - simplex.normalised(cost.logits))).mean(0)
 
 
 def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """`samples` independent draws for each row, ``(samples, *rows)``."""
+    if score_launch.applies(logits):
+        return score_launch.draw(logits, samples, generator)
     return simplex.inverse_cdf(logits.exp().expand(samples, *logits.shape), generator)
 
 

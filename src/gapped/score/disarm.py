@@ -45,6 +45,10 @@ class DisARM(Score):
         super().check(cost)
         self.check_size(1, cost.logits.shape[-1])
 
+    @property
+    def evaluations(self) -> int:
+        return 2
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return uniform(logits, logits.shape[:-1], generator)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.kernels import score_launch
 from gapped.score.base import Cost, Sampled, Score
 from gapped.score.disarm import antithetic_bits, direction_of_pair, settled, uniform
 
@@ -41,11 +42,17 @@ class DisARMTree(Score):
     References: Dong, Mnih, Tucker (2021).
     """
 
+    @property
+    def evaluations(self) -> int:
+        return 2
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         nodes = (1 << _depth(logits.shape[-1])) - 1
         return uniform(logits, (*logits.shape[:-1], nodes), generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
+        if score_launch.applies(logits):
+            return score_launch.tree_index(logits, noise)
         bits = torch.stack(antithetic_bits(node_probabilities(logits), noise))
         # The children of node t are 2 t + 1 and 2 t + 2.
         step = bits.long() + 1
@@ -55,9 +62,11 @@ class DisARMTree(Score):
         return settled(node.squeeze(-1) - bits.shape[-1], logits)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+        delta = sampled.costs[:1] - sampled.costs[1:]
+        if score_launch.applies(cost.logits):
+            return score_launch.tree_gradient(cost.logits, sampled.chosen, delta)
         sides = _sides(sampled.chosen, cost.logits.shape[-1])
-        delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
-        return delta * direction_of_pair(cost.logits, sampled.points, sides)
+        return cost.spread(delta).squeeze(0) * direction_of_pair(cost.logits, sampled.points, sides)
 
 
 def node_probabilities(logits: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class MuProp(Score):
         product = (slope * (sampled.points - p)).flatten(sampled.costs.dim()).sum(-1)
         rest = sampled.costs - at_mean - product
         exact = p * (slope - (p * slope).sum(-1, keepdim=True))
-        return score_product(cost.spread(rest), sampled.points, cost.logits) + exact.squeeze(0)
+        return score_product(cost, sampled, rest) + exact.squeeze(0)
 
 
 def _expansion(cost: Cost, p: Tensor) -> tuple[Tensor, Tensor]:

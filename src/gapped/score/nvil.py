@@ -86,7 +86,7 @@ class NVIL(Trained):
             signal = signal / self.variance.to(residual.dtype).sqrt().clamp(min=1.0)
         if self.training and residual.numel():
             self._remember(residual)
-        return score_product(cost.spread(signal), sampled.points, cost.logits)
+        return score_product(cost, sampled, signal)
 
     def _baseline(self, cost: Cost, batch: torch.Size) -> Tensor:
         assert self.network is not None

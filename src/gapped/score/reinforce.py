@@ -46,12 +46,16 @@ class Reinforce(Score):
             raise reject("baseline", self.baseline, accepted)
         check_count("samples", self.samples, 1 if self.baseline == "none" else 2)
 
+    @property
+    def evaluations(self) -> int:
+        return self.samples
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_independent(logits, self.samples, generator)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         signal = sampled.costs if self.baseline == "none" else leave_one_out(sampled.costs)
-        return score_product(cost.spread(signal), sampled.points, cost.logits)
+        return score_product(cost, sampled, signal)
 
 
 def leave_one_out(costs: Tensor) -> Tensor:

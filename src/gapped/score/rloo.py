@@ -41,8 +41,12 @@ class RLOO(Score):
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)
 
+    @property
+    def evaluations(self) -> int:
+        return self.samples
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_independent(logits, self.samples, generator)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
-        return score_product(cost.spread(leave_one_out(sampled.costs)), sampled.points, cost.logits)
+        return score_product(cost, sampled, leave_one_out(sampled.costs))

@@ -45,6 +45,10 @@ class DisARMSticks(Score):
         if self.order not in ORDERS:
             raise reject("order", self.order, "one of 'ascending', 'descending', 'given'")
 
+    @property
+    def evaluations(self) -> int:
+        return 2
+
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return uniform(logits, (*logits.shape[:-1], logits.shape[-1] - 1), generator)
 

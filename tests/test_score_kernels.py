@@ -1,0 +1,194 @@
+"""The kernels of the score-function estimators against their definitions in torch.
+
+Without a GPU they run in Triton's interpreter, as those in `test_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from conftest import seeded
+from statistical import chi_squared, counts_of, require_law, require_rejected
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import gapped
+from gapped import simplex
+from gapped.fleet.grouping import Grouped, Part
+from gapped.kernels import launch, score_launch
+from gapped.score.base import Cost, Sampled
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIZES = [1, 2, 3, 10, 63, 64, 65, 300]
+every_size = pytest.mark.parametrize("categories", SIZES)
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes milliseconds for every program, whatever its size."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(launch, "_BLOCK", (1 << 14, 4))
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernels, also on a GPU, until a test turns them on."""
+    monkeypatch.setattr(score_launch, "applies", lambda logits: False)
+
+
+def example(*shape: int) -> Tensor:
+    """Rows relative to their largest entry: ordinary, empty, of one category, steep, with a NaN."""
+    logits = 2 * torch.randn(shape, generator=seeded(7))
+    rows = logits.view(-1, shape[-1])
+    rows[1] = -torch.inf
+    rows[2, 1:] = -torch.inf
+    rows[3] *= 100
+    rows[5, 0] = torch.nan
+    return simplex.shift(logits).to(DEVICE)
+
+
+def on_device(seed: int) -> torch.Generator:
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def marks(categories: int, *shape: int) -> Tensor:
+    """All that an index can be."""
+    return torch.randint(categories + 2, shape, generator=seeded(3)).to(DEVICE)
+
+
+@every_size
+def test_one_hot_rows(categories: int) -> None:
+    index = marks(categories, 2, 37).transpose(0, 1)
+    expected = simplex.one_hot(index, categories, torch.float32)
+    found = score_launch.one_hot(index, categories)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@every_size
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.usefixtures("by_hand")
+def test_products_with_the_score(categories: int, samples: int) -> None:
+    logits = example(4, 3, categories)
+    signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
+    chosen = score_launch.draw(logits, samples, on_device(4))
+    points = simplex.one_hot(chosen, categories, torch.float32)
+    cost = Cost(lambda z: z, logits, logits.dtype)
+    expected = gapped.score.base.score_product(cost, Sampled(None, chosen, points, signal), signal)
+    found = score_launch.score(logits, chosen, signal)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@every_size
+@pytest.mark.usefixtures("by_hand")
+def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise gives the same pair, and the same costs the same gradient."""
+    estimator, logits = gapped.DisARMTree(), example(40, 3, categories)
+    noise = estimator.draw(logits, on_device(4))
+    pair = estimator.index(logits, noise)
+    points = simplex.one_hot(pair, categories, torch.float32)
+    costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
+    cost, sampled = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, points, costs)
+    expected = estimator.gradient(cost, sampled)
+    monkeypatch.setattr(score_launch, "applies", lambda logits: True)
+    assert torch.equal(estimator.index(logits, noise), pair)
+    found = estimator.gradient(cost, sampled)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_strided_rows_and_no_rows() -> None:
+    wide = example(40, 14)
+    narrow, signal = wide[:, 2:9], torch.ones(2, 40, device=DEVICE)
+    noise = torch.rand(40, 7, generator=seeded()).to(DEVICE)
+    index = score_launch.tree_index(narrow.contiguous(), noise)
+    assert torch.equal(score_launch.tree_index(narrow, noise), index)
+    for found, expected in (
+        (score_launch.score(narrow, index, signal), score_launch.score(narrow.contiguous(), index, signal)),
+        (
+            score_launch.tree_gradient(narrow, index, signal[0]),
+            score_launch.tree_gradient(narrow.contiguous(), index, signal[0]),
+        ),
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    none = wide[:0]
+    assert score_launch.draw(none, 2, None).shape == (2, 0)
+    assert score_launch.one_hot(index[:, :0], 14).shape == (2, 0, 14)
+    assert score_launch.tree_index(none, none).shape == (2, 0)
+    assert score_launch.score(none, index[:, :0], signal[:, :0]).shape == (0, 14)
+    assert score_launch.tree_gradient(none, index[:, :0], signal[0, :0]).shape == (0, 14)
+
+
+def test_draws_follow_the_logits_independently() -> None:
+    logits = torch.tensor([0.3, -1.0, 0.0, -torch.inf]) - 0.3
+    p = logits.double().softmax(-1)
+    generator = on_device(5)
+    one, other = score_launch.draw(logits.to(DEVICE).expand(30_000, 4), 2, generator).cpu()
+    joint = torch.outer(p, p).flatten()
+    require_law(chi_squared(counts_of(4 * one + other, 16), joint))
+    require_rejected(chi_squared(counts_of(4 * one + one, 16), joint))
+    marked = score_launch.draw(example(8, 5), 3, generator)
+    assert bool((marked[:, 1] == 5).all())
+    assert bool((marked[:, 2] == 0).all())
+    assert bool((marked[:, 5] == 6).all())
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it together, with the draws of torch in the place of the kernel's own."""
+    grouped = Grouped.of([gapped.RLOO(2), gapped.DisARMTree(), gapped.DisARMTree()], 2, DEVICE, torch.float32)
+    slope = torch.randn(3, 1, 15, generator=seeded(2)).to(DEVICE)
+    logits = torch.randn(3, 4, 3, 5, generator=seeded(1)).to(DEVICE)
+
+    def cost(z: Tensor, part: Part) -> Tensor:
+        return ((z.flatten(-2) * slope[part.runs]).sum(-1) + 1) ** 2
+
+    def estimate() -> tuple[Tensor, Tensor]:
+        leaf = logits.clone().requires_grad_()
+        value = grouped.expectation(cost, leaf, on_device(3))
+        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+
+    expected = estimate()
+    drawn = simplex.inverse_cdf
+    monkeypatch.setattr(
+        score_launch, "draw", lambda x, n, generator: drawn(x.exp().expand(n, *x.shape), generator)
+    )
+    monkeypatch.setattr(score_launch, "applies", lambda logits: True)
+    for found, wanted in zip(estimate(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
+    every = [
+        gapped.GST(tau=0.5, gap=0.8, backend="triton"),
+        gapped.GST(tau=0.7, gap=1.0, backend="triton"),
+        gapped.GumbelRao(tau=0.5, samples=5, backend="triton"),
+        gapped.ReinMax(backend="triton"),
+    ]
+    grouped = Grouped.of(every, 2, DEVICE, torch.float32)
+    logits = torch.randn(4, 3, 2, 5, generator=seeded(1)).to(DEVICE)
+    grad = torch.randn(logits.shape, generator=seeded(2)).to(DEVICE)
+    leaf = logits.clone().requires_grad_()
+    found = grouped.sample(leaf, generator=on_device(3))
+    (gradient,) = torch.autograd.grad(found, leaf, grad)
+    keys = launch.draw_key(logits, on_device(3), 3).split(1)
+    for (a, b, each), key in zip(grouped.groups, keys, strict=True):
+        fused = each.fused()  # type: ignore[union-attr]
+        value, index, stats = launch.forward(logits[a:b], key, fused)
+        assert torch.equal(found[a:b], value)
+        assert torch.equal(gradient[a:b], launch.backward(logits[a:b], index, stats, key, grad[a:b], fused))
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+def test_the_kernels_apply_on_a_gpu_where_they_can() -> None:
+    rows = torch.zeros(3, 5, device=DEVICE)
+    assert score_launch.applies(rows)
+    assert not score_launch.applies(rows.double())
+    assert not score_launch.applies(rows.expand(3, 5).cpu())
+    assert not score_launch.applies(torch.zeros(1, launch.LONGEST_BLOCK + 1, device=DEVICE))
