@@ -304,7 +304,7 @@ def spec(estimator: str, **changes: Any) -> RunSpec:
         ("arsm", {"protocol": "paper-32x64"}, "64 categories for ARSM, expected at most 16"),
         ("rloo", {"schedule": {"kind": "mixed"}}, "schedule: got 'mixed', expected constant for rloo"),
         ("rloo", {"entropy_steps": 3}, "entropy_steps: got 3, expected 0: rloo has no surrogate"),
-        ("rloo", {"test_every": 0}, "test_every: got 0, expected an integer of at least 1"),
+        ("rloo", {"test_every": 0}, "test_every: got 0, expected a positive integer"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_training(estimator, changes, message):
