@@ -23,6 +23,7 @@ from gapped.kernels.parts import (
     rao_bits,
     rao_odds,
     rao_weight,
+    reciprocal,
     row_uniforms,
     selected_gap,
 )
@@ -136,9 +137,10 @@ def _rao_add(
 ):
     """Add one conditional draw: its point to a soft sample, or its J(q) g to a gradient."""
     b_noise = exponential(b_bits, FAST)
-    b_scale = capped(tl.sum(b_noise * b_winner, 1))[:, None]
+    # Both sums are positive, but in rows without categories, whose result is overwritten.
+    b_scale = reciprocal(tl.sum(b_noise * b_winner, 1), FAST)[:, None]
     b_weight = rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST)
-    b_norm = capped(tl.sum(b_weight, 1))[:, None]
+    b_norm = reciprocal(tl.sum(b_weight, 1), FAST)[:, None]
     if SOFT:
         return b_acc + s_share * (b_weight * b_norm)
     else:
