@@ -56,10 +56,11 @@ def conditional_draws() -> Iterator[str]:
 def long_rows() -> Iterator[str]:
     for rows, categories, dtype in LONG:
         logits = torch.randn(rows, categories, device="cuda", dtype=dtype)
-        for cache in (24, 32, 40, 48, 1024):
-            launch._CACHE = cache << 20
+        for block, warps in ((8192, 16), (8192, 32), (16384, 32)):
+            launch._STREAM_BACK, launch._STREAM_BACK_WARPS = block, warps
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
-            yield f"{rows} x {categories}, {cache} MiB at once: {forward:.4f} + {backward:.4f} ms"
+            times = f"{forward:.4f} + {backward:.4f} ms"
+            yield f"{rows} x {categories}, backward {block} elements, {warps} warps: {times}"
 
 
 def main() -> None:

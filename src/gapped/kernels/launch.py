@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Sequence
@@ -42,7 +41,6 @@ _PROGRAMS = 256
 # The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
 _STREAM, _STREAM_WARPS = 4096, 16
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
-_CACHE = 40 << 20
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTALLED = find_spec("triton") is not None
 
@@ -274,10 +272,8 @@ def backward(
 
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
-        sizes = (count, categories, stride, grad_stride, *every[:2])
-        run(
-            streamed_backward_kernel, _at_once(rows, grads), pointers, sizes, (tau, gap, fused.samples), flags
-        )
+        sizes = (categories, stride, grad_stride, *every[:2])
+        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
     else:
         from gapped.kernels.fused import backward_kernel
 
@@ -287,20 +283,6 @@ def backward(
         flags |= {"DETACHED": fused.detach, **blocks}
         run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
     return out.to(logits.dtype) if adds_up else out
-
-
-def _at_once(rows: Tensor, grads: Tensor) -> int:
-    """How many rows a streamed backward pass works on at a time: each is read twice, the second time from
-    the cache if it holds them all."""
-    if not rows.is_cuda:
-        return len(rows)
-    bytes_each = rows.shape[1] * (rows.element_size() + grads.element_size())
-    return min(len(rows), _processors(rows.device), max(_CACHE // bytes_each, 16))
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def row_matrix(x: Tensor) -> tuple[Tensor, int]:

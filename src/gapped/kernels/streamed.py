@@ -315,9 +315,8 @@ def _streamed_rao(
             tl.store(p_out + b_columns, b_before + b_add, mask=b_inside)
 
 
-@triton.jit
-def _backward_row(
-    s_row,
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_samples"])
+def streamed_backward_kernel(
     p_logits,
     p_index,
     p_stats,
@@ -342,6 +341,7 @@ def _backward_row(
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    s_row = tl.program_id(0).to(tl.int64)
     p_logits += s_row * s_stride
     p_grad += s_row * s_grad_stride
     p_out += s_row * s_categories
@@ -403,38 +403,3 @@ def _backward_row(
             else:
                 b_out = b_point * (b_grad - s_dot) / s_tau
             _write(p_out, b_columns, b_out, s_categories)
-
-
-@triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_samples"])
-def streamed_backward_kernel(
-    p_logits,
-    p_index,
-    p_stats,
-    p_grad,
-    p_seed,
-    p_tau,
-    p_gap,
-    p_out,
-    s_rows,
-    s_categories,
-    s_stride,
-    s_grad_stride,
-    s_tau_every,
-    s_gap_every,
-    s_tau,
-    s_gap,
-    s_samples,
-    MODE: tl.constexpr,
-    TAU_PER_ROW: tl.constexpr,
-    GAP_PER_ROW: tl.constexpr,
-    EXPECTED_GAP: tl.constexpr,
-    AT_INDEX: tl.constexpr,
-    FAST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Each program takes one row after the other: so few at a time that the cache holds them all."""
-    s_first = tl.program_id(0).to(tl.int64)
-    for s_turn in range(0, tl.cdiv(s_rows - tl.program_id(0), tl.num_programs(0))):
-        _backward_row(
-            s_first + s_turn * tl.num_programs(0), p_logits, p_index, p_stats, p_grad, p_seed, p_tau, p_gap, p_out, s_categories, s_stride, s_grad_stride, s_tau_every, s_gap_every, s_tau, s_gap, s_samples, MODE, TAU_PER_ROW, GAP_PER_ROW, EXPECTED_GAP, AT_INDEX, FAST, BLOCK,
-        )  # fmt: skip

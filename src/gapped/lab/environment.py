@@ -50,7 +50,9 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that the package lies in, or ``$GAPPED_COMMIT`` where there is none."""
+    """``$GAPPED_COMMIT`` if it is set, else the commit of the checkout that the package lies in."""
+    if given := os.environ.get("GAPPED_COMMIT"):
+        return given
     here = Path(__file__).parent
     try:
         found = subprocess.run(
@@ -61,5 +63,5 @@ def _commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("GAPPED_COMMIT")
+        return None
     return found.stdout.strip() or None

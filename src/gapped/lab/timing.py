@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import tempfile
@@ -23,7 +22,7 @@ Clock = Callable[[Call, int], float]
 # spread over its calls.
 BATCH = {"cuda": 2e-3, "cpu": 2e-2}
 # Calls before each batch that are not timed.
-LEAD = {"cuda": 0, "cpu": 2}
+LEAD = {"cuda": 1, "cpu": 2}
 FEWEST, MOST = 3, 100
 
 
@@ -75,30 +74,16 @@ def quantiles(values: list[float]) -> Timing:
 
 
 def _device_seconds(call: Call, count: int) -> float:
-    """Between two events around each call, with a cache that holds nothing of its input.
-
-    Clearing the cache lets the host run ahead a little, as it does in a training loop. A call that the host
-    takes longer to launch than the device to run is still timed by the host.
-    """
-    cache = _cache_of(torch.cuda.current_device())
-    pairs = [
-        tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        for _ in range(count)
-    ]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
-    for start, end in pairs:
-        cache.zero_()
-        start.record()
+    # While the device works on this one, the next are queued: a training loop runs ahead like that, too.
+    call()
+    start.record()
+    for _ in range(count):
         call()
-        end.record()
+    end.record()
     torch.cuda.synchronize()
-    return sum(float(start.elapsed_time(end)) for start, end in pairs) / 1e3 / count
-
-
-@functools.cache
-def _cache_of(device: int) -> torch.Tensor:
-    """Twice as much memory as any cache of today has."""
-    return torch.empty(256 << 20, dtype=torch.int8, device=f"cuda:{device}")
+    return float(start.elapsed_time(end)) / 1e3 / count
 
 
 def _wall_seconds(call: Call, count: int) -> float:
