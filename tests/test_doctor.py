@@ -55,7 +55,7 @@ def test_what_is_absent_is_no_fault(
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     monkeypatch.setenv("GAPPED_DATA", str(tmp_path / "nowhere"))
     status, found = ask(capsys)
     assert status == 0
