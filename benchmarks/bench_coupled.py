@@ -1,7 +1,7 @@
 """Step times of the coupled comparison: RLOO-2, DisARM-Tree, and all of its 35 runs as one fleet.
 
-A fleet of five runs each of RLOO-2 and DisARM-Tree, then the whole table. Usage:
-python benchmarks/bench_coupled.py [--steps N] [--device D] [--data-dir DIR] [--seeds N]
+A fleet of five runs each of RLOO-2 and DisARM-Tree, then the whole table; with --whole only that. Usage:
+python benchmarks/bench_coupled.py [--whole] [--steps N] [--device D] [--data-dir DIR] [--seeds N]
 """
 
 from __future__ import annotations

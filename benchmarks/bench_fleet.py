@@ -1,13 +1,15 @@
 """Speed of fleets: run-epochs per second, beside the 4.6 s that the authors' script takes for one.
 
 On a GPU, the 24 cells x 10 seeds of the paper's ablation and comparison tables train together; on a CPU,
-the default `gapped compare`. Usage: python benchmarks/bench_fleet.py [--epochs N] [--device D] [--profile]
+the default `gapped compare`. --backend torch does without the fused kernels. Usage:
+python benchmarks/bench_fleet.py [--epochs N] [--device D] [--backend B] [--profile]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--backend", default="auto")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
@@ -40,7 +43,8 @@ def main() -> None:
     else:
         recipes = [default_recipe()]
     (fleet,) = plan(recipes, {})
-    trainer = build(fleet.specs, device, arguments.data_dir, fleet.key)
+    specs = [replace(s, options={**s.options, "backend": arguments.backend}) for s in fleet.specs]
+    trainer = build(specs, device, arguments.data_dir, fleet.key)
     print(describe(device))
     began = time.perf_counter()
     for _ in range(arguments.epochs):

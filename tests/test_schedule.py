@@ -24,7 +24,8 @@ class Spy:
     """A task without data that writes down which temperatures it was asked to use."""
 
     row_axes, loss_name, steps = 1, "cost", STEPS
-    clip = selection = None
+    clip = selection = widths = None
+    descended = ()
 
     def __init__(self, runs: int) -> None:
         self.model = torch.nn.Module()

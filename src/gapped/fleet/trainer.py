@@ -20,6 +20,7 @@ from gapped.fleet.clip import clip_norms
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.schedule import Constant, Schedule
 from gapped.fleet.selection import Selection, SelectionRule
+from gapped.fleet.stateful import Widths
 from gapped.registry import Estimator
 
 __all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision", "permutation"]
@@ -40,9 +41,15 @@ class Task(Protocol):
     """What the loss is called in records, after ``train_``."""
     clip: float | None
     """Largest norm of a run's gradient, if there is one."""
+    widths: Widths | None
+    """How many numbers an example has, for estimators with networks of their own; None if it has none."""
     selection: SelectionRule | None
     """How runs are validated while they train; then the best weights are tested, at the end. If None, the
     present weights are tested after each epoch."""
+
+    @property
+    def descended(self) -> Sequence[tuple[Tensor, float]]:
+        """What is trained by plain gradient descent instead of Adam, each with its rate."""
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the order of the examples for an epoch; a function of the runs' seeds and `epoch` alone."""
@@ -95,15 +102,13 @@ class Trainer:
     ) -> None:
         first = next(task.model.parameters())
         self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
-        # What a task wants trained by plain gradient descent instead of Adam, each with its rate.
-        self.descended: list[tuple[Tensor, float]] = list(getattr(task, "descended", ()))
+        self.descended = list(task.descended)
         apart = {id(p) for p, _ in self.descended}
         self.parameters = [p for p in task.model.parameters() if p.requires_grad and id(p) not in apart]
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, compiled=compiled)
         estimators = [run.estimator for run in runs]
-        widths = getattr(task, "widths", None)
-        self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, widths)
+        self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, task.widths)
         # Estimators with a state are trained beside the model, each run's share at the run's own rate.
         self.tuned = [(part, each, list(each.parameters())) for part, each in self.sampler.stateful]
         self.tuners = [Adam(own, rates[part.runs]) for part, _, own in self.tuned]

@@ -21,6 +21,7 @@ __all__ = [
     "backward",
     "draw_key",
     "forward",
+    "index_dtype",
     "partition",
     "refusal",
     "row_matrix",
@@ -108,6 +109,11 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "the call is inside of a function transform such as vmap"
     return None
+
+
+def index_dtype(categories: int) -> torch.dtype:
+    """Indices in few bytes: beside short rows even they count. Two more than the categories must fit."""
+    return torch.int16 if categories < torch.iinfo(torch.int16).max else torch.int32
 
 
 def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
@@ -204,9 +210,7 @@ def forward(
             dtype=torch.float32 if adds_up else logits.dtype,
             device=logits.device,
         )
-    # An index in few bytes: beside short rows even that counts.
-    small = categories < torch.iinfo(torch.int16).max
-    index = torch.empty(count, dtype=torch.int16 if small else torch.int32, device=logits.device)
+    index = torch.empty(count, dtype=index_dtype(categories), device=logits.device)
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else index[:0]
     tensors, every, numbers, flags = _levels(fused, logits)
     pointers: tuple[Tensor, ...]

@@ -37,11 +37,9 @@ def _sample(
 @_sample.register_fake
 def _(logits: Tensor, key: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     value = logits.new_empty(logits.shape)
-    small = logits.shape[-1] < torch.iinfo(torch.int16).max
-    index = logits.new_empty(
-        (logits.numel() // logits.shape[-1],), dtype=torch.int16 if small else torch.int32
-    )
-    if logits.shape[-1] <= launch.LONGEST_BLOCK:
+    categories = logits.shape[-1]
+    index = logits.new_empty((logits.numel() // categories,), dtype=launch.index_dtype(categories))
+    if categories <= launch.LONGEST_BLOCK:
         return value, index, index.new_empty((0,))
     return value, index, logits.new_empty((*index.shape, 2), dtype=torch.float32)
 

@@ -15,6 +15,7 @@ from gapped.errors import reject
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.layers import generators, spread
 from gapped.fleet.selection import SelectionRule
+from gapped.fleet.stateful import Widths
 from gapped.fleet.trainer import permutation
 from gapped.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.tasks.listops.model import CLASSES, TreeClassifier
@@ -56,6 +57,8 @@ class ListOpsTask:
 
     row_axes = 1
     loss_name = "cross_entropy"
+    widths: Widths | None = None
+    descended: Sequence[tuple[Tensor, float]] = ()
 
     def __init__(
         self,

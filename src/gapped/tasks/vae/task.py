@@ -59,7 +59,7 @@ class VAETask:
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
-        self.widths = Widths(self.train.shape[1], protocol.latents * protocol.categories)
+        self.widths: Widths | None = Widths(self.train.shape[1], protocol.latents * protocol.categories)
         self._gradients: _GradientMoments | None = None
 
     @property
