@@ -60,7 +60,7 @@ class Fixed:
     def parts(self) -> list[Part]:
         return [Part(0, len(self.z))]
 
-    def expectation(self, f, logits, generator=None, context=None) -> Tensor:
+    def expectation(self, f, logits, generator=None, context=None, uses=()) -> Tensor:
         self.logits = logits
         return f(self.z.unsqueeze(0), self.parts()[0]).squeeze(0)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import GappedError
+from gapped.fleet.lanes import Lanes
 from gapped.fleet.neighbours import Neighbours
 from gapped.fleet.stateful import Widths, joined, structure
 from gapped.kernels import launch
@@ -132,35 +133,39 @@ class Grouped:
         logits: Tensor,
         generator: torch.Generator | None = None,
         context: Tensor | None = None,
+        uses: Sequence[Tensor] = (),
     ) -> Tensor:
         """Estimate each run's expected cost and its gradient, as `gapped.expectation` does; ``(R, *batch)``.
 
         `f` maps samples ``(n, r, *rows, K)`` of the runs of a part to costs ``(n, r, *batch)``. `context` is
         what learned baselines look at, ``(R, *batch, ...)``. Without a gradient there is one sample of each
-        run, whatever its estimator.
+        run, whatever its estimator. On a GPU the parts run side by side; then `f` has to name what it `uses`
+        beside its samples, the context, and what outlives the backward pass.
         """
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
             return f(self.sample(logits, generator=generator).unsqueeze(0), parts[0]).squeeze(0)
+        lanes = Lanes(logits.device, [logits, *uses, *([] if context is None else [context])])
         costs = []
-        for part, estimator, piece in zip(
-            parts, self._estimators, torch.split(logits, [len(part) for part in parts]), strict=True
-        ):
-            if isinstance(estimator, Grouped):
-                samples = estimator.sample(piece, generator=generator)
-                costs.append(f(samples.unsqueeze(0), part).squeeze(0))
-                continue
-            looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
-            wanted = looks and not part.differentiated and context is not None
-            costs.append(
-                expectation(
-                    lambda z, part=part: f(z, part),  # type: ignore[misc]
-                    piece,
-                    estimator,
-                    generator=generator,
-                    context=context[part.runs] if wanted else None,  # type: ignore[index]
+        pieces = torch.split(logits, [len(part) for part in parts])
+        for number, (part, estimator, piece) in enumerate(zip(parts, self._estimators, pieces, strict=True)):
+            with lanes.lane(number):
+                if isinstance(estimator, Grouped):
+                    samples = estimator.sample(piece, generator=generator)
+                    costs.append(f(samples.unsqueeze(0), part).squeeze(0))
+                    continue
+                looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
+                wanted = looks and not part.differentiated and context is not None
+                costs.append(
+                    expectation(
+                        lambda z, part=part: f(z, part),  # type: ignore[misc]
+                        piece,
+                        estimator,
+                        generator=generator,
+                        context=context[part.runs] if wanted else None,  # type: ignore[index]
+                    )
                 )
-            )
+        lanes.join(costs)
         return torch.cat(costs)
 
     @property

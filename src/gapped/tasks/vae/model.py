@@ -37,6 +37,7 @@ class Sampler(Interface):
         logits: Tensor,
         generator: torch.Generator | None = None,
         context: Tensor | None = None,
+        uses: Sequence[Tensor] = (),
     ) -> Tensor: ...
 
 
@@ -144,7 +145,7 @@ class VAE(torch.nn.Module):
             f = self.costs if part.differentiated else costs
             return f(z, x if len(parts) == 1 else x[part.runs], decoders[part], ratios.get(part))
 
-        expected = sampler.expectation(cost, logits, generator, x)
+        expected = sampler.expectation(cost, logits, generator, x, uses=[divergence])
         return expected if sampled else expected + divergence
 
     def pieces(self, parameter: Tensor) -> tuple[Tensor, ...]:

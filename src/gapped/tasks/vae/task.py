@@ -46,6 +46,7 @@ class VAETask:
         if len(data.train) < protocol.batch:
             raise reject("train_images", len(data.train), f"at least one batch of {protocol.batch}")
         self.protocol, self.seeds, self.scale = protocol, list(seeds), data.scale
+        self._dtype = dtype
         self.height, self.width, self.split = data.height, data.width, split
         self.train, self.test = data.train.to(device), data.test.to(device)
         self._distinct = sorted(set(self.seeds))
@@ -56,6 +57,7 @@ class VAETask:
         spread(self.model, self._places)
         if compiled:
             self.model.compile_parts()
+        self._grey = torch.compile(grey_levels, dynamic=False) if compiled else grey_levels
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
@@ -80,7 +82,8 @@ class VAETask:
         """All steps are alike."""
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
-        images = self.pixels(self.train[self.batch], generator)
+        grey = self._grey(self.train, self.batch, self.scale, self._dtype)
+        images = self._shown(grey, generator)
         return self.model.loss(images, sampler, generator).mean(1)
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
@@ -99,7 +102,9 @@ class VAETask:
 
     def pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Grey levels in [0, 1], or Bernoulli draws from them."""
-        grey = images.to(next(self.model.parameters()).dtype) / self.scale
+        return self._shown(images.to(self._dtype) / self.scale, generator)
+
+    def _shown(self, grey: Tensor, generator: torch.Generator) -> Tensor:
         return torch.bernoulli(grey, generator=generator) if self.protocol.binarised else grey
 
     def gradient_variance(
@@ -132,6 +137,11 @@ class VAETask:
             sample = self.model.decode(sampler.sample(prior, generator=generator)).sigmoid()
         images = {"original": grey, "reconstruction": reconstruction, "sample": sample}
         return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
+
+
+def grey_levels(images: Tensor, batch: Tensor, scale: int, dtype: torch.dtype) -> Tensor:
+    """The chosen images in [0, 1]; compiled, they are read and written once."""
+    return images[batch].to(dtype) / scale
 
 
 class _GradientMoments:
