@@ -58,7 +58,7 @@ SURFACE = {
 LAYERS = (
     ("errors", "_version"),
     ("records", "checks"),
-    ("simplex",),
+    ("simplex", "once"),
     ("kernels",),
     ("pathwise", "score"),
     ("exact",),

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped.once import once
+
 __all__ = ["carry", "jacobian_product"]
 
 
@@ -58,35 +60,8 @@ class _Carry(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
         logits, points, *rest = ctx.saved_tensors
         weights = rest[0] if rest else ctx.number
-        if not torch.is_grad_enabled():
-            return None, jacobian_product(grad, points, weights), None, None
-        return None, _Once.apply(grad, logits, points, weights), None, None  # type: ignore[no-untyped-call]
-
-
-class _Once(torch.autograd.Function):
-    """The product as a function of its own, so that differentiating it again says why it cannot be.
-
-    It takes the logits only to stay connected to them: otherwise a second derivative would silently be zero.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(grad: Tensor, logits: Tensor, points: Tensor, weights: float | Tensor) -> Tensor:
-        return jacobian_product(grad, points, weights)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
-        raise RuntimeError(
-            "gapped: the gradient of a sample cannot be differentiated twice: it is the estimator's choice, "
-            "not the derivative of a function of the logits"
-        )
+        return None, once(jacobian_product(grad, points, weights), grad, logits), None, None
 
 
 # torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
-for _function in (_Carry, _Once):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
+_Carry.forward.__signature__ = inspect.signature(_Carry.forward)  # type: ignore[attr-defined]

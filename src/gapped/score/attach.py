@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped.once import once
+
 __all__ = ["attach"]
 
 
@@ -40,35 +42,8 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         logits, gradient = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return grad, _product(grad, gradient), None
-        return grad, _Once.apply(grad, logits, gradient), None  # type: ignore[no-untyped-call]
-
-
-class _Once(torch.autograd.Function):
-    """The product as a function of its own, so that differentiating it again says why it cannot be.
-
-    It takes the logits only to stay connected to them: otherwise a second derivative would silently be zero.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(grad: Tensor, logits: Tensor, gradient: Tensor) -> Tensor:
-        return _product(grad, gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        raise RuntimeError(
-            "gapped: an estimated gradient cannot be differentiated twice: it is the estimator's choice, "
-            "not the derivative of a function of the logits"
-        )
+        return grad, once(_product(grad, gradient), grad, logits), None
 
 
 # torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
-for _function in (_Attach, _Once):
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]
+_Attach.forward.__signature__ = inspect.signature(_Attach.forward)  # type: ignore[attr-defined]
