@@ -167,8 +167,10 @@ class Pathwise(ABC):
 
 def check_fit(name: str, level: float | Tensor, like: Tensor) -> None:
     """Check that a temperature or gap has one value for each row of the logits, or for several."""
+    if not isinstance(level, Tensor):
+        return
     rows = tuple(like.shape[:-1])
-    if isinstance(level, Tensor) and not broadcasts(tuple(level.shape), rows):
+    if not broadcasts(tuple(level.shape), rows):
         accepted = f"a shape that broadcasts against {rows}, the logits' without their category axis"
         raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
 
