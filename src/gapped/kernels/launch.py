@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -223,15 +224,16 @@ def forward(
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else None
     if count == 0:
         return Sampled(value, index, stats)
-    tensors, every, plain = _levels(fused, logits)
+    tensors, every, numbers = _levels(fused, logits)
     if not streamed:
-        launched = _forward(plain, every, count, categories, stride, dense, logits.is_cuda)
-        launched((rows, key, *tensors, value, index))
+        kind = (fused.mode, fused.gap is None, logits.is_cuda)
+        launched = _forward(kind, fused.soft, dense, every, (count, categories, stride))
+        launched((rows, key, *tensors, value, index), (*numbers, fused.samples))
     else:
         assert stats is not None
         from gapped.kernels.streamed import streamed_forward_kernel
 
-        numbers, flags = _options(plain, every, logits.is_cuda)
+        flags = _flags(fused.mode, fused.gap is None, logits.is_cuda, every)
         flags |= {"SOFT": fused.soft, "DENSE": dense, "PIECES": _power(-(-categories // _STREAM))}
         flags |= {"BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         run(
@@ -270,16 +272,16 @@ def backward(
         out = _empty(logits, torch.float32 if adds_up else None)
     if count == 0:
         return out
-    (taus, gaps, _), every, plain = _levels(fused, logits)
+    (taus, gaps, _), every, (tau, gap, _) = _levels(fused, logits)
     if not streamed:
-        sides = (count, categories, stride, grad_stride)
-        launched = _backward(plain, every, sides, at_index, logits.is_cuda)
-        launched((rows, index, grads, key, taus, gaps, out))
+        kind = (fused.mode, fused.gap is None, logits.is_cuda)
+        launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
+        launched((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
     else:
         assert stats is not None
         from gapped.kernels.streamed import streamed_backward_kernel
 
-        (tau, gap, _), flags = _options(plain, every, logits.is_cuda)
+        flags = _flags(fused.mode, fused.gap is None, logits.is_cuda, every)
         del flags["TAU_FORWARD_PER_ROW"]
         flags["AT_INDEX"] = at_index
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
@@ -289,37 +291,38 @@ def backward(
     return out.to(logits.dtype) if adds_up else out
 
 
-# Launches are kept: working out what to launch takes the host longer than a small kernel runs.
+_Kind = tuple[str, bool, bool]
+"""The mode, whether its gap is the expected one, whether it runs on a GPU."""
+_Every = tuple[int, int, int]
+"""For how many rows one entry of temperature, gap and forward temperature is; 0 for a number."""
+
+
+# Launches are kept: working out how to launch takes the host longer than a small kernel runs.
 @lru_cache(maxsize=1024)
-def _forward(
-    fused: Fused, every: _Every, count: int, categories: int, stride: int, dense: bool, fast: bool
-) -> Launch:
+def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[int, int, int]) -> Launch:
     """The launch of `forward` for rows in one block."""
     from gapped.kernels.fused import forward_kernel
 
-    programs, blocks = partition(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
-    numbers, flags = _options(fused, every, fast)
-    flags |= {"SOFT": fused.soft, "DENSE": dense, **blocks}
-    scalars = (count, categories, stride, *every, *numbers, fused.samples)
-    return Launch(forward_kernel, programs, scalars, flags)
+    programs, blocks = partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
+    flags = {**_flags(*kind, every), "SOFT": soft, "DENSE": dense, **blocks}
+    return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
 
 @lru_cache(maxsize=1024)
 def _backward(
-    fused: Fused, every: _Every, sizes: tuple[int, int, int, int], at_index: bool, fast: bool
+    kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, int, int, int]
 ) -> Launch:
     """The launch of `backward` for rows in one block."""
     from gapped.kernels.fused import backward_kernel
 
-    programs, blocks = partition(*sizes[:2], loops=fused.mode == "gumbel-rao")
-    (tau, gap, _), flags = _options(fused, every, fast)
+    programs, blocks = partition(*sizes[:2], loops=kind[0] == "gumbel-rao")
+    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, **blocks}
     del flags["TAU_FORWARD_PER_ROW"]
-    flags |= {"DETACHED": fused.detach, "AT_INDEX": at_index, **blocks}
-    return Launch(backward_kernel, programs, (*sizes, *every[:2], tau, gap, fused.samples), flags)
+    return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
 
 
 def row_matrix(x: Tensor) -> tuple[Tensor, int, int]:
-    """`x` with its categories adjacent in memory and its rows at equal distances, their number, the distance."""
+    """`x` with adjacent categories and rows at equal distances in memory, their number, and that distance."""
     categories = x.shape[-1]
     if x.is_contiguous():
         return x, x.numel() // categories, categories
@@ -332,39 +335,33 @@ def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-_Every = tuple[int, int, int]
-"""For how many rows one entry of temperature, gap and forward temperature is; 0 for a number."""
+def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], _Every, list[float]]:
+    """Temperature, gap and forward temperature as the kernels take them.
 
-
-def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], _Every, Fused]:
-    """Temperature, gap and forward temperature that are tensors, and the estimator without them.
-
-    For a number the logits stand in, and for a tensor 0: what is kept does not keep tensors.
+    These are tensors, for how many rows one of their entries is, and numbers.
     """
-    tensors, every, plain = [logits, logits, logits], [0, 0, 0], fused
-    for place, name in enumerate(("tau", "gap", "tau_forward")):
-        level = getattr(fused, name)
+    tensors, every, numbers = [logits, logits, logits], [0, 0, 0], [0.0, 0.0, 0.0]
+    for place, level in enumerate((fused.tau, fused.gap, fused.tau_forward)):
         if isinstance(level, Tensor):
             tensors[place], every[place] = _per_row(level, logits)
-            plain = replace(plain, **{name: 0.0})
-    return tensors, (every[0], every[1], every[2]), plain
+        elif level is not None:
+            # A whole number would be compiled as such, and the next one that is not be cut.
+            numbers[place] = float(level)
+    return tensors, (every[0], every[1], every[2]), numbers
 
 
-def _options(fused: Fused, every: _Every, fast: bool) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """The levels that are numbers, and the flags that all kernels have."""
+def _flags(mode: str, expected_gap: bool, fast: bool, every: _Every) -> dict[str, Any]:
+    """The flags that all kernels have."""
     from gapped.kernels.parts import MODES
 
-    flags = {
-        "MODE": MODES[fused.mode],
+    return {
+        "MODE": MODES[mode],
         "TAU_PER_ROW": every[0] > 0,
         "GAP_PER_ROW": every[1] > 0,
         "TAU_FORWARD_PER_ROW": every[2] > 0,
-        "EXPECTED_GAP": fused.gap is None,
+        "EXPECTED_GAP": expected_gap,
         "FAST": fast,
     }
-    # A whole number would be compiled as such, and the next one that is not be cut.
-    numbers = (fused.tau, 1.0 if fused.gap is None else fused.gap, fused.tau_forward)
-    return tuple(float(number) for number in numbers), flags
 
 
 def _per_row(level: Tensor, logits: Tensor) -> tuple[Tensor, int]:
@@ -395,51 +392,54 @@ def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, 
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
 
 
+_DTYPE = attrgetter("dtype")
+
+
 class Launch:
-    """A kernel with everything but its tensors: programs, whole and real numbers, flags.
+    """A kernel with its programs, its sizes and its flags: what is left are tensors and numbers.
 
     Triton finds out at every launch what a kernel has to be compiled for, which takes longer than a small
-    kernel runs. Here that is done once for each combination of what is left to depend on.
+    kernel runs. Here that is done once for each combination of what it still depends on. Numbers are of the
+    same types at every call.
     """
 
-    def __init__(
-        self, kernel: Any, programs: int, scalars: tuple[float, ...], flags: dict[str, Any]
-    ) -> None:
-        self.kernel, self.programs, self.scalars, self.flags = kernel, programs, scalars, flags
-        self.compiled: dict[tuple[object, ...], Any] = {}
-        self.arguments: tuple[Any, ...] = ()
+    def __init__(self, kernel: Any, programs: int, sizes: tuple[int, ...], flags: dict[str, Any]) -> None:
+        self.kernel, self.programs, self.sizes, self.flags = kernel, programs, sizes, flags
+        self._compiled: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
+    def __call__(self, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
         """Launch it on the device of the tensors."""
         if not tensors[0].is_cuda:
-            self.kernel[(self.programs,)](*tensors, *self.scalars, **self.flags)
+            self.kernel[(self.programs,)](*tensors, *self.sizes, *numbers, **self.flags)
             return
         device = tensors[0].get_device()
         if device != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self(tensors)
+                self(tensors, numbers)
             return
-        addresses = [each.data_ptr() for each in tensors]
-        key = (device, *[each.dtype for each in tensors], *[address % 16 == 0 for address in addresses])
-        made = self.compiled.get(key)
-        if made is None:
-            constants = self.kernel.arg_names[len(tensors) + len(self.scalars) :]
-            self.arguments = (*self.scalars, *[self.flags[name] for name in constants])
-            self.compiled[key] = self.kernel[(self.programs,)](*tensors, *self.scalars, **self.flags)
-        elif _watched():
-            made[(self.programs, 1, 1)](*tensors, *self.arguments)
-        else:
-            # What the line above ends with, less what it does for hooks, and addresses for tensors, which
-            # Triton would ask the driver about one by one.
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            made.run(
-                self.programs, 1, 1, stream, made.function, made.packed_metadata, None, None, None,
-                *addresses, *self.arguments,
-            )  # fmt: skip
+        addresses = [*map(Tensor.data_ptr, tensors)]
+        key = (device, *map(_DTYPE, tensors), *[address % 16 for address in addresses])
+        known = self._compiled.get(key)
+        if known is None:
+            arguments = (*tensors, *self.sizes, *numbers)
+            made = self.kernel[(self.programs,)](*arguments, **self.flags)
+            constants = self.kernel.arg_names[len(arguments) :]
+            self._compiled[key] = made, tuple(self.flags[name] for name in constants)
+            return
+        made, constants = known
+        if _watched():
+            made[(self.programs, 1, 1)](*tensors, *self.sizes, *numbers, *constants)
+            return
+        # What Triton comes to in the line above, but nobody is told, and there are addresses: about a tensor
+        # it would ask the driver.
+        made.run(
+            self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), made.function,
+            made.packed_metadata, None, None, None, *addresses, *self.sizes, *numbers, *constants,
+        )  # fmt: skip
 
 
 def _watched() -> bool:
-    """Whether someone, such as a profiler, is to be told of every launch, or this Triton does not say."""
+    """Whether someone, such as a profiler, wants to know of every launch, or this Triton does not say."""
     hooks = _hooks()
     if hooks is None:
         return True
@@ -465,11 +465,9 @@ def run(
     flags: dict[str, Any],
 ) -> None:
     """Launch a kernel on the device of its tensors."""
-    _launch(kernel, programs, (*sizes, *numbers), tuple(flags.items()))(pointers)
+    _launch(kernel, programs, sizes, tuple(flags.items()))(pointers, numbers)
 
 
 @lru_cache(maxsize=1024)
-def _launch(
-    kernel: Any, programs: int, scalars: tuple[float, ...], flags: tuple[tuple[str, Any], ...]
-) -> Launch:
-    return Launch(kernel, programs, scalars, dict(flags))
+def _launch(kernel: Any, programs: int, sizes: tuple[int, ...], flags: tuple[tuple[str, Any], ...]) -> Launch:
+    return Launch(kernel, programs, sizes, dict(flags))
