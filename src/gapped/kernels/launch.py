@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -67,6 +67,21 @@ class Fused:
     samples: int = 1
     soft: bool = False
     """Whether the sample is the surrogate itself."""
+
+    @cached_property
+    def numbers(self) -> tuple[float, float, float]:
+        """Temperature, gap and forward temperature; 0 for one that is a tensor, or no gap."""
+        # As floats: a whole number would be compiled as such, and the next one that is not be cut.
+        tau, gap, tau_forward = (
+            0.0 if level is None or isinstance(level, Tensor) else float(level)
+            for level in (self.tau, self.gap, self.tau_forward)
+        )
+        return tau, gap, tau_forward
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether none of them is a tensor."""
+        return not any(isinstance(level, Tensor) for level in (self.tau, self.gap, self.tau_forward))
 
 
 class Sampled(NamedTuple):
@@ -224,11 +239,11 @@ def forward(
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else None
     if count == 0:
         return Sampled(value, index, stats)
-    tensors, every, numbers = _levels(fused, logits)
+    tensors, every = _levels(fused, logits)
     if not streamed:
         kind = (fused.mode, fused.gap is None, logits.is_cuda)
         launched = _forward(kind, fused.soft, dense, every, (count, categories, stride))
-        launched((rows, key, *tensors, value, index), (*numbers, fused.samples))
+        launched((rows, key, *tensors, value, index), (*fused.numbers, fused.samples))
     else:
         assert stats is not None
         from gapped.kernels.streamed import streamed_forward_kernel
@@ -241,7 +256,7 @@ def forward(
             count,
             (rows, key, *tensors, value, index, stats),
             (categories, stride, *every),
-            (*numbers, fused.samples),
+            (*fused.numbers, fused.samples),
             flags,
         )
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
@@ -272,7 +287,8 @@ def backward(
         out = _empty(logits, torch.float32 if adds_up else None)
     if count == 0:
         return out
-    (taus, gaps, _), every, (tau, gap, _) = _levels(fused, logits)
+    (taus, gaps, _), every = _levels(fused, logits)
+    tau, gap, _ = fused.numbers
     if not streamed:
         kind = (fused.mode, fused.gap is None, logits.is_cuda)
         launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
@@ -335,19 +351,15 @@ def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], _Every, list[float]]:
-    """Temperature, gap and forward temperature as the kernels take them.
-
-    These are tensors, for how many rows one of their entries is, and numbers.
-    """
-    tensors, every, numbers = [logits, logits, logits], [0, 0, 0], [0.0, 0.0, 0.0]
-    for place, level in enumerate((fused.tau, fused.gap, fused.tau_forward)):
-        if isinstance(level, Tensor):
-            tensors[place], every[place] = _per_row(level, logits)
-        elif level is not None:
-            # A whole number would be compiled as such, and the next one that is not be cut.
-            numbers[place] = float(level)
-    return tensors, (every[0], every[1], every[2]), numbers
+def _levels(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:
+    """Temperature, gap and forward temperature as tensors; the logits stand in for those that are numbers."""
+    if fused.plain:
+        return (logits, logits, logits), (0, 0, 0)
+    (tau, a), (gap, b), (tau_forward, c) = (
+        _per_row(level, logits) if isinstance(level, Tensor) else (logits, 0)
+        for level in (fused.tau, fused.gap, fused.tau_forward)
+    )
+    return (tau, gap, tau_forward), (a, b, c)
 
 
 def _flags(mode: str, expected_gap: bool, fast: bool, every: _Every) -> dict[str, Any]:
