@@ -357,6 +357,16 @@ def test_a_choice_equals_the_one_hot_sample(name: str, backend: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_single_row_has_a_choice(backend: str) -> None:
+    logits = torch.zeros(3, device=DEVICE, requires_grad=True)
+    choice = gapped.gst_index(logits, backend=backend)
+    assert choice.index.shape == ()
+    assert choice.gate() == 1
+    table = torch.eye(3, device=DEVICE)
+    assert torch.equal(choice.select(table), table[choice.index])
+
+
 def test_a_choice_refuses_what_it_cannot_do() -> None:
     logits = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
     with pytest.raises(gapped.GappedError, match="table"):

@@ -36,7 +36,7 @@ class Elsewhere(Tensor):
 
 
 class Kernel:
-    """A kernel that notes how it is launched: through Triton, as compiled code, or as directly as that goes."""
+    """A kernel that notes how it is launched: through Triton, as compiled code, or directly."""
 
     arg_names = ("p_from", "p_to", "s_rows", "s_tau", "MODE", "BLOCK")
 

@@ -240,17 +240,12 @@ def forward(
     if count == 0:
         return Sampled(value, index, stats)
     tensors, every = _levels(fused, logits)
-    if not streamed:
-        kind = (fused.mode, fused.gap is None, logits.is_cuda)
-        launched = _forward(kind, fused.soft, dense, every, (count, categories, stride))
-        launched((rows, key, *tensors, value, index), (*fused.numbers, fused.samples))
-    else:
-        assert stats is not None
+    kind = (fused.mode, fused.gap is None, logits.is_cuda)
+    if stats is not None:
         from gapped.kernels.streamed import streamed_forward_kernel
 
-        flags = _flags(fused.mode, fused.gap is None, logits.is_cuda, every)
-        flags |= {"SOFT": fused.soft, "DENSE": dense, "PIECES": _power(-(-categories // _STREAM))}
-        flags |= {"BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
+        flags = _flags(*kind, every) | {"SOFT": fused.soft, "DENSE": dense}
+        flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         run(
             streamed_forward_kernel,
             count,
@@ -259,6 +254,9 @@ def forward(
             (*fused.numbers, fused.samples),
             flags,
         )
+    else:
+        launched = _forward(kind, fused.soft, dense, every, (count, categories, stride))
+        launched((rows, key, *tensors, value, index), (*fused.numbers, fused.samples))
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
 
@@ -289,21 +287,20 @@ def backward(
         return out
     (taus, gaps, _), every = _levels(fused, logits)
     tau, gap, _ = fused.numbers
-    if not streamed:
-        kind = (fused.mode, fused.gap is None, logits.is_cuda)
-        launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
-        launched((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
-    else:
-        assert stats is not None
+    kind = (fused.mode, fused.gap is None, logits.is_cuda)
+    if streamed:
         from gapped.kernels.streamed import streamed_backward_kernel
 
-        flags = _flags(fused.mode, fused.gap is None, logits.is_cuda, every)
+        assert stats is not None
+        flags = _flags(*kind, every) | {"AT_INDEX": at_index}
         del flags["TAU_FORWARD_PER_ROW"]
-        flags["AT_INDEX"] = at_index
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
         sizes = (categories, stride, grad_stride, *every[:2])
         run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+    else:
+        launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
+        launched((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
     return out.to(logits.dtype) if adds_up else out
 
 
