@@ -16,8 +16,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import gapped
-from gapped.kernels import launch
-from gapped.kernels.launch import Fused, Launch
+from gapped.kernels import launch, runner
+from gapped.kernels.launch import Fused
+from gapped.kernels.runner import Launch
 from gapped.pathwise.base import made
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
@@ -149,7 +150,7 @@ def test_who_wants_to_know_of_launches_is_told(
 
 
 def test_a_triton_that_has_no_hooks_launches_itself(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_hooks", lambda: None)
+    monkeypatch.setattr(runner, "_hooks", lambda: None)
     kept = Launch(kernel, 7, (5,), {"BLOCK": 64, "MODE": 2})
     for _ in range(2):
         kept(tensors(), (0.5,))

@@ -6,19 +6,19 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gapped.kernels.runner import Launch, run
+
 __all__ = [
     "BACKENDS",
     "Fused",
-    "Launch",
     "Sampled",
     "backend_used",
     "backward",
@@ -28,7 +28,6 @@ __all__ = [
     "partition",
     "refusal",
     "row_matrix",
-    "run",
     "runs_on",
     "sample",
     "sample_side_by_side",
@@ -399,84 +398,3 @@ def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, 
     # A row that is longer than a block has more threads instead.
     warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
-
-
-_DTYPE = attrgetter("dtype")
-
-
-class Launch:
-    """A kernel with its programs, its sizes and its flags: what is left are tensors and numbers.
-
-    Triton finds out at every launch what a kernel has to be compiled for, which takes longer than a small
-    kernel runs. Here that is done once for each combination of what it still depends on. Numbers are of the
-    same types at every call.
-    """
-
-    def __init__(self, kernel: Any, programs: int, sizes: tuple[int, ...], flags: dict[str, Any]) -> None:
-        self.kernel, self.programs, self.sizes, self.flags = kernel, programs, sizes, flags
-        self._compiled: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
-
-    def __call__(self, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
-        """Launch it on the device of the tensors."""
-        if not tensors[0].is_cuda:
-            self.kernel[(self.programs,)](*tensors, *self.sizes, *numbers, **self.flags)
-            return
-        device = tensors[0].get_device()
-        if device != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self(tensors, numbers)
-            return
-        addresses = [*map(Tensor.data_ptr, tensors)]
-        key = (device, *map(_DTYPE, tensors), *[address % 16 for address in addresses])
-        known = self._compiled.get(key)
-        if known is None:
-            arguments = (*tensors, *self.sizes, *numbers)
-            made = self.kernel[(self.programs,)](*arguments, **self.flags)
-            constants = self.kernel.arg_names[len(arguments) :]
-            self._compiled[key] = made, tuple(self.flags[name] for name in constants)
-            return
-        made, constants = known
-        if _watched():
-            made[(self.programs, 1, 1)](*tensors, *self.sizes, *numbers, *constants)
-            return
-        # What Triton comes to in the line above, but nobody is told, and there are addresses: about a tensor
-        # it would ask the driver.
-        made.run(
-            self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), made.function,
-            made.packed_metadata, None, None, None, *addresses, *self.sizes, *numbers, *constants,
-        )  # fmt: skip
-
-
-def _watched() -> bool:
-    """Whether someone, such as a profiler, wants to know of every launch, or this Triton does not say."""
-    hooks = _hooks()
-    if hooks is None:
-        return True
-    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
-
-
-@cache
-def _hooks() -> Any:
-    try:
-        from triton import knobs
-    except ImportError:  # before Triton 3.4
-        return None
-    return knobs.runtime
-
-
-def run(
-    kernel: Any,
-    programs: int,
-    pointers: tuple[Tensor, ...],
-    sizes: tuple[int, ...],
-    numbers: tuple[float, ...],
-    flags: dict[str, Any],
-) -> None:
-    """Launch a kernel on the device of its tensors."""
-    _launch(kernel, programs, sizes, tuple(flags.items()))(pointers, numbers)
-
-
-@lru_cache(maxsize=1024)
-def _launch(kernel: Any, programs: int, sizes: tuple[int, ...], flags: tuple[tuple[str, Any], ...]) -> Launch:
-    return Launch(kernel, programs, sizes, dict(flags))

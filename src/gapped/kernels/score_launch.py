@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gapped.kernels.launch import LONGEST_BLOCK, Fused, draw_key, partition, refusal, row_matrix, run
+from gapped.kernels.launch import LONGEST_BLOCK, Fused, draw_key, partition, refusal, row_matrix
+from gapped.kernels.runner import run
 
 __all__ = ["applies", "draw", "one_hot", "score", "tree_gradient", "tree_index"]
 
