@@ -6,7 +6,9 @@ Without a GPU they run in Triton's interpreter. The same tests run on a GPU with
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -214,13 +216,13 @@ def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
     monkeypatch: pytest.MonkeyPatch, categories: int
 ) -> None:
     """Every buffer starts as NaN here: an element that is not written would show in the sound rows."""
-    plain = torch.empty
 
-    def poisoned(*shape: object, **options: object) -> Tensor:
-        made: Tensor = plain(*shape, **options)  # type: ignore[call-overload]
+    def poisoned(make: Callable[..., Tensor], *of: object, **options: object) -> Tensor:
+        made = make(*of, **options)
         return made.fill_(torch.nan) if made.is_floating_point() else made.fill_(torch.iinfo(made.dtype).max)
 
-    monkeypatch.setattr(torch, "empty", poisoned)
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, partial(poisoned, getattr(torch, name)))
     logits = example(9, categories)
     logits[5, 2] = torch.nan
     grad = torch.ones_like(logits).cumsum(-1)
@@ -355,6 +357,16 @@ def test_a_choice_equals_the_one_hot_sample(name: str, backend: str) -> None:
         results.append((index, selected, gate, *torch.autograd.grad(cost, (logits, table))))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_single_row_has_a_choice(backend: str) -> None:
+    logits = torch.zeros(3, device=DEVICE, requires_grad=True)
+    choice = gapped.gst_index(logits, backend=backend)
+    assert choice.index.shape == ()
+    assert choice.gate() == 1
+    table = torch.eye(3, device=DEVICE)
+    assert torch.equal(choice.select(table), table[choice.index])
 
 
 def test_a_choice_refuses_what_it_cannot_do() -> None:

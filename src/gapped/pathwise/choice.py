@@ -65,7 +65,7 @@ class Choice:
     def _only_sampled(self, values: Tensor) -> Tensor:
         """`values`, but zero where a row has no sample and NaN where it holds a NaN."""
         categories = self._logits.shape[-1]
-        index = self.index.view(*self.index.shape, *(1 for _ in values.shape[self.index.dim() :]))
+        index = self.index.view((*self.index.shape, *(1 for _ in values.shape[self.index.dim() :])))
         values = torch.where(index == categories, 0.0, values)
         return torch.where(index > categories, torch.nan, values)
 

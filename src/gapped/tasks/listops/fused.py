@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.kernels.launch import run
+from gapped.kernels.runner import run
 from gapped.tasks.listops import kernels
 from gapped.tasks.listops.parts import Tables
 
