@@ -39,8 +39,14 @@ _BLOCK = (1024, 4)
 _RAO_BLOCK = (256, 2)
 # So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
 _PROGRAMS = 256
-# The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
+# The same for rows that are streamed. Backward a row is split over programs that hold so many bytes of it each.
 _STREAM, _STREAM_WARPS = 4096, 16
+_PART_BYTES, _PART_WARPS = 16384, 8
+# So few registers let one more program onto a multiprocessor; it takes no more, where the weights are simple.
+_PART_REGISTERS = 64
+# A row's programs wait for each other, so that all must fit on the smallest GPU. Longer rows are read twice:
+# few large programs leave them in the cache.
+_MOST_PARTS = 32
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTALLED = find_spec("triton") is not None
@@ -271,7 +277,19 @@ def backward(
     flags["AT_INDEX"] = at_index
     if count == 0:
         return out
-    if streamed:
+    parts, blocks = _parts(logits, fused.mode)
+    if streamed and not adds_up and parts <= _MOST_PARTS:
+        from gapped.kernels.split import split_backward_kernel
+
+        # A word for the sums of each part, and one more that only ReinMax needs.
+        words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
+        pointers = (rows, index, stats, grads, key, taus, gaps, out, words)
+        sizes = (categories, stride, grad_stride, *every[:2])
+        # The interpreter runs one program after the other. None waits for long there if all have run before.
+        for waits in (True,) if logits.is_cuda else (False, True):
+            flags["WAITS"] = waits
+            run(split_backward_kernel, count * parts, pointers, sizes, (tau, gap), flags | blocks)
+    elif streamed:
         from gapped.kernels.streamed import streamed_backward_kernel
 
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
@@ -348,6 +366,16 @@ def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, 
     # A row that is longer than a block has more threads instead.
     warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
+
+
+def _parts(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:
+    """Over how many programs a row is split in the backward pass, and how much of it each one holds."""
+    categories, size = logits.shape[-1], logits.element_size()
+    block = min(_power(categories), _PART_BYTES // size)
+    parts = -(-categories // block)
+    simple = size == 2 and mode in ("gst", "straight-through")
+    flags = {"PARTS": parts, "LANES": _power(parts), "BLOCK": block, "num_warps": _PART_WARPS}
+    return parts, flags | ({"maxnreg": _PART_REGISTERS} if simple else {})
 
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
