@@ -39,14 +39,14 @@ _BLOCK = (1024, 4)
 _RAO_BLOCK = (256, 2)
 # So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
 _PROGRAMS = 256
-# The same for rows that are streamed. Backward a row is split over programs that hold so many bytes of it each.
+# The same for rows that are streamed.
 _STREAM, _STREAM_WARPS = 4096, 16
-_PART_BYTES, _PART_WARPS = 16384, 8
-# So few registers let one more program onto a multiprocessor; it takes no more, where the weights are simple.
-_PART_REGISTERS = 64
-# A row's programs wait for each other, so that all must fit on the smallest GPU. Longer rows are read twice:
-# few large programs leave them in the cache.
+# Backward a row is split over programs that hold so many bytes of its logits each. With so few registers one
+# program more fits on a multiprocessor; only simple weights of half precision need no more.
+_PART_BYTES, _PART_WARPS, _PART_REGISTERS = 16384, 8, 64
+# A row's programs wait for each other: even a small GPU must have places for all of them.
 _MOST_PARTS = 32
+# Still longer rows are read twice. Few large programs leave them in the cache.
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTALLED = find_spec("triton") is not None
@@ -285,7 +285,7 @@ def backward(
         words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
         pointers = (rows, index, stats, grads, key, taus, gaps, out, words)
         sizes = (categories, stride, grad_stride, *every[:2])
-        # The interpreter runs one program after the other. None waits for long there if all have run before.
+        # The interpreter runs one program after the other: there, all publish their sums before any waits.
         for waits in (True,) if logits.is_cuda else (False, True):
             flags["WAITS"] = waits
             run(split_backward_kernel, count * parts, pointers, sizes, (tau, gap), flags | blocks)

@@ -1,14 +1,13 @@
 """The backward pass of long rows, each split over several programs that stay in touch.
 
 A program keeps its part of the row in registers: it reads the part, sums, tells the other programs of its row
-and hears from them, and writes. So logits and gradient are read once, however long the row is and however
-small the cache, where `streamed_backward_kernel` reads them twice.
+and hears from them, and writes. So logits and gradient are read once, whatever the cache holds, where
+`streamed_backward_kernel` reads them twice.
 
-Programs that wait for each other must all be running. Those of a row have consecutive numbers, and programs
-are started in the order of their numbers, so that a program waits only for ones that run already or are next
-in line: a row's programs have to fit on the device beside each other, no more. (Scans with decoupled
-look-back, Merrill and Garland 2016, rely on the same order.) Kernels on other streams may take places, but
-each has at most one row that has begun and cannot go on.
+Programs that wait for each other must all be running. Those of a row have consecutive numbers, and a GPU
+starts programs in the order of their numbers (the scans of CUB rely on it too). So a program waits only for
+ones that run already or are next in line, and it is enough that one row's programs fit on the GPU beside each
+other. Kernels on other streams may take places, but each has at most one row there that cannot go on.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ def _hear(p_words, PARTS: tl.constexpr, LANES: tl.constexpr):
     """The two sums of the row, added in the same order whichever part came first."""
     b_parts = tl.arange(0, LANES)
     b_inside = b_parts < PARTS
-    # An atomic operation that changes nothing reads what is there now, not what a cache holds.
     b_words = tl.zeros([LANES], tl.int64)
     while tl.max(tl.where(b_inside, b_words, -1), 0) >= 0:
+        # An atomic operation that changes nothing reads what is there now, not what a cache holds.
         b_words = tl.atomic_or(p_words + b_parts, 0, mask=b_inside, sem="relaxed")
     b_sums = ((b_words >> 32).to(tl.uint32) & (_SIGN - 1)).to(tl.float32, bitcast=True)
     b_dots = b_words.to(tl.uint32).to(tl.float32, bitcast=True)
@@ -92,7 +91,7 @@ def split_backward_kernel(
     WAITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Part `BLOCK` of a row: `p_words` are two zeros for each part. Without `WAITS` it ends before it waits."""
+    """`p_words` are two zeros for each part. Without `WAITS` a program ends where it would begin to wait."""
     s_program = tl.program_id(0)
     s_row = (s_program // PARTS).to(tl.int64)
     s_part = s_program % PARTS

@@ -110,9 +110,7 @@ def weights(
 
 
 @triton.jit
-def centres(
-    s_sum, s_dot, s_plain_dot, s_total, p_grad, s_index, MODE: tl.constexpr, AT_INDEX: tl.constexpr
-):
+def centres(s_sum, s_dot, s_plain_dot, s_total, p_grad, s_index, MODE: tl.constexpr, AT_INDEX: tl.constexpr):
     """From a row's sums, what `gradient` takes: 1 / sum and mean gradient, of the surrogate and of softmax."""
     s_scale = capped(s_sum)
     s_mean = s_dot * s_scale
@@ -415,14 +413,31 @@ def streamed_backward_kernel(
             b_shifted = b_logits - s_shift
             b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _AGAIN)
             b_weight = weights(
-                b_shifted, b_columns, s_categories, s_seed, s_row, s_index, s_second, s_level, s_tau, MODE, FAST
+                b_shifted,
+                b_columns,
+                s_categories,
+                s_seed,
+                s_row,
+                s_index,
+                s_second,
+                s_level,
+                s_tau,
+                MODE,
+                FAST,
             )
             b_sum += b_weight
             b_dot += b_weight * b_grad
             if MODE == REINMAX:
                 b_plain_dot += exp2(b_shifted * _LOG2_E, FAST) * b_grad
         s_scale, s_mean, s_plain, s_plain_mean = centres(
-            tl.sum(b_sum, 0), tl.sum(b_dot, 0), tl.sum(b_plain_dot, 0), s_second, p_grad, s_index, MODE, AT_INDEX
+            tl.sum(b_sum, 0),
+            tl.sum(b_dot, 0),
+            tl.sum(b_plain_dot, 0),
+            s_second,
+            p_grad,
+            s_index,
+            MODE,
+            AT_INDEX,
         )
         s_last = (s_categories - 1) // BLOCK * BLOCK
         for s_done in range(0, s_categories, BLOCK):
@@ -431,7 +446,17 @@ def streamed_backward_kernel(
             b_shifted = b_logits - s_shift
             b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _NEVER)
             b_weight = weights(
-                b_shifted, b_columns, s_categories, s_seed, s_row, s_index, s_second, s_level, s_tau, MODE, FAST
+                b_shifted,
+                b_columns,
+                s_categories,
+                s_seed,
+                s_row,
+                s_index,
+                s_second,
+                s_level,
+                s_tau,
+                MODE,
+                FAST,
             )
             b_out = gradient(
                 b_weight, b_shifted, b_grad, b_columns == s_index, s_scale, s_mean, s_plain,
