@@ -107,7 +107,7 @@ def split_backward_kernel(
     )
     s_index = tl.load(p_index + s_row).to(tl.int32)
     if AT_INDEX:
-        b_grad = tl.where(b_columns == s_index, tl.load(p_grad), 0.0)
+        b_grad = tl.where(b_columns == s_index, tl.load(p_grad).to(tl.float32), 0.0)
     else:
         b_grad = tl.load(p_grad + b_columns, mask=b_inside, other=0.0, eviction_policy="evict_first")
     if s_index >= s_categories:
