@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from torch.autograd.function import once_differentiable
 __all__ = [
     "BACKENDS",
     "Fused",
+    "Launch",
     "Sampled",
     "backend_used",
     "backward",
@@ -49,6 +52,7 @@ _MOST_PARTS = 32
 # Still longer rows are read twice. Few large programs leave them in the cache.
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SHORT = torch.iinfo(torch.int16).max
 _INSTALLED = find_spec("triton") is not None
 
 _used: str | None = None
@@ -70,6 +74,21 @@ class Fused:
     soft: bool = False
     """Whether the sample is the surrogate itself."""
 
+    @cached_property
+    def numbers(self) -> tuple[float, float, float]:
+        """Temperature, gap and forward temperature; 0 for one that is a tensor, or no gap."""
+        # As floats: a whole number would be compiled as such, and the next one that is not be cut.
+        tau, gap, tau_forward = (
+            0.0 if level is None or isinstance(level, Tensor) else float(level)
+            for level in (self.tau, self.gap, self.tau_forward)
+        )
+        return tau, gap, tau_forward
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether none of them is a tensor."""
+        return not any(isinstance(level, Tensor) for level in (self.tau, self.gap, self.tau_forward))
+
 
 class Sampled(NamedTuple):
     """What a forward pass leaves behind."""
@@ -79,8 +98,8 @@ class Sampled(NamedTuple):
     chosen: Tensor
     """The rows' indices, flat, int16 or int32: one past the last category where a row has none, two past it
     where it holds a NaN."""
-    stats: Tensor
-    """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; empty otherwise."""
+    stats: Tensor | None
+    """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; None otherwise."""
 
 
 def backend_used() -> str | None:
@@ -106,7 +125,7 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
         return "this estimator, or this option of it, has no kernel"
     if not _INSTALLED:
         return "Triton is not installed (pip install triton)"
-    if not runs_on(logits.device):
+    if not logits.is_cuda and not runs_on(logits.device):
         return f"the logits are on {logits.device.type}, the kernels run on cuda"
     if logits.dtype not in _DTYPES:
         return f"the logits are {logits.dtype}, the kernels take float32, bfloat16 and float16"
@@ -119,7 +138,7 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
 
 def index_dtype(categories: int) -> torch.dtype:
     """Indices in few bytes: beside short rows even they count. Two more than the categories must fit."""
-    return torch.int16 if categories < torch.iinfo(torch.int16).max else torch.int32
+    return torch.int16 if categories < _SHORT else torch.int32
 
 
 def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
@@ -137,6 +156,16 @@ def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> T
     return _Sample.apply(logits, key, fused)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """`once_differentiable`, at no cost where nobody can differentiate a second time."""
+    guarded = once_differentiable(backward)
+
+    def chosen(ctx: Any, *grads: Tensor) -> Any:
+        return guarded(ctx, *grads) if torch.is_grad_enabled() else backward(ctx, *grads)
+
+    return chosen
+
+
 class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
@@ -146,7 +175,7 @@ class _Sample(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, index, stats, key = ctx.saved_tensors
         return backward(logits, index, stats, key, grad, ctx.fused), None, None
@@ -166,7 +195,7 @@ def sample_side_by_side(
 class _SideBySide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], every: Sequence[Fused]) -> Tensor:
-        value = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        value = _empty(logits)
         chosen = [
             forward(piece, key, fused, out=out).chosen
             for piece, key, fused, out in zip(
@@ -182,10 +211,10 @@ class _SideBySide(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, keys, *chosen = ctx.saved_tensors
-        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        gradient = _empty(logits)
         for piece, index, key, of, fused, out in zip(
             torch.split(logits, ctx.sizes),
             chosen,
@@ -195,7 +224,7 @@ class _SideBySide(torch.autograd.Function):
             torch.split(gradient, ctx.sizes),
             strict=True,
         ):
-            backward(piece, index, index[:0], key, of, fused, out=out)
+            backward(piece, index, None, key, of, fused, out=out)
         return gradient, None, None, None
 
 
@@ -203,53 +232,46 @@ def forward(
     logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True, out: Tensor | None = None
 ) -> Sampled:
     """Draw a sample; without `dense` only its index. For rows in one block it may be written to `out`."""
-    rows, stride = row_matrix(logits)
-    count, categories = rows.shape
+    rows, count, stride = row_matrix(logits)
+    categories = logits.shape[-1]
     streamed = categories > LONGEST_BLOCK
     # Conditional draws of a streamed row are added up in the sample itself.
     adds_up = streamed and fused.soft and fused.mode == "gumbel-rao"
     assert out is None or not streamed
     value = out
     if value is None:
-        value = torch.empty(
-            logits.shape if dense else (0,),
-            dtype=torch.float32 if adds_up else logits.dtype,
-            device=logits.device,
-        )
+        value = _empty(logits, torch.float32 if adds_up else None) if dense else logits.new_empty(0)
     index = torch.empty(count, dtype=index_dtype(categories), device=logits.device)
-    stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else index[:0]
-    tensors, every, numbers, flags = _levels(fused, logits)
-    pointers: tuple[Tensor, ...]
-    flags |= {"SOFT": fused.soft, "DENSE": dense}
+    stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else None
     if count == 0:
         return Sampled(value, index, stats)
-    if streamed:
+    tensors, every = _levels(fused, logits)
+    if not streamed:
+        kind = (fused.mode, fused.gap is None, logits.is_cuda)
+        launched = _forward(kind, fused.soft, dense, every, (count, categories, stride))
+        launched((rows, key, *tensors, value, index), (*fused.numbers, fused.samples))
+    else:
+        assert stats is not None
         from gapped.kernels.streamed import streamed_forward_kernel
 
-        flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
-        pointers = (rows, key, *tensors, value, index, stats)
+        flags = _flags(fused.mode, fused.gap is None, logits.is_cuda, every)
+        flags |= {"SOFT": fused.soft, "DENSE": dense, "PIECES": _power(-(-categories // _STREAM))}
+        flags |= {"BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         run(
             streamed_forward_kernel,
             count,
-            pointers,
+            (rows, key, *tensors, value, index, stats),
             (categories, stride, *every),
-            (*numbers, fused.samples),
+            (*fused.numbers, fused.samples),
             flags,
         )
-    else:
-        from gapped.kernels.fused import forward_kernel
-
-        programs, blocks = partition(count, categories, loops=fused.soft and fused.mode == "gumbel-rao")
-        pointers = (rows, key, *tensors, value, index)
-        sizes = (count, categories, stride, *every)
-        run(forward_kernel, programs, pointers, sizes, (*numbers, fused.samples), flags | blocks)
     return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
 
 
 def backward(
     logits: Tensor,
     index: Tensor,
-    stats: Tensor,
+    stats: Tensor | None,
     key: Tensor,
     grad: Tensor,
     fused: Fused,
@@ -261,83 +283,114 @@ def backward(
 
     For rows in one block it may be written to `out`.
     """
-    rows, stride = row_matrix(logits)
-    grads, grad_stride = (grad.contiguous(), 1) if at_index else row_matrix(grad)
-    count, categories = rows.shape
+    rows, count, stride = row_matrix(logits)
+    grads, _, grad_stride = (grad.contiguous(), count, 1) if at_index else row_matrix(grad)
+    categories = logits.shape[-1]
     streamed = categories > LONGEST_BLOCK
     adds_up = streamed and fused.mode == "gumbel-rao"
     assert out is None or not streamed
     if out is None:
-        dtype = torch.float32 if adds_up else logits.dtype
-        out = torch.empty(logits.shape, dtype=dtype, device=logits.device)
-    (taus, gaps, _), every, (tau, gap, _), flags = _levels(fused, logits)
-    pointers: tuple[Tensor, ...]
-    sizes: tuple[int, ...]
-    del flags["TAU_FORWARD_PER_ROW"]
-    flags["AT_INDEX"] = at_index
+        out = _empty(logits, torch.float32 if adds_up else None)
     if count == 0:
         return out
-    parts, blocks = _parts(logits, fused.mode)
-    if streamed and not adds_up and parts <= _MOST_PARTS:
-        from gapped.kernels.split import split_backward_kernel
-
-        # A word for the sums of each part, and one more that only ReinMax needs.
-        words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
-        pointers = (rows, index, stats, grads, key, taus, gaps, out, words)
-        sizes = (categories, stride, grad_stride, *every[:2])
-        # The interpreter runs one program after the other: there, all publish their sums before any waits.
-        for waits in (True,) if logits.is_cuda else (False, True):
-            flags["WAITS"] = waits
-            run(split_backward_kernel, count * parts, pointers, sizes, (tau, gap), flags | blocks)
-    elif streamed:
-        from gapped.kernels.streamed import streamed_backward_kernel
-
-        flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
+    (taus, gaps, _), every = _levels(fused, logits)
+    tau, gap, _ = fused.numbers
+    if not streamed:
+        kind = (fused.mode, fused.gap is None, logits.is_cuda)
+        launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
+        launched((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
+    else:
+        assert stats is not None
+        flags = _flags(fused.mode, fused.gap is None, logits.is_cuda, every)
+        del flags["TAU_FORWARD_PER_ROW"]
+        flags["AT_INDEX"] = at_index
         pointers = (rows, index, stats, grads, key, taus, gaps, out)
         sizes = (categories, stride, grad_stride, *every[:2])
-        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
-    else:
-        from gapped.kernels.fused import backward_kernel
+        parts, blocks = _parts(logits, fused.mode)
+        if adds_up or parts > _MOST_PARTS:
+            from gapped.kernels.streamed import streamed_backward_kernel
 
-        programs, blocks = partition(count, categories, loops=fused.mode == "gumbel-rao")
-        pointers = (rows, index, grads, key, taus, gaps, out)
-        sizes = (count, categories, stride, grad_stride, *every[:2])
-        flags |= {"DETACHED": fused.detach, **blocks}
-        run(backward_kernel, programs, pointers, sizes, (tau, gap, fused.samples), flags)
+            flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
+            run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+        else:
+            from gapped.kernels.split import split_backward_kernel
+
+            # A word for the sums of each part, and one more that only ReinMax needs.
+            words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
+            # The interpreter runs one program after the other: there, all publish before any waits.
+            for waits in (True,) if logits.is_cuda else (False, True):
+                flags |= {"WAITS": waits, **blocks}
+                run(split_backward_kernel, count * parts, (*pointers, words), sizes, (tau, gap), flags)
     return out.to(logits.dtype) if adds_up else out
 
 
-def row_matrix(x: Tensor) -> tuple[Tensor, int]:
-    """`x` as a matrix whose categories are adjacent in memory, and the distance of its rows."""
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    matrix = x.reshape(-1, x.shape[-1])
-    return matrix, matrix.stride(0)
+_Kind = tuple[str, bool, bool]
+"""The mode, whether its gap is the expected one, whether it runs on a GPU."""
+_Every = tuple[int, int, int]
+"""For how many rows one entry of temperature, gap and forward temperature is; 0 for a number."""
 
 
-def _levels(fused: Fused, logits: Tensor) -> tuple[list[Tensor], list[int], list[float], dict[str, Any]]:
-    """Temperature, gap and forward temperature as the kernels take them.
+# Launches are kept: working out how to launch takes the host longer than a small kernel runs.
+@lru_cache(maxsize=1024)
+def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[int, int, int]) -> Launch:
+    """The launch of `forward` for rows in one block."""
+    from gapped.kernels.fused import forward_kernel
 
-    These are tensors, for how many rows one of their entries is, numbers, and flags.
-    """
+    programs, blocks = partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
+    flags = {**_flags(*kind, every), "SOFT": soft, "DENSE": dense, **blocks}
+    return Launch(forward_kernel, programs, (*sizes, *every), flags)
+
+
+@lru_cache(maxsize=1024)
+def _backward(
+    kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, int, int, int]
+) -> Launch:
+    """The launch of `backward` for rows in one block."""
+    from gapped.kernels.fused import backward_kernel
+
+    programs, blocks = partition(*sizes[:2], loops=kind[0] == "gumbel-rao")
+    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, **blocks}
+    del flags["TAU_FORWARD_PER_ROW"]
+    return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
+
+
+def row_matrix(x: Tensor) -> tuple[Tensor, int, int]:
+    """`x` with adjacent categories and rows at equal distances in memory, their number, and that distance."""
+    categories = x.shape[-1]
+    if x.is_contiguous():
+        return x, x.numel() // categories, categories
+    matrix = (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, categories)
+    return matrix, len(matrix), matrix.stride(0)
+
+
+def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for as many numbers, without gaps. `torch.empty` takes longer to understand its arguments."""
+    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _levels(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:
+    """Temperature, gap and forward temperature as tensors; the logits stand in for those that are numbers."""
+    if fused.plain:
+        return (logits, logits, logits), (0, 0, 0)
+    (tau, a), (gap, b), (tau_forward, c) = (
+        _per_row(level, logits) if isinstance(level, Tensor) else (logits, 0)
+        for level in (fused.tau, fused.gap, fused.tau_forward)
+    )
+    return (tau, gap, tau_forward), (a, b, c)
+
+
+def _flags(mode: str, expected_gap: bool, fast: bool, every: _Every) -> dict[str, Any]:
+    """The flags that all kernels have."""
     from gapped.kernels.parts import MODES
 
-    tau, gap, tau_forward = fused.tau, 1.0 if fused.gap is None else fused.gap, fused.tau_forward
-    tensors, every, numbers = [logits, logits, logits], [1, 1, 1], [0.0, 0.0, 0.0]
-    for place, level in enumerate((tau, gap, tau_forward)):
-        if isinstance(level, Tensor):
-            tensors[place], every[place] = _per_row(level, logits)
-        else:
-            numbers[place] = level
-    flags = {
-        "MODE": MODES[fused.mode],
-        "TAU_PER_ROW": tensors[0] is not logits,
-        "GAP_PER_ROW": tensors[1] is not logits,
-        "TAU_FORWARD_PER_ROW": tensors[2] is not logits,
-        "EXPECTED_GAP": fused.gap is None,
-        "FAST": logits.is_cuda,
+    return {
+        "MODE": MODES[mode],
+        "TAU_PER_ROW": every[0] > 0,
+        "GAP_PER_ROW": every[1] > 0,
+        "TAU_FORWARD_PER_ROW": every[2] > 0,
+        "EXPECTED_GAP": expected_gap,
+        "FAST": fast,
     }
-    return tensors, every, numbers, flags
 
 
 def _per_row(level: Tensor, logits: Tensor) -> tuple[Tensor, int]:
@@ -378,7 +431,68 @@ def _parts(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:
     return parts, flags | ({"maxnreg": _PART_REGISTERS} if simple else {})
 
 
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_DTYPE = attrgetter("dtype")
+
+
+class Launch:
+    """A kernel with its programs, its sizes and its flags: what is left are tensors and numbers.
+
+    Triton finds out at every launch what a kernel has to be compiled for, which takes longer than a small
+    kernel runs. Here that is done once for each combination of what it still depends on. Numbers are of the
+    same types at every call.
+    """
+
+    def __init__(self, kernel: Any, programs: int, sizes: tuple[int, ...], flags: dict[str, Any]) -> None:
+        self.kernel, self.programs, self.sizes, self.flags = kernel, programs, sizes, flags
+        self._compiled: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(self, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
+        """Launch it on the device of the tensors."""
+        if not tensors[0].is_cuda:
+            self.kernel[(self.programs,)](*tensors, *self.sizes, *numbers, **self.flags)
+            return
+        device = tensors[0].get_device()
+        if device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(tensors, numbers)
+            return
+        addresses = [*map(Tensor.data_ptr, tensors)]
+        key = (device, *map(_DTYPE, tensors), *[address % 16 for address in addresses])
+        known = self._compiled.get(key)
+        if known is None:
+            arguments = (*tensors, *self.sizes, *numbers)
+            made = self.kernel[(self.programs,)](*arguments, **self.flags)
+            constants = self.kernel.arg_names[len(arguments) :]
+            self._compiled[key] = made, tuple(self.flags[name] for name in constants)
+            return
+        made, constants = known
+        if _watched():
+            made[(self.programs, 1, 1)](*tensors, *self.sizes, *numbers, *constants)
+            return
+        # What Triton comes to in the line above, but nobody is told, and there are addresses: about a tensor
+        # it would ask the driver.
+        made.run(
+            self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), made.function,
+            made.packed_metadata, None, None, None, *addresses, *self.sizes, *numbers, *constants,
+        )  # fmt: skip
+
+
+def _watched() -> bool:
+    """Whether someone, such as a profiler, wants to know of every launch, or this Triton does not say."""
+    hooks = _hooks()
+    if hooks is None:
+        return True
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+@cache
+def _hooks() -> Any:
+    try:
+        from triton import knobs
+    except ImportError:  # before Triton 3.4
+        return None
+    return knobs.runtime
 
 
 def run(
@@ -389,32 +503,10 @@ def run(
     numbers: tuple[float, ...],
     flags: dict[str, Any],
 ) -> None:
-    """Launch a kernel on the device of its tensors.
+    """Launch a kernel on the device of its tensors."""
+    _launch(kernel, programs, sizes, tuple(flags.items()))(pointers, numbers)
 
-    Triton finds out at every launch what a kernel has to be compiled for, which takes longer than a small
-    kernel runs. Here that is done once for each combination of what it depends on.
-    """
-    arguments = (*pointers, *sizes, *numbers)
-    if not pointers[0].is_cuda:
-        kernel[(programs,)](*arguments, **flags)
-        return
-    device = pointers[0].device.index
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            run(kernel, programs, pointers, sizes, numbers, flags)
-        return
-    key = (
-        id(kernel),
-        device,
-        *flags.values(),
-        *[each.dtype for each in pointers],
-        *[each.data_ptr() % 16 for each in pointers],
-        *[each == 1 or 16 * (each % 16 == 0) for each in sizes],
-    )
-    known = _compiled.get(key)
-    if known is None:
-        made = kernel[(programs,)](*arguments, **flags)
-        _compiled[key] = (made, tuple(flags[name] for name in kernel.arg_names[len(arguments) :]))
-        return
-    made, constants = known
-    made[(programs, 1, 1)](*arguments, *constants)
+
+@lru_cache(maxsize=1024)
+def _launch(kernel: Any, programs: int, sizes: tuple[int, ...], flags: tuple[tuple[str, Any], ...]) -> Launch:
+    return Launch(kernel, programs, sizes, dict(flags))

@@ -30,8 +30,8 @@ def _sample(
 ) -> tuple[Tensor, Tensor, Tensor]:
     fused = _fused(mode, taus, tau, gaps, gap, detach, taus_forward, tau_forward, samples, soft)
     value, index, stats = launch.forward(logits, key, fused)
-    # An operator must not return views of what else it returns.
-    return value, index, stats.clone() if stats.numel() == 0 else stats
+    # An operator returns tensors, whether there is something in them or not.
+    return value, index, index.new_empty(0) if stats is None else stats
 
 
 @_sample.register_fake

@@ -25,8 +25,8 @@ def draw(logits: Tensor, samples: int, generator: torch.Generator | None) -> Ten
     """`samples` independent draws for each row, ``(samples, *rows)``."""
     from gapped.kernels.scores import draw_kernel
 
-    rows, stride = row_matrix(logits)
-    count, categories = rows.shape
+    rows, count, stride = row_matrix(logits)
+    categories = logits.shape[-1]
     index = torch.empty((samples, *logits.shape[:-1]), dtype=torch.int64, device=logits.device)
     key = draw_key(logits, generator)
     if count:
@@ -50,9 +50,9 @@ def score(logits: Tensor, index: Tensor, signal: Tensor) -> Tensor:
     """The mean of s (D - p): logits ``(*batch, *variables, K)``, signals ``(n, *batch)``."""
     from gapped.kernels.scores import score_kernel
 
-    rows, stride = row_matrix(logits)
+    rows, count, stride = row_matrix(logits)
     out = torch.empty(logits.shape, device=logits.device)
-    count, categories = rows.shape
+    categories = logits.shape[-1]
     if count:
         examples = signal[0].numel()
         programs, flags = partition(count, categories)
@@ -66,8 +66,8 @@ def tree_index(logits: Tensor, noise: Tensor) -> Tensor:
     """The two leaves that `noise` ``(*rows, nodes)`` leads to, ``(2, *rows)``."""
     from gapped.kernels.scores import tree_index_kernel
 
-    rows, stride = row_matrix(logits)
-    count, categories = rows.shape
+    rows, count, stride = row_matrix(logits)
+    categories = logits.shape[-1]
     index = torch.empty((2, *logits.shape[:-1]), dtype=torch.int64, device=logits.device)
     if count:
         programs, flags = partition(count, categories)
@@ -81,9 +81,9 @@ def tree_gradient(logits: Tensor, index: Tensor, signal: Tensor) -> Tensor:
     """The gradient of such a pair whose costs differ by `signal`, ``batch``."""
     from gapped.kernels.scores import tree_gradient_kernel
 
-    rows, stride = row_matrix(logits)
+    rows, count, stride = row_matrix(logits)
     out = torch.empty(logits.shape, device=logits.device)
-    count, categories = rows.shape
+    categories = logits.shape[-1]
     if count:
         programs, flags = partition(count, categories)
         pointers = (rows, index.contiguous(), signal.contiguous(), out)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from gapped.kernels import launch
 from gapped.pathwise.carry import carry
 from gapped.pathwise.choice import Choice, fused_choice, plain_choice
 
-__all__ = ["Draw", "Pathwise", "Points", "check_fit", "per_row"]
+__all__ = ["Draw", "Pathwise", "Points", "check_fit", "made", "per_row"]
 
 
 class Draw(NamedTuple):
@@ -142,7 +143,7 @@ class Pathwise(ABC):
         """What the kernels are told if they are to compute, or None."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
             return None
-        fused = self.fused()
+        fused = self.fused() if torch.compiler.is_compiling() else self._fused
         why_not = launch.refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
@@ -151,6 +152,10 @@ class Pathwise(ABC):
     def fused(self) -> launch.Fused | None:
         """What the fused kernels need to take this estimator's place; None if they cannot."""
         return None
+
+    @cached_property
+    def _fused(self) -> launch.Fused | None:
+        return self.fused()
 
     @abstractmethod
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
@@ -165,10 +170,29 @@ class Pathwise(ABC):
         return rows
 
 
+_P = TypeVar("_P", bound=Pathwise)
+_PLAIN = frozenset({bool, int, float, str})
+
+
+def made(kind: type[_P], **options: Any) -> _P:
+    """The estimator with these options. Where all of them are plain it is made, and checked, only once."""
+    # A compiler would have to follow what is kept, and has no use for it.
+    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, options.values())):
+        return kind(**options)
+    return _kept(kind, **options)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=256, typed=True)
+def _kept(kind: type[Pathwise], **options: Any) -> Pathwise:
+    return kind(**options)
+
+
 def check_fit(name: str, level: float | Tensor, like: Tensor) -> None:
     """Check that a temperature or gap has one value for each row of the logits, or for several."""
+    if not isinstance(level, Tensor):
+        return
     rows = tuple(like.shape[:-1])
-    if isinstance(level, Tensor) and not broadcasts(tuple(level.shape), rows):
+    if not broadcasts(tuple(level.shape), rows):
         accepted = f"a shape that broadcasts against {rows}, the logits' without their category axis"
         raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
 

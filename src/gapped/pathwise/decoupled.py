@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_level
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, made, per_row
 
 __all__ = ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"]
 
@@ -72,5 +72,5 @@ def decoupled_gumbel_softmax(
 
     References: Shah, Yan, Mozer, Liu (2024).
     """
-    estimator = DecoupledGumbelSoftmax(tau=tau, hard=hard, tau_forward=tau_forward, backend=backend)
+    estimator = made(DecoupledGumbelSoftmax, tau=tau, hard=hard, tau_forward=tau_forward, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

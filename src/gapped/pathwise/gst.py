@@ -13,7 +13,7 @@ from gapped import simplex
 from gapped.checks import check_flag, check_level, holds
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, made, per_row
 from gapped.pathwise.choice import Choice
 
 __all__ = ["GST", "Gap", "gst", "gst_index"]
@@ -119,7 +119,7 @@ def gst(
 
     References: Fan, Chi, Rudnicky, Ramadge (2022), equations 14 to 16 and algorithm 1.
     """
-    estimator = GST(tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
+    estimator = made(GST, tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
 
 
@@ -144,4 +144,6 @@ def gst_index(
     >>> choice.index.shape, choice.select(table).shape, choice.gate()
     (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_GateBackward>))
     """
-    return GST(tau=tau, gap=gap, backend=backend).choose(logits, dim=dim, mask=mask, generator=generator)
+    return made(GST, tau=tau, gap=gap, backend=backend).choose(
+        logits, dim=dim, mask=mask, generator=generator
+    )

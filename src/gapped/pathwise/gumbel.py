@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
 
 __all__ = ["GumbelSoftmax", "gumbel_softmax"]
 
@@ -59,6 +59,6 @@ def gumbel_softmax(
 
     References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
-    return GumbelSoftmax(tau=tau, hard=hard, backend=backend).sample(
+    return made(GumbelSoftmax, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
 
 __all__ = ["GumbelRao", "gumbel_rao"]
 
@@ -69,5 +69,5 @@ def gumbel_rao(
 
     References: Paulus, Maddison, Krause (2021).
     """
-    estimator = GumbelRao(tau=tau, hard=hard, samples=samples, backend=backend)
+    estimator = made(GumbelRao, tau=tau, hard=hard, samples=samples, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

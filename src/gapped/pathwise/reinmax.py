@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
 
 __all__ = ["ReinMax", "reinmax"]
 
@@ -68,6 +68,6 @@ def reinmax(
 
     References: Liu, Dong, Liu, Yu, Gao (2023); Shekhovtsov (2023) for ZGR.
     """
-    return ReinMax(tau=tau, hard=hard, backend=backend).sample(
+    return made(ReinMax, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
 
 __all__ = ["StraightThrough", "straight_through"]
 
@@ -53,6 +53,6 @@ def straight_through(
 
     References: Bengio, Léonard, Courville (2013).
     """
-    return StraightThrough(tau=tau, hard=hard, backend=backend).sample(
+    return made(StraightThrough, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )
