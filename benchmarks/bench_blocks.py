@@ -17,6 +17,7 @@ from gapped.kernels.launch import Fused
 
 SHORT = ((1_048_576, 64), (262_144, 256))
 RAO = ((6_400, 64, 1000), (32_000, 64, 100), (120_000, 10, 100))
+PARTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 
 
@@ -59,11 +60,19 @@ def conditional_draws() -> Iterator[str]:
 def long_rows() -> Iterator[str]:
     for rows, categories, dtype in LONG:
         logits = torch.randn(rows, categories, device="cuda", dtype=dtype)
+        shape = f"{rows} x {categories}"
+        launch._MOST_PARTS = 64
+        for part, warps, registers in PARTS:
+            launch._PART_BYTES, launch._PART_WARPS, launch._PART_REGISTERS = part, warps, registers
+            forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
+            times = f"{forward:.4f} + {backward:.4f} ms"
+            yield f"{shape}, backward parts of {part} bytes, {warps} warps, {registers} registers: {times}"
+        launch._MOST_PARTS = 0
         for block, warps in ((8192, 16), (8192, 32), (16384, 32)):
             launch._STREAM_BACK, launch._STREAM_BACK_WARPS = block, warps
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
             times = f"{forward:.4f} + {backward:.4f} ms"
-            yield f"{rows} x {categories}, backward {block} elements, {warps} warps: {times}"
+            yield f"{shape}, backward twice {block} elements, {warps} warps: {times}"
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.kernels import fused, streamed
+from gapped.kernels import fused, split, streamed
 from gapped.kernels.parts import MODES
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
-POINTERS["p_tau_forward"] = "*fp32"
+POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64"}
 NUMBERS = ("s_tau", "s_gap", "s_tau_forward")
 
 
@@ -45,6 +45,7 @@ def compiles(kernel, dtype, warps, flags):
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENSE": True, "DETACHED": False}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "PIECES": 2, "BLOCK": 1024}
+flags |= {"PARTS": 3, "LANES": 4, "WAITS": True}
 flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
 # Long rows of Gumbel-Rao are added up in float32.
 half = "*fp32" if name == "gumbel-rao" else "*bf16"
@@ -53,6 +54,8 @@ compiles(fused.backward_kernel, "*bf16", 4, flags)
 compiles(streamed.streamed_forward_kernel, half, 4, flags)
 compiles(streamed.streamed_backward_kernel, half, 4, flags)
 compiles(streamed.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
+if name != "gumbel-rao":
+    compiles(split.split_backward_kernel, half, 4, flags)
 """
 
 

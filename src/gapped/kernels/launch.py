@@ -41,8 +41,14 @@ _BLOCK = (1024, 4)
 _RAO_BLOCK = (256, 2)
 # So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
 _PROGRAMS = 256
-# The same for rows that are streamed. Backward a row is read twice: few large programs leave it in the cache.
+# The same for rows that are streamed.
 _STREAM, _STREAM_WARPS = 4096, 16
+# Backward a row is split over programs that hold so many bytes of its logits each. With so few registers one
+# program more fits on a multiprocessor; only simple weights of half precision need no more.
+_PART_BYTES, _PART_WARPS, _PART_REGISTERS = 16384, 8, 64
+# A row's programs wait for each other: even a small GPU must have places for all of them.
+_MOST_PARTS = 32
+# Still longer rows are read twice. Few large programs leave them in the cache.
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHORT = torch.iinfo(torch.int16).max
@@ -287,19 +293,30 @@ def backward(
     (taus, gaps, _), every = _levels(fused, logits)
     tau, gap, _ = fused.numbers
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
-    if streamed:
-        from gapped.kernels.streamed import streamed_backward_kernel
-
-        assert stats is not None
-        flags = _flags(*kind, every) | {"AT_INDEX": at_index}
-        del flags["TAU_FORWARD_PER_ROW"]
-        flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
-        pointers = (rows, index, stats, grads, key, taus, gaps, out)
-        sizes = (categories, stride, grad_stride, *every[:2])
-        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
-    else:
+    if not streamed:
         launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
         launched((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
+        return out
+    assert stats is not None
+    flags = _flags(*kind, every) | {"AT_INDEX": at_index}
+    del flags["TAU_FORWARD_PER_ROW"]
+    pointers = (rows, index, stats, grads, key, taus, gaps, out)
+    sizes = (categories, stride, grad_stride, *every[:2])
+    parts, blocks = _parts(logits, fused.mode)
+    if adds_up or parts > _MOST_PARTS:
+        from gapped.kernels.streamed import streamed_backward_kernel
+
+        flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
+        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+    else:
+        from gapped.kernels.split import split_backward_kernel
+
+        # A word for the sums of each part, and one more that only ReinMax needs.
+        words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
+        # The interpreter runs one program after the other: there, all publish before any waits.
+        for waits in (True,) if logits.is_cuda else (False, True):
+            flags |= {"WAITS": waits, **blocks}
+            run(split_backward_kernel, count * parts, (*pointers, words), sizes, (tau, gap), flags)
     return out.to(logits.dtype) if adds_up else out
 
 
@@ -398,3 +415,13 @@ def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, 
     # A row that is longer than a block has more threads instead.
     warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
+
+
+def _parts(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:
+    """Over how many programs a row is split in the backward pass, and how much of it each one holds."""
+    categories, size = logits.shape[-1], logits.element_size()
+    block = min(_power(categories), _PART_BYTES // size)
+    parts = -(-categories // block)
+    simple = size == 2 and mode in ("gst", "straight-through")
+    flags = {"PARTS": parts, "LANES": _power(parts), "BLOCK": block, "num_warps": _PART_WARPS}
+    return parts, flags | ({"maxnreg": _PART_REGISTERS} if simple else {})

@@ -19,6 +19,7 @@ __all__ = [
     "RAO",
     "REINMAX",
     "capped",
+    "exp2",
     "exponential",
     "gumbel",
     "level",

@@ -3,7 +3,8 @@
 Forward, every lane of a piece keeps its own running maximum and sum, so nothing is exchanged until the row
 is read. Then one lane is drawn by its share of the row, and one of that lane's few elements by its share of
 the lane: the row is read once and written once. Backward, one reading gives the sums that the gradient
-needs, a second one, in reverse so that it starts with what the cache still holds, writes it.
+needs, a second one, in reverse so that it starts with what the cache still holds, writes it; rows that are
+not longer than a few programs can hold are read only once (`split.py`).
 
 `p_stats` keeps two numbers of each row from the forward for the backward pass: what exponents are taken
 relative to, and the sum of weights; with Gumbel noise, the shift of the logits and the best score.
@@ -21,6 +22,7 @@ from gapped.kernels.parts import (
     RAO,
     REINMAX,
     capped,
+    exp2,
     exponential,
     gumbel,
     level,
@@ -31,7 +33,15 @@ from gapped.kernels.parts import (
     selected_gap,
 )
 
-__all__ = ["streamed_backward_kernel", "streamed_forward_kernel"]
+__all__ = [
+    "centres",
+    "gradient",
+    "row_gap",
+    "streamed_backward_kernel",
+    "streamed_forward_kernel",
+    "weights",
+    "write",
+]
 
 # Whether the cache should expect another reading.
 _ONCE = tl.constexpr(0)
@@ -56,7 +66,7 @@ def _piece(p, s_start, s_categories, BLOCK: tl.constexpr, other, KEEP: tl.conste
 
 
 @triton.jit
-def _write(p, b_columns, b_values, s_categories):
+def write(p, b_columns, b_values, s_categories):
     """Store one piece of a row past the cache, which has better use than output."""
     b_values = b_values.to(p.dtype.element_ty)
     tl.store(p + b_columns, b_values, mask=b_columns < s_categories, cache_modifier=".cs")
@@ -77,26 +87,56 @@ def _grads(
 @triton.jit
 def _fill(p, s_value, s_categories, BLOCK: tl.constexpr):
     for s_start in range(0, s_categories, BLOCK):
-        _write(p, s_start + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32) + s_value, s_categories)
+        write(p, s_start + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32) + s_value, s_categories)
 
 
 @triton.jit
-def _exponents(
-    p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_gap, s_tau,
-    MODE: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr, KEEP: tl.constexpr,
+def weights(
+    b_shifted, b_columns, s_categories, s_seed, s_row, s_index, s_top, s_gap, s_tau,
+    MODE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Columns, shifted logits and the logarithms of the surrogate's weights, at most about 0."""
-    b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), KEEP)
-    b_shifted = b_logits - s_shift
+    """The surrogate's weights, at most about 1, of logits relative to the row's shift."""
+    s_sharpness = _LOG2_E / s_tau
     if MODE == GST:
-        b_exponents = tl.where(b_columns == s_index, 0.0, tl.minimum(b_shifted, -s_gap)) / s_tau
+        b_scores = tl.where(b_columns == s_index, 0.0, tl.minimum(b_shifted, -s_gap))
     elif MODE == GUMBEL:
-        b_exponents = (b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top) / s_tau
-    elif MODE == DECOUPLED:
-        b_exponents = b_shifted / s_tau + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top
+        b_scores = b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top
     else:
-        b_exponents = b_shifted / s_tau
-    return b_columns, b_shifted, b_exponents
+        b_scores = b_shifted
+    b_exponents = b_scores * s_sharpness
+    if MODE == DECOUPLED:
+        b_exponents += (gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top) * _LOG2_E
+    return exp2(b_exponents, FAST)
+
+
+@triton.jit
+def centres(s_sum, s_dot, s_plain_dot, s_total, p_grad, s_index, MODE: tl.constexpr, AT_INDEX: tl.constexpr):
+    """From a row's sums, what `gradient` takes: 1 / sum and mean gradient, of the surrogate and of softmax."""
+    s_scale = capped(s_sum)
+    s_mean = s_dot * s_scale
+    s_plain = capped(s_total)
+    if MODE == REINMAX:
+        p_chosen = p_grad
+        if not AT_INDEX:
+            p_chosen += s_index
+        s_mean = (s_mean + tl.load(p_chosen).to(tl.float32)) / 2
+    return s_scale, s_mean, s_plain, s_plain_dot * s_plain
+
+
+@triton.jit
+def gradient(
+    b_weight, b_shifted, b_grad, b_selected, s_scale, s_mean, s_plain, s_plain_mean, s_tau,
+    MODE: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the logits: the points' Jacobians times that of the sample."""
+    if MODE == REINMAX:
+        # The first point is the mean of the surrogate and the one-hot sample, and counts twice.
+        b_twice = b_weight * s_scale + b_selected.to(tl.float32)
+        b_plain = exp2(b_shifted * _LOG2_E, FAST) * s_plain
+        b_out = b_twice * (b_grad - s_mean) - b_plain * (b_grad - s_plain_mean) / 2
+    else:
+        b_out = b_weight * (s_scale / s_tau) * (b_grad - s_mean)
+    return b_out
 
 
 @triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
@@ -157,7 +197,7 @@ def streamed_forward_kernel(
             if MODE == DECOUPLED:
                 b_sharp = tl.maximum(b_sharp, (b_logits - s_shift) / s_tau + b_noise)
             if DENSE and not SOFT:
-                _write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+                write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
         s_best = tl.max(b_best, 0)
         s_index = tl.min(tl.where(b_best == s_best, b_where, s_categories), 0)
         s_top = s_best
@@ -177,7 +217,7 @@ def streamed_forward_kernel(
             b_sum = tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
             b_max = tl.maximum(b_max, b_logits)
             if DENSE and not SOFT:
-                _write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+                write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
         s_shift = tl.max(b_max, 0)
         b_share = tl.where(b_sum > 0, b_sum * tl.exp(b_max - s_shift), 0.0)
         b_running = tl.cumsum(b_share.to(tl.float64), 0)
@@ -215,24 +255,25 @@ def streamed_forward_kernel(
             else:
                 s_level = s_tau
                 if MODE == GST:
-                    s_level = _row_gap(
+                    s_level = row_gap(
                         p_gap, s_gap, s_gap_every, p_logits, s_row, s_index, s_shift, s_second, s_categories,
                         EXPECTED_GAP, GAP_PER_ROW,
                     )  # fmt: skip
                 b_sum = tl.zeros([BLOCK], tl.float32)
                 for s_start in range(0, s_categories, BLOCK):
-                    b_columns, b_shifted, b_exponents = _exponents(
-                        p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_level, s_tau,
-                        MODE, BLOCK, FAST, _ONCE,
+                    b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
+                    b_sum += weights(
+                        b_logits - s_shift, b_columns, s_categories, s_seed, s_row, s_index, s_top, s_level,
+                        s_tau, MODE, FAST,
                     )  # fmt: skip
-                    b_sum += tl.exp(b_exponents)
                 s_scale = capped(tl.sum(b_sum, 0))
                 for s_start in range(0, s_categories, BLOCK):
-                    b_columns, b_shifted, b_exponents = _exponents(
-                        p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_top, s_level, s_tau,
-                        MODE, BLOCK, FAST, _ONCE,
+                    b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
+                    b_weight = weights(
+                        b_logits - s_shift, b_columns, s_categories, s_seed, s_row, s_index, s_top, s_level,
+                        s_tau, MODE, FAST,
                     )  # fmt: skip
-                    _write(p_value, b_columns, tl.exp(b_exponents) * s_scale, s_categories)
+                    write(p_value, b_columns, b_weight * s_scale, s_categories)
         elif s_index < s_categories:
             # The zero at this place was written by another thread.
             tl.debug_barrier()
@@ -240,7 +281,7 @@ def streamed_forward_kernel(
 
 
 @triton.jit
-def _row_gap(
+def row_gap(
     p_gap, s_gap, s_every, p_logits, s_row, s_index, s_shift, s_total, s_categories,
     EXPECTED: tl.constexpr, PER_ROW: tl.constexpr,
 ):  # fmt: skip
@@ -360,7 +401,7 @@ def streamed_backward_kernel(
     else:
         s_level = s_tau
         if MODE == GST:
-            s_level = _row_gap(
+            s_level = row_gap(
                 p_gap, s_gap, s_gap_every, p_logits, s_row, s_index, s_shift, s_second, s_categories,
                 EXPECTED_GAP, GAP_PER_ROW,
             )  # fmt: skip
@@ -368,38 +409,57 @@ def streamed_backward_kernel(
         b_dot = b_sum
         b_plain_dot = b_sum
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_shifted, b_exponents = _exponents(
-                p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_second, s_level, s_tau,
-                MODE, BLOCK, FAST, _AGAIN,
-            )  # fmt: skip
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _AGAIN)
+            b_shifted = b_logits - s_shift
             b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _AGAIN)
-            b_weight = tl.exp(b_exponents)
+            b_weight = weights(
+                b_shifted,
+                b_columns,
+                s_categories,
+                s_seed,
+                s_row,
+                s_index,
+                s_second,
+                s_level,
+                s_tau,
+                MODE,
+                FAST,
+            )
             b_sum += b_weight
             b_dot += b_weight * b_grad
             if MODE == REINMAX:
-                b_plain_dot += tl.exp(b_shifted) * b_grad
-        s_scale = capped(tl.sum(b_sum, 0))
-        s_dot = tl.sum(b_dot, 0) * s_scale
-        s_plain = capped(s_second)
-        s_plain_dot = tl.sum(b_plain_dot, 0) * s_plain
-        if MODE == REINMAX:
-            p_chosen = p_grad
-            if not AT_INDEX:
-                p_chosen += s_index
-            s_dot = (s_dot + tl.load(p_chosen).to(tl.float32)) / 2
+                b_plain_dot += exp2(b_shifted * _LOG2_E, FAST) * b_grad
+        s_scale, s_mean, s_plain, s_plain_mean = centres(
+            tl.sum(b_sum, 0),
+            tl.sum(b_dot, 0),
+            tl.sum(b_plain_dot, 0),
+            s_second,
+            p_grad,
+            s_index,
+            MODE,
+            AT_INDEX,
+        )
         s_last = (s_categories - 1) // BLOCK * BLOCK
         for s_done in range(0, s_categories, BLOCK):
             s_start = s_last - s_done
-            b_columns, b_shifted, b_exponents = _exponents(
-                p_logits, s_start, s_categories, s_seed, s_row, s_index, s_shift, s_second, s_level, s_tau,
-                MODE, BLOCK, FAST, _NEVER,
-            )  # fmt: skip
+            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _NEVER)
+            b_shifted = b_logits - s_shift
             b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _NEVER)
-            b_point = tl.exp(b_exponents) * s_scale
-            if MODE == REINMAX:
-                b_half = (b_point + (b_columns == s_index).to(tl.float32)) / 2
-                b_plain = tl.exp(b_shifted) * s_plain
-                b_out = 2 * b_half * (b_grad - s_dot) - b_plain * (b_grad - s_plain_dot) / 2
-            else:
-                b_out = b_point * (b_grad - s_dot) / s_tau
-            _write(p_out, b_columns, b_out, s_categories)
+            b_weight = weights(
+                b_shifted,
+                b_columns,
+                s_categories,
+                s_seed,
+                s_row,
+                s_index,
+                s_second,
+                s_level,
+                s_tau,
+                MODE,
+                FAST,
+            )
+            b_out = gradient(
+                b_weight, b_shifted, b_grad, b_columns == s_index, s_scale, s_mean, s_plain,
+                s_plain_mean, s_tau, MODE, FAST,
+            )  # fmt: skip
+            write(p_out, b_columns, b_out, s_categories)

@@ -18,9 +18,9 @@ Call = Callable[[], object]
 Clock = Callable[[Call, int], float]
 """Seconds that each of several calls in a row takes."""
 
-# Calls are timed in batches of about so many seconds: clocks are coarse, and what happens once in a batch is
-# spread over its calls.
-BATCH = {"cuda": 2e-3, "cpu": 2e-2}
+# Calls are timed in batches of about so many seconds: clocks are coarse, and what happens once in a batch,
+# such as that the host has yet to run ahead of the device, is spread over its calls.
+BATCH = {"cuda": 1e-2, "cpu": 2e-2}
 # Calls before each batch that are not timed.
 LEAD = {"cuda": 1, "cpu": 2}
 FEWEST, MOST = 3, 100
@@ -75,6 +75,9 @@ def quantiles(values: list[float]) -> Timing:
 
 def _device_seconds(call: Call, count: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    # Events come into being when they are first recorded, which takes a while.
+    start.record()
+    end.record()
     torch.cuda.synchronize()
     # While the device works on this one, the next are queued: a training loop runs ahead like that, too.
     call()
