@@ -25,7 +25,7 @@ BANDS = (
             (("exact", "enumeration, the oracle"),),
             (("pathwise", "the sample carries the gradient"), ("score", "the cost must be known")),
             (("kernels", "fused Triton twins"),),
-            (("simplex", "normalising, drawing, noise"),),
+            (("simplex", "normalising, drawing, noise"), ("once", "no second derivative")),
             (("records", "JSON lines on disk"), ("checks", "of arguments")),
             (("errors", "one error family"),),
         ),

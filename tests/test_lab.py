@@ -377,8 +377,8 @@ def test_no_cuda():
 
 def test_the_commit_comes_from_the_environment_where_there_is_no_checkout(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("GAPPED_COMMIT", "1a2b3c")
-    assert describe(CPU)["commit"] == "1a2b3c"
+    monkeypatch.setenv("GAPPED_COMMIT", "1a2b3c4d5e6f" + 28 * "0")
+    assert describe(CPU)["commit"] == "1a2b3c4d5e6f"
     monkeypatch.delenv("GAPPED_COMMIT")
     assert describe(CPU)["commit"] is None
 

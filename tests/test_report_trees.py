@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from gapped.report.blocks import render_block
 from gapped.report.evidence import gather
 from gapped.report.html import write_report
+from gapped.report.markdown import render_markdown
 from gapped.report.tables import rows_of
 from gapped.report.trees import binned_table, brackets, details, draw_tree, tree_table
 
@@ -56,9 +57,17 @@ def test_a_block_holds_the_paper_s_numbers_and_ours(tmp_path: Path) -> None:
     assert "| STGS | 1 | 0.605 ± 0.007 | 2 | 0.659 ± 0.006 | 5 |" in block
     trees = render_block(evidence, "latent-trees")
     assert "0.310 ± 0.014" in trees
-    assert "always branch to the left have F1 0.750" in trees
+    assert "always branch to the left have F1 0.750; none of the 2 means above is higher" in trees
     assert "true parse, value 9: (((([ MAX) 2) 9) ])" in trees
     assert "GST-1.0, answer 2: ((([ MAX) (2 9)) ])" in trees
+
+
+def test_a_shorter_training_than_the_paper_s_is_said(tmp_path: Path) -> None:
+    records = list(gather(folder(tmp_path)).records)
+    said = "Trained for {} epochs; the paper's runs have 20."
+    for epochs, quick, expected in ((10, False, True), (20, False, False), (10, True, False)):
+        block = render_markdown([{**r, "epochs": epochs, "quick": quick} for r in records], "listops")
+        assert (said.format(epochs) in block) is expected
 
 
 def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:

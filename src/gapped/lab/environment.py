@@ -14,6 +14,9 @@ from gapped.errors import GappedError
 
 __all__ = ["describe", "pick_device"]
 
+# As many of a commit's digits as records hold.
+_DIGITS = 12
+
 
 def describe(device: torch.device) -> dict[str, str | None]:
     """Versions, hardware and the commit of the code."""
@@ -52,11 +55,11 @@ def _processor() -> str:
 def _commit() -> str | None:
     """``$GAPPED_COMMIT`` if it is set, else the commit of the checkout that the package lies in."""
     if given := os.environ.get("GAPPED_COMMIT"):
-        return given
+        return given[:_DIGITS]
     here = Path(__file__).parent
     try:
         found = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"],
+            ["git", "-C", str(here), "rev-parse", f"--short={_DIGITS}", "HEAD"],
             capture_output=True,
             text=True,
             timeout=10,

@@ -65,11 +65,12 @@ def _curves(rows: Sequence[Row], evidence: Evidence, series: str) -> list[Curve]
 
 
 def trees_along(evidence: Evidence) -> str:
-    """Validation accuracy of the latent trees along training, at the highest temperature."""
+    """Validation accuracy of the latent trees along training, at the highest temperature, every seed."""
     series = "valid_accuracy"
     rows = [r for r in rows_of(evidence.group("listops", "paper"), "test_accuracy") if r.tau == 1.0]
-    title = "ListOps, validation accuracy at τ=1"
-    return learning_curves(_curves(rows, evidence, series), title, series, COLOURS, salt="listops-curves")
+    title = "ListOps, validation accuracy at τ=1: mean and each seed"
+    curves = _curves(rows, evidence, series)
+    return learning_curves(curves, title, series, COLOURS, salt="listops-curves", runs=True)
 
 
 def heat(evidence: Evidence, protocol: str, where: str) -> str:

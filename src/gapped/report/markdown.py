@@ -53,7 +53,7 @@ def provenance(records: list[Record], recipe: str) -> str:
     runs = len([r for cell in cells(records) for r in cell.records])
     return (
         f"{quick}`{command(records, recipe)}` on {hardware(records)}: "
-        f"{runs} run{'s' * (runs != 1)} in {duration(records)}.{_shared(records)}"
+        f"{runs} run{'s' * (runs != 1)} in {duration(records)}.{_shared(records)}{_shorter(records, recipe)}"
     )
 
 
@@ -93,6 +93,15 @@ def _shared(records: Iterable[Record]) -> str:
         own.setdefault(key, set()).add(r.get("id"))
     shared = any(len(ids) < int(str(key[1] or 1)) for key, ids in own.items())
     return " Runs of other tables were trained in the same fleet; the time is these runs' share." * shared
+
+
+def _shorter(records: Iterable[Record], recipe: str) -> str:
+    """A remark where the paper trained for longer."""
+    published = paper().get(recipe, {}).get("epochs", 0)
+    epochs = {int(r.get("epochs") or 0) for r in records if not r.get("quick")}
+    if not epochs or max(epochs) >= published:
+        return ""
+    return f" Trained for {max(epochs)} epochs; the paper's runs have {published}."
 
 
 def is_published(recipe: str, protocol: str) -> bool:

@@ -70,8 +70,9 @@ def _fleets(evidence: Evidence) -> list[_Fleet]:
             int(r.get("runs_in_fleet") or 1),
             r.get("epochs"),
         )
-        # The authors' script trains on MNIST: nothing else can be set beside it.
-        if not seconds or size == 1 or not epochs or r.get("data") != "mnist":
+        # The authors' script trains this model on MNIST: nothing else can be set beside it.
+        same = r.get("data") == "mnist" and str(r.get("protocol", "")).endswith("30x10")
+        if not seconds or size == 1 or not epochs or not same:
             continue
         key = (seconds, size, epochs, (r.get("environment") or {}).get("commit"))
         found.setdefault(key, _Fleet(seconds, size, int(epochs))).recipes[str(r["recipe"])] = None
