@@ -8,9 +8,8 @@ from copy import deepcopy
 from statistics import fmean, stdev
 from typing import Any
 
-from gapped import GappedError
+import gapped
 from gapped.lab.text import make, parse
-from gapped.pathwise.base import Pathwise
 
 Result = Mapping[str, float | Sequence[float]]
 
@@ -21,14 +20,14 @@ def options(
     steps: int,
     estimators: Sequence[str],
     seeds: int = 3,
-    family: type = Pathwise,
+    family: type = gapped.Pathwise,
 ) -> argparse.ArgumentParser:
     """The options that every example has. `family` is what the estimators must be."""
 
     def named(text: str) -> tuple[str, object]:
         try:
             made = make(*parse(text))
-        except GappedError as problem:
+        except gapped.GappedError as problem:
             # Anything else would be reported without its message.
             raise argparse.ArgumentTypeError(str(problem)) from None
         if not isinstance(made, family):

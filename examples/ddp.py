@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gapped
 from gapped.data import load
-from gapped.pathwise.base import Pathwise
 
 SLOTS, CODES, HIDDEN, BATCH = 8, 16, 128, 64
 digits = load("digits")
@@ -34,7 +33,7 @@ digits = load("digits")
 class Classifier(nn.Module):
     """Digits through a bottleneck of eight discrete codes."""
 
-    def __init__(self, estimator: Pathwise) -> None:
+    def __init__(self, estimator: gapped.Pathwise) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, SLOTS * CODES))
         self.choose = gapped.nn.Sample(estimator, eval="argmax")
@@ -58,7 +57,9 @@ def agreement(noise: torch.Generator | None) -> float:
     return float((drawn == drawn[0]).all(0).float().mean())
 
 
-def train(estimator: Pathwise, steps: int, seed: int, same_noise: bool, fsdp: bool) -> dict[str, float]:
+def train(
+    estimator: gapped.Pathwise, steps: int, seed: int, same_noise: bool, fsdp: bool
+) -> dict[str, float]:
     torch.manual_seed(seed)  # equal weights at the start
     model = Classifier(estimator)
     parallel = fully_shard(model) if fsdp else DistributedDataParallel(model)

@@ -16,7 +16,6 @@ from common import compare, options
 from torch import Tensor, nn
 
 import gapped
-from gapped.pathwise.base import Pathwise
 
 INPUTS, PICKS, HIDDEN, BATCH, NOISE = 30, 3, 64, 128, 0.1
 relevant = torch.tensor([4, 11, 23])
@@ -33,7 +32,7 @@ def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 class Selector(nn.Module):
     """Draws `PICKS` different inputs for each example, as a 0/1 vector."""
 
-    def __init__(self, estimator: Pathwise) -> None:
+    def __init__(self, estimator: gapped.Pathwise) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(PICKS, INPUTS))
         self.pick = gapped.nn.Sample(estimator, eval="argmax")
@@ -51,7 +50,7 @@ def predictor() -> nn.Sequential:
     )
 
 
-def train(estimator: Pathwise, steps: int, seed: int) -> dict[str, float]:
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     selector, network, data = Selector(estimator), predictor(), torch.Generator().manual_seed(seed)
     groups = [{"params": selector.parameters(), "lr": 2e-2}, {"params": network.parameters(), "lr": 2e-3}]

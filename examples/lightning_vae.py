@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 from torch.utils.data import DataLoader
 
+import gapped
 from gapped.data import load
 from gapped.distributions import OneHotCategorical
-from gapped.pathwise.base import Pathwise
 
 LATENTS, CATEGORIES, PIXELS, HIDDEN, BATCH = 10, 8, 64, 128, 100
 digits = load("digits")
@@ -27,7 +27,7 @@ train_images, test_images = (part.float() / digits.scale for part in (digits.tra
 
 
 class VAE(lightning.LightningModule):
-    def __init__(self, estimator: Pathwise) -> None:
+    def __init__(self, estimator: gapped.Pathwise) -> None:
         super().__init__()
         self.estimator = estimator
         width = LATENTS * CATEGORIES
@@ -51,7 +51,7 @@ class VAE(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=2e-3)
 
 
-def train(estimator: Pathwise, steps: int, seed: int) -> dict[str, float]:
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     vae = VAE(estimator)
     trainer = lightning.Trainer(

@@ -19,7 +19,7 @@ import torch
 from common import compare, options
 from torch import Tensor, nn
 
-from gapped.pathwise.base import Pathwise
+import gapped
 
 CLUSTERS, EXPERTS, DOWN, WIDTH, BATCH = 4, 5, 2, 8, 128
 NOISE, CAPACITY, BALANCE = 0.01, 1.5, 0.02
@@ -38,7 +38,7 @@ def tokens(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, torch.einsum("bi,bij->bj", x, maps[cluster]) + noise
 
 
-def route(logits: Tensor, estimator: Pathwise, places: int) -> Tensor:
+def route(logits: Tensor, estimator: gapped.Pathwise, places: int) -> Tensor:
     """Choose an expert for each token, one-hot, with at most `places` tokens for each expert."""
     allowed = in_service.expand_as(logits)
     choice = estimator.sample(logits, mask=allowed)
@@ -69,7 +69,7 @@ def balance(logits: Tensor, choice: Tensor) -> Tensor:
     return in_service.sum() * (choice.detach().mean(0) * probabilities).sum()
 
 
-def train(estimator: Pathwise, steps: int, seed: int) -> dict[str, float | list[float]]:
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float | list[float]]:
     torch.manual_seed(seed)
     model, data = MixtureOfExperts(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)

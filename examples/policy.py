@@ -18,8 +18,6 @@ from common import compare, options
 from torch import Tensor, nn
 
 import gapped
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Score
 
 TIMES, HIDDEN, BATCH = 4, 64, 64
 PUSHES = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]])
@@ -56,7 +54,9 @@ def policy() -> nn.Sequential:
     )
 
 
-def expected_cost(network: nn.Module, state: Tensor, works: Tensor, estimator: Pathwise | Score) -> Tensor:
+def expected_cost(
+    network: nn.Module, state: Tensor, works: Tensor, estimator: gapped.Pathwise | gapped.Score
+) -> Tensor:
     logits = network(torch.cat([state, works.squeeze(1).float()], -1))
     return gapped.expectation(lambda plan: simulate(plan, state), logits, estimator, mask=works).mean()
 
@@ -69,7 +69,7 @@ def best_cost(state: Tensor, works: Tensor) -> float:
     return float(simulate(one_hot, state).masked_fill(~possible, torch.inf).amin(0).mean())
 
 
-def train(estimator: Pathwise | Score, steps: int, seed: int) -> dict[str, float]:
+def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     network, data = policy(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 import gapped
 from gapped.data import load
-from gapped.pathwise.base import Pathwise
 
 CLUSTERS, PIXELS, HIDDEN, BATCH = 20, 64, 64, 128
 digits = load("digits")
@@ -34,7 +33,7 @@ class PyroOneHot(gapped.distributions.OneHotCategorical, TorchDistributionMixin)
 
 
 class Mixture(nn.Module):
-    def __init__(self, estimator: Pathwise) -> None:
+    def __init__(self, estimator: gapped.Pathwise) -> None:
         super().__init__()
         self.estimator = estimator
         # Random images, faded: from twenty equal pictures the guide would learn to use a few of them only.
@@ -63,7 +62,7 @@ def purity(cluster: Tensor, labels: Tensor) -> float:
     return float(counts.amax(-1).sum() / len(labels))
 
 
-def train(estimator: Pathwise, steps: int, seed: int) -> dict[str, float]:
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     mixture = Mixture(estimator)

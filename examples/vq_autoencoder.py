@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import gapped
 from gapped.data import load
-from gapped.pathwise.base import Pathwise
 
 SLOTS, CODES, WIDTH, HIDDEN, BATCH = 8, 32, 8, 128, 128
 digits = load("digits")
@@ -26,7 +25,7 @@ train_images, test_images = (part.float() / digits.scale for part in (digits.tra
 class VQAutoencoder(nn.Module):
     """Image to codes and back; `choose` is the only discrete step."""
 
-    def __init__(self, estimator: Pathwise) -> None:
+    def __init__(self, estimator: gapped.Pathwise) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, SLOTS * WIDTH))
         self.codebook = nn.Parameter(torch.randn(CODES, WIDTH))
@@ -48,7 +47,7 @@ def error(reconstruction: Tensor, images: Tensor) -> Tensor:
     return (reconstruction - images).square().sum(-1).mean()
 
 
-def train(estimator: Pathwise, steps: int, seed: int) -> dict[str, float]:
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     model = VQAutoencoder(estimator)
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)

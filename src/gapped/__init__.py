@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gapped.exact import Exact
     from gapped.kernels.launch import backend_used
     from gapped.objective import expectation
+    from gapped.pathwise.base import Pathwise
     from gapped.pathwise.decoupled import DecoupledGumbelSoftmax, decoupled_gumbel_softmax
     from gapped.pathwise.gst import GST, gst, gst_index
     from gapped.pathwise.gumbel import GumbelSoftmax, gumbel_softmax
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gapped.pathwise.straight_through import StraightThrough, straight_through
     from gapped.registry import estimator, estimators
     from gapped.score.arsm import ARSM
+    from gapped.score.base import Score
     from gapped.score.disarm import DisARM
     from gapped.score.disarm_tree import DisARMTree
     from gapped.score.muprop import MuProp
@@ -61,8 +63,10 @@ __all__ = [
     "GumbelRao",
     "GumbelSoftmax",
     "MuProp",
+    "Pathwise",
     "ReinMax",
     "Reinforce",
+    "Score",
     "StraightThrough",
     "__version__",
     "backend_used",
@@ -95,6 +99,7 @@ _HOME = {
         "exact": ["Exact"],
         "kernels.launch": ["backend_used"],
         "objective": ["expectation"],
+        "pathwise.base": ["Pathwise"],
         "pathwise.decoupled": ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"],
         "pathwise.gst": ["GST", "gst", "gst_index"],
         "pathwise.gumbel": ["GumbelSoftmax", "gumbel_softmax"],
@@ -103,6 +108,7 @@ _HOME = {
         "pathwise.straight_through": ["StraightThrough", "straight_through"],
         "registry": ["estimator", "estimators"],
         "score.arsm": ["ARSM"],
+        "score.base": ["Score"],
         "score.disarm": ["DisARM"],
         "score.disarm_tree": ["DisARMTree"],
         "score.muprop": ["MuProp"],
