@@ -61,13 +61,15 @@ def long_rows() -> Iterator[str]:
     for rows, categories, dtype in LONG:
         logits = torch.randn(rows, categories, device="cuda", dtype=dtype)
         shape = f"{rows} x {categories}"
-        launch._MOST_PARTS = 64
+        launch._most_parts = lambda device: 64
         for part, warps, registers in PARTS:
             launch._PART_BYTES, launch._PART_WARPS, launch._PART_REGISTERS = part, warps, registers
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
             times = f"{forward:.4f} + {backward:.4f} ms"
-            yield f"{shape}, backward parts of {part} bytes, {warps} warps, {registers} registers: {times}"
-        launch._MOST_PARTS = 0
+            # Registers are limited in half precision only.
+            limit = f", {registers} registers" if logits.element_size() == 2 else ""
+            yield f"{shape}, backward parts of {part} bytes, {warps} warps{limit}: {times}"
+        launch._most_parts = lambda device: 0
         for block, warps in ((8192, 16), (8192, 32), (16384, 32)):
             launch._STREAM_BACK, launch._STREAM_BACK_WARPS = block, warps
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))

@@ -433,6 +433,11 @@ ERRORS: dict[str, tuple[Any, Any, str]] = {
     ),
     "a number": (lambda z: 1.0, gapped.Reinforce(), "f: got a result of type float"),
     "integers": (lambda z: square(z).long(), gapped.Reinforce(), "f: got costs of dtype torch.int64"),
+    "elsewhere": (
+        lambda z: square(z).to("meta"),
+        gapped.Reinforce(),
+        "f: got costs on meta, expected .*cpu",
+    ),
     "nan": (lambda z: square(z) * torch.nan, gapped.Reinforce(), "f: got costs that are not all finite"),
     "inf": (lambda z: square(z) / 0.0, gapped.DisARMTree(), "f: got costs that are not all finite"),
     "pathwise nan": (lambda z: square(z) * torch.nan, gapped.GST(), "f: got costs that are not all finite"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,9 @@ from test_fleet import EPOCHS, TINY, toy_data
 from torch import Tensor
 
 import gapped
+from gapped.fleet import grouping
+from gapped.fleet import lanes as fleet_lanes
+from gapped.fleet.capture import Captured
 from gapped.fleet.lanes import Lanes
 from gapped.fleet.trainer import Run, Trainer
 from gapped.tasks.vae.task import VAETask
@@ -25,6 +28,7 @@ ESTIMATORS = (
     gapped.DisARMTree(),
     gapped.NVIL(network=6),
     gapped.MuProp(),
+    gapped.REBAR(),
 )
 
 
@@ -35,6 +39,68 @@ def test_elsewhere_than_on_a_gpu_there_is_one_lane():
         y = x + 1
     lanes.join([y])
     assert (y == 2).all()
+
+
+class Stream:
+    """One that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def record_event(self) -> str:
+        return "start"
+
+    def wait_event(self, event: str) -> None:
+        self.told.append(event)
+
+    def wait_stream(self, other: Stream) -> None:
+        self.told.append("joined")
+
+
+class Kept:
+    """Memory that knows who uses it."""
+
+    def __init__(self) -> None:
+        self.users: list[Stream] = []
+
+    def record_stream(self, stream: Stream) -> None:
+        self.users.append(stream)
+
+
+def test_memory_is_kept_for_all_lanes_that_use_it(monkeypatch: pytest.MonkeyPatch):
+    main, side = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(fleet_lanes, "_stream", lambda device, number: side)
+    before, made = Kept(), Kept()
+    lanes = Lanes(torch.device("cuda"), [before])
+    with lanes.lane(0):
+        assert not before.users
+    with lanes.lane(1):
+        assert before.users == [side]
+        assert side.told == ["start"]
+    lanes.join([made])
+    assert made.users == [main]
+    assert main.told == ["joined"]
+
+
+def test_all_that_a_cost_looks_at_is_shared(monkeypatch: pytest.MonkeyPatch):
+    shared: list[Tensor] = []
+
+    def spy(device: torch.device, tensors: list[Tensor]) -> Lanes:
+        shared.extend(tensors)
+        return Lanes(device, tensors)
+
+    monkeypatch.setattr(grouping, "Lanes", spy)
+    task = VAETask(OWN_PRIOR, toy_data(), [3] * len(ESTIMATORS), torch.device("cpu"))
+    trainer = Trainer(task, [Run(each, 1e-2) for each in ESTIMATORS], EPOCHS, 77, torch.device("cpu"))
+    task.start_epoch(0)
+    task.load_batch(0)
+    task.loss(trainer.sampler, torch.Generator().manual_seed(0))
+    rows = (len(ESTIMATORS), TINY.batch)
+    latent = (*rows, TINY.latents, TINY.categories)
+    # Logits, what log q - log p is of every category, and the images.
+    assert [tuple(each.shape) for each in shared] == [latent, latent, (*rows, task.train.shape[1])]
 
 
 @contextmanager
@@ -54,9 +120,12 @@ def trained(protocol: str) -> list[Tensor]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams need a GPU")
+@pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("protocol", ["tiny", "own"])
-@pytest.mark.filterwarnings("ignore:.*AccumulateGrad.*")
-def test_lanes_change_no_bit(protocol: str, monkeypatch: pytest.MonkeyPatch):
+def test_lanes_change_no_bit(protocol: str, captured: bool, monkeypatch: pytest.MonkeyPatch):
+    if not captured:
+        # A graph does not use memory again that some lane has seen, plain calls do.
+        monkeypatch.setattr(Captured, "__call__", lambda self, program=None: self._function())
     side_by_side = trained(protocol)
     monkeypatch.setattr(Lanes, "lane", same_lane)
     assert all(torch.equal(a, b) for a, b in zip(side_by_side, trained(protocol), strict=True))

@@ -70,6 +70,14 @@ def test_a_shorter_training_than_the_paper_s_is_said(tmp_path: Path) -> None:
         assert (said.format(epochs) in block) is expected
 
 
+def test_runs_of_different_lengths_are_not_mixed(tmp_path: Path) -> None:
+    records = list(gather(folder(tmp_path)).records)
+    shorter = [{**r, "id": f"{r['id']}-10", "epochs": 10, "metrics": {"test_accuracy": 0.1}} for r in records]
+    block = render_markdown([*shorter, *records], "listops")
+    assert block == render_markdown(records, "listops")
+    assert "| STGS | 1 | 0.100 ± 0.000 | 2 |" in render_markdown(shorter, "listops")
+
+
 def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     rows = rows_of(list(gather(folder(tmp_path)).cells), "test_accuracy")
     assert binned_table(rows, "length", "tokens").columns[2:] == ("tokens 1 to 9", "tokens 10 and more")

@@ -19,7 +19,7 @@ def once(gradient: Tensor, grad: Tensor, logits: Tensor) -> Tensor:
     """
     if not torch.is_grad_enabled():
         return gradient
-    return _Once.apply(gradient.detach(), grad, logits)  # type: ignore[no-any-return, no-untyped-call]
+    return _Once.apply(gradient, grad, logits)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Once(torch.autograd.Function):

@@ -17,7 +17,9 @@ class Lanes:
 
     Small kernels of one lane run while another's occupy only a part of the GPU. Lane 0 is the current
     stream. Backward passes run in the lanes of their forward passes. `shared` are the tensors from before
-    that the lanes look at, in either pass: their memory must not be used again while one still does.
+    that the lanes look at, in either pass: their memory must not be used again while one still does. What a
+    lane itself has allocated needs no such care: a lane goes on only after the current stream has come to
+    the place where the lanes are made again, past all uses of what was made before.
     """
 
     def __init__(self, device: torch.device, shared: Sequence[Tensor]) -> None:

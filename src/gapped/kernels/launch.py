@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ _STREAM, _STREAM_WARPS = 4096, 16
 # Backward a row is split over programs that hold so many bytes of its logits each. With so few registers one
 # program more fits on a multiprocessor; only simple weights of half precision need no more.
 _PART_BYTES, _PART_WARPS, _PART_REGISTERS = 16384, 8, 64
-# A row's programs wait for each other: even a small GPU must have places for all of them.
+# Into no more of them, so that on a large GPU several rows are under way.
 _MOST_PARTS = 32
 # Still longer rows are read twice. Few large programs leave them in the cache.
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
@@ -303,7 +303,7 @@ def backward(
     pointers = (rows, index, stats, grads, key, taus, gaps, out)
     sizes = (categories, stride, grad_stride, *every[:2])
     parts, blocks = _parts(logits, fused.mode)
-    if adds_up or parts > _MOST_PARTS:
+    if adds_up or parts > _most_parts(logits.device):
         from gapped.kernels.streamed import streamed_backward_kernel
 
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
@@ -415,6 +415,23 @@ def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, 
     # A row that is longer than a block has more threads instead.
     warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
+
+
+@cache
+def _most_parts(device: torch.device) -> int:
+    """Over how many programs a row may be split on this device; 0 for none.
+
+    A row's programs wait for each other, so there must be places for all of them. Every multiprocessor has
+    two at the least; half of that leaves room for other streams.
+    """
+    from triton import __version__
+
+    # Before, a loop that waits was compiled so that most threads never saw what they waited for.
+    if tuple(map(int, __version__.split(".")[:2])) < (3, 5):
+        return 0
+    if device.type != "cuda":
+        return _MOST_PARTS
+    return min(_MOST_PARTS, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _parts(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:

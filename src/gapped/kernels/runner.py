@@ -37,13 +37,14 @@ class Launch:
                 self(tensors, numbers)
             return
         addresses = [*map(Tensor.data_ptr, tensors)]
-        key = (device, *map(_DTYPE, tensors), *[address % 16 for address in addresses])
+        key = (device, *map(_DTYPE, tensors), *[address % 16 == 0 for address in addresses])
         known = self._compiled.get(key)
         if known is None:
             arguments = (*tensors, *self.sizes, *numbers)
             made = self.kernel[(self.programs,)](*arguments, **self.flags)
-            constants = self.kernel.arg_names[len(arguments) :]
-            self._compiled[key] = made, tuple(self.flags[name] for name in constants)
+            if made is not None:  # as it is where a hook of Triton's takes the compiling over
+                constants = self.kernel.arg_names[len(arguments) :]
+                self._compiled[key] = made, tuple(self.flags[name] for name in constants)
             return
         made, constants = known
         if _watched():

@@ -7,7 +7,8 @@ and hears from them, and writes. So logits and gradient are read once, whatever 
 Programs that wait for each other must all be running. Those of a row have consecutive numbers, and a GPU
 starts programs in the order of their numbers (the scans of CUB rely on it too). So a program waits only for
 ones that run already or are next in line, and it is enough that one row's programs fit on the GPU beside each
-other. Kernels on other streams may take places, but each has at most one row there that cannot go on.
+other. Kernels on other streams may take places, but each has at most one row there that cannot go on. Where
+a row might not fit, or Triton is older than 3.5, `launch` leaves the row to `streamed_backward_kernel`.
 """
 
 from __future__ import annotations

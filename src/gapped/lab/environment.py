@@ -14,7 +14,7 @@ from gapped.errors import GappedError
 
 __all__ = ["describe", "pick_device"]
 
-# As many of a commit's digits as records hold.
+# As many of a commit's 40 digits as records hold.
 _DIGITS = 12
 
 
@@ -55,7 +55,7 @@ def _processor() -> str:
 def _commit() -> str | None:
     """``$GAPPED_COMMIT`` if it is set, else the commit of the checkout that the package lies in."""
     if given := os.environ.get("GAPPED_COMMIT"):
-        return given[:_DIGITS]
+        return given[:_DIGITS] if len(given) == 40 else given
     here = Path(__file__).parent
     try:
         found = subprocess.run(

@@ -87,15 +87,23 @@ def temperature(record: Record) -> float | None:
 def cells(records: Iterable[Record]) -> list[Cell]:
     """Cells in order of first appearance, runs in order of their seeds.
 
-    One run may stand in several recipes' tables; within one, the last line with its id counts.
+    One run may stand in several recipes' tables; within one, the last line with its id counts. Where runs
+    of a table were trained for different numbers of epochs, only the longest are comparable and count.
     """
     unique = {(r.get("recipe"), r.get("id") or f"line {n}"): r for n, r in enumerate(records)}
+    longest: dict[tuple[str, str], int] = {}
+    for r in unique.values():
+        longest[_table(r)] = max(longest.get(_table(r), 0), int(r.get("epochs") or 0))
     gathered: dict[tuple[str, str, str, float | None], list[Record]] = {}
     for r in unique.values():
-        key = (str(r.get("recipe", "runs")), str(r.get("protocol") or ""), label(r), temperature(r))
-        gathered.setdefault(key, []).append(r)
+        if int(r.get("epochs") or 0) == longest[_table(r)]:
+            gathered.setdefault((*_table(r), label(r), temperature(r)), []).append(r)
     by_seed = [(key, tuple(sorted(rs, key=lambda r: r.get("seed") or 0))) for key, rs in gathered.items()]
     return [Cell(*key, runs) for key, runs in by_seed]
+
+
+def _table(record: Record) -> tuple[str, str]:
+    return str(record.get("recipe", "runs")), str(record.get("protocol") or "")
 
 
 def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:

@@ -73,11 +73,12 @@ def tree_table(rows: Sequence[Row]) -> Table:
         )
     columns = ("estimator", "τ", "test accuracy", "best validation accuracy", "F1", "seeds")
     plain = sorted({value for row in rows for value in row.cell.values("left_branching_f1").tolist()})
-    means = [summary(row.cell.values(F1)).mean for row in rows]
+    found = [summary(row.cell.values(F1)) for row in rows]
+    means = [one.mean for one in found if one.count]
     above = sum(mean > max(plain, default=1.0) for mean in means)
     baseline = (
         f"Trees that always branch to the left have F1 {listing(f'{v:.3f}' for v in plain)}; "
-        f"{above or 'none'} of the {len(means)} means above is higher."
+        f"{above or 'none'} of the {len(means)} means above {'are' if above > 1 else 'is'} higher."
     )
     return Table(columns, tuple(body), (DEFINITION, baseline))
 

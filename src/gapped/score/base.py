@@ -162,6 +162,8 @@ def check_costs(costs: object, points: Tensor) -> None:
     accepted = f"costs of shape (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
     if not isinstance(costs, Tensor):
         raise reject("f", f"a result of type {type(costs).__name__}", accepted)
+    if costs.device != points.device:
+        raise reject("f", f"costs on {costs.device}", f"costs on {points.device}, where the samples are")
     if not costs.is_floating_point():
         raise reject("f", f"costs of dtype {costs.dtype}", "floating-point costs")
     shape = tuple(costs.shape)

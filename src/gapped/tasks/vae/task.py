@@ -140,7 +140,10 @@ class VAETask:
 
 
 def grey_levels(images: Tensor, batch: Tensor, scale: int, dtype: torch.dtype) -> Tensor:
-    """The chosen images in [0, 1]; compiled, they are read and written once."""
+    """The chosen images in [0, 1]; compiled, they are read and written once.
+
+    A compiler multiplies by 1 / scale, so a grey level may differ from a quotient in its last place.
+    """
     return images[batch].to(dtype) / scale
 
 
