@@ -108,9 +108,10 @@ def _measure(
 def present(made: Sequence[Line], out: Path, screen: Console) -> None:
     """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
     from gapped.records import atomic_write
-    from gapped.report.bench import benches, reasons, startup_lines, table_of, target_table, title_of
+    from gapped.report.bench import benches, reasons, startup_lines, table_of, title_of
     from gapped.report.bench_figure import bench_figure
     from gapped.report.tables import to_rich
+    from gapped.report.targets import target_table
 
     said = partial(screen.print, markup=False, highlight=False, soft_wrap=True)
     for found in benches(made):

@@ -1,4 +1,4 @@
-"""Records of `gapped bench` as tables: times as ratios, memory in tensors, targets met or missed.
+"""Records of `gapped bench` as tables: times as ratios, memory in tensors.
 
 Ratios are taken inside one run at one shape only: the lines of other runs, however near, were measured under
 other conditions.
@@ -6,23 +6,23 @@ other conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gapped.records import Line
-from gapped.report.tables import NOTHING, Entry, Table, number, to_markdown, without_empty
+from gapped.report.tables import NOTHING, Entry, Table, without_empty
 
 __all__ = [
-    "BLOCKS",
     "FLOOR",
+    "REFERENCE",
     "Bench",
+    "as_milliseconds",
+    "as_ratio",
     "benches",
     "ratio",
     "reasons",
-    "render_bench",
     "startup_lines",
     "table_of",
-    "target_table",
     "time",
     "title_of",
 ]
@@ -36,37 +36,6 @@ over a tensor. A copy is two."""
 # Below this many bytes a copy is the time of a launch, and no floor.
 LEAST_BYTES = 2**24
 WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is aimed at: milliseconds on one device, or a ratio to eager torch on any of its kind."""
-
-    device: str
-    shape: str
-    estimator: str
-    backend: str
-    milliseconds: float | None = None
-    ratio: float | None = None
-    memory: float | None = None
-
-
-def _on_h200(shape: str, milliseconds: float, estimator: str = "gst", memory: float = 2.1) -> Target:
-    return Target("NVIDIA H200", shape, estimator, "triton", milliseconds, memory=memory)
-
-
-TARGETS = (
-    _on_h200("3000x10:f32", 0.20),
-    _on_h200("1048576x64:f32", 0.40),
-    _on_h200("262144x256:f32", 0.40),
-    _on_h200("8192x32000:f32", 1.6),
-    _on_h200("8192x128256:bf16", 3.2),
-    _on_h200("6400x64:f32", 0.25, "gumbel-rao:samples=100", 3),
-    _on_h200("6400x64:f32", 1.5, "gumbel-rao:samples=1000", 3),
-    Target("CPU", "3000x10:f32", "gst", "torch", ratio=0.7),
-    Target("CPU", "65536x64:f32", "gst", "torch", ratio=0.7),
-)
-IMPORT_TARGET = ("import gapped", 60.0)
 
 
 @dataclass(frozen=True)
@@ -157,10 +126,10 @@ def table_of(bench: Bench) -> Table:
                 Entry(str(line["estimator"])),
                 Entry(str(line["backend"])),
                 Entry("" if line["form"] == "sample" else str(line["form"])),
-                _milliseconds(spent) if spent is not None else Entry(_short(line)),
+                as_milliseconds(spent) if spent is not None else Entry(_short(line)),
                 Entry(_spread(line)),
-                *(_ratio(one) for one in (eager, compiled, ratio(spent, bench.floor))),
-                _ratio(line.get("memory")),
+                *(as_ratio(one) for one in (eager, compiled, ratio(spent, bench.floor))),
+                as_ratio(line.get("memory")),
             )
         )
     columns = (
@@ -179,8 +148,8 @@ def table_of(bench: Bench) -> Table:
 
 def title_of(bench: Bench) -> str:
     """The shape, the time of a copy, and the floor where there is one."""
-    floor = "" if bench.floor is None else f", floor {_milliseconds(bench.floor).text} ms"
-    copy = "" if bench.copy is None else f": copy {_milliseconds(bench.copy).text} ms{floor}"
+    floor = "" if bench.floor is None else f", floor {as_milliseconds(bench.floor).text} ms"
+    copy = "" if bench.copy is None else f": copy {as_milliseconds(bench.copy).text} ms{floor}"
     return f"{bench.title}{copy}"
 
 
@@ -188,92 +157,6 @@ def reasons(bench: Bench) -> list[str]:
     """Why some of the cases have no time."""
     gaps = [line for line in bench.lines if ":" in str(line["status"])]
     return [f"{line['estimator']}, {line['backend']}, {line['form']}: {line['status']}" for line in gaps]
-
-
-def target_table(lines: Sequence[Line]) -> Table:
-    """Every target that the lines say something about, and whether it is met."""
-    body = []
-    for bench in benches(lines):
-        for target in TARGETS:
-            line = bench.find(target.estimator, target.backend)
-            if bench.shape == target.shape and bench.device.startswith(target.device) and time(line):
-                body += _verdicts(bench, target, line or {})
-    for line in startup_lines(lines):
-        what, most = IMPORT_TARGET
-        if line["what"] == what:
-            body.append(_verdict("after `import torch`", f"`{what}`", most, time(line), " ms"))
-    return Table(("where", "what", "target", "measured", "verdict"), tuple(body))
-
-
-def _verdicts(bench: Bench, target: Target, line: Line) -> list[tuple[Entry, ...]]:
-    what = f"{target.estimator}, {target.backend}"
-    eager = ratio(time(line), bench.reference("eager"))
-    asked = (
-        (target.milliseconds, time(line), " ms"),
-        (target.ratio, eager, " × eager"),
-        (target.memory, line.get("memory"), " tensors"),
-    )
-    return [_verdict(bench.title, what, most, got, unit) for most, got, unit in asked if most is not None]
-
-
-def _verdict(where: str, what: str, most: float, got: float | None, unit: str) -> tuple[Entry, ...]:
-    """The number is judged as measured, not as rounded for the table."""
-    word = NOTHING if got is None else "met" if got <= most else "missed"
-    measured = NOTHING if got is None else f"{number(got).text}{unit}"
-    return (Entry(where), Entry(what), Entry(f"≤ {most:g}{unit}"), Entry(measured), Entry(word))
-
-
-def render_bench(lines: Sequence[Line], name: str) -> str:
-    """The text of a block."""
-    if not any(line.get("kind") == "bench" for line in lines):
-        return "Not measured yet."
-    return BLOCKS[name](lines)
-
-
-def _all_tables(lines: Sequence[Line]) -> str:
-    return _by_device([bench for bench in benches(lines) if not bench.lines[0].get("width")])
-
-
-def _index_tables(lines: Sequence[Line]) -> str:
-    return _by_device([bench for bench in benches(lines) if bench.lines[0].get("width")])
-
-
-def _by_device(found: Sequence[Bench]) -> str:
-    if not found:
-        return "Not measured yet."
-    parts = []
-    for device in dict.fromkeys(bench.device for bench in found):
-        mine = [bench for bench in found if bench.device == device]
-        parts.append(f"### {device}, {_made_with(mine)}\n")
-        parts += [f"{title_of(bench)}\n\n{to_markdown(table_of(bench))}" for bench in mine]
-    return "\n".join(parts)
-
-
-def _targets(lines: Sequence[Line]) -> str:
-    table = target_table(lines)
-    if not table.rows:
-        return "No target is stated for what these records measure."
-    missed = sum(row[-1].text == "missed" for row in table.rows)
-    said = f"{len(table.rows) - missed} of {len(table.rows)} targets are met, {missed} missed."
-    return f"{said}\n\n{to_markdown(table)}"
-
-
-def _figure(lines: Sequence[Line]) -> str:
-    return "![Times as multiples of F.gumbel_softmax in eager mode, shape by shape](figures/bench.svg)"
-
-
-BLOCKS = {
-    "bench-targets": _targets,
-    "bench-figure": _figure,
-    "bench": _all_tables,
-    "bench-index": _index_tables,
-}
-
-
-def _made_with(found: Sequence[Bench]) -> str:
-    places = [bench.lines[0].get("environment") or {} for bench in found]
-    versions = dict.fromkeys(f"torch {p.get('torch')}, gapped at {p.get('commit')}" for p in places)
-    return "; ".join(versions)
 
 
 def _who(line: Line) -> tuple[str, str]:
@@ -289,11 +172,13 @@ def _short(line: Line) -> str:
     return str(line["status"]).partition(":")[0]
 
 
-def _milliseconds(value: float) -> Entry:
+def as_milliseconds(value: float) -> Entry:
+    """A time for a table."""
     return Entry(f"{value:.3f}" if value < 10 else f"{value:.1f}", value)
 
 
-def _ratio(value: float | None) -> Entry:
+def as_ratio(value: float | None) -> Entry:
+    """A ratio for a table."""
     return (
         Entry(NOTHING) if value is None else Entry(f"{value:.2f}" if value < 100 else f"{value:.0f}", value)
     )
@@ -303,4 +188,4 @@ def _spread(line: Line) -> str:
     timing = line.get("milliseconds")
     if not timing:
         return NOTHING
-    return f"{_milliseconds(timing['low']).text} to {_milliseconds(timing['high']).text}"
+    return f"{as_milliseconds(timing['low']).text} to {as_milliseconds(timing['high']).text}"

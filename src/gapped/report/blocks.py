@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from gapped.errors import GappedError
 from gapped.report.agreement import agreement, failing, second_look
-from gapped.report.bench import BLOCKS as BENCH
-from gapped.report.bench import render_bench
+from gapped.report.bench_blocks import BLOCKS as BENCH
+from gapped.report.bench_blocks import render_bench
 from gapped.report.better import better
 from gapped.report.beyond import advantage, best_temperatures, gap_grid
 from gapped.report.conclusions import conclusions
