@@ -14,7 +14,7 @@ import gapped
 from gapped import records
 from gapped.cli.app import main
 from gapped.errors import GappedError
-from gapped.lab import bench, timing
+from gapped.lab import bench, jobs, timing
 from gapped.report.bench import Bench, benches, ratio, reasons, table_of
 from gapped.report.bench_blocks import BLOCKS, render_bench
 from gapped.report.bench_figure import bench_figure
@@ -40,8 +40,8 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans for a GPU can be made without one."""
-    monkeypatch.setattr(bench, "free_memory", lambda device: 2**40)
-    monkeypatch.setattr(bench, "find_spec", lambda name: object())
+    monkeypatch.setattr(jobs, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(jobs, "find_spec", lambda name: object())
 
 
 def made_up(
@@ -55,7 +55,7 @@ def made_up(
     form: str = "sample",
 ) -> records.Line:
     """A record with round numbers."""
-    one = bench.parse_shape(shape)
+    one = jobs.parse_shape(shape)
     measured = None if median is None else {"median": median, "low": median, "high": 2 * median, "batches": 9}
     return {
         "schema": 1,
@@ -93,39 +93,39 @@ LINES = [
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
-        ("3000x10", bench.Shape(3000, 10)),
-        (" 8192x128256:bf16 ", bench.Shape(8192, 128256, "bf16")),
-        ("64x1_000x16:f64", bench.Shape(64, 1000, "f64", 16)),
+        ("3000x10", jobs.Shape(3000, 10)),
+        (" 8192x128256:bf16 ", jobs.Shape(8192, 128256, "bf16")),
+        ("64x1_000x16:f64", jobs.Shape(64, 1000, "f64", 16)),
     ],
 )
-def test_shapes_are_read(text: str, shape: bench.Shape) -> None:
-    assert bench.parse_shape(text) == shape
-    assert bench.parse_shape(str(shape)) == shape
+def test_shapes_are_read(text: str, shape: jobs.Shape) -> None:
+    assert jobs.parse_shape(text) == shape
+    assert jobs.parse_shape(str(shape)) == shape
 
 
 def test_every_default_shape_is_written_as_it_is_shown() -> None:
-    for shapes in bench.DEFAULT.values():
-        assert [str(bench.parse_shape(text)) for text in shapes] == list(shapes)
+    for shapes in jobs.DEFAULT.values():
+        assert [str(jobs.parse_shape(text)) for text in shapes] == list(shapes)
 
 
 def test_the_default_plan_for_a_gpu_holds_every_target(roomy: None) -> None:
     from gapped.report.targets import TARGETS
 
-    jobs = {str(job.shape): job.cases for job in bench.plan(CUDA)}
+    planned = {str(job.shape): job.cases for job in jobs.plan(CUDA)}
     for target in TARGETS:
         if target.device != "CPU":
-            assert bench.Case(target.estimator, target.backend) in jobs[target.shape]
-    for cases in jobs.values():
+            assert jobs.Case(target.estimator, target.backend) in planned[target.shape]
+    for cases in planned.values():
         assert [c.backend for c in cases[:2]] == ["eager", "compiled"]
-    forms = {case.form for case in jobs["8192x128256x1024:bf16"]}
+    forms = {case.form for case in planned["8192x128256x1024:bf16"]}
     assert forms == {"dense", "index"}
 
 
 def test_what_is_named_replaces_the_default(roomy: None) -> None:
-    (job,) = bench.plan(CUDA, ["40x5"], ["gst:gap=1.2"], ["triton", "triton"], compiled=False)
-    assert job.shape == bench.Shape(40, 5)
-    assert job.cases == (bench.Case("F.gumbel_softmax", "eager"), bench.Case("gst:gap=1.2", "triton"))
-    assert {case.backend for job in bench.plan(CPU) for case in job.cases} == {"eager", "compiled", "torch"}
+    (job,) = jobs.plan(CUDA, ["40x5"], ["gst:gap=1.2"], ["triton", "triton"], compiled=False)
+    assert job.shape == jobs.Shape(40, 5)
+    assert job.cases == (jobs.Case("F.gumbel_softmax", "eager"), jobs.Case("gst:gap=1.2", "triton"))
+    assert {case.backend for job in jobs.plan(CPU) for case in job.cases} == {"eager", "compiled", "torch"}
 
 
 def test_calls_take_turns_and_are_summarised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,8 @@ def test_peak_memory_is_what_a_call_holds_at_once() -> None:
 def test_what_does_not_fit_is_too_large_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # Logits take 800 bytes; a hundred draws, the default, more than this.
     monkeypatch.setattr(bench, "free_memory", lambda device: 2**18)
-    jobs = bench.plan(CPU, ["40x5"], ["gst", "gumbel-rao"], compiled=False)
-    (lines,) = bench.run(jobs, CPU, seconds=0.001)
+    planned = jobs.plan(CPU, ["40x5"], ["gst", "gumbel-rao"], compiled=False)
+    (lines,) = bench.run(planned, CPU, seconds=0.001)
     status = {line["estimator"]: line["status"] for line in lines}
     assert status == {"F.gumbel_softmax": "ok", "gst": "ok", "gumbel-rao": "too large"}
     assert lines[-1]["milliseconds"] is lines[-1]["memory"] is None
@@ -174,14 +174,14 @@ def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(bench, "_compiled", broken)
-    (lines,) = bench.run(bench.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
+    (lines,) = bench.run(jobs.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
     assert [line["status"] for line in lines] == ["ok", "not available: RuntimeError", "ok"]
     (found,) = benches(lines)
     assert reasons(found) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
 
 
 def test_selecting_from_a_table() -> None:
-    (lines,) = bench.run(bench.plan(CPU, ["8x12x4"], compiled=False), CPU, seconds=0.001)
+    (lines,) = bench.run(jobs.plan(CPU, ["8x12x4"], compiled=False), CPU, seconds=0.001)
     assert [line["form"] for line in lines] == ["dense", "dense", "index"]
     index = "ok" if hasattr(gapped.GST, "choose") else "not available: gst has no index form"
     assert [line["status"] for line in lines] == ["ok", "ok", index]

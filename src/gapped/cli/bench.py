@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from gapped.lab.bench import Job
+    from gapped.lab.jobs import Job
     from gapped.records import Line
 
 __all__ = ["bench", "present"]
@@ -59,8 +59,8 @@ def bench(
 
     import torch
 
-    from gapped.lab.bench import plan
     from gapped.lab.environment import pick_device
+    from gapped.lab.jobs import plan
     from gapped.lab.store import Store
     from gapped.report.terminal import console
 
