@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,14 +12,16 @@ from torch import Tensor
 __all__ = ["once"]
 
 
-def once(gradient: Tensor, grad: Tensor, logits: Tensor) -> Tensor:
-    """Return `gradient`, bit for bit; differentiating it again says why it cannot be.
+def once(product: Callable[..., Tensor], logits: Tensor, grad: Tensor, *rest: Any) -> Tensor:
+    """The gradient ``product(grad, *rest)`` of `logits`; differentiating it again says why it cannot be.
 
-    It was computed from the incoming gradient `grad` on behalf of `logits`, and stays connected to both:
-    otherwise a second derivative would silently be zero.
+    It stays connected to the logits and to the incoming gradient `grad`: otherwise a second derivative
+    would silently be zero.
     """
     if not torch.is_grad_enabled():
-        return gradient
+        return product(grad, *rest)
+    with torch.no_grad():
+        gradient = product(grad, *rest)
     return _Once.apply(gradient, grad, logits)  # type: ignore[no-any-return, no-untyped-call]
 
 
