@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
-from gapped.kernels import launch
+from gapped.kernels import blocks, launch
 from gapped.kernels.launch import Fused
 
 SHORT = ((1_048_576, 64), (262_144, 256))
@@ -41,7 +41,7 @@ def short_rows() -> Iterator[str]:
     for rows, categories in SHORT:
         logits = torch.randn(rows, categories, device="cuda")
         for elements, warps in ((512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8)):
-            launch._BLOCK = (elements, warps)
+            blocks.BLOCK = (elements, warps)
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
             times = f"{forward:.4f} + {backward:.4f} ms"
             yield f"{rows} x {categories}, {elements} elements, {warps} warps: {times}"
@@ -51,7 +51,7 @@ def conditional_draws() -> Iterator[str]:
     for rows, categories, samples in RAO:
         logits = torch.randn(rows, categories, device="cuda")
         for elements, warps in ((128, 1), (256, 2), (512, 4), (1024, 4)):
-            launch._RAO_BLOCK = (elements, warps)
+            blocks.RAO_BLOCK = (elements, warps)
             _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
             what = f"{rows} x {categories}, {samples} draws, {elements} elements, {warps} warps"
             yield f"{what}: {backward:.4f} ms"
@@ -61,15 +61,15 @@ def long_rows() -> Iterator[str]:
     for rows, categories, dtype in LONG:
         logits = torch.randn(rows, categories, device="cuda", dtype=dtype)
         shape = f"{rows} x {categories}"
-        launch._most_parts = lambda device: 64
+        blocks.most_parts = lambda device: 64
         for part, warps, registers in PARTS:
-            launch._PART_BYTES, launch._PART_WARPS, launch._PART_REGISTERS = part, warps, registers
+            blocks.PART_BYTES, blocks.PART_WARPS, blocks.PART_REGISTERS = part, warps, registers
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
             times = f"{forward:.4f} + {backward:.4f} ms"
             # Registers are limited in half precision only.
             limit = f", {registers} registers" if logits.element_size() == 2 else ""
             yield f"{shape}, backward parts of {part} bytes, {warps} warps{limit}: {times}"
-        launch._most_parts = lambda device: 0
+        blocks.most_parts = lambda device: 0
         for block, warps in ((8192, 16), (8192, 32), (16384, 32)):
             launch._STREAM_BACK, launch._STREAM_BACK_WARPS = block, warps
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))

@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 
 import gapped
 from gapped import simplex
-from gapped.kernels import launch
+from gapped.kernels import blocks, launch
 from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise
 from gapped.pathwise.carry import carry
@@ -33,9 +33,9 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
-    launch._BLOCK = launch._RAO_BLOCK = (1 << 16, 4)
-    launch._PROGRAMS = 1
-    launch._PART_BYTES = 1 << 16
+    blocks.BLOCK = blocks.RAO_BLOCK = (1 << 16, 4)
+    blocks.PROGRAMS = 1
+    blocks.PART_BYTES = 1 << 16
 SAMPLES = 6
 ESTIMATORS: dict[str, Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),
@@ -72,8 +72,8 @@ def noise(rows: int, categories: int, kind: int = 0, draw: int = 0) -> Tensor:
     from gapped.kernels.fused import noise_kernel
 
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
-    programs, blocks = launch.partition(rows, categories)
-    noise_kernel[(programs,)](key(), out, rows, categories, draw, KIND=kind, FAST=out.is_cuda, **blocks)
+    programs, held = blocks.partition(rows, categories)
+    noise_kernel[(programs,)](key(), out, rows, categories, draw, KIND=kind, FAST=out.is_cuda, **held)
     return out
 
 
@@ -291,7 +291,7 @@ def test_a_row_split_over_programs_equals_one_read_twice(
 ) -> None:
     """Four programs to a row, the last one's part not full; rows without a sample, and one with a NaN."""
     monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(launch, "_PART_BYTES", 16 * 4)
+    monkeypatch.setattr(blocks, "PART_BYTES", 16 * 4)
     fused = ESTIMATORS[name].fused()
     assert fused is not None
     logits = example(6, 53)
@@ -299,9 +299,9 @@ def test_a_row_split_over_programs_equals_one_read_twice(
     _, index, stats = launch.forward(logits, key(), fused, dense=False)
     shape = logits.shape[:1] if at_index else logits.shape
     grad = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    assert launch._parts(logits, fused.mode)[0] == 4
+    assert blocks.parts_of(logits, fused.mode)[0] == 4
     split = launch.backward(logits, index, stats, key(), grad, fused, at_index=at_index)
-    monkeypatch.setattr(launch, "_most_parts", lambda device: 0)
+    monkeypatch.setattr(blocks, "most_parts", lambda device: 0)
     twice = launch.backward(logits, index, stats, key(), grad, fused, at_index=at_index)
     torch.testing.assert_close(split, twice, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert split[5].isnan().all()
@@ -318,7 +318,7 @@ def test_rows_are_split_where_their_programs_fit(
     found = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(triton, "__version__", version)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    assert launch._most_parts.__wrapped__(torch.device("cuda")) == most
+    assert blocks.most_parts.__wrapped__(torch.device("cuda")) == most
 
 
 @pytest.mark.gpu
@@ -340,7 +340,7 @@ def test_programs_that_share_a_row_give_the_same_bits_every_time(name: str) -> N
     first = backward()
     assert all(torch.equal(first, backward()) for _ in range(20))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_most_parts", lambda device: 0)
+        patch.setattr(blocks, "most_parts", lambda device: 0)
         torch.testing.assert_close(first, backward())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

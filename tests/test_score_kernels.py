@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 import gapped
 from gapped import simplex
 from gapped.fleet.grouping import Grouped, Part
-from gapped.kernels import launch, score_launch
+from gapped.kernels import blocks, launch, score_launch
 from gapped.score.base import Cost, Sampled
 
 pytest.importorskip("triton", reason="the kernels need Triton")
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds for every program, whatever its size."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(launch, "_BLOCK", (1 << 14, 4))
+        monkeypatch.setattr(blocks, "BLOCK", (1 << 14, 4))
 
 
 @pytest.fixture

@@ -35,10 +35,20 @@ __all__ = [
     "load_rows",
     "noise_kernel",
     "normalised",
+    "row_block",
     "store_rows",
 ]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def row_block(s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """Rows and columns of this program, and which of them exist."""
+    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    b_columns = tl.arange(0, BLOCK_COLUMNS)
+    b_row_inside = b_rows < s_rows
+    return b_rows, b_columns, b_row_inside, b_row_inside[:, None] & (b_columns < s_categories)[None, :]
 
 
 @triton.jit
@@ -215,10 +225,7 @@ def forward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    b_columns = tl.arange(0, BLOCK_COLUMNS)
-    b_row_inside = b_rows < s_rows
-    b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_shifted = _shifted(b_logits)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
@@ -254,16 +261,9 @@ def forward_kernel(
                 b_gap = b_tau
                 if MODE == GST:
                     b_gap = _gap(
-                        p_gap,
-                        s_gap,
-                        s_gap_every,
-                        b_rows,
-                        b_row_inside,
-                        b_shifted,
-                        b_selected,
-                        EXPECTED_GAP,
+                        p_gap, s_gap, s_gap_every, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED_GAP,
                         GAP_PER_ROW,
-                    )
+                    )  # fmt: skip
                 b_value = _surrogate(s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE, FAST)
             b_value = tl.where((b_index == s_categories)[:, None], 0.0, b_value)
         else:
@@ -300,10 +300,7 @@ def backward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    b_columns = tl.arange(0, BLOCK_COLUMNS)
-    b_row_inside = b_rows < s_rows
-    b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0).to(tl.int32)
     b_selected = b_columns[None, :] == b_index[:, None]
@@ -327,16 +324,9 @@ def backward_kernel(
         b_gap = b_tau
         if MODE == GST:
             b_gap = _gap(
-                p_gap,
-                s_gap,
-                s_gap_every,
-                b_rows,
-                b_row_inside,
-                b_shifted,
-                b_selected,
-                EXPECTED_GAP,
+                p_gap, s_gap, s_gap_every, b_rows, b_row_inside, b_shifted, b_selected, EXPECTED_GAP,
                 GAP_PER_ROW,
-            )
+            )  # fmt: skip
         b_point = _surrogate(s_seed, b_element, b_shifted, b_selected, b_gap, b_tau, MODE, FAST)
         b_out = _through(b_point, b_grad) / b_tau
         if not DETACHED:
@@ -365,9 +355,7 @@ def noise_kernel(
 ):
     """The noise of the kernels, written out for tests: Gumbels (0), or for one Gumbel-Rao draw the
     exponentials of the elements (1), in units of ln 2."""
-    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    b_columns = tl.arange(0, BLOCK_COLUMNS)
-    b_inside = (b_rows < s_rows)[:, None] & (b_columns < s_categories)[None, :]
+    b_rows, b_columns, _, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
     if KIND == 0:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gapped.kernels import blocks
 from gapped.kernels.runner import Launch, run
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "draw_key",
     "forward",
     "index_dtype",
-    "partition",
     "refusal",
     "row_matrix",
     "runs_on",
@@ -36,19 +36,10 @@ __all__ = [
 BACKENDS = ("auto", "torch", "triton")
 LONGEST_BLOCK = 4096
 """Rows up to this length are held by one program at once; longer ones are streamed."""
-# Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
-_BLOCK = (1024, 4)
-_RAO_BLOCK = (256, 2)
-# So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
-_PROGRAMS = 256
-# The same for rows that are streamed.
+# Elements of a block and warps that share it where rows are streamed: the fastest on an H200
+# (benchmarks/bench_blocks.py).
 _STREAM, _STREAM_WARPS = 4096, 16
-# Backward a row is split over programs that hold so many bytes of its logits each. With so few registers one
-# program more fits on a multiprocessor; only simple weights of half precision need no more.
-_PART_BYTES, _PART_WARPS, _PART_REGISTERS = 16384, 8, 64
-# Into no more of them, so that on a large GPU several rows are under way.
-_MOST_PARTS = 32
-# Still longer rows are read twice. Few large programs leave them in the cache.
+# Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 _STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHORT = torch.iinfo(torch.int16).max
@@ -250,7 +241,8 @@ def forward(
         from gapped.kernels.streamed import streamed_forward_kernel
 
         flags = _flags(*kind, every) | {"SOFT": fused.soft, "DENSE": dense}
-        flags |= {"PIECES": _power(-(-categories // _STREAM)), "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
+        pieces = blocks.power(-(-categories // _STREAM))
+        flags |= {"PIECES": pieces, "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
         run(
             streamed_forward_kernel,
             count,
@@ -302,8 +294,8 @@ def backward(
     del flags["TAU_FORWARD_PER_ROW"]
     pointers = (rows, index, stats, grads, key, taus, gaps, out)
     sizes = (categories, stride, grad_stride, *every[:2])
-    parts, blocks = _parts(logits, fused.mode)
-    if adds_up or parts > _most_parts(logits.device):
+    parts, held = blocks.parts_of(logits, fused.mode)
+    if adds_up or parts > blocks.most_parts(logits.device):
         from gapped.kernels.streamed import streamed_backward_kernel
 
         flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
@@ -315,7 +307,7 @@ def backward(
         words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
         # The interpreter runs one program after the other: there, all publish before any waits.
         for waits in (True,) if logits.is_cuda else (False, True):
-            flags |= {"WAITS": waits, **blocks}
+            flags |= {"WAITS": waits, **held}
             run(split_backward_kernel, count * parts, (*pointers, words), sizes, (tau, gap), flags)
     return out.to(logits.dtype) if adds_up else out
 
@@ -332,8 +324,8 @@ def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[i
     """The launch of `forward` for rows in one block."""
     from gapped.kernels.fused import forward_kernel
 
-    programs, blocks = partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
-    flags = {**_flags(*kind, every), "SOFT": soft, "DENSE": dense, **blocks}
+    programs, held = blocks.partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
+    flags = {**_flags(*kind, every), "SOFT": soft, "DENSE": dense, **held}
     return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
 
@@ -344,8 +336,8 @@ def _backward(
     """The launch of `backward` for rows in one block."""
     from gapped.kernels.fused import backward_kernel
 
-    programs, blocks = partition(*sizes[:2], loops=kind[0] == "gumbel-rao")
-    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, **blocks}
+    programs, held = blocks.partition(*sizes[:2], loops=kind[0] == "gumbel-rao")
+    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, **held}
     del flags["TAU_FORWARD_PER_ROW"]
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
 
@@ -400,45 +392,3 @@ def _per_row(level: Tensor, logits: Tensor) -> tuple[Tensor, int]:
     if any(n != 1 for n in shape[same:]):
         return level.expand(rows).contiguous(), 1
     return level.contiguous(), math.prod(rows[same:])
-
-
-def _power(count: int) -> int:
-    """The next power of two, at least 2."""
-    return max(1 << (count - 1).bit_length(), 2)
-
-
-def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
-    """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
-    elements, warps = _RAO_BLOCK if loops else _BLOCK
-    columns = _power(categories)
-    height = max(min(elements // columns, 1 << (-(-rows // _PROGRAMS) - 1).bit_length()), 1)
-    # A row that is longer than a block has more threads instead.
-    warps = min(max(height * columns * warps // elements, 1), 16)
-    return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
-
-
-@cache
-def _most_parts(device: torch.device) -> int:
-    """Over how many programs a row may be split on this device; 0 for none.
-
-    A row's programs wait for each other, so there must be places for all of them. Every multiprocessor has
-    two at the least; half of that leaves room for other streams.
-    """
-    from triton import __version__
-
-    # Before, a loop that waits was compiled so that most threads never saw what they waited for.
-    if tuple(map(int, __version__.split(".")[:2])) < (3, 5):
-        return 0
-    if device.type != "cuda":
-        return _MOST_PARTS
-    return min(_MOST_PARTS, torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _parts(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:
-    """Over how many programs a row is split in the backward pass, and how much of it each one holds."""
-    categories, size = logits.shape[-1], logits.element_size()
-    block = min(_power(categories), _PART_BYTES // size)
-    parts = -(-categories // block)
-    simple = size == 2 and mode in ("gst", "straight-through")
-    flags = {"PARTS": parts, "LANES": _power(parts), "BLOCK": block, "num_warps": _PART_WARPS}
-    return parts, flags | ({"maxnreg": _PART_REGISTERS} if simple else {})

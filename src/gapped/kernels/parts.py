@@ -50,30 +50,23 @@ _ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
+def _instruction(ASSEMBLY: tl.constexpr, b_x):
+    return tl.inline_asm_elementwise(ASSEMBLY, "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def log2(b_x, FAST: tl.constexpr):
     """Base-2 logarithm: one instruction on a GPU, with an absolute error of 2^-22 near 1.
 
     The argument is a normal number. Care for others would take three instructions more, as in `exp2`.
     """
-    if FAST:
-        b_y = tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        b_y = tl.log2(b_x)
-    return b_y
+    return _instruction("lg2.approx.ftz.f32 $0, $1;", b_x) if FAST else tl.log2(b_x)
 
 
 @triton.jit
 def exp2(b_x, FAST: tl.constexpr):
     """Base-2 exponential: one instruction on a GPU, which gives 0 for results below 2^-126."""
-    if FAST:
-        b_y = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        b_y = tl.exp2(b_x)
-    return b_y
+    return _instruction("ex2.approx.ftz.f32 $0, $1;", b_x) if FAST else tl.exp2(b_x)
 
 
 @triton.jit
@@ -165,10 +158,4 @@ def capped(b_total):
 @triton.jit
 def reciprocal(b_x, FAST: tl.constexpr):
     """1/x of a normal number: one instruction on a GPU. What it is for 0 is of no use."""
-    if FAST:
-        b_y = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        b_y = capped(b_x)
-    return b_y
+    return _instruction("rcp.approx.ftz.f32 $0, $1;", b_x) if FAST else capped(b_x)

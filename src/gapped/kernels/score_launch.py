@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gapped.kernels.launch import LONGEST_BLOCK, Fused, draw_key, partition, refusal, row_matrix
+from gapped.kernels.blocks import partition
+from gapped.kernels.launch import LONGEST_BLOCK, Fused, draw_key, refusal, row_matrix
 from gapped.kernels.runner import run
 
-__all__ = ["applies", "draw", "one_hot", "score", "tree_gradient", "tree_index"]
+__all__ = ["applies", "depth", "draw", "one_hot", "score", "tree_gradient", "tree_index"]
 
 # What the rule is asked about: a plain sample.
 _PLAIN = Fused("straight-through", 1.0)
@@ -74,7 +75,7 @@ def tree_index(logits: Tensor, noise: Tensor) -> Tensor:
         programs, flags = partition(count, categories)
         pointers = (rows, noise.contiguous(), index)
         sizes = (count, categories, stride, noise.shape[-1])
-        run(tree_index_kernel, programs, pointers, sizes, (), {"DEPTH": _depth(categories), **flags})
+        run(tree_index_kernel, programs, pointers, sizes, (), {"DEPTH": depth(categories), **flags})
     return index
 
 
@@ -89,9 +90,10 @@ def tree_gradient(logits: Tensor, index: Tensor, signal: Tensor) -> Tensor:
         programs, flags = partition(count, categories)
         pointers = (rows, index.contiguous(), signal.contiguous(), out)
         sizes = (count, categories, stride, count // signal.numel())
-        run(tree_gradient_kernel, programs, pointers, sizes, (), {"DEPTH": _depth(categories), **flags})
+        run(tree_gradient_kernel, programs, pointers, sizes, (), {"DEPTH": depth(categories), **flags})
     return out
 
 
-def _depth(categories: int) -> int:
+def depth(categories: int) -> int:
+    """How many decisions lead to one of so many leaves of a balanced tree."""
     return (categories - 1).bit_length()

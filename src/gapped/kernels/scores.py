@@ -10,21 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.fused import exceeds, load_rows, normalised, store_rows
+from gapped.kernels.fused import exceeds, load_rows, normalised, row_block, store_rows
 from gapped.kernels.parts import row_uniforms
 
 __all__ = ["draw_kernel", "one_hot_kernel", "score_kernel", "tree_gradient_kernel", "tree_index_kernel"]
 
 # The smallest normal number.
 _TINY = tl.constexpr(1.1754943508222875e-38)
-
-
-@triton.jit
-def _block(s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
-    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    b_columns = tl.arange(0, BLOCK_COLUMNS)
-    b_row_inside = b_rows < s_rows
-    return b_rows, b_columns, b_row_inside, b_row_inside[:, None] & (b_columns < s_categories)[None, :]
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_samples"])
@@ -40,7 +32,7 @@ def draw_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Independent samples of each row; running sums are float64."""
-    b_rows, b_columns, b_row_inside, b_inside = _block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_weights = tl.exp(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
     b_running = tl.cumsum(b_weights.to(tl.float64), 1)
     b_total = tl.sum(b_weights.to(tl.float64), 1)
@@ -58,7 +50,7 @@ def draw_kernel(
 def one_hot_kernel(
     p_index, p_value, s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
 ):
-    b_rows, b_columns, b_row_inside, b_inside = _block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
     b_value = (b_columns[None, :] == b_index[:, None]).to(tl.float32)
     b_value = tl.where((b_index > s_categories)[:, None], float("nan"), b_value)
@@ -81,7 +73,7 @@ def score_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """The mean of s (D - p) over the samples; a signal is shared by `s_every` rows."""
-    b_rows, b_columns, b_row_inside, b_inside = _block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_p = normalised(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
     b_out = tl.zeros_like(b_p)
     for s_sample in range(s_samples):
@@ -121,7 +113,7 @@ def tree_index_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Two paths down the tree, from u and from 1 - u at every node; masses are float64."""
-    b_rows, b_columns, b_row_inside, b_inside = _block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf"))
     b_weights = tl.exp(b_logits).to(tl.float64)
     # Where on its level each path is.
@@ -160,7 +152,7 @@ def tree_gradient_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """`gapped.score.disarm.direction_of_pair` on a tree, times the difference of the costs."""
-    b_rows, b_columns, b_row_inside, b_inside = _block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_weights = tl.exp(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
     b_one = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
     b_other = tl.load(p_index + s_rows + b_rows, mask=b_row_inside, other=0)

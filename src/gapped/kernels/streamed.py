@@ -294,6 +294,24 @@ def row_gap(
 
 
 @triton.jit
+def _rao_weights(
+    p_logits, s_seed, s_row, s_index, s_shift, s_log2_total, s_sharpness, s_e0, s_e1, s_e2, s_e3,
+    s_start, s_block, s_categories, BLOCK: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Columns of a piece, and their weights in four draws."""
+    b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
+    b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
+    b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
+    b_drop = b_rest * s_sharpness
+    b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
+    b_0 = rao_weight(exponential(b_0, FAST), b_odds, b_drop, s_e0, s_sharpness, FAST)
+    b_1 = rao_weight(exponential(b_1, FAST), b_odds, b_drop, s_e1, s_sharpness, FAST)
+    b_2 = rao_weight(exponential(b_2, FAST), b_odds, b_drop, s_e2, s_sharpness, FAST)
+    b_3 = rao_weight(exponential(b_3, FAST), b_odds, b_drop, s_e3, s_sharpness, FAST)
+    return b_columns, b_0, b_1, b_2, b_3
+
+
+@triton.jit
 def _streamed_rao(
     p_logits, p_grad, p_out, s_seed, s_row, s_index, s_shift, s_total, s_tau, s_samples, s_categories,
     SOFT: tl.constexpr, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
@@ -314,15 +332,10 @@ def _streamed_rao(
         b_z0 = tl.zeros([BLOCK], tl.float32)
         b_z1, b_z2, b_z3, b_d0, b_d1, b_d2, b_d3 = b_z0, b_z0, b_z0, b_z0, b_z0, b_z0, b_z0
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
-            b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
-            b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
-            b_drop = b_rest * s_sharpness
-            b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
-            b_0 = rao_weight(exponential(b_0, FAST), b_odds, b_drop, s_e0, s_sharpness, FAST)
-            b_1 = rao_weight(exponential(b_1, FAST), b_odds, b_drop, s_e1, s_sharpness, FAST)
-            b_2 = rao_weight(exponential(b_2, FAST), b_odds, b_drop, s_e2, s_sharpness, FAST)
-            b_3 = rao_weight(exponential(b_3, FAST), b_odds, b_drop, s_e3, s_sharpness, FAST)
+            b_columns, b_0, b_1, b_2, b_3 = _rao_weights(
+                p_logits, s_seed, s_row, s_index, s_shift, s_log2_total, s_sharpness, s_e0, s_e1, s_e2, s_e3,
+                s_start, s_block, s_categories, BLOCK, FAST,
+            )  # fmt: skip
             b_z0, b_z1, b_z2, b_z3 = b_z0 + b_0, b_z1 + b_1, b_z2 + b_2, b_z3 + b_3
             if not SOFT:
                 b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _ONCE)
@@ -336,15 +349,11 @@ def _streamed_rao(
         s_z0, s_z1 = s_z0 * s_unit, s_z1 * tl.where(s_left > 1, s_unit, 0.0)
         s_z2, s_z3 = s_z2 * tl.where(s_left > 2, s_unit, 0.0), s_z3 * tl.where(s_left > 3, s_unit, 0.0)
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
-            b_log2_p = (b_logits - s_shift) * _LOG2_E - s_log2_total
-            b_odds, b_rest = rao_odds(b_log2_p, b_columns == s_index)
-            b_drop = b_rest * s_sharpness
-            b_0, b_1, b_2, b_3 = rao_bits(s_seed, s_row * s_categories + b_columns, s_block)
-            b_0 = rao_weight(exponential(b_0, FAST), b_odds, b_drop, s_e0, s_sharpness, FAST) * s_z0
-            b_1 = rao_weight(exponential(b_1, FAST), b_odds, b_drop, s_e1, s_sharpness, FAST) * s_z1
-            b_2 = rao_weight(exponential(b_2, FAST), b_odds, b_drop, s_e2, s_sharpness, FAST) * s_z2
-            b_3 = rao_weight(exponential(b_3, FAST), b_odds, b_drop, s_e3, s_sharpness, FAST) * s_z3
+            b_columns, b_0, b_1, b_2, b_3 = _rao_weights(
+                p_logits, s_seed, s_row, s_index, s_shift, s_log2_total, s_sharpness, s_e0, s_e1, s_e2, s_e3,
+                s_start, s_block, s_categories, BLOCK, FAST,
+            )  # fmt: skip
+            b_0, b_1, b_2, b_3 = b_0 * s_z0, b_1 * s_z1, b_2 * s_z2, b_3 * s_z3
             if SOFT:
                 b_add = b_0 + b_1 + b_2 + b_3
             else:
@@ -413,31 +422,15 @@ def streamed_backward_kernel(
             b_shifted = b_logits - s_shift
             b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _AGAIN)
             b_weight = weights(
-                b_shifted,
-                b_columns,
-                s_categories,
-                s_seed,
-                s_row,
-                s_index,
-                s_second,
-                s_level,
-                s_tau,
-                MODE,
-                FAST,
-            )
+                b_shifted, b_columns, s_categories, s_seed, s_row, s_index, s_second, s_level, s_tau, MODE, FAST
+            )  # fmt: skip
             b_sum += b_weight
             b_dot += b_weight * b_grad
             if MODE == REINMAX:
                 b_plain_dot += exp2(b_shifted * _LOG2_E, FAST) * b_grad
+        s_sum, s_dot, s_plain_dot = tl.sum(b_sum, 0), tl.sum(b_dot, 0), tl.sum(b_plain_dot, 0)
         s_scale, s_mean, s_plain, s_plain_mean = centres(
-            tl.sum(b_sum, 0),
-            tl.sum(b_dot, 0),
-            tl.sum(b_plain_dot, 0),
-            s_second,
-            p_grad,
-            s_index,
-            MODE,
-            AT_INDEX,
+            s_sum, s_dot, s_plain_dot, s_second, p_grad, s_index, MODE, AT_INDEX
         )
         s_last = (s_categories - 1) // BLOCK * BLOCK
         for s_done in range(0, s_categories, BLOCK):
@@ -446,18 +439,8 @@ def streamed_backward_kernel(
             b_shifted = b_logits - s_shift
             b_grad = _grads(p_grad, s_start, s_categories, s_index, AT_INDEX, BLOCK, _NEVER)
             b_weight = weights(
-                b_shifted,
-                b_columns,
-                s_categories,
-                s_seed,
-                s_row,
-                s_index,
-                s_second,
-                s_level,
-                s_tau,
-                MODE,
-                FAST,
-            )
+                b_shifted, b_columns, s_categories, s_seed, s_row, s_index, s_second, s_level, s_tau, MODE, FAST
+            )  # fmt: skip
             b_out = gradient(
                 b_weight, b_shifted, b_grad, b_columns == s_index, s_scale, s_mean, s_plain,
                 s_plain_mean, s_tau, MODE, FAST,

@@ -47,7 +47,7 @@ class DisARMTree(Score):
         return 2
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        nodes = (1 << _depth(logits.shape[-1])) - 1
+        nodes = (1 << score_launch.depth(logits.shape[-1])) - 1
         return uniform(logits, (*logits.shape[:-1], nodes), generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class DisARMTree(Score):
         # The children of node t are 2 t + 1 and 2 t + 2.
         step = bits.long() + 1
         node = step.new_zeros((2, *logits.shape[:-1], 1))
-        for _ in range(_depth(logits.shape[-1])):
+        for _ in range(score_launch.depth(logits.shape[-1])):
             node = torch.add(step.gather(-1, node), node, alpha=2)
         return settled(node.squeeze(-1) - bits.shape[-1], logits)
 
@@ -76,7 +76,7 @@ def node_probabilities(logits: Tensor) -> Tensor:
     """
     categories = logits.shape[-1]
     masses = torch.nn.functional.pad(
-        simplex.accumulated(logits.exp()), (0, (1 << _depth(categories)) - categories)
+        simplex.accumulated(logits.exp()), (0, (1 << score_launch.depth(categories)) - categories)
     )
     rights, totals = [masses[..., :0]], [masses[..., :0]]
     while masses.shape[-1] > 1:
@@ -84,10 +84,6 @@ def node_probabilities(logits: Tensor) -> Tensor:
         masses = masses[..., 0::2] + rights[-1]
         totals.append(masses)
     return torch.cat(rights[::-1], -1) / torch.cat(totals[::-1], -1)
-
-
-def _depth(categories: int) -> int:
-    return (categories - 1).bit_length()
 
 
 def _sides(index: Tensor, categories: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
 from gapped.tasks.listops import kernels
 from gapped.tasks.listops.parts import Tables
@@ -67,7 +68,7 @@ def merge(
         kept,
     )
     # As large as the first layer: a kernel for each layer's size would have to be compiled for each.
-    flags = {"WIDTH": width, "PLACES": _power(size + 1 + layer), "COLUMNS": _power(2 * width), "num_warps": 4}
+    flags = {"WIDTH": width, "PLACES": power(size + 1 + layer), "COLUMNS": power(2 * width), "num_warps": 4}
     run(kernels.merge_kernel, runs * batch, pointers, (batch, size, layer), (), flags)
     return chosen, moved, kept
 
@@ -191,7 +192,3 @@ def _in_lines(x: Tensor) -> Tensor:
 def _steps(x: Tensor) -> tuple[int, int]:
     """How many lines runs and rows are apart."""
     return x.stride(0) // x.shape[-1], x.stride(1) // x.shape[-1]
-
-
-def _power(count: int) -> int:
-    return 1 << (count - 1).bit_length()

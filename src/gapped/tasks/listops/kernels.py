@@ -57,16 +57,8 @@ def _block(s_lines, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constex
 
 @triton.jit
 def _gate(
-    p_products,
-    p_bias,
-    b_left,
-    b_right,
-    b_run,
-    b_columns,
-    b_inside,
-    GATE: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, GATE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     b_gate = _load(p_products, b_left, b_columns, b_inside, GATE * WIDTH, 10 * WIDTH)
     b_gate += _load(p_products, b_right, b_columns, b_inside, (GATE + 5) * WIDTH, 10 * WIDTH)
     return b_gate + _load(p_bias, b_run, b_columns, b_inside, GATE * WIDTH, 5 * WIDTH)
@@ -74,16 +66,8 @@ def _gate(
 
 @triton.jit
 def _cell(
-    p_products,
-    p_bias,
-    p_states,
-    b_left,
-    b_right,
-    b_run,
-    b_columns,
-    b_inside,
-    WIDTH: tl.constexpr,
-):
+    p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Activations of a pair's gates, and its children's cells."""
     b_i = tl.sigmoid(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 0, WIDTH))
     b_l = _gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 1, WIDTH)
@@ -97,22 +81,9 @@ def _cell(
 
 @triton.jit
 def _cell_grads(
-    p_products,
-    p_bias,
-    p_states,
-    b_left,
-    b_right,
-    b_run,
-    b_columns,
-    b_inside,
-    b_grad_h,
-    b_grad_c,
-    p_gates,
-    b_gates_line,
-    p_cells,
-    b_cells_line,
-    WIDTH: tl.constexpr,
-):
+    p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, b_grad_h, b_grad_c, p_gates,
+    b_gates_line, p_cells, b_cells_line, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Write the gradients of a pair's gates and of its children's cells."""
     b_i, b_l, b_r, b_u, b_o, b_c_left, b_c_right = _cell(
         p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, WIDTH
@@ -287,22 +258,9 @@ def slopes_kernel(
     _store(p_h, b_line, b_columns, b_inside, b_h, WIDTH, 2 * WIDTH)
     b_query = _load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
     _cell_grads(
-        p_products,
-        p_bias,
-        p_states,
-        b_left,
-        b_right,
-        b_run,
-        b_columns,
-        b_inside,
-        b_query,
-        tl.zeros_like(b_query),
-        p_gates,
-        b_line,
-        p_cells,
-        b_line,
-        WIDTH,
-    )
+        p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, b_query,
+        tl.zeros_like(b_query), p_gates, b_line, p_cells, b_line, WIDTH,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["s_batch", "s_size"])
@@ -380,45 +338,16 @@ def select_kernel(
     b_grad_h = _load(p_adjoint, b_item, b_columns, b_merged, 0, 2 * WIDTH)
     b_grad_c = _load(p_adjoint, b_item, b_columns, b_merged, WIDTH, 2 * WIDTH)
     _cell_grads(
-        p_products,
-        p_bias,
-        p_states,
-        b_left,
-        b_right,
-        b_run,
-        b_columns,
-        b_inside,
-        b_grad_h,
-        b_grad_c,
-        p_gates,
-        b_run * (s_layers * s_batch) + b_column,
-        p_cells,
-        b_row,
-        WIDTH,
-    )
+        p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, b_grad_h, b_grad_c,
+        p_gates, b_run * (s_layers * s_batch) + b_column, p_cells, b_row, WIDTH,
+    )  # fmt: skip
 
 
 @triton.jit
 def _pushed(
-    p_adjoint,
-    p_own,
-    p_slope,
-    b_from,
-    b_row,
-    b_pair,
-    b_before,
-    b_to_left,
-    b_to_right,
-    b_columns,
-    b_kept,
-    b_left,
-    b_right,
-    b_has_pair,
-    b_has_before,
-    HALF: tl.constexpr,
-    SCORED: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    p_adjoint, p_own, p_slope, b_from, b_row, b_pair, b_before, b_to_left, b_to_right, b_columns, b_kept,
+    b_left, b_right, b_has_pair, b_has_before, HALF: tl.constexpr, SCORED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """h (HALF 0) or c (HALF 1) of the adjoint: what is kept, a merged child's own, and two scores' shares."""
     b_sum = _load(p_adjoint, b_from, b_columns, b_kept, HALF * WIDTH, 2 * WIDTH)
     b_sum += _load(p_own, b_row, b_columns, b_left, 0, 2 * WIDTH)
@@ -476,25 +405,10 @@ def push_kernel(
     b_has_before = b_inside & b_has_before[:, None]
     for HALF in tl.static_range(0, 2):
         b_sum = _pushed(
-            p_adjoint,
-            p_g_h if HALF == 0 else p_g_cells,
-            p_score_h if HALF == 0 else p_score_cells,
-            b_from,
-            b_row,
-            b_pair,
-            b_before,
-            b_to_left,
-            b_to_right,
-            b_columns,
-            b_kept,
-            b_left,
-            b_right,
-            b_has_pair,
-            b_has_before,
-            HALF,
-            SCORED,
-            WIDTH,
-        )
+            p_adjoint, p_g_h if HALF == 0 else p_g_cells, p_score_h if HALF == 0 else p_score_cells, b_from,
+            b_row, b_pair, b_before, b_to_left, b_to_right, b_columns, b_kept, b_left, b_right, b_has_pair,
+            b_has_before, HALF, SCORED, WIDTH,
+        )  # fmt: skip
         _store(p_out, b_line, b_columns, b_inside, b_sum, HALF * WIDTH, 2 * WIDTH)
 
 
