@@ -1,7 +1,8 @@
 """Step times of the coupled comparison: RLOO-2, DisARM-Tree, and all of its 35 runs as one fleet.
 
-A fleet of five runs each of RLOO-2 and DisARM-Tree, then the whole table; with --whole only that. Usage:
-python benchmarks/bench_coupled.py [--whole] [--steps N] [--device D] [--data-dir DIR] [--seeds N]
+A fleet of five runs each of RLOO-2 and DisARM-Tree, then the whole table; with --whole only that, with
+--profile also what its steps consist of. Usage:
+python benchmarks/bench_coupled.py [--whole] [--profile] [--steps N] [--device D] [--data-dir DIR] [--seeds N]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from gapped.fleet.trainer import Trainer, matmul_precision
 from gapped.lab.environment import describe, pick_device
@@ -40,15 +42,39 @@ def milliseconds(trainer: Trainer, steps: int) -> float:
     return 1e3 * (time.perf_counter() - began) / steps
 
 
+def print_profile(trainer: Trainer, steps: int = 5, rows: int = 40) -> None:
+    """Where the time of a step goes, kernel by kernel on a GPU, operator by operator elsewhere."""
+    gpu = trainer.device.type == "cuda"
+    with (
+        matmul_precision(trainer.device),
+        profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiler,
+    ):
+        trainer.train_steps(steps)
+        synchronise(trainer.device)
+    spent = [
+        (each.self_device_time_total if gpu else each.self_cpu_time_total, each.count, each.key)
+        for each in profiler.key_averages()
+    ]
+    print(f"profile: {sum(time for time, _, _ in spent) / steps / 1e3:.3f} ms a step")
+    for time_, count, name in sorted(spent, reverse=True)[:rows]:
+        print(f"{time_ / steps / 1e3:8.4f} ms {count / steps:6.1f} x {name[:90]}")
+
+
 def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def measure(recipe: Recipe, device: torch.device, data_dir: Path | None, steps: int) -> tuple[int, float]:
+def measure(
+    recipe: Recipe, device: torch.device, data_dir: Path | None, steps: int, profiled: bool = False
+) -> tuple[int, float]:
     torch.compiler.reset()
     (fleet,) = plan([recipe], {})
-    return len(fleet.specs), milliseconds(build(fleet.specs, device, data_dir, fleet.key), steps)
+    trainer = build(fleet.specs, device, data_dir, fleet.key)
+    spent = milliseconds(trainer, steps)
+    if profiled:
+        print_profile(trainer)
+    return len(fleet.specs), spent
 
 
 def main() -> None:
@@ -56,6 +82,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--whole", action="store_true", help="only all runs together")
+    parser.add_argument("--profile", action="store_true", help="also where the time of their steps goes")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", type=Path)
     arguments = parser.parse_args()
@@ -71,7 +98,7 @@ def main() -> None:
     if found:
         ratio = found["DisARM-Tree"] / found["RLOO"]
         print(f"DisARM-Tree / RLOO-2: {ratio:.2f} (target at most {TARGET_RATIO})")
-    runs, whole = measure(recipe, device, arguments.data_dir, arguments.steps)
+    runs, whole = measure(recipe, device, arguments.data_dir, arguments.steps, arguments.profile)
     minutes = whole * STEPS / 60_000
     print(f"all          {runs:3d} runs: {whole:.3f} ms per step")
     print(f"{STEPS:,} steps would take {minutes:.1f} minutes (target at most {TARGET_MINUTES})")

@@ -57,7 +57,7 @@ class VAETask:
         spread(self.model, self._places)
         if compiled:
             self.model.compile_parts()
-        self._grey = torch.compile(grey_levels, dynamic=False) if compiled else grey_levels
+        self._chosen = torch.compile(chosen, dynamic=False) if compiled else chosen
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
@@ -82,8 +82,7 @@ class VAETask:
         """All steps are alike."""
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
-        grey = self._grey(self.train, self.batch, self.scale, self._dtype)
-        images = self._shown(grey, generator)
+        images = self._shown(self._chosen(self.train, self.batch, self.scale, self._dtype), generator)
         return self.model.loss(images, sampler, generator).mean(1)
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
@@ -102,7 +101,7 @@ class VAETask:
 
     def pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Grey levels in [0, 1], or Bernoulli draws from them."""
-        return self._shown(images.to(self._dtype) / self.scale, generator)
+        return self._shown(grey_levels(images, self.scale, self._dtype), generator)
 
     def _shown(self, grey: Tensor, generator: torch.Generator) -> Tensor:
         return torch.bernoulli(grey, generator=generator) if self.protocol.binarised else grey
@@ -139,12 +138,17 @@ class VAETask:
         return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
 
 
-def grey_levels(images: Tensor, batch: Tensor, scale: int, dtype: torch.dtype) -> Tensor:
-    """The chosen images in [0, 1]; compiled, they are read and written once.
+def grey_levels(images: Tensor, scale: int, dtype: torch.dtype) -> Tensor:
+    """Images in [0, 1].
 
     A compiler multiplies by 1 / scale, so a grey level may differ from a quotient in its last place.
     """
-    return images[batch].to(dtype) / scale
+    return images.to(dtype) / scale
+
+
+def chosen(images: Tensor, batch: Tensor, scale: int, dtype: torch.dtype) -> Tensor:
+    """The grey levels of some images; compiled, they are read and written once."""
+    return grey_levels(images[batch], scale, dtype)
 
 
 class _GradientMoments:
