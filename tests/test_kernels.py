@@ -36,6 +36,8 @@ if DEVICE.type == "cpu":
     blocks.BLOCK = blocks.RAO_BLOCK = (1 << 16, 4)
     blocks.PROGRAMS = 1
     blocks.PART_BYTES = 1 << 16
+# The examples have few rows, and tests of their own for what that changes.
+blocks.SPREAD_ELEMENTS = 0
 SAMPLES = 6
 ESTIMATORS: dict[str, Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),
@@ -282,6 +284,34 @@ def test_samples_of_streamed_rows_follow_the_logits(name: str, monkeypatch: pyte
     counts = counts_of(found, 5)
     require_law(chi_squared(counts, some.double().softmax(-1)))
     require_rejected(chi_squared(counts, (-some.double()).softmax(-1)))
+
+
+@pytest.mark.parametrize("samples", [1, 6, 16, 33])
+@pytest.mark.parametrize("categories", [3, 40])
+def test_draws_of_few_rows_are_shared_out(
+    samples: int, categories: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same draws, added up in another order."""
+    fused = Fused("gumbel-rao", 0.5, samples=samples)
+    logits = example(6, categories)
+    logits[5, 1] = torch.nan
+    grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    _, index, stats = launch.forward(logits, key(), fused, dense=False)
+    alone = launch.backward(logits, index, stats, key(), grad, fused)
+    monkeypatch.setattr(blocks, "SPREAD_ELEMENTS", 1 << 17)
+    launch._backward.cache_clear()
+    assert blocks.shares_of(*logits.shape) == 8
+    shared = launch.backward(logits, index, stats, key(), grad, fused)
+    launch._backward.cache_clear()
+    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert shared[5].isnan().all()
+    assert shared[0].any()
+
+
+def test_the_fewer_rows_the_more_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SPREAD_ELEMENTS", 1 << 17)
+    assert [blocks.shares_of(rows, 64) for rows in (0, 256, 257, 1024, 1025, 6400)] == [8, 8, 4, 2, 1, 1]
+    assert [blocks.shares_of(1, categories) for categories in (2, 100, 200, 300, 4096)] == [8, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize("at_index", [False, True])

@@ -45,12 +45,15 @@ def compiles(kernel, dtype, warps, flags):
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENSE": True, "DETACHED": False}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "PIECES": 2, "BLOCK": 1024}
-flags |= {"PARTS": 3, "LANES": 4, "WAITS": True}
+flags |= {"PARTS": 3, "LANES": 4, "WAITS": True, "SPREAD": False}
 flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
 # Long rows of Gumbel-Rao are added up in float32.
 half = "*fp32" if name == "gumbel-rao" else "*bf16"
 compiles(fused.forward_kernel, "*bf16", 4, flags)
 compiles(fused.backward_kernel, "*bf16", 4, flags)
+if name == "gumbel-rao":
+    spread = flags | {"SPREAD": True, "BLOCK_ROWS": 8, "BLOCK_COLUMNS": 64}
+    compiles(fused.backward_kernel, "*fp32", 1, spread)
 compiles(streamed.streamed_forward_kernel, half, 4, flags)
 compiles(streamed.streamed_backward_kernel, half, 4, flags)
 compiles(streamed.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import gapped
 from gapped.fleet import grouping
-from gapped.fleet import lanes as fleet_lanes
 from gapped.fleet.capture import Captured
-from gapped.fleet.lanes import Lanes
 from gapped.fleet.trainer import Run, Trainer
+from gapped.kernels import lanes as kernel_lanes
+from gapped.kernels.lanes import Lanes
 from gapped.tasks.vae.task import VAETask
 
 # A trained prior makes the cost look at a tensor of the encoder's.
@@ -34,7 +34,7 @@ ESTIMATORS = (
 
 def test_elsewhere_than_on_a_gpu_there_is_one_lane():
     x = torch.ones(3)
-    lanes = Lanes(x.device, [x])
+    lanes = Lanes("test", x.device, [x])
     with lanes.lane(0), lanes.lane(1):
         y = x + 1
     lanes.join([y])
@@ -71,9 +71,9 @@ def test_memory_is_kept_for_all_lanes_that_use_it(monkeypatch: pytest.MonkeyPatc
     main, side = Stream(), Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(fleet_lanes, "_stream", lambda device, number: side)
+    monkeypatch.setattr(kernel_lanes, "_stream", lambda device, purpose, number: side)
     before, made = Kept(), Kept()
-    lanes = Lanes(torch.device("cuda"), [before])
+    lanes = Lanes("test", torch.device("cuda"), [before])
     with lanes.lane(0):
         assert not before.users
     with lanes.lane(1):
@@ -87,9 +87,9 @@ def test_memory_is_kept_for_all_lanes_that_use_it(monkeypatch: pytest.MonkeyPatc
 def test_all_that_a_cost_looks_at_is_shared(monkeypatch: pytest.MonkeyPatch):
     shared: list[Tensor] = []
 
-    def spy(device: torch.device, tensors: list[Tensor]) -> Lanes:
+    def spy(purpose: str, device: torch.device, tensors: list[Tensor]) -> Lanes:
         shared.extend(tensors)
-        return Lanes(device, tensors)
+        return Lanes(purpose, device, tensors)
 
     monkeypatch.setattr(grouping, "Lanes", spy)
     task = VAETask(OWN_PRIOR, toy_data(), [3] * len(ESTIMATORS), torch.device("cpu"))

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import GappedError
-from gapped.fleet.lanes import Lanes
 from gapped.fleet.neighbours import Neighbours
 from gapped.fleet.stateful import Widths, joined, structure
 from gapped.kernels import launch
+from gapped.kernels.lanes import Lanes
 from gapped.objective import expectation
 from gapped.registry import Estimator, Pathwise
 from gapped.score.base import Score, draw_independent, one_hot_rows
@@ -145,7 +145,8 @@ class Grouped:
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
             return f(self.sample(logits, generator=generator).unsqueeze(0), parts[0]).squeeze(0)
-        lanes = Lanes(logits.device, [logits, *uses, *([] if context is None else [context])])
+        seen = [logits, *uses, *([] if context is None else [context])]
+        lanes = Lanes("parts", logits.device, seen)
         costs = []
         pieces = torch.split(logits, [len(part) for part in parts])
         for number, (part, estimator, piece) in enumerate(zip(parts, self._estimators, pieces, strict=True)):

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["most_parts", "partition", "parts_of", "power"]
+__all__ = ["most_parts", "partition", "parts_of", "power", "shares_of"]
 
 # Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 BLOCK = (1024, 4)
 RAO_BLOCK = (256, 2)
 # So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
 PROGRAMS = 256
+# So many elements fill the GPU with conditional draws. Where there are fewer, a row's draws are shared out in
+# a block of so many: more would not fit into the registers of a warp.
+SPREAD_ELEMENTS, SPREAD_BLOCK = 1 << 17, 512
 # Backward a row is split over programs that hold so many bytes of its logits each. With so few registers one
 # program more fits on a multiprocessor; only simple weights of half precision need no more.
 PART_BYTES, PART_WARPS, PART_REGISTERS = 16384, 8, 64
@@ -35,6 +38,16 @@ def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, 
     # A row that is longer than a block has more threads instead.
     warps = min(max(height * columns * warps // elements, 1), 16)
     return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
+
+
+def shares_of(rows: int, categories: int) -> int:
+    """Over how many copies of a row its draws are spread.
+
+    A program with one row would take long for them and, where rows are few, leave most of the GPU idle.
+    """
+    columns = power(categories)
+    free = min(SPREAD_ELEMENTS // max(rows * columns, 1), SPREAD_BLOCK // columns, 8)
+    return 1 << max(free.bit_length() - 1, 0)
 
 
 @cache

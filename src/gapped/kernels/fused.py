@@ -43,9 +43,15 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def row_block(s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
-    """Rows and columns of this program, and which of them exist."""
-    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+def row_block(
+    s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, COPIES: tl.constexpr = False
+):
+    """Rows and columns of this program, and which of them exist; with `COPIES` one row as often as rows fit."""
+    b_rows = tl.arange(0, BLOCK_ROWS)
+    if COPIES:
+        b_rows = tl.program_id(0).to(tl.int64) + b_rows * 0
+    else:
+        b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + b_rows
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_row_inside = b_rows < s_rows
     return b_rows, b_columns, b_row_inside, b_row_inside[:, None] & (b_columns < s_categories)[None, :]
@@ -195,6 +201,39 @@ def _rao(
     return b_acc
 
 
+@triton.jit
+def _spread_rao(
+    s_seed,
+    b_element,
+    b_odds,
+    b_rest,
+    b_grad,
+    b_sharpness,
+    s_samples,
+    SHARES: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """The same where all rows of the block are one row: each has a share of the draws."""
+    b_acc = tl.zeros_like(b_odds)
+    b_element = tl.where(b_odds >= 0, b_element, 0)
+    b_winner = (b_odds == 0).to(tl.float32)
+    b_drop = b_rest * b_sharpness
+    b_share = tl.arange(0, SHARES)[:, None]
+    for s_turn in range(0, (s_samples + 4 * SHARES - 1) // (4 * SHARES)):
+        b_block = s_turn * SHARES + b_share
+        b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, b_block)
+        b_left = s_samples - 4 * b_block
+        b_one = (b_left > 0).to(tl.float32)
+        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
+        b_one = (b_left > 1).to(tl.float32)
+        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
+        b_one = (b_left > 2).to(tl.float32)
+        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
+        b_one = (b_left > 3).to(tl.float32)
+        b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
+    return tl.broadcast_to(tl.sum(b_acc, 0)[None, :], b_acc.shape)
+
+
 @triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
 def forward_kernel(
     p_logits,
@@ -297,10 +336,14 @@ def backward_kernel(
     DETACHED: tl.constexpr,
     AT_INDEX: tl.constexpr,
     FAST: tl.constexpr,
+    SPREAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    """With `SPREAD` a program has copies of one row, to share out its draws."""
+    b_rows, b_columns, b_row_inside, b_inside = row_block(
+        s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS, SPREAD
+    )
     b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")).to(tl.float32)
     b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0).to(tl.int32)
     b_selected = b_columns[None, :] == b_index[:, None]
@@ -315,7 +358,12 @@ def backward_kernel(
     s_seed = tl.load(p_seed)
     if MODE == RAO:
         b_odds, b_rest = _odds(b_shifted, b_selected)
-        b_sum = _rao(s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
+        if SPREAD:
+            b_sum = _spread_rao(
+                s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, BLOCK_ROWS, FAST
+            )
+        else:
+            b_sum = _rao(s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
         b_out = b_sum / (b_tau * s_samples)
     elif MODE == REINMAX:
         b_half = (normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
@@ -338,6 +386,8 @@ def backward_kernel(
             b_out -= b_largest * (tl.sum(b_out, 1) / b_ties)[:, None]
     b_out = tl.where((b_index == s_categories)[:, None], 0.0, b_out)
     b_out = tl.where((b_index > s_categories)[:, None], float("nan"), b_out)
+    if SPREAD:
+        b_inside = b_inside & (tl.arange(0, BLOCK_ROWS) == 0)[:, None]
     store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
 
 

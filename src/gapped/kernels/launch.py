@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gapped.kernels import blocks
+from gapped.kernels.lanes import Lanes
 from gapped.kernels.runner import Launch, run
 
 __all__ = [
@@ -186,16 +187,19 @@ class _SideBySide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], every: Sequence[Fused]) -> Tensor:
         value = _empty(logits)
-        chosen = [
-            forward(piece, key, fused, out=out).chosen
-            for piece, key, fused, out in zip(
+        lanes, chosen = Lanes("samplers", logits.device), []
+        for number, (piece, key, fused, out) in enumerate(
+            zip(
                 torch.split(logits, sizes),
                 torch.split(keys, 1),
                 every,
                 torch.split(value, sizes),
                 strict=True,
             )
-        ]
+        ):
+            with lanes.lane(number):
+                chosen.append(forward(piece, key, fused, out=out).chosen)
+        lanes.join()
         ctx.sizes, ctx.every = sizes, every
         ctx.save_for_backward(logits, keys, *chosen)
         return value
@@ -205,16 +209,21 @@ class _SideBySide(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, keys, *chosen = ctx.saved_tensors
         gradient = _empty(logits)
-        for piece, index, key, of, fused, out in zip(
-            torch.split(logits, ctx.sizes),
-            chosen,
-            torch.split(keys, 1),
-            torch.split(grad, ctx.sizes),
-            ctx.every,
-            torch.split(gradient, ctx.sizes),
-            strict=True,
+        lanes = Lanes("samplers", logits.device)
+        for number, (piece, index, key, of, fused, out) in enumerate(
+            zip(
+                torch.split(logits, ctx.sizes),
+                chosen,
+                torch.split(keys, 1),
+                torch.split(grad, ctx.sizes),
+                ctx.every,
+                torch.split(gradient, ctx.sizes),
+                strict=True,
+            )
         ):
-            backward(piece, index, None, key, of, fused, out=out)
+            with lanes.lane(number):
+                backward(piece, index, None, key, of, fused, out=out)
+        lanes.join()
         return gradient, None, None, None
 
 
@@ -336,8 +345,13 @@ def _backward(
     """The launch of `backward` for rows in one block."""
     from gapped.kernels.fused import backward_kernel
 
-    programs, held = blocks.partition(*sizes[:2], loops=kind[0] == "gumbel-rao")
-    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, **held}
+    loops = kind[0] == "gumbel-rao"
+    programs, held = blocks.partition(*sizes[:2], loops=loops)
+    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, "SPREAD": False, **held}
+    shares = blocks.shares_of(*sizes[:2]) if loops else 1
+    if shares > 1:
+        # One warp: sums over a row stay within it, and the shares hide each other's waiting.
+        programs, flags = sizes[0], flags | {"SPREAD": True, "BLOCK_ROWS": shares, "num_warps": 1}
     del flags["TAU_FORWARD_PER_ROW"]
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
 

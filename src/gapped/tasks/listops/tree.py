@@ -11,7 +11,7 @@ Backward, from the last layer to the first, with the adjoint :math:`a` of the la
   into the gradient :math:`\delta` of the scores;
 - a pair that is not selected acts through its score alone, so it adds :math:`\delta_p v_p` to its children,
   with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed while the pair lives;
-- the selected pair's adjoint goes through its cell.
+- the selected pair's adjoint goes through its cell, beside the above, which it does not need.
 
 All :math:`v_p` are one large product before the sweep, all gradients of the weights one after it.
 `gapped.tasks.listops.reference` is the definition; docs/listops.md has the derivation.
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gapped.errors import reject
+from gapped.kernels.lanes import Lanes
 from gapped.tasks.listops.parts import Tables, lines, parts_for
 from gapped.tasks.listops.sampler import Sampler
 
@@ -138,12 +139,15 @@ class _Tree(torch.autograd.Function):
         adjoint = torch.cat([grad, torch.zeros_like(grad)], -1).unsqueeze(1)
         for number, layer in reversed(list(enumerate(ctx.layers))):
             delta = None
+            lanes = Lanes("tree", grad.device)
             if layer.sample is not None:
                 upstream = parts.pull(tables, adjoint, layer.nodes, layer.pairs)
                 (delta,) = torch.autograd.grad(layer.sample, layer.scores, upstream)
-            g_gates = selected[:, number]
-            g_cells = parts.select(tables, adjoint, layer.pairs, layer.chosen, g_gates)
-            g_h = torch.bmm(g_gates, back)
+            with lanes.lane(1):
+                g_gates = selected[:, number]
+                g_cells = parts.select(tables, adjoint, layer.pairs, layer.chosen, g_gates)
+                g_h = torch.bmm(g_gates, back)
+            lanes.join()
             adjoint = parts.push(
                 adjoint, g_h, g_cells, layer.chosen, layer.pairs, delta, score_h, score_cells, weights
             )

@@ -16,15 +16,16 @@ class Lanes:
     """Streams that begin where they are made and end where they `join`; elsewhere than on a GPU, nothing.
 
     Small kernels of one lane run while another's occupy only a part of the GPU. Lane 0 is the current
-    stream. Backward passes run in the lanes of their forward passes. `shared` are the tensors from before
-    that the lanes look at, in either pass: their memory must not be used again while one still does. What a
-    lane itself has allocated needs no such care: a lane goes on only after the current stream has come to
-    the place where the lanes are made again, past all uses of what was made before.
+    stream. Lanes made inside of a lane need a `purpose` of their own. Backward passes run in the lanes of
+    their forward passes: `shared` are the tensors from before that the lanes will look at again then, when
+    their memory must not have been given away. What a lane itself has allocated needs no such care: a lane
+    goes on only after the current stream has come to the place where the lanes are made again, past all uses
+    of what was made before.
     """
 
-    def __init__(self, device: torch.device, shared: Sequence[Tensor]) -> None:
+    def __init__(self, purpose: str, device: torch.device, shared: Sequence[Tensor] = ()) -> None:
+        self._purpose, self._device, self._shared = purpose, device, shared
         self._used: list[torch.cuda.Stream] = []
-        self._device, self._shared = device, shared
         if device.type == "cuda":
             self._main = torch.cuda.current_stream(device)
             self._start = self._main.record_event()
@@ -35,7 +36,7 @@ class Lanes:
         if number == 0 or self._device.type != "cuda":
             yield
             return
-        stream = _stream(self._device, number)
+        stream = _stream(self._device, self._purpose, number)
         stream.wait_event(self._start)
         for tensor in self._shared:
             tensor.record_stream(stream)
@@ -43,8 +44,11 @@ class Lanes:
         with torch.cuda.stream(stream):
             yield
 
-    def join(self, results: Sequence[Tensor]) -> None:
-        """From here on the current stream may use what the lanes made."""
+    def join(self, results: Sequence[Tensor] = ()) -> None:
+        """From here on the current stream may use what the lanes made.
+
+        `results` are those tensors that have a backward pass of their own.
+        """
         for stream in self._used:
             self._main.wait_stream(stream)
         for tensor in results if self._used else ():
@@ -52,5 +56,5 @@ class Lanes:
 
 
 @cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, purpose: str, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
