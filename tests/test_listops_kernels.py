@@ -25,7 +25,7 @@ import gapped
 from gapped.fleet.grouping import Grouped
 from gapped.tasks.listops import parts
 from gapped.tasks.listops.leaf import lstm
-from gapped.tasks.listops.parts import Tables, lines
+from gapped.tasks.listops.parts import Sweep, Tables, lines
 from gapped.tasks.listops.sampler import Greedy
 from gapped.tasks.listops.tree import latent_tree
 
@@ -59,6 +59,7 @@ def garden(width: int) -> tuple[Tables, Tensor, Tensor]:
         torch.randint(RUNS * nodes * BATCH, (RUNS, pairs, BATCH, 2), generator=g).to(DEVICE),
         torch.full_like(empty, -1, dtype=torch.int64),
         torch.full((RUNS, COUNT - 1, BATCH), -7, device=DEVICE),
+        torch.full((RUNS, COUNT - 1, BATCH, 11), -7, device=DEVICE),
         torch.tensor([[5, 2], [1, 4]], device=DEVICE),
         normal(RUNS, 1, 5 * width, seed=5),
         normal(RUNS, 1, width, seed=6) / width**0.5,
@@ -137,44 +138,95 @@ def test_slopes_of_all_pairs(width: int) -> None:
     assert_same(lambda m, t: m.slopes(t), garden(width)[0])
 
 
-@widths
-@pytest.mark.parametrize("rows", [1, 2, 64])
-def test_inner_products_of_a_layer(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks smaller than the layer and larger."""
-    if rows < 64:
-        monkeypatch.setattr(fused, "_ROWS", rows)
-    tables, nodes, pairs = garden(width)
-    adjoint = normal(RUNS, 3, BATCH, 2 * width, seed=7) / width**0.5
-    assert_same(lambda m, *given: m.pull(*given).contiguous(), tables, adjoint, nodes, pairs)
-
-
 CHOSEN = [[[0, 4]], [[2, 1]]]
+
+
+def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor, Tensor]:
+    """The tables with a sweep that has come to the second layer; its nodes, pairs and merges.
+
+    All numbers are drawn, also those of which nothing should be seen.
+    """
+    tables, nodes, pairs = garden(width)
+    sample = torch.zeros(RUNS, BATCH, 3, device=DEVICE)
+    sample.scatter_(2, torch.tensor(CHOSEN, device=DEVICE).clamp(max=2).transpose(1, 2), 1.0)
+    chosen, _, _ = parts.merge(tables, nodes, pairs, sample, 1)
+    tables.around[:, [0, 2, 3]] = -1
+    shapes = [
+        tables.pair_states.shape,
+        tables.pair_states.shape,
+        tables.states.shape,
+        tables.pair_scores.shape,
+    ]
+    shapes += [(*tables.pair_scores.shape, 4)] * 2
+    shapes += [(RUNS, COUNT - 1, BATCH, 4, 4), (*tables.states.shape[:3], 4)]
+    sweep = Sweep(*(normal(*shape, seed=10 + number) / 4 for number, shape in enumerate(shapes)))
+    # Only one pair of the layer is neither beside a merge nor beyond its expression.
+    sweep.own.zero_()
+    sweep.gains.zero_()
+    sweep.gains.flatten(0, 2)[pairs[0, 2, 0]] = normal(4, seed=20)
+    return tables, sweep, nodes, pairs, chosen
+
+
+def everything(*values: Tables | Sweep) -> tuple[Tensor, ...]:
+    return tuple(getattr(each, f.name) for each in values for f in fields(each))
+
+
+@widths
+def test_what_weights_will_do(width: int) -> None:
+    tables, sweep, *_ = swept(width)
+    assert_same(lambda m, t, s: (m.relate(t, s), everything(s)), tables, sweep)
+    parts.relate(tables, sweep)
+    assert sweep.own.any()
+    assert sweep.cross[:, 1].any()
+    assert not sweep.cross[:, 0].any()
+
+
+@widths
+def test_the_samples_gradient(width: int) -> None:
+    tables, sweep, _, pairs, chosen = swept(width)
+
+    def pulled(module: Any, *given: Any) -> Any:
+        return module.pull(*given, 1).contiguous(), everything(given[1])
+
+    assert_same(pulled, tables, sweep, pairs, chosen)
 
 
 @widths
 def test_gradient_of_the_merged_pair(width: int) -> None:
-    tables, _, pairs = garden(width)
-    chosen = torch.tensor(CHOSEN, device=DEVICE)
+    tables, sweep, _, pairs, chosen = swept(width)
     selected = torch.full((RUNS, COUNT - 1, BATCH, 5 * width), torch.nan, device=DEVICE)
-    adjoint = normal(RUNS, 3, BATCH, 2 * width, seed=7)
     cells = assert_same(
-        lambda m, t, a, p, c, s: m.select(t, a, p, c, s[:, 1]), tables, adjoint, pairs, chosen, selected
+        lambda m, t, s, p, c, to: m.select(t, s, p, c, 1, to[:, 1]), tables, sweep, pairs, chosen, selected
     )
     assert not cells[0, 1].any()
 
 
 @widths
 @pytest.mark.parametrize("scored", [True, False])
-def test_the_adjoint_moves_down(width: int, scored: bool) -> None:
-    tables, _, pairs = garden(width)
-    chosen = torch.tensor(CHOSEN, device=DEVICE)
-    adjoint = normal(RUNS, 3, BATCH, 2 * width, seed=7)
+def test_the_sweep_goes_down_a_layer(width: int, scored: bool) -> None:
+    """The merged children have no adjoints yet. A finished expression's scores have no gradient."""
+    tables, sweep, nodes, pairs, chosen = swept(width)
+    for side in (2, 3):
+        line = tables.around[:, 1, :, side]
+        sweep.adjoints.flatten(0, 2)[line[line >= 0]] = 0
     g_h, g_cells = normal(2, RUNS, BATCH, 2 * width, seed=8).unbind()
-    delta = normal(RUNS, BATCH, 3, seed=9) if scored else None
-    slopes = normal(*tables.pair_states.shape, seed=10), normal(*tables.pair_states.shape, seed=11)
-    weights = normal(*tables.pair_scores.shape, seed=12)
-    given = (adjoint, g_h.clone(), g_cells.clone(), chosen, pairs, delta, *slopes, weights)
-    assert_same(lambda m, *each: (m.push(*each), each[-1]), *given)
+    delta = normal(RUNS, BATCH, 3, seed=9) * (
+        torch.arange(3, device=DEVICE) < tables.lengths.unsqueeze(-1) - 2
+    )
+
+    def pushed(module: Any, *given: Any) -> Any:
+        module.push(*given[:5], 1, *given[5:7], given[7] if scored else None)
+        # The line of the node that is gone holds what nobody looks at.
+        given[1].links[:, COUNT + 1] = 0
+        return everything(given[1])
+
+    assert_same(pushed, tables, sweep, nodes, pairs, chosen, g_h.clone(), g_cells.clone(), delta)
+
+
+@widths
+def test_adjoints_of_the_leaves(width: int) -> None:
+    _, sweep, *_ = swept(width)
+    assert_same(lambda m, s: m.collect(s, COUNT), sweep)
 
 
 @widths
@@ -234,13 +286,12 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("count", [2, COUNT])
-def test_a_whole_tree(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [(1, 2), (1, 2, 3, 4, 5), (9, 7)], ids=str)
+def test_a_whole_tree(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, merges and every gradient, with expressions of all lengths."""
     poisoned(monkeypatch)
-    width, batch = 5, count
-    inputs = [each.requires_grad_() for each in problem(2, batch, count, width)]
-    lengths = torch.arange(1, batch + 1, device=DEVICE).expand(2, batch)
+    inputs = [each.requires_grad_() for each in problem(2, len(sizes), max(sizes), 5)]
+    lengths = torch.tensor([sizes, sizes], device=DEVICE)
     estimators = SAMPLERS[name]
     sampler = Grouped.of(estimators, 1, DEVICE, torch.float32) if estimators else Greedy()
     results = []
@@ -251,7 +302,7 @@ def test_a_whole_tree(name: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
     for plain, fast in zip(*results, strict=True):
         scale = plain.abs().max().item()
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5 * scale)
-    assert all(each.abs().max() > 1e-3 for each in results[0][2:] if count > 2 and name == "fleet")
+    assert all(each.abs().max() > 1e-3 for each in results[0][2:] if max(sizes) > 2 and name == "fleet")
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node.s stream")
@@ -290,13 +341,13 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.tasks.listops import kernels
+from gapped.tasks.listops import kernels, sweep
 
 FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}
 WHOLE = ("p_children", "p_pairs", "p_nodes", "p_chosen", "p_merged_at", "p_merges", "p_lengths",
-         "p_next_nodes", "p_next_pairs")
-for name in kernels.__all__:
-    kernel = getattr(kernels, name)
+         "p_next_nodes", "p_next_pairs", "p_around")
+for module, name in [(module, name) for module in (kernels, sweep) for name in module.__all__]:
+    kernel = getattr(module, name)
     flags = {key: value for key, value in FLAGS.items() if key in kernel.arg_names}
     if name == "merge_kernel":
         flags["COLUMNS"] = 1024
@@ -304,7 +355,9 @@ for name in kernels.__all__:
     types |= {each: "i32" for each in types if each[0] == "s"} | dict.fromkeys(flags, "constexpr")
     pointers = [place for place, each in enumerate(types) if each[0] == "p"]
     aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
-    made = triton.compile(ASTSource(kernel, types, flags, aligned), target=GPUTarget("cuda", 90, 32))
+    options = {"num_warps": 1 if module is sweep else 4}
+    source = ASTSource(kernel, types, flags, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     print(name, "ld.global.v4.b32" in made.asm["ptx"])
 """
 
@@ -317,7 +370,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     wide = dict(line.split() for line in done.stdout.splitlines())
-    from gapped.tasks.listops import kernels
+    from gapped.tasks.listops import kernels, sweep
 
-    assert set(wide) == set(kernels.__all__)
+    assert set(wide) == {*kernels.__all__, *sweep.__all__}
     assert [name for name, found in wide.items() if found != "True"] == ["scores_kernel"]

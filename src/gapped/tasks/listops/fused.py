@@ -10,9 +10,23 @@ from torch import Tensor
 from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
 from gapped.tasks.listops import kernels
-from gapped.tasks.listops.parts import Tables
+from gapped.tasks.listops.parts import Sweep, Tables
+from gapped.tasks.listops.sweep import collect_kernel, pull_kernel, push_kernel, relate_kernel
 
-__all__ = ["advance", "form", "merge", "pull", "push", "retreat", "scores", "select", "slopes", "totals"]
+__all__ = [
+    "advance",
+    "collect",
+    "form",
+    "merge",
+    "pull",
+    "push",
+    "relate",
+    "retreat",
+    "scores",
+    "select",
+    "slopes",
+    "totals",
+]
 
 # A block: one warp for each line, and 128 columns, four adjacent ones for each thread.
 _ROWS, _COLUMNS = 4, 128
@@ -63,12 +77,12 @@ def merge(
         tables.children,
         tables.merged_at,
         tables.merges,
+        tables.around,
         chosen,
         moved,
         kept,
     )
-    # As large as the first layer: a kernel for each layer's size would have to be compiled for each.
-    flags = {"WIDTH": width, "PLACES": power(size + 1 + layer), "COLUMNS": power(2 * width), "num_warps": 4}
+    flags = {"WIDTH": width, **_places(tables), "COLUMNS": power(2 * width), "num_warps": 4}
     run(kernels.merge_kernel, runs * batch, pointers, (batch, size, layer), (), flags)
     return chosen, moved, kept
 
@@ -93,21 +107,49 @@ def slopes(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     return gates, cells, h
 
 
-def pull(tables: Tables, adjoint: Tensor, nodes: Tensor, pairs: Tensor) -> Tensor:
+def relate(tables: Tables, sweep: Sweep) -> None:
+    items = tables.merges.numel()
+    pointers = (
+        tables.around,
+        tables.states,
+        tables.pair_states,
+        sweep.score_h,
+        sweep.score_cells,
+        sweep.own,
+        sweep.cross,
+    )
+    _by_row(relate_kernel, items, pointers, (items,), WIDTH=tables.query.shape[-1])
+
+
+def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int) -> Tensor:
     runs, size, batch = pairs.shape
-    out = adjoint.new_empty(runs, batch, size)
-    pointers = (adjoint, tables.states, tables.pair_states, nodes, pairs, out)
-    flags = {"WIDTH": tables.query.shape[-1], "ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": _ROWS}
-    run(kernels.pull_kernel, runs * batch, pointers, (batch, size), (), flags)
+    out = tables.states.new_empty(runs, batch, size)
+    pointers = (
+        tables.around,
+        tables.states,
+        tables.pair_states,
+        pairs,
+        chosen,
+        sweep.score_h,
+        sweep.score_cells,
+        sweep.adjoints,
+        sweep.weights,
+        sweep.gains,
+        out,
+    )
+    sizes = (batch, size, tables.merges.shape[1], layer)
+    _by_row(pull_kernel, runs * batch, pointers, sizes, WIDTH=tables.query.shape[-1], **_places(tables))
     return out
 
 
-def select(tables: Tables, adjoint: Tensor, pairs: Tensor, chosen: Tensor, g_gates: Tensor) -> Tensor:
+def select(
+    tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int, g_gates: Tensor
+) -> Tensor:
     runs, size, batch = pairs.shape
     width = tables.query.shape[-1]
-    cells = adjoint.new_empty(runs, batch, 2 * width)
+    cells = g_gates.new_empty(runs, batch, 2 * width)
     pointers = (
-        adjoint,
+        sweep.adjoints,
         tables.products,
         tables.bias,
         tables.states,
@@ -117,31 +159,50 @@ def select(tables: Tables, adjoint: Tensor, pairs: Tensor, chosen: Tensor, g_gat
         g_gates,
         cells,
     )
-    layers = tables.merges.shape[1]
-    sizes = (runs * batch, batch, size, layers)
+    sizes = (runs * batch, batch, size, tables.merges.shape[1], layer)
     _over(kernels.select_kernel, runs * batch, width, pointers, sizes, WIDTH=width)
     return cells
 
 
 def push(
-    adjoint: Tensor,
+    tables: Tables,
+    sweep: Sweep,
+    nodes: Tensor,
+    pairs: Tensor,
+    chosen: Tensor,
+    layer: int,
     g_h: Tensor,
     g_cells: Tensor,
-    chosen: Tensor,
-    pairs: Tensor,
     delta: Tensor | None,
-    score_h: Tensor,
-    score_cells: Tensor,
-    weights: Tensor,
-) -> Tensor:
+) -> None:
     runs, size, batch = pairs.shape
-    width = g_h.shape[-1] // 2
-    out = adjoint.new_empty(runs, size + 1, batch, 2 * width)
-    given = weights if delta is None else delta.contiguous()
-    pointers = (adjoint, g_h, g_cells, chosen, pairs, given, score_h, score_cells, weights, out)
-    items = runs * (size + 1) * batch
-    sizes = (items, batch, size)
-    _over(kernels.push_kernel, items, width, pointers, sizes, SCORED=delta is not None, WIDTH=width)
+    pointers = (
+        tables.around,
+        tables.states,
+        tables.pair_states,
+        nodes,
+        pairs,
+        chosen,
+        g_h,
+        g_cells,
+        sweep.weights if delta is None else delta.contiguous(),
+        sweep.adjoints,
+        sweep.weights,
+        sweep.gains,
+        sweep.own,
+        sweep.cross,
+        sweep.links,
+    )
+    sizes = (batch, size, tables.merges.shape[1], layer)
+    flags = {"SCORED": delta is not None, "WIDTH": tables.query.shape[-1], **_places(tables)}
+    _by_row(push_kernel, runs * batch, pointers, sizes, **flags)
+
+
+def collect(sweep: Sweep, count: int) -> Tensor:
+    runs, _, batch, double = sweep.adjoints.shape
+    out = sweep.adjoints.new_empty(runs, count, batch, double)
+    pointers = (sweep.adjoints, sweep.weights, sweep.score_h, sweep.score_cells, out)
+    _by_row(collect_kernel, runs * count * batch, pointers, (batch, count), WIDTH=double // 2)
     return out
 
 
@@ -181,6 +242,18 @@ def _over(
         (),
         flags | {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": _ROWS},
     )
+
+
+def _by_row(
+    kernel: Any, rows: int, pointers: tuple[Tensor, ...], sizes: tuple[int, ...], **flags: Any
+) -> None:
+    """Launch a kernel with a program of one warp for each row."""
+    run(kernel, rows, pointers, sizes, (), flags | {"COLUMNS": _COLUMNS, "num_warps": 1})
+
+
+def _places(tables: Tables) -> dict[str, int]:
+    """Places for the first layer, in every layer: each size would have to be compiled for."""
+    return {"PLACES": power(tables.merges.shape[1] + 1)}
 
 
 def _in_lines(x: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ __all__ = [
     "advance_kernel",
     "form_kernel",
     "merge_kernel",
-    "pull_kernel",
-    "push_kernel",
     "retreat_kernel",
     "scores_kernel",
     "select_kernel",
@@ -178,6 +176,7 @@ def merge_kernel(
     p_children,
     p_merged_at,
     p_merges,
+    p_around,
     p_chosen,
     p_next_nodes,
     p_next_pairs,
@@ -194,10 +193,10 @@ def merge_kernel(
     b_place = tl.arange(0, PLACES)
     b_sample = tl.load(p_sample + s_row * s_size + b_place, mask=b_place < s_size, other=0.0)
     s_place = tl.max(tl.where(b_sample > 0.5, b_place, 0), 0)
-    s_alive = tl.load(p_lengths + s_row) > s_layer + 1
-    tl.store(
-        p_merges + (s_run * (s_count - 1) + s_layer) * s_batch + s_column, tl.where(s_alive, s_place, -1)
-    )
+    s_left = tl.load(p_lengths + s_row) - s_layer
+    s_alive = s_left > 1
+    s_at = (s_run * (s_count - 1) + s_layer) * s_batch + s_column
+    tl.store(p_merges + s_at, tl.where(s_alive, s_place, -1))
     s_chosen = tl.where(s_alive, s_place, s_size + 1)
     tl.store(p_chosen + s_row, s_chosen)
 
@@ -206,6 +205,13 @@ def merge_kernel(
     s_pair = (s_run * (3 * s_count - 5) + s_count - 1 + 2 * s_layer) * s_batch + s_column
     p_nodes += s_run * (s_size + 1) * s_batch + s_column
     p_pairs += s_run * s_size * s_batch + s_column
+    b_near = tl.arange(0, 8)
+    b_at = s_chosen - 2 + b_near
+    b_exists = s_alive & (b_at >= 0) & (b_at < s_left)
+    b_line = tl.load(p_nodes + b_at * s_batch, mask=b_exists, other=-1)
+    tl.store(p_around + s_at * 11 + b_near, b_line, mask=b_near < 6)
+    b_line = tl.load(p_pairs + b_at * s_batch, mask=b_exists & (b_at < s_left - 1), other=-1)
+    tl.store(p_around + s_at * 11 + 6 + b_near, b_line, mask=b_near < 5)
     b_from = (b_place + (b_place >= s_chosen).to(tl.int32)) * s_batch
     b_kept = tl.load(p_nodes + b_from, mask=b_place < s_size, other=0)
     b_kept = tl.where(b_place == s_chosen, s_fresh, b_kept)
@@ -219,12 +225,12 @@ def merge_kernel(
 
     s_picked = tl.load(p_pairs + tl.minimum(s_chosen, s_size - 1) * s_batch)
     tl.store(p_merged_at + s_picked, s_layer, mask=s_alive)
-    s_left = tl.load(p_nodes + tl.minimum(tl.maximum(s_chosen - 1, 0), s_size) * s_batch)
-    s_right = tl.load(p_nodes + tl.minimum(s_chosen + 2, s_size) * s_batch)
-    tl.store(p_children + 2 * s_pair, s_left, mask=s_size > 1)
+    s_before = tl.load(p_nodes + tl.minimum(tl.maximum(s_chosen - 1, 0), s_size) * s_batch)
+    s_after = tl.load(p_nodes + tl.minimum(s_chosen + 2, s_size) * s_batch)
+    tl.store(p_children + 2 * s_pair, s_before, mask=s_size > 1)
     tl.store(p_children + 2 * s_pair + 1, s_fresh, mask=s_size > 1)
     tl.store(p_children + 2 * (s_pair + s_batch), s_fresh, mask=s_size > 1)
-    tl.store(p_children + 2 * (s_pair + s_batch) + 1, s_right, mask=s_size > 1)
+    tl.store(p_children + 2 * (s_pair + s_batch) + 1, s_after, mask=s_size > 1)
     b_columns = tl.arange(0, COLUMNS)
     b_inside = b_columns < 2 * WIDTH
     b_state = tl.load(p_pair_states + s_picked.to(tl.int64) * (2 * WIDTH) + b_columns, mask=b_inside)
@@ -263,54 +269,9 @@ def slopes_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_size"])
-def pull_kernel(
-    p_adjoint,
-    p_states,
-    p_pair_states,
-    p_nodes,
-    p_pairs,
-    p_out,
-    s_batch,
-    s_size,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """One program for each row of the sample, from its last place to its first."""
-    s_row = tl.program_id(0)
-    s_run, s_column = s_row // s_batch, s_row % s_batch
-    s_blocks = (s_size + ROWS - 1) // ROWS
-    s_after = 0.0
-    for s_block in range(0, s_blocks):
-        b_place = (s_blocks - 1 - s_block) * ROWS + tl.arange(0, ROWS)
-        b_valid = b_place < s_size
-        b_item = (s_run * s_size + b_place) * s_batch + s_column
-        # A run has one node more than pairs.
-        b_node = b_item + s_run * s_batch
-        b_here = tl.load(p_nodes + b_node, mask=b_valid, other=0)
-        b_next = tl.load(p_nodes + b_node + s_batch, mask=b_valid, other=0)
-        b_pair = tl.load(p_pairs + b_item, mask=b_valid, other=0)
-        b_direct = tl.zeros((ROWS, COLUMNS), tl.float32)
-        b_moved = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for FIRST in tl.static_range(0, 2 * WIDTH, COLUMNS):
-            b_columns = FIRST + tl.arange(0, COLUMNS)
-            b_inside = b_valid[:, None] & (b_columns < 2 * WIDTH)[None, :]
-            b_adjoint = _load(p_adjoint, b_item, b_columns, b_inside, 0, 2 * WIDTH)
-            b_right = _load(p_states, b_next, b_columns, b_inside, 0, 2 * WIDTH)
-            b_left = _load(p_states, b_here, b_columns, b_inside, 0, 2 * WIDTH)
-            b_new = _load(p_pair_states, b_pair, b_columns, b_inside, 0, 2 * WIDTH)
-            b_direct += b_adjoint * (b_new - b_right)
-            b_moved += b_adjoint * (b_right - b_left)
-        b_shift = tl.sum(b_moved, 1)
-        b_value = tl.sum(b_direct, 1) + tl.cumsum(b_shift, 0, reverse=True) + s_after
-        tl.store(p_out + s_row * s_size + b_place, b_value, mask=b_valid)
-        s_after += tl.sum(b_shift, 0)
-
-
-@triton.jit(do_not_specialize=["s_rows", "s_batch", "s_size", "s_layers"])
+@triton.jit(do_not_specialize=["s_rows", "s_batch", "s_size", "s_layers", "s_layer"])
 def select_kernel(
-    p_adjoint,
+    p_adjoints,
     p_products,
     p_bias,
     p_states,
@@ -323,6 +284,7 @@ def select_kernel(
     s_batch,
     s_size,
     s_layers,
+    s_layer,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -335,81 +297,13 @@ def select_kernel(
     b_left = tl.load(p_children + 2 * b_pair, mask=b_valid, other=0)
     b_right = tl.load(p_children + 2 * b_pair + 1, mask=b_valid, other=0)
     b_merged = b_inside & (b_chosen < s_size)[:, None]
-    b_grad_h = _load(p_adjoint, b_item, b_columns, b_merged, 0, 2 * WIDTH)
-    b_grad_c = _load(p_adjoint, b_item, b_columns, b_merged, WIDTH, 2 * WIDTH)
+    b_node = (b_run * (2 * s_layers + 1) + s_layers + 1 + s_layer) * s_batch + b_column
+    b_grad_h = _load(p_adjoints, b_node, b_columns, b_merged, 0, 2 * WIDTH)
+    b_grad_c = _load(p_adjoints, b_node, b_columns, b_merged, WIDTH, 2 * WIDTH)
     _cell_grads(
         p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, b_grad_h, b_grad_c,
         p_gates, b_run * (s_layers * s_batch) + b_column, p_cells, b_row, WIDTH,
     )  # fmt: skip
-
-
-@triton.jit
-def _pushed(
-    p_adjoint, p_own, p_slope, b_from, b_row, b_pair, b_before, b_to_left, b_to_right, b_columns, b_kept,
-    b_left, b_right, b_has_pair, b_has_before, HALF: tl.constexpr, SCORED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """h (HALF 0) or c (HALF 1) of the adjoint: what is kept, a merged child's own, and two scores' shares."""
-    b_sum = _load(p_adjoint, b_from, b_columns, b_kept, HALF * WIDTH, 2 * WIDTH)
-    b_sum += _load(p_own, b_row, b_columns, b_left, 0, 2 * WIDTH)
-    b_sum += _load(p_own, b_row, b_columns, b_right, WIDTH, 2 * WIDTH)
-    if SCORED:
-        b_sum += b_to_left[:, None] * _load(p_slope, b_pair, b_columns, b_has_pair, 0, 2 * WIDTH)
-        b_sum += b_to_right[:, None] * _load(p_slope, b_before, b_columns, b_has_before, WIDTH, 2 * WIDTH)
-    return b_sum
-
-
-@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_size"])
-def push_kernel(
-    p_adjoint,
-    p_g_h,
-    p_g_cells,
-    p_chosen,
-    p_pairs,
-    p_delta,
-    p_score_h,
-    p_score_cells,
-    p_weights,
-    p_out,
-    s_lines,
-    s_batch,
-    s_size,
-    SCORED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    b_line, b_valid, b_columns, b_inside, s_chunk = _block(s_lines, ROWS, COLUMNS, WIDTH)
-    b_run = b_line // ((s_size + 1) * s_batch)
-    b_place = b_line // s_batch % (s_size + 1)
-    b_row = b_run * s_batch + b_line % s_batch
-    b_chosen = tl.load(p_chosen + b_row, mask=b_valid, other=0)
-    # Of the layer above and of the pairs, which have one place less: the item at the same place.
-    b_item = b_line - b_run * s_batch
-    b_from = tl.where(b_place > b_chosen, b_item - s_batch, b_item)
-    b_kept = (b_place > b_chosen + 1) | ((b_place < b_chosen) & (b_place < s_size))
-    b_pair, b_before, b_to_left, b_to_right = b_item, b_item, b_item * 0.0, b_item * 0.0
-    b_has_pair, b_has_before = b_valid & (b_place < s_size), b_valid & (b_place > 0)
-    if SCORED:
-        b_pair = tl.load(p_pairs + b_item, mask=b_has_pair, other=0)
-        b_before = tl.load(p_pairs + b_item - s_batch, mask=b_has_before, other=0)
-        p_scored = p_delta + b_row * s_size + b_place
-        b_to_left = tl.load(p_scored, mask=b_has_pair, other=0.0)
-        b_to_right = tl.load(p_scored - 1, mask=b_has_before, other=0.0)
-        if s_chunk == 0:
-            b_weight = tl.load(p_weights + b_pair, mask=b_has_pair, other=0.0)
-            tl.store(p_weights + b_pair, b_weight + b_to_left, mask=b_has_pair)
-    b_left = b_inside & (b_place == b_chosen)[:, None]
-    b_right = b_inside & (b_place == b_chosen + 1)[:, None]
-    b_kept = b_inside & b_kept[:, None]
-    b_has_pair = b_inside & b_has_pair[:, None]
-    b_has_before = b_inside & b_has_before[:, None]
-    for HALF in tl.static_range(0, 2):
-        b_sum = _pushed(
-            p_adjoint, p_g_h if HALF == 0 else p_g_cells, p_score_h if HALF == 0 else p_score_cells, b_from,
-            b_row, b_pair, b_before, b_to_left, b_to_right, b_columns, b_kept, b_left, b_right, b_has_pair,
-            b_has_before, HALF, SCORED, WIDTH,
-        )  # fmt: skip
-        _store(p_out, b_line, b_columns, b_inside, b_sum, HALF * WIDTH, 2 * WIDTH)
 
 
 @triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs", "s_layers"])

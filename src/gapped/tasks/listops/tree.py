@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gapped.errors import reject
 from gapped.kernels.lanes import Lanes
-from gapped.tasks.listops.parts import Tables, lines, parts_for
+from gapped.tasks.listops.parts import Sweep, Tables, lines, parts_for
 from gapped.tasks.listops.sampler import Sampler
 
 __all__ = ["latent_tree"]
@@ -119,7 +119,7 @@ class _Tree(torch.autograd.Function):
                 _project(tables, halves, count + layer, count + layer + 1)
                 parts.form(tables, count - 1 + 2 * layer, 2)
         root = tables.states.flatten(0, 2)[nodes[:, 0], :width]
-        ctx.tables, ctx.layers, ctx.parts = tables, layers, parts
+        ctx.tables, ctx.layers, ctx.parts, ctx.root = tables, layers, parts, nodes[:, 0]
         ctx.save_for_backward(weight)
         merges = tables.merges.transpose(1, 2)
         ctx.mark_non_differentiable(merges)
@@ -134,30 +134,29 @@ class _Tree(torch.autograd.Function):
         back = weight.transpose(1, 2)
         score_gates, score_cells, children_h = parts.slopes(tables)
         score_h = torch.bmm(score_gates.flatten(1, 2), back).view_as(children_h)
-        weights = torch.zeros_like(tables.pair_scores)
+        sweep = _sweep(tables, score_h, score_cells)
+        sweep.adjoints.flatten(0, 2)[ctx.root, :width] = grad
+        parts.relate(tables, sweep)
         selected = grad.new_empty(runs, len(ctx.layers), batch, 5 * width)
-        adjoint = torch.cat([grad, torch.zeros_like(grad)], -1).unsqueeze(1)
         for number, layer in reversed(list(enumerate(ctx.layers))):
-            delta = None
-            lanes = Lanes("tree", grad.device)
+            upstream = parts.pull(tables, sweep, layer.pairs, layer.chosen, number)
+            lanes, delta = Lanes("tree", grad.device), None
             if layer.sample is not None:
-                upstream = parts.pull(tables, adjoint, layer.nodes, layer.pairs)
                 (delta,) = torch.autograd.grad(layer.sample, layer.scores, upstream)
             with lanes.lane(1):
                 g_gates = selected[:, number]
-                g_cells = parts.select(tables, adjoint, layer.pairs, layer.chosen, g_gates)
+                g_cells = parts.select(tables, sweep, layer.pairs, layer.chosen, number, g_gates)
                 g_h = torch.bmm(g_gates, back)
             lanes.join()
-            adjoint = parts.push(
-                adjoint, g_h, g_cells, layer.chosen, layer.pairs, delta, score_h, score_cells, weights
-            )
+            parts.push(tables, sweep, layer.nodes, layer.pairs, layer.chosen, number, g_h, g_cells, delta)
+        leaves, weights = parts.collect(sweep, len(ctx.layers) + 1), sweep.weights
         ctx.tables = ctx.layers = None
         total = parts.totals(score_gates, weights, tables.merged_at, selected).flatten(1, 2)
         grad_weight = torch.bmm(children_h.flatten(1, 2).transpose(1, 2), total)
         pair_h = tables.pair_states.flatten(1, 2)[..., :width]
         grad_query = torch.bmm(weights.view(runs, 1, -1), pair_h) / math.sqrt(width)
         grad_bias = total.sum(1, keepdim=True)
-        return adjoint.transpose(1, 2), grad_weight, grad_bias, grad_query, *(None,) * 5
+        return leaves.transpose(1, 2), grad_weight, grad_bias, grad_query, *(None,) * 5
 
 
 def _tables(leaves: Tensor, bias: Tensor, query: Tensor, lengths: Tensor) -> Tables:
@@ -177,9 +176,27 @@ def _tables(leaves: Tensor, bias: Tensor, query: Tensor, lengths: Tensor) -> Tab
         children,
         leaf.new_full((runs, pairs, batch), -1),
         leaf.new_empty(runs, count - 1, batch),
+        leaf.new_empty(runs, count - 1, batch, 11),
         lengths.contiguous(),
         bias.contiguous(),
         query / math.sqrt(width),
+    )
+
+
+def _sweep(tables: Tables, score_h: Tensor, score_cells: Tensor) -> Sweep:
+    """A sweep at its beginning: no pair has a weight, no node an adjoint."""
+    runs, layers, batch = tables.merges.shape
+    nodes, pairs = tables.states.shape[1], tables.pair_scores.shape[1]
+    zeros = tables.states.new_zeros
+    return Sweep(
+        score_h,
+        score_cells,
+        torch.zeros_like(tables.states),
+        torch.zeros_like(tables.pair_scores),
+        zeros(runs, pairs, batch, 4),
+        zeros(runs, pairs, batch, 4),
+        tables.states.new_empty(runs, layers, batch, 4, 4),
+        zeros(runs, nodes, batch, 4),
     )
 
 
