@@ -7,17 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped.kernels import thin
 from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
-from gapped.tasks.listops import kernels
+from gapped.tasks.listops import kernels, parts
 from gapped.tasks.listops.parts import Tables
 
-__all__ = ["advance", "form", "merge", "pull", "push", "retreat", "scores", "select", "slopes", "totals"]
+__all__ = [
+    "advance",
+    "form",
+    "merge",
+    "product",
+    "pull",
+    "push",
+    "retreat",
+    "scores",
+    "select",
+    "slopes",
+    "totals",
+]
 
 # A block: one warp for each line, and 128 columns, four adjacent ones for each thread.
 _ROWS, _COLUMNS = 4, 128
 # Elements of a block where nothing but places matters.
 _PLACES = 256
+
+
+def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
+    few = x.shape[1] <= thin.MOST_ROWS and x.stride(-1) == out.stride(-1) == 1
+    (thin if few else parts).product(x, weight, out, transposed=transposed)
 
 
 def form(tables: Tables, start: int, count: int) -> None:
