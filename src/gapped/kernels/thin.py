@@ -1,6 +1,6 @@
 """Products of a few rows with their own run's weight, as fast as the weights can be read.
 
-A program has all rows of a run and some columns of its weight, so that everything is read once.
+A program has all rows of a run and some columns of its weight, so that weights are read once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["MOST_ROWS", "product", "product_kernel"]
 
 # Rows that one program can hold. With more there is enough to compute, and cuBLAS is good at that.
 MOST_ROWS = 32
-# Columns of a program, and how many products it adds up in a turn of its loop, or of a loop over so many: the
-# fastest on an H200, as are the turns that it reads ahead and the warps.
+# The fastest on an H200: the columns of a program, how many rows of the weight it takes at a time, and how
+# many if there are at least so many; the loads under way, and the warps.
 COLUMNS, DEPTH, LONG_DEPTH, LONG = 64, 64, 128, 1500
 STAGES, WARPS = 3, 2
 
