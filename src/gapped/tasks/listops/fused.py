@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped.kernels import thin
 from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
-from gapped.tasks.listops import kernels
+from gapped.tasks.listops import kernels, parts
 from gapped.tasks.listops.parts import Sweep, Tables
 from gapped.tasks.listops.sweep import collect_kernel, pull_kernel, push_kernel, relate_kernel
 
@@ -18,6 +19,7 @@ __all__ = [
     "collect",
     "form",
     "merge",
+    "product",
     "pull",
     "push",
     "relate",
@@ -32,6 +34,11 @@ __all__ = [
 _ROWS, _COLUMNS = 4, 128
 # Elements of a block where nothing but places matters.
 _PLACES = 256
+
+
+def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
+    few = x.shape[1] <= thin.MOST_ROWS and x.stride(-1) == out.stride(-1) == 1
+    (thin if few else parts).product(x, weight, out, transposed=transposed)
 
 
 def form(tables: Tables, start: int, count: int) -> None:

@@ -17,7 +17,7 @@ def lstm(inputs: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
 
     `inputs` ``(R, B, M, 4d)`` are the gates without their recurrent part, in torch's order: input, forget,
     cell, output. `weight` is ``(R, d, 4d)``. The gradient of the weight is one product for all tokens.
-    `fused` lets kernels do the elementwise work where they can.
+    `fused` lets kernels do the work of a step where they can.
     """
     return _LSTM.apply(inputs, weight, fused)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -32,7 +32,7 @@ class _LSTM(torch.autograd.Function):
         states[:, 0] = 0
         for step in range(count):
             before = states[:, step]
-            torch.bmm(before[..., : four // 4], weight, out=gates[:, :, step])
+            ctx.parts.product(before[..., : four // 4], weight, gates[:, :, step])
             ctx.parts.advance(gates[:, :, step], inputs[:, :, step], before, states[:, step + 1])
         ctx.save_for_backward(gates, states, weight)
         return states[:, 1:].transpose(1, 2)
@@ -42,12 +42,11 @@ class _LSTM(torch.autograd.Function):
         gates, states, weight = ctx.saved_tensors
         runs, batch, count, four = gates.shape
         width = four // 4
-        back = weight.transpose(1, 2)
         grads = torch.empty_like(gates)
         grad_h, grad_c = grad.new_zeros(2, runs, batch, width)
         for step in reversed(range(count)):
             out = grads[:, :, step]
             ctx.parts.retreat(gates[:, :, step], states[:, step], grad[:, :, step], grad_h, grad_c, out)
-            torch.bmm(out, back, out=grad_h)
+            ctx.parts.product(out, weight, grad_h, transposed=True)
         before = states[:, :-1, :, :width].transpose(1, 2).reshape(runs, -1, width)
         return grads, torch.bmm(before.transpose(1, 2), grads.flatten(1, 2)), None

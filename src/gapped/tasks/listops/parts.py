@@ -26,6 +26,7 @@ __all__ = [
     "lines",
     "merge",
     "parts_for",
+    "product",
     "pull",
     "push",
     "relate",
@@ -129,6 +130,17 @@ def near(tables: Tables, layer: int) -> tuple[Tensor, Tensor]:
 def take(table: Tensor, where: Tensor) -> Tensor:
     """The lines `where` of a table."""
     return table.flatten(0, 2)[where]
+
+
+def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
+    """Write the products of rows ``(R, B, K)`` with each run's weight ``(R, K, N)`` to `out`.
+
+    Several weights one below the other, ``(R, P * K, N)``, have their products side by side, and one that is
+    `transposed` is ``(R, N, K)``.
+    """
+    pieces = (weight.transpose(1, 2),) if transposed else weight.chunk(weight.shape[1] // x.shape[2], 1)
+    for piece, columns in zip(pieces, out.chunk(len(pieces), 2), strict=True):
+        torch.bmm(x, piece, out=columns)
 
 
 def _gates(tables: Tables, left: Tensor, right: Tensor) -> Tensor:

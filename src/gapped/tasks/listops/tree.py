@@ -94,9 +94,7 @@ class _Tree(torch.autograd.Function):
         width = double // 2
         parts = parts_for(leaves, fused)
         tables = _tables(leaves, bias, query, lengths)
-        # Both halves of the weight side by side: one product of a node has both of its parts.
-        halves = weight.view(runs, 2, width, -1).transpose(1, 2).reshape(runs, width, -1)
-        _project(tables, halves, 0, count)
+        _project(parts, tables, weight, 0, count)
         parts.form(tables, 0, count - 1)
         nodes, pairs = lines(tables.states, 0, count), lines(tables.pair_scores, 0, count - 1)
         layers = []
@@ -116,7 +114,7 @@ class _Tree(torch.autograd.Function):
             if differentiable:
                 layers.append(_Layer(*before, chosen, scores, sample))
             if size > 1:
-                _project(tables, halves, count + layer, count + layer + 1)
+                _project(parts, tables, weight, count + layer, count + layer + 1)
                 parts.form(tables, count - 1 + 2 * layer, 2)
         root = tables.states.flatten(0, 2)[nodes[:, 0], :width]
         ctx.tables, ctx.layers, ctx.parts, ctx.root = tables, layers, parts, nodes[:, 0]
@@ -146,7 +144,8 @@ class _Tree(torch.autograd.Function):
             with lanes.lane(1):
                 g_gates = selected[:, number]
                 g_cells = parts.select(tables, sweep, layer.pairs, layer.chosen, number, g_gates)
-                g_h = torch.bmm(g_gates, back)
+                g_h = grad.new_empty(runs, batch, 2 * width)
+                parts.product(g_gates, weight, g_h, transposed=True)
             lanes.join()
             parts.push(tables, sweep, layer.nodes, layer.pairs, layer.chosen, number, g_h, g_cells, delta)
         leaves, weights = parts.collect(sweep, len(ctx.layers) + 1), sweep.weights
@@ -200,7 +199,7 @@ def _sweep(tables: Tables, score_h: Tensor, score_cells: Tensor) -> Sweep:
     )
 
 
-def _project(tables: Tables, halves: Tensor, start: int, stop: int) -> None:
+def _project(parts: Any, tables: Tables, weight: Tensor, start: int, stop: int) -> None:
     """Enter the products of nodes with both halves of the weight."""
-    h = tables.states[:, start:stop].flatten(1, 2)[..., : halves.shape[1]]
-    torch.bmm(h, halves, out=tables.products[:, start:stop].flatten(1, 2))
+    h = tables.states[:, start:stop].flatten(1, 2)[..., : weight.shape[1] // 2]
+    parts.product(h, weight, tables.products[:, start:stop].flatten(1, 2))
