@@ -18,7 +18,7 @@ import gapped
 from gapped.data.listops import ListOps, decode, encode, generate, parse
 from gapped.data.listops.examples import Split, stack
 from gapped.errors import GappedError
-from gapped.fleet.clip import clip_norms
+from gapped.fleet.clip import Gradient, clip_scales, scaled
 from gapped.fleet.selection import Selection, SelectionRule
 from gapped.fleet.trainer import Run, Trainer, derived_seed
 from gapped.lab import kinds
@@ -231,10 +231,12 @@ def test_norms_are_clipped_run_by_run_as_torch_does() -> None:
             p.grad = g[run].clone()
         nn.utils.clip_grad_norm_(own, 5.0)
         plain.append([p.grad for p in own])
-    clipped = clip_norms(gradients, 5.0)
-    for run in range(3):
-        for mine, theirs in zip(clipped, plain[run], strict=True):
-            assert_close(mine[run], theirs, 1e-14)
+    pieces: list[Gradient] = [torch.split(gradients[0], [2, 1]), *gradients[1:]]
+    for given in (gradients, pieces):
+        scales = clip_scales(given, 5.0)
+        for run in range(3):
+            for mine, theirs in zip(given, plain[run], strict=True):
+                assert_close(scaled(mine, scales)[run], theirs, 1e-14)
 
 
 # Batches
