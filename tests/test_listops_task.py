@@ -26,6 +26,7 @@ from gapped.lab.local import run as run_recipes
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.spec import RunSpec
 from gapped.lab.store import Store
+from gapped.tasks.listops import task as listops_task
 from gapped.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.tasks.listops.model import TreeClassifier, drop
 from gapped.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
@@ -272,6 +273,20 @@ def test_every_expression_is_in_one_bucket_with_little_padding() -> None:
     assert 1 - tokens / cells <= TINY.waste
     whole = {decode(row.tolist()) for bucket in task.buckets for row in bucket.tokens}
     assert whole <= {decode(row.tolist()) for row in toy_data().train.tokens}
+
+
+def test_parses_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = toy_task(seeds=(3, 8))
+    together = task.parse(task.test)
+    assert (together.merges >= 0).sum(-1).tolist() == [(task.test.lengths - 1).tolist()] * 2
+    for tokens in (1, 40):
+        monkeypatch.setattr(listops_task, "_CHUNK", tokens)
+        sizes = [(len(rows), longest) for rows, longest in listops_task._chunks(task.test.lengths, CPU)]
+        assert sum(size for size, _ in sizes) == len(task.test)
+        assert all(size == 1 or size * longest <= tokens for size, longest in sizes)
+        apart = task.parse(task.test)
+        for one, other in zip(together, apart, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_too_few_expressions_are_refused() -> None:
