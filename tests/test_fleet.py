@@ -259,6 +259,20 @@ def test_a_gradient_in_pieces_is_that_gradient():
         assert (one != before).all()
 
 
+def test_adam_scales_what_it_reads():
+    scales = torch.tensor([1.0, 0.5, 0.01], dtype=DOUBLE)
+    stacked, mine, _, _ = adam_pair([1e-2, 1e-2, 1e-2])
+    twin, plain, _, _ = adam_pair([1e-2, 1e-2, 1e-2])
+    alive = torch.ones(3, dtype=torch.bool)
+    for step in range(3):
+        gradients = gradients_at(step, stacked)
+        plain.step([g * scales.view(-1, 1, 1) for g in gradients], alive)
+        mine.step(gradients, alive, scales)
+    assert all(torch.equal(p, q) for p, q in zip(stacked, twin, strict=True))
+    for ours, theirs in zip((*mine.first, *mine.second), (*plain.first, *plain.second), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_frozen_runs_are_not_touched_even_by_nan():
     stacked, mine, _, _ = adam_pair([1e-2, 1e-2, 1e-2])
     twin, free, _, _ = adam_pair([1e-2, 1e-2, 1e-2])

@@ -18,7 +18,7 @@ import gapped
 from gapped.data.listops import ListOps, decode, encode, generate, parse
 from gapped.data.listops.examples import Split, stack
 from gapped.errors import GappedError
-from gapped.fleet.clip import clip_norms
+from gapped.fleet.clip import Gradient, clip_scales, scaled
 from gapped.fleet.selection import Selection, SelectionRule
 from gapped.fleet.trainer import Run, Trainer, derived_seed
 from gapped.lab import kinds
@@ -26,6 +26,7 @@ from gapped.lab.local import run as run_recipes
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.spec import RunSpec
 from gapped.lab.store import Store
+from gapped.tasks.listops import task as listops_task
 from gapped.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.tasks.listops.model import TreeClassifier, drop
 from gapped.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
@@ -231,10 +232,12 @@ def test_norms_are_clipped_run_by_run_as_torch_does() -> None:
             p.grad = g[run].clone()
         nn.utils.clip_grad_norm_(own, 5.0)
         plain.append([p.grad for p in own])
-    clipped = clip_norms(gradients, 5.0)
-    for run in range(3):
-        for mine, theirs in zip(clipped, plain[run], strict=True):
-            assert_close(mine[run], theirs, 1e-14)
+    pieces: list[Gradient] = [torch.split(gradients[0], [2, 1]), *gradients[1:]]
+    for given in (gradients, pieces):
+        scales = clip_scales(given, 5.0)
+        for run in range(3):
+            for mine, theirs in zip(given, plain[run], strict=True):
+                assert_close(scaled(mine, scales)[run], theirs, 1e-14)
 
 
 # Batches
@@ -270,6 +273,20 @@ def test_every_expression_is_in_one_bucket_with_little_padding() -> None:
     assert 1 - tokens / cells <= TINY.waste
     whole = {decode(row.tolist()) for bucket in task.buckets for row in bucket.tokens}
     assert whole <= {decode(row.tolist()) for row in toy_data().train.tokens}
+
+
+def test_parses_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = toy_task(seeds=(3, 8))
+    together = task.parse(task.test)
+    assert (together.merges >= 0).sum(-1).tolist() == [(task.test.lengths - 1).tolist()] * 2
+    for tokens in (1, 40):
+        monkeypatch.setattr(listops_task, "_CHUNK", tokens)
+        sizes = [(len(rows), longest) for rows, longest in listops_task._chunks(task.test.lengths, CPU)]
+        assert sum(size for size, _ in sizes) == len(task.test)
+        assert all(size == 1 or size * longest <= tokens for size, longest in sizes)
+        apart = task.parse(task.test)
+        for one, other in zip(together, apart, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_too_few_expressions_are_refused() -> None:
@@ -356,7 +373,7 @@ def test_dropout_keeps_the_mean_and_follows_the_generator() -> None:
     assert_close(once[once != 0], torch.tensor(1 / 0.6).expand(int((once != 0).sum())), 1e-6)
     # Five standard deviations of the mean: a false failure in two million runs.
     assert once.mean().item() == pytest.approx(1, abs=5 * (0.4 / 0.6 / 20_000) ** 0.5)
-    assert drop(x, 0.0, None) is x
+    assert torch.equal(drop(x, 0.0, None), x)
 
 
 # Runs

@@ -32,6 +32,7 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
+from gapped.fleet.clip import clip_scales, scaled
 from gapped.fleet.grouping import Grouped, Part
 from gapped.fleet.layers import Linear, generators
 from gapped.fleet.stateful import Widths
@@ -384,19 +385,24 @@ def test_the_sampled_divergence_is_part_of_the_cost():
     assert_close(cost, expected, 1e-12)
 
 
-def test_the_prior_is_trained_by_plain_descent():
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_the_prior_is_trained_by_plain_descent(clip):
     trainer = own_trainer()
+    trainer.task.clip = clip
     prior = trainer.task.model.prior
     assert all(p is not prior for p in trainer.parameters)
     trainer.task.start_epoch(0)
     trainer.task.load_batch(0)
     loss = trainer.task.loss(trainer.sampler, seeded(4))
-    (gradient,) = torch.autograd.grad(loss.sum(), prior)
+    gradients = trainer._gradients(loss.sum(), [*trainer.parameters, prior])
+    # The norm is that of all weights.
+    gradient = scaled(gradients[-1], None if clip is None else clip_scales(gradients, clip))
     trainer.generator.manual_seed(4)
     before = prior.detach().clone()
     trainer._train_step()
     assert_close(prior.detach(), before - 1e-2 * gradient, 1e-12)
     assert (gradient != 0).any()
+    assert clip is None or (clip_scales(gradients, clip) < 1).all()
 
 
 def test_the_test_bound_is_importance_weighted():

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Adam", "whole"]
+from gapped.fleet.clip import Gradient, scaled
+
+__all__ = ["Adam"]
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -34,14 +36,14 @@ class Adam:
         self._update = torch.compile(update, dynamic=False) if compiled else update
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | Sequence[Tensor]], alive: Tensor) -> None:
-        """One update of the runs that are `alive`, a boolean per run.
+    def step(self, gradients: Sequence[Gradient], alive: Tensor, scales: Tensor | None = None) -> None:
+        """One update of the runs that are `alive`, a boolean per run, by gradients times `scales`, if any.
 
-        A gradient may come in pieces along the run axis: compiled, the update reads them where they are.
+        Compiled, the update reads a gradient in pieces where they are, and multiplies as it reads.
         """
         self.count += 1
-        size, scale = self._sizes(self.learning_rate, self.count)
-        self._update(self.parameters, gradients, self.first, self.second, size, scale, alive)
+        size, root = self._sizes(self.learning_rate, self.count)
+        self._update(self.parameters, gradients, scales, self.first, self.second, size, root, alive)
 
     def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "first": self.first, "second": self.second}
@@ -59,29 +61,25 @@ def step_sizes(learning_rate: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return learning_rate / (1 - _BETAS[0] ** count), (1 - _BETAS[1] ** count).sqrt()
 
 
-def whole(gradient: Tensor | Sequence[Tensor]) -> Tensor:
-    """A gradient that may be in pieces along the run axis, in one."""
-    return gradient if isinstance(gradient, Tensor) else torch.cat(list(gradient))
-
-
 def update(
     parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor | Sequence[Tensor]],
+    gradients: Sequence[Gradient],
+    scales: Tensor | None,
     first: Sequence[Tensor],
     second: Sequence[Tensor],
     size: Tensor,
-    scale: Tensor,
+    root: Tensor,
     alive: Tensor,
 ) -> None:
     """One Adam update in place.
 
-    `size` and `scale` are `step_sizes`.
+    `size` and `root` are `step_sizes`.
     """
     for p, given, m, v in zip(parameters, gradients, first, second, strict=True):
-        g = whole(given)
+        g = scaled(given, scales)
         shape = (-1,) + (1,) * (p.dim() - 1)
         m.lerp_(g, 1 - _BETAS[0])
         v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
-        change = size.to(p.dtype).view(shape) * m / (v.sqrt() / scale.to(p.dtype) + _EPS)
+        change = size.to(p.dtype).view(shape) * m / (v.sqrt() / root.to(p.dtype) + _EPS)
         # Selected, not multiplied by zero: a frozen run's moments may be NaN, its weights must not become so.
         p.sub_(torch.where(alive.view(shape), change, 0.0))

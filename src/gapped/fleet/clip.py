@@ -7,18 +7,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["clip_norms"]
+__all__ = ["Gradient", "clip_scales", "scaled"]
 
 _EPS = 1e-6
 
+Gradient = Tensor | Sequence[Tensor]
+"""Of a weight whose first axis is the run axis; it may be in pieces along that axis."""
 
-@torch.no_grad()
-def clip_norms(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """Each run's gradients, scaled to a norm of at most `limit` over all weights together.
 
-    The rule of `torch.nn.utils.clip_grad_norm_`, for weights whose first axis is the run axis.
+def clip_scales(gradients: Sequence[Gradient], limit: float) -> Tensor:
+    """What to multiply each run's gradients by for a norm of at most `limit` over all weights, ``(R,)``.
+
+    The rule of `torch.nn.utils.clip_grad_norm_`. The products are left to those who read the gradients
+    anyway: as tensors of their own, all weights would go through memory twice more.
     """
-    norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients])
-    scale = (limit / (torch.linalg.vector_norm(norms, dim=0) + _EPS)).clamp(max=1.0)
+    norms = _norms(torch.stack([_norms(gradient) for gradient in gradients], 1))
+    return (limit / (norms + _EPS)).clamp(max=1.0)
+
+
+def scaled(gradient: Gradient, scales: Tensor | None) -> Tensor:
+    """A gradient in one piece, times the runs' `scales` if there are any."""
+    together = gradient if isinstance(gradient, Tensor) else torch.cat(list(gradient))
     # Not in place: autograd may give two weights one and the same tensor.
-    return [g * scale.view(-1, *(1,) * (g.dim() - 1)) for g in gradients]
+    return together if scales is None else together * scales.view(-1, *(1,) * (together.dim() - 1))
+
+
+def _norms(gradient: Gradient) -> Tensor:
+    if not isinstance(gradient, Tensor):
+        return torch.cat([_norms(piece) for piece in gradient])
+    norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    return norms

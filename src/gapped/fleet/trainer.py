@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gapped.fleet.adam import Adam, whole
+from gapped.fleet.adam import Adam
 from gapped.fleet.capture import Captured
-from gapped.fleet.clip import clip_norms
+from gapped.fleet.clip import Gradient, clip_scales, scaled
 from gapped.fleet.grouping import Grouped
 from gapped.fleet.schedule import Constant, Schedule
 from gapped.fleet.selection import Selection, SelectionRule
@@ -122,6 +122,7 @@ class Trainer:
         self.history: dict[str, list[list[float]]] = {}
         self.selection = None if task.selection is None else Selection(task.selection, self.parameters)
         self._observe = torch.compile(observe, dynamic=False) if compiled else observe
+        self._clip_scales = torch.compile(clip_scales, dynamic=False) if compiled else clip_scales
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self) -> None:
@@ -220,12 +221,11 @@ class Trainer:
         everything = [*self.parameters, *(p for p, _ in self.descended)]
         gradients = self._gradients(loss.sum(), everything)
         self._observe(loss.detach(), self.loss_sum, self.alive)
-        if self.task.clip is not None:
-            gradients = list(clip_norms([whole(g) for g in gradients], self.task.clip))
-        self.adam.step(gradients[: len(self.parameters)], self.alive)
+        scales = None if self.task.clip is None else self._clip_scales(gradients, self.task.clip)
+        self.adam.step(gradients[: len(self.parameters)], self.alive, scales)
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
             with torch.no_grad():
-                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * whole(g), 0.0))
+                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scaled(g, scales), 0.0))
         for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
             if own:
                 # The estimator's loss is a mean over its runs; each run is to have its own.
@@ -233,7 +233,7 @@ class Trainer:
                 slopes = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
                 tuner.step(slopes, self.alive[part.runs])
 
-    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | Sequence[Tensor]]:
+    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Gradient]:
         """The gradients of the parameters, in pieces where the model took them so."""
         pieces_of = getattr(self.task.model, "pieces", None)
         if pieces_of is None:

@@ -74,18 +74,24 @@ class TreeClassifier(torch.nn.Module):
         flat = tokens.reshape(runs, batch * count, 1)
         # Products with one-hot rows: their gradient is a product too, not a race for seventeen rows.
         known = torch.arange(self.embedding.shape[1], device=tokens.device)
-        words = torch.bmm((flat == known).to(self.embedding.dtype), self.embedding)
+        # Dropout's factor is for the few words of the table, not for all of their occurrences.
+        words = torch.bmm((flat == known).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
-        gates = torch.baddbmm(bias, drop(words, rate, generator), self.input_weight)
+        gates = torch.baddbmm(bias, thin(words, rate, generator), self.input_weight)
         return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """Dropout with a generator of its own."""
+    return thin(x / (1 - rate), rate, generator)
+
+
+def thin(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+    """`x` with each number zero at the probability `rate`."""
     if rate == 0:
         return x
-    noise = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
-    return x * (noise >= rate).to(x.dtype).div_(1 - rate)
+    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate, generator=generator)
+    return torch.where(kept, x, 0.0)
 
 
 _Initialiser = Callable[[Tensor, torch.Generator], Tensor]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gapped.data.listops import VOCABULARY, Split
+from gapped.tasks.listops.brackets import merged_spans
 from gapped.tasks.listops.task import ListOpsTask
 
 __all__ = ["shown_trees"]
@@ -21,6 +22,7 @@ def shown_trees(task: ListOpsTask, places: Sequence[int]) -> Iterator[dict[str, 
     """For each of the runs at `places`: tokens, label, prediction, and both trees as lists of spans."""
     few = _few(task.test)
     parsed = task.parse(few)
+    spans = merged_spans(parsed.merges)
     for place in places:
         examples = []
         for row, length in enumerate(few.lengths.tolist()):
@@ -31,7 +33,7 @@ def shown_trees(task: ListOpsTask, places: Sequence[int]) -> Iterator[dict[str, 
                     "label": int(few.labels[row]),
                     "predicted": int(parsed.predicted[place, row]),
                     "true": few.spans[row, inner].tolist(),
-                    "found": parsed.spans[place, row, inner].tolist(),
+                    "found": spans[place, row, inner].tolist(),
                 }
             )
         yield {"examples": examples}

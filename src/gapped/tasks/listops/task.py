@@ -24,7 +24,8 @@ from gapped.tasks.listops.sampler import Greedy
 
 __all__ = ["DEPTHS", "LENGTHS", "ListOpsTask", "Parsed"]
 
-_CHUNK = 64
+# Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
+_CHUNK = 6400
 # Lower edges of the bins in which accuracy is reported; the last has no upper one.
 LENGTHS = (1, 10, 20, 40, 70)
 DEPTHS = (0, 1, 2, 3, 4, 5, 6)
@@ -44,8 +45,8 @@ class Parsed(NamedTuple):
     right: Tensor
     """Whether the class is right, ``(R, n)``; NaN where the logits are not finite."""
     predicted: Tensor
-    spans: Tensor
-    """The trees, ``(R, n, L - 1, 2)``, padded as `Split.spans` is."""
+    merges: Tensor
+    """The trees, ``(R, n, L - 1)``, as `merged_spans` takes them."""
 
 
 class ListOpsTask:
@@ -141,8 +142,8 @@ class ListOpsTask:
                     metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[
                         :, inside.to(right.device)
                     ].mean(1)
-        found = agreement(parsed.spans.cpu(), test.spans, test.lengths)
-        metrics["test_tree_f1"] = found.nanmean(1).to(right.device)
+        true = test.spans.to(right.device), test.lengths.to(right.device)
+        metrics["test_tree_f1"] = agreement(merged_spans(parsed.merges), *true).nanmean(1)
         plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))
         baseline = agreement(plain, test.spans, test.lengths).nanmean()
         metrics["left_branching_f1"] = baseline.to(right.device).expand(len(self.seeds))
@@ -152,24 +153,24 @@ class ListOpsTask:
     def parse(self, split: Split) -> Parsed:
         """Classes and greedy trees of all expressions of a split, by all runs."""
         runs, device = len(self.seeds), self.batch.device
+        # Once, and nothing comes back: the device never waits for a chunk's end.
+        tokens, lengths, labels = (x.to(device) for x in (split.tokens, split.lengths, split.labels))
         right = torch.empty(runs, len(split), device=device)
         predicted = torch.empty(runs, len(split), dtype=torch.int64, device=device)
-        spans = torch.zeros(runs, len(split), max(split.tokens.shape[1] - 1, 0), 2, dtype=torch.int16)
-        for rows in _chunks(split.lengths):
-            lengths = split.lengths[rows]
-            longest = int(lengths.max())
-            tokens, lengths = split.tokens[rows, :longest].to(device).long(), lengths.to(device)
+        merges = predicted.new_full((runs, len(split), tokens.shape[1] - 1), -1)
+        for rows, longest in _chunks(split.lengths, device):
             shape = (runs, len(rows))
-            logits, merges = self.model(
-                tokens.expand(*shape, longest), lengths.expand(shape), Greedy(), dropout=False
+            logits, found = self.model(
+                tokens[rows, :longest].long().expand(*shape, longest),
+                lengths[rows].expand(shape),
+                Greedy(),
+                dropout=False,
             )
             guess = logits.argmax(-1)
-            fine = logits.isfinite().all(-1)
-            where = rows.to(device)
-            right[:, where] = torch.where(fine, guess == split.labels.to(device)[where], torch.nan)
-            predicted[:, where] = guess
-            spans[:, rows, : longest - 1] = merged_spans(merges).to(spans)
-        return Parsed(right, predicted, spans)
+            right[:, rows] = torch.where(logits.isfinite().all(-1), guess == labels[rows], torch.nan)
+            predicted[:, rows] = guess
+            merges[:, rows, : longest - 1] = found
+        return Parsed(right, predicted, merges)
 
 
 def bin_name(low: int, high: int | None) -> str:
@@ -202,6 +203,16 @@ def _buckets(train: Split, protocol: Protocol, device: torch.device) -> list[_Bu
     return found
 
 
-def _chunks(lengths: Tensor) -> Iterator[Tensor]:
-    """Places of the expressions, shortest first, a few at a time."""
-    yield from torch.split(torch.argsort(lengths, stable=True), _CHUNK)
+def _chunks(lengths: Tensor, device: torch.device) -> Iterator[tuple[Tensor, int]]:
+    """Places of some expressions and the longest's length, as many at a time as `_CHUNK` allows.
+
+    Shortest first, and on the `device`; `lengths` are on the CPU, so that nobody waits for their values.
+    """
+    order = torch.argsort(lengths, stable=True)
+    places, start = order.to(device), 0
+    ordered = lengths[order].tolist()
+    for stop, length in enumerate(ordered):
+        if stop > start and (stop + 1 - start) * length > _CHUNK:
+            yield places[start:stop], ordered[stop - 1]
+            start = stop
+    yield places[start:], ordered[-1]
