@@ -77,16 +77,16 @@ class TreeClassifier(torch.nn.Module):
         # Dropout's factor is for the few words of the table, not for all of their occurrences.
         words = torch.bmm((flat == known).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
-        gates = torch.baddbmm(bias, thin(words, rate, generator), self.input_weight)
+        gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)
         return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """Dropout with a generator of its own."""
-    return thin(x / (1 - rate), rate, generator)
+    return zeroed(x / (1 - rate), rate, generator)
 
 
-def thin(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+def zeroed(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """`x` with each number zero at the probability `rate`."""
     if rate == 0:
         return x
