@@ -93,7 +93,11 @@ widths = pytest.mark.parametrize("width", [5, 300])
 
 @widths
 @pytest.mark.parametrize(("start", "count"), [(0, COUNT - 1), (COUNT - 1, 2)])
-def test_pairs_are_formed(width: int, start: int, count: int) -> None:
+@pytest.mark.parametrize("few", [0, 8192])
+def test_pairs_are_formed(
+    width: int, start: int, count: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "_FEW", few)
     tables, _, _ = garden(width)
     tables.pair_states[:, start : start + count] = torch.nan
     tables.pair_scores[:, start : start + count] = torch.nan
@@ -356,7 +360,9 @@ for module, name in [(module, name) for module in (kernels, sweep) for name in m
     types |= {each: "i32" for each in types if each[0] == "s"} | dict.fromkeys(flags, "constexpr")
     pointers = [place for place, each in enumerate(types) if each[0] == "p"]
     aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
-    options = {"num_warps": 1 if module is sweep else 4}
+    options = {"num_warps": 1 if name in ("relate_kernel", "collect_kernel") else 4}
+    if name in ("pull_kernel", "push_kernel"):
+        flags["COLUMNS"] = 512
     source = ASTSource(kernel, types, flags, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     print(name, "ld.global.v4.b32" in made.asm["ptx"])

@@ -17,7 +17,7 @@ from gapped.kernels.blocks import power
 from gapped.kernels.parts import tf32
 from gapped.kernels.runner import run
 
-__all__ = ["MOST_ROWS", "product", "product_kernel"]
+__all__ = ["MOST_ROWS", "product", "product_kernel", "round_kernel", "rounded"]
 
 # Rows that one program can hold. With more there is enough to compute, and cuBLAS is good at that.
 MOST_ROWS = 32
@@ -25,6 +25,8 @@ MOST_ROWS = 32
 # many if there are at least so many; the loads under way, and the warps.
 COLUMNS, DEPTH, LONG_DEPTH, LONG = 64, 64, 128, 1500
 STAGES, WARPS = 3, 2
+# Elements that a program rounds.
+ROUNDED = 2048
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_x_run", "s_x_row", "s_out_run", "s_out_row"])  # type: ignore[untyped-decorator]
@@ -70,12 +72,19 @@ def product_kernel(  # type: ignore[no-untyped-def]
             p_part = p_weight + b_k[:, None] * N + b_column[None, :]
             b_w = tl.load(p_part, mask=b_inside[:, None] & b_column_inside[None, :], other=0.0)
         if TF32:
-            b_sum = tl.dot(tf32(b_x), tf32(b_w), b_sum, input_precision="tf32")
+            b_sum = tl.dot(tf32(b_x), b_w, b_sum, input_precision="tf32")
         else:
             b_sum = tl.dot(b_x, b_w, b_sum, input_precision="ieee")
     p_to = p_out + s_run * s_out_run * OUT_UNIT + (b_row * s_out_row * OUT_UNIT)[:, None]
     p_to += (s_piece % PIECES * N + b_column)[None, :]
     tl.store(p_to, b_sum, mask=b_row_inside[:, None] & b_column_inside[None, :])
+
+
+@triton.jit(do_not_specialize=["s_elements"])  # type: ignore[untyped-decorator]
+def round_kernel(p_x, p_out, s_elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    b_at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b_inside = b_at < s_elements
+    tl.store(p_out + b_at, tf32(tl.load(p_x + b_at, mask=b_inside, other=0.0)), mask=b_inside)
 
 
 def _steps(x: Tensor) -> tuple[int, tuple[int, int]]:
@@ -85,17 +94,37 @@ def _steps(x: Tensor) -> tuple[int, tuple[int, int]]:
     return unit, (runs // unit, rows // unit)
 
 
+def _in_tf32(device: torch.device) -> bool:
+    """Whether torch's own products would round their factors now."""
+    return torch.get_float32_matmul_precision() != "highest" and _has_tf32(device)
+
+
 @cache
 def _has_tf32(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def rounded(weight: Tensor) -> Tensor:
+    """A weight, contiguous, as `product` takes it: in TF32 where products are.
+
+    It is used many times, and rounding it each time would take longer than reading it.
+    """
+    weight = weight.contiguous()
+    if not _in_tf32(weight.device):
+        return weight
+    out = torch.empty_like(weight)
+    count = weight.numel()
+    flags = {"BLOCK": ROUNDED, "num_warps": 4}
+    run(round_kernel, -(-count // ROUNDED), (weight, out), (count,), (), flags)
+    return out
+
+
 def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
     """Write the products of up to `MOST_ROWS` rows ``(R, B, K)`` with each run's weight to `out`, in float32.
 
-    The weight ``(R, P * K, N)`` has P pieces, one below the other; their products are side by side in `out`,
-    ``(R, B, P * N)``. If `transposed`, it is ``(R, N, K)`` and one piece. Rows of `x` and `out` can be
-    anywhere, the elements of a row are adjacent. Factors are rounded to TF32 where torch's own would be.
+    The weight ``(R, P * K, N)``, which `rounded` made, has P pieces, one below the other; their products are
+    side by side in `out`, ``(R, B, P * N)``. If `transposed`, it is ``(R, N, K)`` and one piece. Rows of `x`
+    and `out` can be anywhere, the elements of a row are adjacent. Rows are rounded to TF32 where torch would.
     """
     runs, rows, depth = x.shape
     columns = weight.shape[1 if transposed else 2]
@@ -109,7 +138,7 @@ def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False)
         "TRANSPOSED": transposed,
         "X_UNIT": x_unit,
         "OUT_UNIT": out_unit,
-        "TF32": torch.get_float32_matmul_precision() != "highest" and _has_tf32(x.device),
+        "TF32": _in_tf32(x.device),
         "ROWS": max(power(rows), 16),
         "COLUMNS": COLUMNS,
         "DEPTH": LONG_DEPTH if depth >= LONG else DEPTH,
@@ -117,4 +146,4 @@ def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False)
         "num_warps": WARPS,
     }
     programs = runs * pieces * -(-columns // COLUMNS)
-    run(product_kernel, programs, (x, weight.contiguous(), out), (rows, *x_steps, *out_steps), (), flags)
+    run(product_kernel, programs, (x, weight, out), (rows, *x_steps, *out_steps), (), flags)

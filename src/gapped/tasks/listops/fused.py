@@ -24,6 +24,7 @@ __all__ = [
     "push",
     "relate",
     "retreat",
+    "rounded",
     "scores",
     "select",
     "slopes",
@@ -32,8 +33,14 @@ __all__ = [
 
 # A block: one warp for each line, and 128 columns, four adjacent ones for each thread.
 _ROWS, _COLUMNS = 4, 128
+# Up to so many lines, one of them for each program: nothing is left to wait for but the memory.
+_FEW = 8192
 # Elements of a block where nothing but places matters.
 _PLACES = 256
+
+
+def rounded(weight: Tensor, rows: int) -> Tensor:
+    return thin.rounded(weight) if rows <= thin.MOST_ROWS else weight
 
 
 def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
@@ -55,7 +62,11 @@ def form(tables: Tables, start: int, count: int) -> None:
     )
     sizes = (items, batch, pairs, start, count)
     # A line's score is a sum over all of its columns: they belong to one program.
-    _over(kernels.form_kernel, items, 1, pointers, sizes, WIDTH=tables.query.shape[-1])
+    width = tables.query.shape[-1]
+    if items > _FEW:
+        _over(kernels.form_kernel, items, 1, pointers, sizes, WIDTH=width)
+    else:
+        _by_row(kernels.form_kernel, items, pointers, sizes, WIDTH=width, ROWS=1, **_whole(width))
 
 
 def scores(tables: Tables, pairs: Tensor, layer: int) -> Tensor:
@@ -145,7 +156,9 @@ def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int
         out,
     )
     sizes = (batch, size, tables.merges.shape[1], layer)
-    _by_row(pull_kernel, runs * batch, pointers, sizes, WIDTH=tables.query.shape[-1], **_places(tables))
+    width = tables.query.shape[-1]
+    flags = {"WIDTH": width, **_places(tables), **_whole(width)}
+    _by_row(pull_kernel, runs * batch, pointers, sizes, **flags)
     return out
 
 
@@ -201,7 +214,8 @@ def push(
         sweep.links,
     )
     sizes = (batch, size, tables.merges.shape[1], layer)
-    flags = {"SCORED": delta is not None, "WIDTH": tables.query.shape[-1], **_places(tables)}
+    width = tables.query.shape[-1]
+    flags = {"SCORED": delta is not None, "WIDTH": width, **_places(tables), **_whole(width)}
     _by_row(push_kernel, runs * batch, pointers, sizes, **flags)
 
 
@@ -254,8 +268,13 @@ def _over(
 def _by_row(
     kernel: Any, rows: int, pointers: tuple[Tensor, ...], sizes: tuple[int, ...], **flags: Any
 ) -> None:
-    """Launch a kernel with a program of one warp for each row."""
-    run(kernel, rows, pointers, sizes, (), flags | {"COLUMNS": _COLUMNS, "num_warps": 1})
+    """Launch a kernel with a program for each row; of one warp, unless `flags` know better."""
+    run(kernel, rows, pointers, sizes, (), {"COLUMNS": _COLUMNS, "num_warps": 1} | flags)
+
+
+def _whole(width: int) -> dict[str, int]:
+    """A row of `width` columns at once, for kernels with so few rows that they wait for memory."""
+    return {"COLUMNS": power(width), "num_warps": 4}
 
 
 def _places(tables: Tables) -> dict[str, int]:

@@ -31,6 +31,7 @@ __all__ = [
     "push",
     "relate",
     "retreat",
+    "rounded",
     "scores",
     "select",
     "slopes",
@@ -132,8 +133,13 @@ def take(table: Tensor, where: Tensor) -> Tensor:
     return table.flatten(0, 2)[where]
 
 
+def rounded(weight: Tensor, rows: int) -> Tensor:
+    """A weight as products of so many rows of a run take it: torch's round it themselves, if at all."""
+    return weight
+
+
 def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
-    """Write the products of rows ``(R, B, K)`` with each run's weight ``(R, K, N)`` to `out`.
+    """Write the products of rows ``(R, B, K)`` with each run's `rounded` weight ``(R, K, N)`` to `out`.
 
     Several weights one below the other, ``(R, P * K, N)``, have their products side by side, and one that is
     `transposed` is ``(R, N, K)``.

@@ -1,4 +1,4 @@
-"""Triton kernels for the backward sweep of the tree: one program, and one warp, for each row.
+"""Triton kernels for the backward sweep of the tree: one program for each row.
 
 A row's program reads a few lines around the layer's merge and some numbers of each of its pairs. A line that
 does not exist is -1, and zero when read. `gapped.tasks.listops.parts` is the definition.

@@ -93,6 +93,7 @@ class _Tree(torch.autograd.Function):
         runs, batch, count, double = leaves.shape
         width = double // 2
         parts = parts_for(leaves, fused)
+        weight = parts.rounded(weight, batch)
         tables = _tables(leaves, bias, query, lengths)
         _project(parts, tables, weight, 0, count)
         parts.form(tables, 0, count - 1)
