@@ -4,14 +4,16 @@ A merge changes two pairs of the sequence; all others keep their value. So nodes
 a node's products with the cell's weights are computed once, when it appears, and a pair's state and score
 once, when its second node appears. The sequence is an array of places in these tables.
 
-Backward, from the last layer to the first, with the adjoint :math:`a` of the layer's states:
+Backward, from the last layer to the first, with the adjoints :math:`a` of the nodes:
 
-- the sample's gradient takes three inner products per place, :math:`\langle a_i, s_i\rangle`,
-  :math:`\langle a_i, s_{i+1}\rangle` and :math:`\langle a_i, \mathrm{new}_i\rangle`; the estimator turns it
-  into the gradient :math:`\delta` of the scores;
+- the sample's gradient takes inner products of adjoints with two directions of every pair, its new state
+  less its right child and its right child less its left; the estimator turns it into the gradient
+  :math:`\delta` of the scores;
 - a pair that is not selected acts through its score alone, so it adds :math:`\delta_p v_p` to its children,
-  with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed while the pair lives;
-- the selected pair's adjoint goes through its cell, beside the above, which it does not need.
+  with :math:`v_p = \partial\,\mathrm{score}_p / \partial(h_l, c_l, h_r, c_r)`, fixed while the pair lives.
+  The inner products follow by numbers that are known beforehand; the vectors are added once, in the layer
+  that formed the pair, with the sum of its :math:`\delta_p`;
+- the selected pair's adjoint goes through its cell, beside the sample's gradient, which it does not need.
 
 All :math:`v_p` are one large product before the sweep, all gradients of the weights one after it.
 `gapped.tasks.listops.reference` is the definition; docs/listops.md has the derivation.
