@@ -80,7 +80,7 @@ for shape, tf32 in ((forward, True), (back, True), (forward, False)):
     source = ASTSource(kernel, types | dict.fromkeys(given, "constexpr"), given, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": thin.WARPS})
     text = made.asm["ptx"]
-    # From memory straight to shared memory, four elements at a time, and each factor rounded on its way on.
+    # From memory straight to shared memory, four elements at a time, and rows rounded on their way on.
     assert set(re.findall(r"cp\\.async\\.c[ag]\\S* \\[.*?\\], \\[.*?\\], (\\w+)", text)) == {"0x10"}, text
     assert "ld.global" not in text and "st.global.v4.b32" in text, text
     assert (".f32.tf32.tf32.f32" in text) == ("cvt.rna.tf32.f32" in text) == tf32, text

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from test_fleet import EPOCHS, TINY, toy_data
+from test_listops_task import TINY as TREES
+from test_listops_task import toy_data as toy_trees
 from torch import Tensor
 
 import gapped
@@ -17,6 +19,7 @@ from gapped.fleet.capture import Captured
 from gapped.fleet.trainer import Run, Trainer
 from gapped.kernels import lanes as kernel_lanes
 from gapped.kernels.lanes import Lanes
+from gapped.tasks.listops.task import ListOpsTask
 from gapped.tasks.vae.task import VAETask
 
 # A trained prior makes the cost look at a tensor of the encoder's.
@@ -43,6 +46,8 @@ def test_elsewhere_than_on_a_gpu_there_is_one_lane():
 
 class Stream:
     """One that keeps what it is told."""
+
+    cuda_stream = 0
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -71,7 +76,7 @@ def test_memory_is_kept_for_all_lanes_that_use_it(monkeypatch: pytest.MonkeyPatc
     main, side = Stream(), Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(kernel_lanes, "_stream", lambda device, purpose, number: side)
+    monkeypatch.setattr(kernel_lanes, "_stream", lambda device, beside, purpose, number: side)
     before, made = Kept(), Kept()
     lanes = Lanes("test", torch.device("cuda"), [before])
     with lanes.lane(0):
@@ -108,10 +113,16 @@ def same_lane(lanes: Lanes, number: int) -> Iterator[None]:
     yield
 
 
-def trained(protocol: str) -> list[Tensor]:
-    device = torch.device("cuda")
-    task = VAETask({"tiny": TINY, "own": OWN_PRIOR}[protocol], toy_data(), [3] * len(ESTIMATORS), device)
-    trainer = Trainer(task, [Run(each, 1e-2) for each in ESTIMATORS], EPOCHS, 77, device)
+def trained(name: str, device: torch.device) -> list[Tensor]:
+    """The weights of a small fleet of the VAE, under either of two protocols, or of ListOps."""
+    estimators = [each for each in ESTIMATORS if name != "listops" or isinstance(each, gapped.Pathwise)]
+    seeds = [3] * len(estimators)
+    task: VAETask | ListOpsTask
+    if name == "listops":
+        task = ListOpsTask(TREES, toy_trees(), seeds, device, compiled=device.type == "cuda")
+    else:
+        task = VAETask({"tiny": TINY, "own": OWN_PRIOR}[name], toy_data(), seeds, device)
+    trainer = Trainer(task, [Run(each, 1e-2) for each in estimators], EPOCHS, 77, device)
     for _ in range(EPOCHS):
         trainer.train_epoch()
     assert trainer.alive.all()
@@ -121,11 +132,12 @@ def trained(protocol: str) -> list[Tensor]:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams need a GPU")
 @pytest.mark.parametrize("captured", [True, False])
-@pytest.mark.parametrize("protocol", ["tiny", "own"])
-def test_lanes_change_no_bit(protocol: str, captured: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["tiny", "own", "listops"])
+def test_lanes_change_no_bit(name: str, captured: bool, monkeypatch: pytest.MonkeyPatch):
     if not captured:
         # A graph does not use memory again that some lane has seen, plain calls do.
         monkeypatch.setattr(Captured, "__call__", lambda self, program=None: self._function())
-    side_by_side = trained(protocol)
+    cuda = torch.device("cuda")
+    side_by_side = trained(name, cuda)
     monkeypatch.setattr(Lanes, "lane", same_lane)
-    assert all(torch.equal(a, b) for a, b in zip(side_by_side, trained(protocol), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(side_by_side, trained(name, cuda), strict=True))

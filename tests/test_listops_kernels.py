@@ -25,8 +25,9 @@ import gapped
 from gapped.fleet.grouping import Grouped
 from gapped.tasks.listops import parts
 from gapped.tasks.listops.leaf import lstm
-from gapped.tasks.listops.parts import Sweep, Tables, lines
 from gapped.tasks.listops.sampler import Greedy
+from gapped.tasks.listops.sweep import Sweep
+from gapped.tasks.listops.tables import Tables, lines
 from gapped.tasks.listops.tree import latent_tree
 
 pytest.importorskip("triton", reason="the kernels need Triton")
@@ -149,7 +150,8 @@ CHOSEN = [[[0, 4]], [[2, 1]]]
 def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor, Tensor]:
     """The tables with a sweep that has come to the second layer; its nodes, pairs and merges.
 
-    All numbers are drawn, also those of which nothing should be seen.
+    Numbers are drawn, also those of which nothing should be seen, but for the inner products: only one pair
+    of the layer is neither beside a merge nor beyond its expression, and has some already.
     """
     tables, nodes, pairs = garden(width)
     sample = torch.zeros(RUNS, BATCH, 3, device=DEVICE)
@@ -165,8 +167,6 @@ def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor, Tensor]:
     shapes += [(*tables.pair_scores.shape, 4)] * 2
     shapes += [(RUNS, COUNT - 1, BATCH, 4, 4), (*tables.states.shape[:3], 4)]
     sweep = Sweep(*(normal(*shape, seed=10 + number) / 4 for number, shape in enumerate(shapes)))
-    # Only one pair of the layer is neither beside a merge nor beyond its expression.
-    sweep.own.zero_()
     sweep.gains.zero_()
     sweep.gains.flatten(0, 2)[pairs[0, 2, 0]] = normal(4, seed=20)
     return tables, sweep, nodes, pairs, chosen
@@ -179,6 +179,7 @@ def everything(*values: Tables | Sweep) -> tuple[Tensor, ...]:
 @widths
 def test_what_weights_will_do(width: int) -> None:
     tables, sweep, *_ = swept(width)
+    sweep.own.zero_()
     assert_same(lambda m, t, s: (m.relate(t, s), everything(s)), tables, sweep)
     parts.relate(tables, sweep)
     assert sweep.own.any()
@@ -209,15 +210,13 @@ def test_gradient_of_the_merged_pair(width: int) -> None:
 @widths
 @pytest.mark.parametrize("scored", [True, False])
 def test_the_sweep_goes_down_a_layer(width: int, scored: bool) -> None:
-    """The merged children have no adjoints yet. A finished expression's scores have no gradient."""
+    """The merged children have no adjoints yet. What scores beyond an expression are given is not used."""
     tables, sweep, nodes, pairs, chosen = swept(width)
     for side in (2, 3):
         line = tables.around[:, 1, :, side]
         sweep.adjoints.flatten(0, 2)[line[line >= 0]] = 0
     g_h, g_cells = normal(2, RUNS, BATCH, 2 * width, seed=8).unbind()
-    delta = normal(RUNS, BATCH, 3, seed=9) * (
-        torch.arange(3, device=DEVICE) < tables.lengths.unsqueeze(-1) - 2
-    )
+    delta = normal(RUNS, BATCH, 3, seed=9)
 
     def pushed(module: Any, *given: Any) -> Any:
         module.push(*given[:5], 1, *given[5:7], given[7] if scored else None)
@@ -346,12 +345,12 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.tasks.listops import kernels, sweep
+from gapped.tasks.listops import kernels, sweep_kernels
 
 FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}
 WHOLE = ("p_children", "p_pairs", "p_nodes", "p_chosen", "p_merged_at", "p_merges", "p_lengths",
          "p_next_nodes", "p_next_pairs", "p_around")
-for module, name in [(module, name) for module in (kernels, sweep) for name in module.__all__]:
+for module, name in [(module, name) for module in (kernels, sweep_kernels) for name in module.__all__]:
     kernel = getattr(module, name)
     flags = {key: value for key, value in FLAGS.items() if key in kernel.arg_names}
     if name == "merge_kernel":
@@ -377,7 +376,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     wide = dict(line.split() for line in done.stdout.splitlines())
-    from gapped.tasks.listops import kernels, sweep
+    from gapped.tasks.listops import kernels, sweep_kernels
 
-    assert set(wide) == {*kernels.__all__, *sweep.__all__}
+    assert set(wide) == {*kernels.__all__, *sweep_kernels.__all__}
     assert [name for name, found in wide.items() if found != "True"] == ["scores_kernel"]

@@ -105,6 +105,58 @@ def test_the_check_sees_a_lost_gradient() -> None:
     assert (mine - theirs).abs().max() > 1e-4
 
 
+class Firm:
+    """The pair with the highest score, and the gradient of the softmax: no noise."""
+
+    hard = True
+
+    def sample(self, logits: Tensor, **how: Any) -> Tensor:
+        weights = logits.softmax(-1).nan_to_num()
+        return Greedy().sample(logits) + weights - weights.detach()
+
+
+class Loud(Firm):
+    """With a gradient also for pairs that are not there, unless it is `masked`."""
+
+    def __init__(self, masked: bool) -> None:
+        self.masked = masked
+
+    def sample(self, logits: Tensor, **how: Any) -> Tensor:
+        def add(grad: Tensor) -> Tensor:
+            return (grad + 1) * logits.isfinite() if self.masked else grad + 1
+
+        heard = logits.clone()
+        heard.register_hook(add)
+        return super().sample(heard)
+
+
+def test_what_is_beyond_an_expression_has_no_gradient() -> None:
+    """Whatever an estimator says of it, for finished expressions and for shorter ones."""
+    inputs, lengths = problem(2, 5, 7, 4)
+    found = [gradients(latent_tree(*inputs, lengths, Loud(masked))[0], inputs) for masked in (False, True)]
+    for loud, quiet in zip(*found, strict=True):
+        torch.testing.assert_close(loud, quiet, rtol=0, atol=1e-12)
+    firm = gradients(latent_tree(*inputs, lengths, Firm())[0], inputs)
+    assert not torch.allclose(found[0][1], firm[1])
+
+
+def test_a_broken_run_leaves_its_neighbour_alone() -> None:
+    inputs, lengths = problem(2, 4, 6, 5)
+    for healthy, broken in ((0, 1), (1, 0)):
+        both = [each.detach().clone() for each in inputs]
+        both[1][broken, 0, 0] = torch.nan
+        alone = [each[healthy : healthy + 1].clone().requires_grad_() for each in both]
+        both = [each.requires_grad_() for each in both]
+        root, merges = latent_tree(*both, lengths, Firm())
+        expected, same = latent_tree(*alone, lengths[healthy : healthy + 1], Firm())
+        assert root[broken].isnan().any()
+        assert torch.equal(merges[healthy], same[0])
+        for mine, theirs in zip(
+            torch.autograd.grad(root.sum(), both), torch.autograd.grad(expected.sum(), alone), strict=True
+        ):
+            torch.testing.assert_close(mine[healthy], theirs[0], rtol=1e-12, atol=1e-12)
+
+
 def test_without_a_gradient_the_values_are_the_same() -> None:
     inputs, lengths = problem(2, 5, 8, 4)
     estimator = gapped.StraightThrough()

@@ -15,6 +15,7 @@ Gradient = Tensor | Sequence[Tensor]
 """Of a weight whose first axis is the run axis; it may be in pieces along that axis."""
 
 
+@torch.no_grad()
 def clip_scales(gradients: Sequence[Gradient], limit: float) -> Tensor:
     """What to multiply each run's gradients by for a norm of at most `limit` over all weights, ``(R,)``.
 

@@ -16,11 +16,11 @@ class Lanes:
     """Streams that begin where they are made and end where they `join`; elsewhere than on a GPU, nothing.
 
     Small kernels of one lane run while another's occupy only a part of the GPU. Lane 0 is the current
-    stream. Lanes made inside of a lane need a `purpose` of their own. Backward passes run in the lanes of
-    their forward passes: `shared` are the tensors from before that the lanes will look at again then, when
-    their memory must not have been given away. What a lane itself has allocated needs no such care: a lane
-    goes on only after the current stream has come to the place where the lanes are made again, past all uses
-    of what was made before.
+    stream, and every stream has lanes of its own; those that are open at the same time need a `purpose` each.
+    Backward passes run in the lanes of their forward passes: `shared` are the tensors from before that the
+    lanes will look at again then, when their memory must not have been given away. What a lane itself has
+    allocated needs no such care: a lane goes on only after the current stream has come to the place where
+    the lanes are made again, past all uses of what was made before.
     """
 
     def __init__(self, purpose: str, device: torch.device, shared: Sequence[Tensor] = ()) -> None:
@@ -36,7 +36,7 @@ class Lanes:
         if number == 0 or self._device.type != "cuda":
             yield
             return
-        stream = _stream(self._device, self._purpose, number)
+        stream = _stream(self._device, self._main.cuda_stream, self._purpose, number)
         stream.wait_event(self._start)
         for tensor in self._shared:
             tensor.record_stream(stream)
@@ -56,5 +56,5 @@ class Lanes:
 
 
 @cache
-def _stream(device: torch.device, purpose: str, number: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, beside: int, purpose: str, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The functions of `gapped.tasks.listops.parts` as kernels, one launch each: same names, same arguments."""
+"""The functions of `gapped.tasks.listops.parts`, same names, same arguments, as kernels: a launch at most."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from gapped.kernels import thin
 from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
 from gapped.tasks.listops import kernels, parts
-from gapped.tasks.listops.parts import Sweep, Tables
-from gapped.tasks.listops.sweep import collect_kernel, pull_kernel, push_kernel, relate_kernel
+from gapped.tasks.listops.sweep import Sweep
+from gapped.tasks.listops.sweep_kernels import collect_kernel, pull_kernel, push_kernel, relate_kernel
+from gapped.tasks.listops.tables import Tables
 
 __all__ = [
     "advance",
@@ -126,7 +127,6 @@ def slopes(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def relate(tables: Tables, sweep: Sweep) -> None:
-    items = tables.merges.numel()
     pointers = (
         tables.around,
         tables.states,
@@ -136,7 +136,7 @@ def relate(tables: Tables, sweep: Sweep) -> None:
         sweep.own,
         sweep.cross,
     )
-    _by_row(relate_kernel, items, pointers, (items,), WIDTH=tables.query.shape[-1])
+    _by_row(relate_kernel, tables.merges.numel(), pointers, (), WIDTH=tables.query.shape[-1])
 
 
 def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int) -> Tensor:
@@ -200,6 +200,7 @@ def push(
         tables.around,
         tables.states,
         tables.pair_states,
+        tables.lengths,
         nodes,
         pairs,
         chosen,

@@ -46,11 +46,10 @@ def _store(p, b_line, b_columns, b_inside, b_value, START: tl.constexpr, STRIDE:
 def _block(s_lines, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """Lines and columns of this program: neighbouring programs share lines."""
     CHUNKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
-    s_chunk = tl.program_id(0) % CHUNKS
     b_line = tl.program_id(0) // CHUNKS * ROWS + tl.arange(0, ROWS)
-    b_columns = s_chunk * COLUMNS + tl.arange(0, COLUMNS)
+    b_columns = tl.program_id(0) % CHUNKS * COLUMNS + tl.arange(0, COLUMNS)
     b_valid = b_line < s_lines
-    return b_line, b_valid, b_columns, b_valid[:, None] & (b_columns < WIDTH)[None, :], s_chunk
+    return b_line, b_valid, b_columns, b_valid[:, None] & (b_columns < WIDTH)[None, :]
 
 
 @triton.jit
@@ -254,7 +253,7 @@ def slopes_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    b_line, b_valid, b_columns, b_inside, _ = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_line, b_valid, b_columns, b_inside = _block(s_lines, ROWS, COLUMNS, WIDTH)
     b_run = b_line // (s_pairs * s_batch)
     b_left = tl.load(p_children + 2 * b_line, mask=b_valid, other=0)
     b_right = tl.load(p_children + 2 * b_line + 1, mask=b_valid, other=0)
@@ -289,7 +288,7 @@ def select_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    b_row, b_valid, b_columns, b_inside, _ = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_row, b_valid, b_columns, b_inside = _block(s_rows, ROWS, COLUMNS, WIDTH)
     b_run, b_column = b_row // s_batch, b_row % s_batch
     b_chosen = tl.load(p_chosen + b_row, mask=b_valid, other=0)
     b_item = (b_run * s_size + tl.minimum(b_chosen, s_size - 1)) * s_batch + b_column
@@ -321,7 +320,7 @@ def totals_kernel(
     COLUMNS: tl.constexpr,
 ):
     """In place; here a line has `WIDTH` elements in all."""
-    b_line, b_valid, b_columns, b_inside, _ = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_line, b_valid, b_columns, b_inside = _block(s_lines, ROWS, COLUMNS, WIDTH)
     b_run = b_line // (s_pairs * s_batch)
     b_weight = tl.load(p_weights + b_line, mask=b_valid, other=0.0)
     b_layer = tl.load(p_merged_at + b_line, mask=b_valid, other=-1)
@@ -370,7 +369,7 @@ def advance_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    b_row, _, b_columns, b_inside, _ = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_row, _, b_columns, b_inside = _block(s_rows, ROWS, COLUMNS, WIDTH)
     b_gates = _line(b_row, s_batch, s_gates_run, s_gates_row)
     b_inputs = _line(b_row, s_batch, s_inputs_run, s_inputs_row)
     b_before = _line(b_row, s_batch, s_before_run, s_before_row)
@@ -428,7 +427,7 @@ def retreat_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    b_row, _, b_columns, b_inside, _ = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_row, _, b_columns, b_inside = _block(s_rows, ROWS, COLUMNS, WIDTH)
     b_gates = _line(b_row, s_batch, s_gates_run, s_gates_row)
     b_before = _line(b_row, s_batch, s_before_run, s_before_row)
     b_own = _line(b_row, s_batch, s_own_run, s_own_row)

@@ -83,7 +83,7 @@ class TreeClassifier(torch.nn.Module):
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """Dropout with a generator of its own."""
-    return zeroed(x / (1 - rate), rate, generator)
+    return zeroed(x / (1 - rate), rate, generator) if rate else x
 
 
 def zeroed(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:

@@ -1,391 +1,187 @@
-"""Triton kernels for the backward sweep of the tree: one program for each row.
+"""The backward sweep of the tree, in torch: the definition of what `sweep_kernels` does.
 
-A row's program reads a few lines around the layer's merge and some numbers of each of its pairs. A line that
-does not exist is -1, and zero when read. `gapped.tasks.listops.parts` is the definition.
+docs/listops.md has the mathematics.
 """
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from dataclasses import dataclass
 
-__all__ = ["collect_kernel", "pull_kernel", "push_kernel", "relate_kernel"]
+import torch
+from torch import Tensor
 
+from gapped.tasks.listops.sampler import allowed_pairs
+from gapped.tasks.listops.tables import Tables, lines, near, take
 
-@triton.jit
-def _take(p, s_line, b_columns, b_inside, START: tl.constexpr, STRIDE: tl.constexpr):
-    return tl.load(p + s_line * STRIDE + (b_columns + START), mask=b_inside & (s_line >= 0), other=0.0)
-
-
-@triton.jit
-def _put(p, s_line, b_columns, b_inside, b_value, START: tl.constexpr, STRIDE: tl.constexpr):
-    tl.store(p + s_line * STRIDE + (b_columns + START), b_value, mask=b_inside & (s_line >= 0))
+__all__ = ["Sweep", "collect", "pull", "push", "relate"]
 
 
-@triton.jit
-def _two(p, s_line, s_first, s_second, FROM: tl.constexpr):
-    """Store two adjacent ones of a line's four numbers."""
-    tl.store(p + s_line * 4 + FROM, s_first, mask=s_line >= 0)
-    tl.store(p + s_line * 4 + (FROM + 1), s_second, mask=s_line >= 0)
+@dataclass(frozen=True)
+class Sweep:
+    """What the backward pass knows between two layers.
+
+    A pair :math:`p` with the state P and the children l and r matters by two directions, e = P - r and
+    f = r - l. docs/listops.md explains why.
+    """
+
+    score_h: Tensor
+    """The slopes of every pair's score, in h of its left and of its right child, ``(R, 3M - 5, B, 2d)``."""
+    score_cells: Tensor
+    """The same in c."""
+    adjoints: Tensor
+    """Of every node, but for the shares of pairs that are still alive, ``(R, 2M - 1, B, 2d)``."""
+    weights: Tensor
+    """The sums of the gradients of every pair's score, ``(R, 3M - 5, B)``."""
+    gains: Tensor
+    """Of every pair <a_l, e>, <a_l, f>, <a_r, e>, <a_r, f>, with full adjoints, ``(R, 3M - 5, B, 4)``."""
+    own: Tensor
+    """By how much these grow with the pair's own weight, ``(R, 3M - 5, B, 4)``."""
+    cross: Tensor
+    """By how much they grow with a neighbour's weight, for two pairs q and p that share a node.
+
+    <v_q, e_p>, <v_q, f_p>, <v_p, e_q>, <v_p, f_q>, with the slopes in that node, for those of the four middle
+    nodes around each merge that have two pairs: ``(R, M - 1, B, 4, 4)``.
+    """
+    links: Tensor
+    """The lines of `cross` that hold in the present layer, by node: ``(R, 2M - 1, B, 4)``."""
 
 
-@triton.jit
-def _place(s_row, s_batch, s_layers, s_layer):
-    """A row's run, its place in it, its line by layer, and those of the node and first pair the layer made."""
-    s_run = (s_row // s_batch).to(tl.int64)
-    s_column = s_row % s_batch
-    s_count = s_layers + 1
-    s_at = (s_run * s_layers + s_layer) * s_batch + s_column
-    s_new = (s_run * (2 * s_count - 1) + s_count + s_layer) * s_batch + s_column
-    s_pair = (s_run * (3 * s_count - 5) + s_count - 1 + 2 * s_layer) * s_batch + s_column
-    return s_run, s_column, s_at, s_new, s_pair
+def relate(tables: Tables, sweep: Sweep) -> None:
+    """Enter `own` and `cross`: what the weights of pairs will do to the inner products of the sweep."""
+    nodes, pairs = tables.around[..., :6], tables.around[..., 6:]
+    states, exists = take(tables.states, nodes.clamp(min=0)), (pairs >= 0).unsqueeze(-1)
+    pairs = pairs.clamp(min=0)
+    e = take(tables.pair_states, pairs) - states[..., 1:, :]
+    f = states[..., 1:, :] - states[..., :-1, :]
+    left, right = (_slope(sweep, pairs, side) for side in (0, 1))
+
+    def products(v: Tensor, of: slice, along: slice) -> list[Tensor]:
+        return [(v[..., of, :] * each[..., along, :]).sum(-1) for each in (e, f)]
+
+    middle = slice(1, 4)
+    own = torch.stack(products(left, middle, middle) + products(right, middle, middle), -1)
+    _add(sweep.own, pairs[..., middle], own, exists[..., middle, :])
+    first, second = slice(0, 4), slice(1, 5)
+    cross = torch.stack(products(right, first, second) + products(left, second, first), -1)
+    sweep.cross.copy_(torch.where(exists[..., first, :] & exists[..., second, :], cross, 0.0))
 
 
-@triton.jit(do_not_specialize=["s_rows"])
-def relate_kernel(
-    p_around,
-    p_states,
-    p_pair_states,
-    p_score_h,
-    p_score_cells,
-    p_own,
-    p_cross,
-    s_rows,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Here a row is one of a layer: the kernel covers all of them."""
-    s_row = tl.program_id(0).to(tl.int64)
-    p_around += s_row * 11
-    s_0, s_1, s_2 = tl.load(p_around), tl.load(p_around + 1), tl.load(p_around + 2)
-    s_3, s_4, s_5 = tl.load(p_around + 3), tl.load(p_around + 4), tl.load(p_around + 5)
-    s_p, s_q, s_r = tl.load(p_around + 6), tl.load(p_around + 7), tl.load(p_around + 8)
-    s_s, s_t = tl.load(p_around + 9), tl.load(p_around + 10)
-    b_none = tl.zeros((COLUMNS,), tl.float32)
-    # A pair's own: left slope along e and f, right slope along e and f.
-    b_q0, b_q1, b_q2, b_q3 = b_none, b_none, b_none, b_none
-    b_r0, b_r1, b_r2, b_r3 = b_none, b_none, b_none, b_none
-    b_s0, b_s1, b_s2, b_s3 = b_none, b_none, b_none, b_none
-    # Two neighbours': right slope of the first along the second's e and f, and the left one of the second.
-    b_pq0, b_pq1, b_pq2, b_pq3 = b_none, b_none, b_none, b_none
-    b_qr0, b_qr1, b_qr2, b_qr3 = b_none, b_none, b_none, b_none
-    b_rs0, b_rs1, b_rs2, b_rs3 = b_none, b_none, b_none, b_none
-    b_st0, b_st1, b_st2, b_st3 = b_none, b_none, b_none, b_none
-    for HALF in tl.static_range(0, 2):
-        p_slope = p_score_h if HALF == 0 else p_score_cells
-        for FIRST in tl.static_range(0, WIDTH, COLUMNS):
-            b_columns = FIRST + tl.arange(0, COLUMNS)
-            b_inside = b_columns < WIDTH
-            b_0 = _take(p_states, s_0, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_1 = _take(p_states, s_1, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_2 = _take(p_states, s_2, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_3 = _take(p_states, s_3, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_4 = _take(p_states, s_4, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_5 = _take(p_states, s_5, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_pe = _take(p_pair_states, s_p, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_1
-            b_qe = _take(p_pair_states, s_q, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_2
-            b_re = _take(p_pair_states, s_r, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_3
-            b_se = _take(p_pair_states, s_s, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_4
-            b_te = _take(p_pair_states, s_t, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_5
-            b_pf, b_qf, b_rf, b_sf, b_tf = b_1 - b_0, b_2 - b_1, b_3 - b_2, b_4 - b_3, b_5 - b_4
-            b_right = _take(p_slope, s_p, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_left = _take(p_slope, s_q, b_columns, b_inside, 0, 2 * WIDTH)
-            b_pq0 += b_right * b_qe
-            b_pq1 += b_right * b_qf
-            b_pq2 += b_left * b_pe
-            b_pq3 += b_left * b_pf
-            b_q0 += b_left * b_qe
-            b_q1 += b_left * b_qf
-            b_right = _take(p_slope, s_q, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_q2 += b_right * b_qe
-            b_q3 += b_right * b_qf
-            b_left = _take(p_slope, s_r, b_columns, b_inside, 0, 2 * WIDTH)
-            b_qr0 += b_right * b_re
-            b_qr1 += b_right * b_rf
-            b_qr2 += b_left * b_qe
-            b_qr3 += b_left * b_qf
-            b_r0 += b_left * b_re
-            b_r1 += b_left * b_rf
-            b_right = _take(p_slope, s_r, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_r2 += b_right * b_re
-            b_r3 += b_right * b_rf
-            b_left = _take(p_slope, s_s, b_columns, b_inside, 0, 2 * WIDTH)
-            b_rs0 += b_right * b_se
-            b_rs1 += b_right * b_sf
-            b_rs2 += b_left * b_re
-            b_rs3 += b_left * b_rf
-            b_s0 += b_left * b_se
-            b_s1 += b_left * b_sf
-            b_right = _take(p_slope, s_s, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_s2 += b_right * b_se
-            b_s3 += b_right * b_sf
-            b_left = _take(p_slope, s_t, b_columns, b_inside, 0, 2 * WIDTH)
-            b_st0 += b_right * b_te
-            b_st1 += b_right * b_tf
-            b_st2 += b_left * b_se
-            b_st3 += b_left * b_sf
-    _two(p_own, s_q, tl.sum(b_q0, 0), tl.sum(b_q1, 0), 0)
-    _two(p_own, s_q, tl.sum(b_q2, 0), tl.sum(b_q3, 0), 2)
-    _two(p_own, s_r, tl.sum(b_r0, 0), tl.sum(b_r1, 0), 0)
-    _two(p_own, s_r, tl.sum(b_r2, 0), tl.sum(b_r3, 0), 2)
-    _two(p_own, s_s, tl.sum(b_s0, 0), tl.sum(b_s1, 0), 0)
-    _two(p_own, s_s, tl.sum(b_s2, 0), tl.sum(b_s3, 0), 2)
-    p_cross += s_row * 16
-    _shared(p_cross, s_p, s_q, b_pq0, b_pq1, b_pq2, b_pq3)
-    _shared(p_cross + 4, s_q, s_r, b_qr0, b_qr1, b_qr2, b_qr3)
-    _shared(p_cross + 8, s_r, s_s, b_rs0, b_rs1, b_rs2, b_rs3)
-    _shared(p_cross + 12, s_s, s_t, b_st0, b_st1, b_st2, b_st3)
+def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int) -> Tensor:
+    """The sample's gradient ``(R, B, L)``; the adjoint of the node that the layer made is complete then.
+
+    The two pairs that the layer made have come to their first layer: their shares are added for good. With
+    the layer's own pairs beside the merge begin the inner products of its neighbours.
+    """
+    size, count = pairs.shape[1], tables.merges.shape[1] + 1
+    (_, x, left, right, y, _), (far_left, before, merged, after, far_right) = (
+        each.unbind(-1) for each in near(tables, layer)
+    )
+    new = lines(tables.states, count + layer, count + layer + 1)[:, 0]
+    if size > 1:
+        at = count - 1 + 2 * layer
+        on_left, on_right = lines(tables.pair_scores, at, at + 2).unbind(1)
+        _add(sweep.adjoints, x, _share(sweep, on_left, 0), x >= 0)
+        _add(sweep.adjoints, new, _share(sweep, on_left, 1), x >= 0)
+        _add(sweep.adjoints, new, _share(sweep, on_right, 0), y >= 0)
+        _add(sweep.adjoints, y, _share(sweep, on_right, 1), y >= 0)
+    a_x = take(sweep.adjoints, x.clamp(min=0)) + _share(sweep, far_left, 1)
+    a_y = take(sweep.adjoints, y.clamp(min=0)) + _share(sweep, far_right, 0)
+    none = torch.zeros_like(a_x[..., :2])
+    _add(sweep.gains, before, torch.cat([_along(tables, a_x, before, x, left), none], -1), before >= 0)
+    _add(sweep.gains, after, torch.cat([none, _along(tables, a_y, after, right, y)], -1), after >= 0)
+    own = _along(tables, take(sweep.adjoints, new), merged, left, right)
+    place = torch.arange(size, device=pairs.device).view(-1, 1)
+    gains = take(sweep.gains, pairs)
+    # Left of the merge the pair's left child stays at its place, right of it its right child comes there.
+    either = torch.where((place < chosen).unsqueeze(-1), gains[..., :2], gains[..., 2:])
+    direct, moved = torch.where((place == chosen).unsqueeze(-1), own.unsqueeze(1), either).unbind(-1)
+    return (direct + moved.flip(1).cumsum(1).flip(1)).transpose(1, 2)
 
 
-@triton.jit
-def _shared(p, s_first, s_second, b_0, b_1, b_2, b_3):
-    """Store four sums, zero unless both pairs exist."""
-    s_both = (s_first >= 0) & (s_second >= 0)
-    tl.store(p, tl.where(s_both, tl.sum(b_0, 0), 0.0))
-    tl.store(p + 1, tl.where(s_both, tl.sum(b_1, 0), 0.0))
-    tl.store(p + 2, tl.where(s_both, tl.sum(b_2, 0), 0.0))
-    tl.store(p + 3, tl.where(s_both, tl.sum(b_3, 0), 0.0))
+def push(
+    tables: Tables,
+    sweep: Sweep,
+    nodes: Tensor,
+    pairs: Tensor,
+    chosen: Tensor,
+    layer: int,
+    g_h: Tensor,
+    g_cells: Tensor,
+    delta: Tensor | None,
+) -> None:
+    """Go from a layer's next to its own nodes.
+
+    `g_h` and `g_cells` ``(R, B, 2d)`` are the gradients of the merged pair's children, with which their
+    adjoints begin. `delta` ``(R, B, L)`` is that of the layer's scores: all pairs' weights and inner products
+    change with it, as far as the expression goes.
+    """
+    width = g_h.shape[-1] // 2
+    (_, x, left, right, y, _), (_, before, merged, after, _) = (
+        each.unbind(-1) for each in near(tables, layer)
+    )
+    to_left, to_right = (
+        torch.cat([g_h[..., half], g_cells[..., half]], -1)
+        for half in (slice(0, width), slice(width, 2 * width))
+    )
+    _add(sweep.adjoints, left, to_left, left >= 0)
+    _add(sweep.adjoints, right, to_right, right >= 0)
+    none = torch.zeros_like(to_left[..., :2])
+    for line, gains in (
+        (before, (none, _along(tables, to_left, before, x, left))),
+        (merged, tuple(_along(tables, each, merged, left, right) for each in (to_left, to_right))),
+        (after, (_along(tables, to_right, after, right, y), none)),
+    ):
+        _add(sweep.gains, line, torch.cat(gains, -1), line >= 0)
+    # The node that the layer made is no more: its line takes what is of no use.
+    node = tables.merges.shape[1] + 1 + layer
+    gone = lines(tables.states, node, node + 1)[:, 0].unsqueeze(-1)
+    middle = tables.around[:, layer, :, 1:5]
+    sweep.links.flatten(0, 2)[torch.where(middle >= 0, middle, gone)] = sweep.cross[:, layer]
+    if delta is None:
+        return
+    # An estimator may have anything to say of a place that is not there.
+    here = allowed_pairs(tables.lengths, layer, pairs.shape[1]).transpose(1, 2).unsqueeze(-1)
+    delta = torch.where(here, delta.transpose(1, 2).unsqueeze(-1), 0.0)
+    sweep.weights.view(-1)[pairs] += delta[..., 0]
+    change = take(sweep.own, pairs) * delta
+    between = take(sweep.links, nodes[:, 1:-1])
+    change[:, 1:, :, :2] += between[..., :2] * delta[:, :-1]
+    change[:, :-1, :, 2:] += between[..., 2:] * delta[:, 1:]
+    sweep.gains.flatten(0, 2)[pairs] += torch.where(here, change, 0.0)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_size", "s_layers", "s_layer"])
-def pull_kernel(
-    p_around,
-    p_states,
-    p_pair_states,
-    p_pairs,
-    p_chosen,
-    p_score_h,
-    p_score_cells,
-    p_adjoints,
-    p_weights,
-    p_gains,
-    p_out,
-    s_batch,
-    s_size,
-    s_layers,
-    s_layer,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PLACES: tl.constexpr,
-):
-    s_row = tl.program_id(0)
-    s_run, s_column, s_at, s_new, s_on_left = _place(s_row, s_batch, s_layers, s_layer)
-    p_around += s_at * 11
-    s_x, s_left, s_right = tl.load(p_around + 1), tl.load(p_around + 2), tl.load(p_around + 3)
-    s_y, s_far_left, s_before = tl.load(p_around + 4), tl.load(p_around + 6), tl.load(p_around + 7)
-    s_merged, s_after, s_far_right = tl.load(p_around + 8), tl.load(p_around + 9), tl.load(p_around + 10)
-    s_new = tl.where(s_merged >= 0, s_new, -1)
-    s_on_right = tl.where(s_y >= 0, s_on_left + s_batch, -1)
-    s_on_left = tl.where(s_x >= 0, s_on_left, -1)
-    s_w_left = tl.load(p_weights + s_on_left, mask=s_on_left >= 0, other=0.0)
-    s_w_right = tl.load(p_weights + s_on_right, mask=s_on_right >= 0, other=0.0)
-    s_w_far_left = tl.load(p_weights + s_far_left, mask=s_far_left >= 0, other=0.0)
-    s_w_far_right = tl.load(p_weights + s_far_right, mask=s_far_right >= 0, other=0.0)
-    b_none = tl.zeros((COLUMNS,), tl.float32)
-    b_x_e, b_x_f, b_new_e, b_new_f, b_y_e, b_y_f = b_none, b_none, b_none, b_none, b_none, b_none
-    for HALF in tl.static_range(0, 2):
-        p_slope = p_score_h if HALF == 0 else p_score_cells
-        for FIRST in tl.static_range(0, WIDTH, COLUMNS):
-            b_columns = FIRST + tl.arange(0, COLUMNS)
-            b_inside = b_columns < WIDTH
-            b_left = _take(p_states, s_left, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_right = _take(p_states, s_right, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_a = _take(p_adjoints, s_x, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_a += s_w_left * _take(p_slope, s_on_left, b_columns, b_inside, 0, 2 * WIDTH)
-            _put(p_adjoints, s_x, b_columns, b_inside, b_a, HALF * WIDTH, 2 * WIDTH)
-            b_a += s_w_far_left * _take(p_slope, s_far_left, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_x_e += b_a * (
-                _take(p_pair_states, s_before, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_left
-            )
-            b_x_f += b_a * (b_left - _take(p_states, s_x, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH))
-            b_a = _take(p_adjoints, s_new, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_a += s_w_left * _take(p_slope, s_on_left, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_a += s_w_right * _take(p_slope, s_on_right, b_columns, b_inside, 0, 2 * WIDTH)
-            _put(p_adjoints, s_new, b_columns, b_inside, b_a, HALF * WIDTH, 2 * WIDTH)
-            b_state = _take(p_pair_states, s_merged, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_new_e += b_a * (b_state - b_right)
-            b_new_f += b_a * (b_right - b_left)
-            b_a = _take(p_adjoints, s_y, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_a += s_w_right * _take(p_slope, s_on_right, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            _put(p_adjoints, s_y, b_columns, b_inside, b_a, HALF * WIDTH, 2 * WIDTH)
-            b_a += s_w_far_right * _take(p_slope, s_far_right, b_columns, b_inside, 0, 2 * WIDTH)
-            b_state = _take(p_states, s_y, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_y_e += b_a * (
-                _take(p_pair_states, s_after, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_state
-            )
-            b_y_f += b_a * (b_state - b_right)
-    s_x_e, s_x_f, s_y_e, s_y_f = tl.sum(b_x_e, 0), tl.sum(b_x_f, 0), tl.sum(b_y_e, 0), tl.sum(b_y_f, 0)
-    _two(p_gains, s_before, s_x_e, s_x_f, 0)
-    _two(p_gains, s_after, s_y_e, s_y_f, 2)
-
-    s_chosen = tl.load(p_chosen + s_row)
-    b_place = tl.arange(0, PLACES)
-    b_here = b_place < s_size
-    b_pair = tl.load(p_pairs + (s_run * s_size + b_place) * s_batch + s_column, mask=b_here, other=0)
-    p_gain = p_gains + b_pair * 4 + tl.where(b_place < s_chosen, 0, 2)
-    # What has just been stored is not read again.
-    b_here = b_here & ((b_place < s_chosen - 1) | (b_place > s_chosen + 1))
-    b_direct = tl.load(p_gain, mask=b_here, other=0.0)
-    b_moved = tl.load(p_gain + 1, mask=b_here, other=0.0)
-    b_direct = tl.where(b_place == s_chosen - 1, s_x_e, b_direct)
-    b_direct = tl.where(b_place == s_chosen, tl.sum(b_new_e, 0), b_direct)
-    b_direct = tl.where(b_place == s_chosen + 1, s_y_e, b_direct)
-    b_moved = tl.where(b_place == s_chosen - 1, s_x_f, b_moved)
-    b_moved = tl.where(b_place == s_chosen, tl.sum(b_new_f, 0), b_moved)
-    b_moved = tl.where(b_place == s_chosen + 1, s_y_f, b_moved)
-    b_moved = tl.where(b_place < s_size, b_moved, 0.0)
-    b_value = b_direct + tl.cumsum(b_moved, 0, reverse=True)
-    tl.store(p_out + s_row * s_size + b_place, b_value, mask=b_place < s_size)
+def collect(sweep: Sweep, count: int) -> Tensor:
+    """The adjoints of the leaves, ``(R, M, B, 2d)``, with the shares of their own pairs."""
+    pairs = lines(sweep.weights, 0, count - 1)
+    out = sweep.adjoints[:, :count].clone()
+    out[:, :-1] += _share(sweep, pairs, 0)
+    out[:, 1:] += _share(sweep, pairs, 1)
+    return out
 
 
-@triton.jit
-def _link(p_links, p_cross, b_node, b_slot, b_here, NUMBER: tl.constexpr):
-    """A number of the links of nodes: those around the merge have new ones."""
-    b_new = (b_slot >= 0) & (b_slot < 4)
-    b_value = tl.load(p_links + b_node * 4 + NUMBER, mask=b_here & ~b_new, other=0.0)
-    return b_value + tl.load(p_cross + b_slot * 4 + NUMBER, mask=b_here & b_new, other=0.0)
+def _slope(sweep: Sweep, pairs: Tensor, side: int) -> Tensor:
+    """The slopes of scores in h and c of the left (0) or right (1) child."""
+    width = sweep.score_h.shape[-1] // 2
+    half = slice(side * width, (side + 1) * width)
+    return torch.cat([take(each, pairs)[..., half] for each in (sweep.score_h, sweep.score_cells)], -1)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_size", "s_layers", "s_layer"])
-def push_kernel(
-    p_around,
-    p_states,
-    p_pair_states,
-    p_nodes,
-    p_pairs,
-    p_chosen,
-    p_g_h,
-    p_g_cells,
-    p_delta,
-    p_adjoints,
-    p_weights,
-    p_gains,
-    p_own,
-    p_cross,
-    p_links,
-    s_batch,
-    s_size,
-    s_layers,
-    s_layer,
-    SCORED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PLACES: tl.constexpr,
-):
-    s_row = tl.program_id(0)
-    s_run, s_column, s_at, _, _ = _place(s_row, s_batch, s_layers, s_layer)
-    p_around += s_at * 11
-    p_cross += s_at * 16
-    s_x, s_left, s_right = tl.load(p_around + 1), tl.load(p_around + 2), tl.load(p_around + 3)
-    s_y, s_before = tl.load(p_around + 4), tl.load(p_around + 7)
-    s_merged, s_after = tl.load(p_around + 8), tl.load(p_around + 9)
-    b_none = tl.zeros((COLUMNS,), tl.float32)
-    b_before_e, b_before_f, b_after_e, b_after_f = b_none, b_none, b_none, b_none
-    b_left_e, b_left_f, b_right_e, b_right_f = b_none, b_none, b_none, b_none
-    for HALF in tl.static_range(0, 2):
-        p_own_grad = (p_g_h if HALF == 0 else p_g_cells) + s_row.to(tl.int64) * (2 * WIDTH)
-        for FIRST in tl.static_range(0, WIDTH, COLUMNS):
-            b_columns = FIRST + tl.arange(0, COLUMNS)
-            b_inside = b_columns < WIDTH
-            b_x = _take(p_states, s_x, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_left = _take(p_states, s_left, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_right = _take(p_states, s_right, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_y = _take(p_states, s_y, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_e = _take(p_pair_states, s_merged, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_right
-            b_f = b_right - b_left
-            b_a = tl.load(p_own_grad + b_columns, mask=b_inside, other=0.0)
-            _put(p_adjoints, s_left, b_columns, b_inside, b_a, HALF * WIDTH, 2 * WIDTH)
-            b_left_e += b_a * b_e
-            b_left_f += b_a * b_f
-            b_state = _take(p_pair_states, s_before, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_before_e += b_a * (b_state - b_left)
-            b_before_f += b_a * (b_left - b_x)
-            b_a = tl.load(p_own_grad + (b_columns + WIDTH), mask=b_inside, other=0.0)
-            _put(p_adjoints, s_right, b_columns, b_inside, b_a, HALF * WIDTH, 2 * WIDTH)
-            b_right_e += b_a * b_e
-            b_right_f += b_a * b_f
-            b_state = _take(p_pair_states, s_after, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_after_e += b_a * (b_state - b_y)
-            b_after_f += b_a * (b_y - b_right)
-
-    b_number = tl.arange(0, 16)
-    b_middle = tl.load(p_around + 1 + b_number // 4)
-    tl.store(p_links + b_middle * 4 + b_number % 4, tl.load(p_cross + b_number), mask=b_middle >= 0)
-
-    s_chosen = tl.load(p_chosen + s_row)
-    b_place = tl.arange(0, PLACES)
-    b_here = b_place < s_size
-    b_pair = tl.load(p_pairs + (s_run * s_size + b_place) * s_batch + s_column, mask=b_here, other=0)
-    p_gain = p_gains + b_pair * 4
-    b_0, b_1 = tl.load(p_gain, mask=b_here, other=0.0), tl.load(p_gain + 1, mask=b_here, other=0.0)
-    b_2, b_3 = tl.load(p_gain + 2, mask=b_here, other=0.0), tl.load(p_gain + 3, mask=b_here, other=0.0)
-    # The children of the merged pair begin: with it, and with their pairs beside it.
-    b_is = b_place == s_chosen
-    b_0 = tl.where(b_is, tl.sum(b_left_e, 0), b_0)
-    b_1 = tl.where(b_is, tl.sum(b_left_f, 0), b_1)
-    b_2 = tl.where(b_is, tl.sum(b_right_e, 0), b_2)
-    b_3 = tl.where(b_is, tl.sum(b_right_f, 0), b_3)
-    b_is = b_place == s_chosen - 1
-    b_2 = tl.where(b_is, tl.sum(b_before_e, 0), b_2)
-    b_3 = tl.where(b_is, tl.sum(b_before_f, 0), b_3)
-    b_is = (b_place == s_chosen + 1) & (s_after >= 0)
-    b_0 = tl.where(b_is, tl.sum(b_after_e, 0), b_0)
-    b_1 = tl.where(b_is, tl.sum(b_after_f, 0), b_1)
-    # Where nothing was merged there is no place like that.
-    b_here = b_here & (s_merged >= 0)
-    if SCORED:
-        p_scored = p_delta + s_row * s_size + b_place
-        b_delta = tl.load(p_scored, mask=b_here, other=0.0)
-        b_before = tl.load(p_scored - 1, mask=b_here & (b_place > 0), other=0.0)
-        b_after = tl.load(p_scored + 1, mask=b_here & (b_place < s_size - 1), other=0.0)
-        b_weight = tl.load(p_weights + b_pair, mask=b_here, other=0.0)
-        tl.store(p_weights + b_pair, b_weight + b_delta, mask=b_here)
-        p_node = p_nodes + (s_run * (s_size + 1) + b_place) * s_batch + s_column
-        b_node = tl.load(p_node, mask=b_here, other=0)
-        b_next = tl.load(p_node + s_batch, mask=b_here, other=0)
-        b_slot = b_place - (s_chosen - 1)
-        p_change = p_own + b_pair * 4
-        b_0 += b_delta * tl.load(p_change, mask=b_here, other=0.0)
-        b_1 += b_delta * tl.load(p_change + 1, mask=b_here, other=0.0)
-        b_2 += b_delta * tl.load(p_change + 2, mask=b_here, other=0.0)
-        b_3 += b_delta * tl.load(p_change + 3, mask=b_here, other=0.0)
-        b_0 += b_before * _link(p_links, p_cross, b_node, b_slot, b_here, 0)
-        b_1 += b_before * _link(p_links, p_cross, b_node, b_slot, b_here, 1)
-        b_2 += b_after * _link(p_links, p_cross, b_next, b_slot + 1, b_here, 2)
-        b_3 += b_after * _link(p_links, p_cross, b_next, b_slot + 1, b_here, 3)
-    tl.store(p_gain, b_0, mask=b_here)
-    tl.store(p_gain + 1, b_1, mask=b_here)
-    tl.store(p_gain + 2, b_2, mask=b_here)
-    tl.store(p_gain + 3, b_3, mask=b_here)
+def _share(sweep: Sweep, pairs: Tensor, side: int) -> Tensor:
+    """What a child's adjoint has from its pairs so far; nothing from one that does not exist."""
+    line = pairs.clamp(min=0)
+    share = _slope(sweep, line, side) * take(sweep.weights, line).unsqueeze(-1)
+    return share.masked_fill((pairs < 0).unsqueeze(-1), 0.0)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_count"])
-def collect_kernel(
-    p_adjoints,
-    p_weights,
-    p_score_h,
-    p_score_cells,
-    p_out,
-    s_batch,
-    s_count,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """One program for each leaf."""
-    s_leaf = tl.program_id(0).to(tl.int64)
-    s_run, s_place = s_leaf // (s_count * s_batch), s_leaf // s_batch % s_count
-    s_from = s_leaf + s_run * (s_count - 1) * s_batch
-    s_pair = s_leaf + s_run * (2 * s_count - 5) * s_batch
-    s_before = tl.where(s_place > 0, s_pair - s_batch, -1)
-    s_pair = tl.where(s_place < s_count - 1, s_pair, -1)
-    s_w_before = tl.load(p_weights + s_before, mask=s_before >= 0, other=0.0)
-    s_w_pair = tl.load(p_weights + s_pair, mask=s_pair >= 0, other=0.0)
-    for HALF in tl.static_range(0, 2):
-        p_slope = p_score_h if HALF == 0 else p_score_cells
-        for FIRST in tl.static_range(0, WIDTH, COLUMNS):
-            b_columns = FIRST + tl.arange(0, COLUMNS)
-            b_inside = b_columns < WIDTH
-            b_a = _take(p_adjoints, s_from, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_a += s_w_pair * _take(p_slope, s_pair, b_columns, b_inside, 0, 2 * WIDTH)
-            b_a += s_w_before * _take(p_slope, s_before, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            _put(p_out, s_leaf, b_columns, b_inside, b_a, HALF * WIDTH, 2 * WIDTH)
+def _along(tables: Tables, adjoint: Tensor, pair: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Inner products of an adjoint with the two directions of a pair, ``(..., 2)``."""
+    l_state, r_state = (take(tables.states, each.clamp(min=0)) for each in (left, right))
+    e = take(tables.pair_states, pair.clamp(min=0)) - r_state
+    return torch.stack([(adjoint * each).sum(-1) for each in (e, r_state - l_state)], -1)
+
+
+def _add(table: Tensor, where: Tensor, values: Tensor, exists: Tensor) -> None:
+    """Add to lines of a table, each of them named once; what does not `exist` has no line."""
+    exists = exists if exists.dim() == values.dim() else exists.unsqueeze(-1)
+    values = torch.where(exists, values, 0.0)
+    table.flatten(0, 2).index_add_(0, where.clamp(min=0).flatten(), values.flatten(0, -2))

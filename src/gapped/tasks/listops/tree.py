@@ -29,8 +29,10 @@ from torch import Tensor
 
 from gapped.errors import reject
 from gapped.kernels.lanes import Lanes
-from gapped.tasks.listops.parts import Sweep, Tables, lines, parts_for
+from gapped.tasks.listops.parts import parts_for
 from gapped.tasks.listops.sampler import Sampler
+from gapped.tasks.listops.sweep import Sweep
+from gapped.tasks.listops.tables import Tables, lines
 
 __all__ = ["latent_tree"]
 
@@ -49,7 +51,7 @@ def latent_tree(
     """Root vectors as `reference_tree` gives them, and the merges, int64 ``(R, B, M - 1)``.
 
     A merge is the place of the left partner in its layer, -1 once an expression has become one node.
-    `fused` lets kernels do the elementwise work where they can: in float32, on a GPU.
+    `fused` lets kernels do the work of a layer where they can: in float32, on a GPU.
     """
     if not sampler.hard:
         raise reject(
