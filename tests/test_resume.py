@@ -264,12 +264,16 @@ def test_the_uninterrupted_run_is_what_the_tables_ask_for(whole):
 
 
 def test_killed_at_random_points(server, whole, tmp_path):
-    """Lives of random length until the tables are complete, again and again, until enough were cut short."""
+    """Lives of random length until the tables are complete, again and again, until enough were cut short.
+
+    How far a life comes depends on the machine, so it goes on until some have ended between two fleets.
+    """
     dice = random.Random(20220)
     kills, rounds = 0, 0
     states: set[tuple[int, ...]] = set()
-    while kills < KILLS:
+    while kills < KILLS or len(states) < 3:
         rounds += 1
+        assert rounds < 60, "all kills came before the first or after the last fleet had finished"
         folder, lives = tmp_path / str(rounds), 0
         while True:
             lives += 1
@@ -286,7 +290,6 @@ def test_killed_at_random_points(server, whole, tmp_path):
                     assert whole["outcome"][name].startswith(complete[: complete.rfind(b"\n") + 1])
         assert outcome(folder) == whole["outcome"]
     assert rounds > 1
-    assert len(states) > 2, "all kills came before the first or after the last fleet had finished"
 
 
 # Where, and at which of its occurrences: the first, and one in a later fleet.
