@@ -55,6 +55,11 @@ def test_a_block_holds_the_paper_s_numbers_and_ours(tmp_path: Path) -> None:
     evidence = gather(folder(tmp_path))
     block = render_block(evidence, "listops")
     assert "| STGS | 1 | 0.605 ± 0.007 | 2 | 0.659 ± 0.006 | 5 |" in block
+    agreement = render_block(evidence, "listops-agreement")
+    assert "The table has 2 cells" in agreement
+    assert "**0 of the 2 agree**" in agreement
+    assert "Beyond that: STGS at τ=1 (-9.5) and GST-1.0 at τ=1 (-10.4)." in agreement
+    assert "Single runs lie between 0.600, of GST-1.0 (τ=1), and 0.610, of STGS (τ=1)" in agreement
     trees = render_block(evidence, "latent-trees")
     assert "0.310 ± 0.014" in trees
     assert "always branch to the left have F1 0.750; none of the 2 means above is higher" in trees

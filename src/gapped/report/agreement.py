@@ -9,7 +9,7 @@ import numpy as np
 from gapped.errors import GappedError
 from gapped.report.cells import Cell
 from gapped.report.evidence import ELBO, RECTIFIED, Evidence, listing, mean_std
-from gapped.report.paper import FAILED_ABOVE, NATS, PaperRow, against_paper
+from gapped.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper
 from gapped.report.statistics import (
     Floats,
     Summary,
@@ -22,36 +22,67 @@ from gapped.report.statistics import (
 )
 from gapped.report.tables import Entry, Table, tau_entry, to_markdown
 
-__all__ = ["agreement", "failing", "second_look"]
+__all__ = ["agreement", "failing", "listops_agreement", "second_look"]
 
 TABLES = ("ablation", "vae", "mixed-temperature")
 
 
 def agreement(evidence: Evidence) -> str:
-    """Every published mean with a standard deviation, and how far ours lie from them."""
+    """Every published mean of the VAE with a standard deviation, and how far ours lie from them."""
     rows = _compared(evidence)
     repeated = sum(len(_rows(evidence, recipe)) for recipe in TABLES) - len(rows)
+    where = f"The three tables hold {len(rows)} different cells with a mean and a standard deviation" + (
+        f" ({repeated} more stand in two of them)" if repeated else ""
+    )
+    return _agreement(rows, where, f"{NATS} nats")
+
+
+def listops_agreement(evidence: Evidence) -> str:
+    """The same of ListOps."""
+    rows = _rows(evidence, "listops", None)
+    if not rows:
+        return "No records of the full table yet.\n"
+    where = f"The table has {len(rows)} cells with a mean and a standard deviation"
+    runs = sorted(
+        (value, cell.name(True))
+        for cell in evidence.group("listops", "paper")
+        for value in cell.values(rows[0].metric)
+        if np.isfinite(value)
+    )
+    (low, lowest), (next_, second), (high, best) = runs[0], runs[-2], runs[-1]
+    return (
+        _agreement(rows, where, f"{MARGIN['listops']} of accuracy")
+        + f"\nSingle runs lie between {low:.3f}, of {lowest}, and {high:.3f}, of {best}; the second highest "
+        f"has {next_:.3f}, of {second}.\n"
+    )
+
+
+def _agreement(rows: list[PaperRow], where: str, margin: str) -> str:
+    """How many of `rows`, counted in `where`, agree, and how many would by chance."""
     sides = [(r.ours, _published(r)) for r in rows]
     errors = [abs(r.standard_errors or 0) for r in rows]
-    far = [r for r, e in zip(rows, errors, strict=True) if e > 2]
-    close = [r for r, e in zip(rows, errors, strict=True) if e <= 2 or abs(r.difference or 0) <= NATS]
+    beyond = sum(e > 2 for e in errors)
+    apart = [r for r in rows if r.disagrees]
     two = [chance_beyond(a, b, 2) for a, b in sides if a]
     one = [1 - chance_beyond(a, b, 1) for a, b in sides if a]
     worst = max(errors)
     as_far = 1 - prod(1 - chance_beyond(a, b, worst) for a, b in sides if a)
-    names = listing(f"{_name(r)} ({r.standard_errors:+.1f})" for r in far)
+    names = listing(f"{_name(r)} ({r.standard_errors:+.1f})" for r in apart)
     within = sum(e <= 1 for e in errors)
     return (
-        f"The three tables hold {len(rows)} different cells with a mean and a standard deviation"
-        + (f" ({repeated} more stand in two of them)" if repeated else "")
-        + f". **{len(close)} of the {len(rows)} agree**: they lie within two standard errors of the paper's "
-        f"mean or within {NATS} nats of it. Beyond that: {names}.\n\n"
-        "If our runs and the paper's came from the same law, Welch's t would still put "
-        f"{sum(two):.1f} of the {len(rows)} cells beyond two standard errors; {len(far)} are there. "
-        f"It would put {sum(one):.0f} within one; {within} are there. A deviation as large as the largest, "
-        f"{worst:.1f}, would turn up somewhere among {len(rows)} independent cells with probability "
+        f"{where}. **{len(rows) - len(apart)} of the {len(rows)} agree**: they lie within two standard "
+        f"errors of the paper's mean or within {margin} of it."
+        + (f" Beyond that: {names}." if apart else "")
+        + "\n\nIf our runs and the paper's came from the same law, Welch's t would still put "
+        f"{sum(two):.1f} of the {len(rows)} cells beyond two standard errors; {beyond} {_are(beyond)} there. "
+        f"It would put {sum(one):.0f} within one; {within} {_are(within)} there. A deviation as large as the "
+        f"largest, {worst:.1f}, would turn up somewhere among {len(rows)} independent cells with probability "
         f"{as_far:.2f}. Our cells share initial weights seed by seed, so they are not quite independent.\n"
     )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def failing(evidence: Evidence) -> str:
@@ -103,8 +134,8 @@ def _compared(evidence: Evidence) -> list[PaperRow]:
     return list({(mixed, label, tau): r for mixed, label, tau, r in rows}.values())
 
 
-def _rows(evidence: Evidence, recipe: str) -> list[PaperRow]:
-    made = against_paper(evidence.records, recipe, RECTIFIED)
+def _rows(evidence: Evidence, recipe: str, protocol: str | None = RECTIFIED) -> list[PaperRow]:
+    made = against_paper(evidence.records, recipe, protocol)
     return [r for r in made if r.ours and r.ours.count > 1 and r.standard_errors is not None]
 
 

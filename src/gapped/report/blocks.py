@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gapped.errors import GappedError
-from gapped.report.agreement import agreement, failing, second_look
+from gapped.report.agreement import agreement, failing, listops_agreement, second_look
 from gapped.report.bench_blocks import BLOCKS as BENCH
 from gapped.report.bench_blocks import render_bench
 from gapped.report.better import better
@@ -39,6 +39,7 @@ DERIVED = {
     "demo": Derived(demo, ("compare",)),
     "headline": Derived(headline, ("vae",)),
     "agreement": Derived(agreement, PUBLISHED),
+    "listops-agreement": Derived(listops_agreement, ("listops",)),
     "failing": Derived(failing, ("vae", "ablation")),
     "variance-ranges": Derived(variance, ("variance",)),
     "speed": Derived(speed, ()),
