@@ -1,4 +1,5 @@
-"""Times of the fused kernels on a GPU over block sizes and warps: where the numbers in `launch.py` come from.
+"""Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
+`gapped.kernels.blocks` and `gapped.kernels.launch`.
 
 Usage: python benchmarks/bench_blocks.py [short] [rao] [long]
 """
@@ -16,6 +17,7 @@ from gapped.kernels import blocks, launch
 from gapped.kernels.launch import Fused
 
 SHORT = ((1_048_576, 64), (262_144, 256))
+FEW = ((144, 64, 100), (576, 64, 100), (2_000, 64, 100))
 RAO = ((6_400, 64, 1000), (32_000, 64, 100), (120_000, 10, 100))
 PARTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
@@ -48,12 +50,20 @@ def short_rows() -> Iterator[str]:
 
 
 def conditional_draws() -> Iterator[str]:
+    block, spread = blocks.RAO_BLOCK, blocks.SPREAD_ELEMENTS
     for rows, categories, samples in RAO:
         logits = torch.randn(rows, categories, device="cuda")
         for elements, warps in ((128, 1), (256, 2), (512, 4), (1024, 4)):
             blocks.RAO_BLOCK = (elements, warps)
             _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
             what = f"{rows} x {categories}, {samples} draws, {elements} elements, {warps} warps"
+            yield f"{what}: {backward:.4f} ms"
+    blocks.RAO_BLOCK = block
+    for rows, categories, samples in FEW:
+        logits = torch.randn(rows, categories, device="cuda")
+        for blocks.SPREAD_ELEMENTS in (0, spread):
+            _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
+            what = f"{rows} x {categories}, {samples} draws, {blocks.shares_of(rows, categories)} shares"
             yield f"{what}: {backward:.4f} ms"
 
 

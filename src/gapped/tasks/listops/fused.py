@@ -11,6 +11,7 @@ from gapped.kernels import thin
 from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
 from gapped.tasks.listops import kernels, parts
+from gapped.tasks.listops.leaf_kernels import advance_kernel, retreat_kernel
 from gapped.tasks.listops.sweep import Sweep
 from gapped.tasks.listops.sweep_kernels import collect_kernel, pull_kernel, push_kernel, relate_kernel
 from gapped.tasks.listops.tables import Tables
@@ -240,7 +241,7 @@ def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> Non
     runs, batch, four = gates.shape
     tensors = [_in_lines(each) for each in (gates, inputs, before, after)]
     sizes = (runs * batch, batch, *(step for each in tensors for step in _steps(each)))
-    _over(kernels.advance_kernel, runs * batch, four // 4, tuple(tensors), sizes, WIDTH=four // 4)
+    _over(advance_kernel, runs * batch, four // 4, tuple(tensors), sizes, WIDTH=four // 4)
 
 
 def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor) -> None:
@@ -248,7 +249,7 @@ def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: 
     tensors = [_in_lines(each) for each in (gates, before, own, out)]
     sizes = (runs * batch, batch, *(step for each in tensors for step in _steps(each)))
     pointers = (*tensors, grad_h, grad_c)
-    _over(kernels.retreat_kernel, runs * batch, four // 4, pointers, sizes, WIDTH=four // 4)
+    _over(retreat_kernel, runs * batch, four // 4, pointers, sizes, WIDTH=four // 4)
 
 
 def _over(

@@ -1,4 +1,4 @@
-"""Triton kernels for the elementwise work of the tree and of the leaf LSTM: one pass each.
+"""Triton kernels for the elementwise work of the tree, but for its backward sweep: one pass each.
 
 A block is a few lines of a table times a range of columns. A line's elements are adjacent, so only its number
 has to be looked up. `gapped.tasks.listops.parts` is the definition, names and shapes are explained there.
@@ -10,19 +10,21 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "advance_kernel",
+    "block",
     "form_kernel",
+    "load",
     "merge_kernel",
-    "retreat_kernel",
     "scores_kernel",
     "select_kernel",
     "slopes_kernel",
+    "store",
+    "tanh",
     "totals_kernel",
 ]
 
 
 @triton.jit
-def _tanh(b_x):
+def tanh(b_x):
     return 2.0 * tl.sigmoid(2.0 * b_x) - 1.0
 
 
@@ -33,17 +35,17 @@ def _at(p, b_line, b_columns, START: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def _load(p, b_line, b_columns, b_inside, START: tl.constexpr, STRIDE: tl.constexpr):
+def load(p, b_line, b_columns, b_inside, START: tl.constexpr, STRIDE: tl.constexpr):
     return tl.load(_at(p, b_line, b_columns, START, STRIDE), mask=b_inside, other=0.0)
 
 
 @triton.jit
-def _store(p, b_line, b_columns, b_inside, b_value, START: tl.constexpr, STRIDE: tl.constexpr):
+def store(p, b_line, b_columns, b_inside, b_value, START: tl.constexpr, STRIDE: tl.constexpr):
     tl.store(_at(p, b_line, b_columns, START, STRIDE), b_value, mask=b_inside)
 
 
 @triton.jit
-def _block(s_lines, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+def block(s_lines, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """Lines and columns of this program: neighbouring programs share lines."""
     CHUNKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     b_line = tl.program_id(0) // CHUNKS * ROWS + tl.arange(0, ROWS)
@@ -56,9 +58,9 @@ def _block(s_lines, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constex
 def _gate(
     p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, GATE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    b_gate = _load(p_products, b_left, b_columns, b_inside, GATE * WIDTH, 10 * WIDTH)
-    b_gate += _load(p_products, b_right, b_columns, b_inside, (GATE + 5) * WIDTH, 10 * WIDTH)
-    return b_gate + _load(p_bias, b_run, b_columns, b_inside, GATE * WIDTH, 5 * WIDTH)
+    b_gate = load(p_products, b_left, b_columns, b_inside, GATE * WIDTH, 10 * WIDTH)
+    b_gate += load(p_products, b_right, b_columns, b_inside, (GATE + 5) * WIDTH, 10 * WIDTH)
+    return b_gate + load(p_bias, b_run, b_columns, b_inside, GATE * WIDTH, 5 * WIDTH)
 
 
 @triton.jit
@@ -69,10 +71,10 @@ def _cell(
     b_i = tl.sigmoid(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 0, WIDTH))
     b_l = _gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 1, WIDTH)
     b_r = _gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 2, WIDTH)
-    b_u = _tanh(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 3, WIDTH))
+    b_u = tanh(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 3, WIDTH))
     b_o = tl.sigmoid(_gate(p_products, p_bias, b_left, b_right, b_run, b_columns, b_inside, 4, WIDTH))
-    b_c_left = _load(p_states, b_left, b_columns, b_inside, WIDTH, 2 * WIDTH)
-    b_c_right = _load(p_states, b_right, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    b_c_left = load(p_states, b_left, b_columns, b_inside, WIDTH, 2 * WIDTH)
+    b_c_right = load(p_states, b_right, b_columns, b_inside, WIDTH, 2 * WIDTH)
     return b_i, tl.sigmoid(b_l + 1.0), tl.sigmoid(b_r + 1.0), b_u, b_o, b_c_left, b_c_right
 
 
@@ -85,20 +87,20 @@ def _cell_grads(
     b_i, b_l, b_r, b_u, b_o, b_c_left, b_c_right = _cell(
         p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, WIDTH
     )
-    b_top = _tanh(b_l * b_c_left + b_r * b_c_right + b_i * b_u)
+    b_top = tanh(b_l * b_c_left + b_r * b_c_right + b_i * b_u)
     b_c = b_grad_c + b_grad_h * b_o * (1.0 - b_top * b_top)
     b_out = b_c * b_u * b_i * (1.0 - b_i)
-    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 0, 5 * WIDTH)
+    store(p_gates, b_gates_line, b_columns, b_inside, b_out, 0, 5 * WIDTH)
     b_out = b_c * b_c_left * b_l * (1.0 - b_l)
-    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, WIDTH, 5 * WIDTH)
+    store(p_gates, b_gates_line, b_columns, b_inside, b_out, WIDTH, 5 * WIDTH)
     b_out = b_c * b_c_right * b_r * (1.0 - b_r)
-    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 2 * WIDTH, 5 * WIDTH)
+    store(p_gates, b_gates_line, b_columns, b_inside, b_out, 2 * WIDTH, 5 * WIDTH)
     b_out = b_c * b_i * (1.0 - b_u * b_u)
-    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 3 * WIDTH, 5 * WIDTH)
+    store(p_gates, b_gates_line, b_columns, b_inside, b_out, 3 * WIDTH, 5 * WIDTH)
     b_out = b_grad_h * b_top * b_o * (1.0 - b_o)
-    _store(p_gates, b_gates_line, b_columns, b_inside, b_out, 4 * WIDTH, 5 * WIDTH)
-    _store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_l, 0, 2 * WIDTH)
-    _store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_r, WIDTH, 2 * WIDTH)
+    store(p_gates, b_gates_line, b_columns, b_inside, b_out, 4 * WIDTH, 5 * WIDTH)
+    store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_l, 0, 2 * WIDTH)
+    store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_r, WIDTH, 2 * WIDTH)
 
 
 @triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs", "s_start", "s_count"])
@@ -134,10 +136,10 @@ def form_kernel(
             p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, WIDTH
         )
         b_c = b_l * b_c_left + b_r * b_c_right + b_i * b_u
-        b_h = b_o * _tanh(b_c)
-        _store(p_pair_states, b_line, b_columns, b_inside, b_h, 0, 2 * WIDTH)
-        _store(p_pair_states, b_line, b_columns, b_inside, b_c, WIDTH, 2 * WIDTH)
-        b_score += b_h * _load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
+        b_h = b_o * tanh(b_c)
+        store(p_pair_states, b_line, b_columns, b_inside, b_h, 0, 2 * WIDTH)
+        store(p_pair_states, b_line, b_columns, b_inside, b_c, WIDTH, 2 * WIDTH)
+        b_score += b_h * load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
     tl.store(p_pair_scores + b_line, tl.sum(b_score, 1), mask=b_valid)
 
 
@@ -253,15 +255,15 @@ def slopes_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    b_line, b_valid, b_columns, b_inside = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_line, b_valid, b_columns, b_inside = block(s_lines, ROWS, COLUMNS, WIDTH)
     b_run = b_line // (s_pairs * s_batch)
     b_left = tl.load(p_children + 2 * b_line, mask=b_valid, other=0)
     b_right = tl.load(p_children + 2 * b_line + 1, mask=b_valid, other=0)
-    b_h = _load(p_states, b_left, b_columns, b_inside, 0, 2 * WIDTH)
-    _store(p_h, b_line, b_columns, b_inside, b_h, 0, 2 * WIDTH)
-    b_h = _load(p_states, b_right, b_columns, b_inside, 0, 2 * WIDTH)
-    _store(p_h, b_line, b_columns, b_inside, b_h, WIDTH, 2 * WIDTH)
-    b_query = _load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
+    b_h = load(p_states, b_left, b_columns, b_inside, 0, 2 * WIDTH)
+    store(p_h, b_line, b_columns, b_inside, b_h, 0, 2 * WIDTH)
+    b_h = load(p_states, b_right, b_columns, b_inside, 0, 2 * WIDTH)
+    store(p_h, b_line, b_columns, b_inside, b_h, WIDTH, 2 * WIDTH)
+    b_query = load(p_query, b_run, b_columns, b_inside, 0, WIDTH)
     _cell_grads(
         p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, b_query,
         tl.zeros_like(b_query), p_gates, b_line, p_cells, b_line, WIDTH,
@@ -288,7 +290,7 @@ def select_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    b_row, b_valid, b_columns, b_inside = _block(s_rows, ROWS, COLUMNS, WIDTH)
+    b_row, b_valid, b_columns, b_inside = block(s_rows, ROWS, COLUMNS, WIDTH)
     b_run, b_column = b_row // s_batch, b_row % s_batch
     b_chosen = tl.load(p_chosen + b_row, mask=b_valid, other=0)
     b_item = (b_run * s_size + tl.minimum(b_chosen, s_size - 1)) * s_batch + b_column
@@ -297,8 +299,8 @@ def select_kernel(
     b_right = tl.load(p_children + 2 * b_pair + 1, mask=b_valid, other=0)
     b_merged = b_inside & (b_chosen < s_size)[:, None]
     b_node = (b_run * (2 * s_layers + 1) + s_layers + 1 + s_layer) * s_batch + b_column
-    b_grad_h = _load(p_adjoints, b_node, b_columns, b_merged, 0, 2 * WIDTH)
-    b_grad_c = _load(p_adjoints, b_node, b_columns, b_merged, WIDTH, 2 * WIDTH)
+    b_grad_h = load(p_adjoints, b_node, b_columns, b_merged, 0, 2 * WIDTH)
+    b_grad_c = load(p_adjoints, b_node, b_columns, b_merged, WIDTH, 2 * WIDTH)
     _cell_grads(
         p_products, p_bias, p_states, b_left, b_right, b_run, b_columns, b_inside, b_grad_h, b_grad_c,
         p_gates, b_run * (s_layers * s_batch) + b_column, p_cells, b_row, WIDTH,
@@ -320,135 +322,11 @@ def totals_kernel(
     COLUMNS: tl.constexpr,
 ):
     """In place; here a line has `WIDTH` elements in all."""
-    b_line, b_valid, b_columns, b_inside = _block(s_lines, ROWS, COLUMNS, WIDTH)
+    b_line, b_valid, b_columns, b_inside = block(s_lines, ROWS, COLUMNS, WIDTH)
     b_run = b_line // (s_pairs * s_batch)
     b_weight = tl.load(p_weights + b_line, mask=b_valid, other=0.0)
     b_layer = tl.load(p_merged_at + b_line, mask=b_valid, other=-1)
     b_from = (b_run * s_layers + b_layer) * s_batch + b_line % s_batch
-    b_sum = b_weight[:, None] * _load(p_gates, b_line, b_columns, b_inside, 0, WIDTH)
-    b_sum += _load(p_selected, b_from, b_columns, b_inside & (b_layer >= 0)[:, None], 0, WIDTH)
-    _store(p_gates, b_line, b_columns, b_inside, b_sum, 0, WIDTH)
-
-
-@triton.jit
-def _line(b_row, s_batch, s_run, s_row):
-    """Line of a row whose runs are `s_run` and whose rows are `s_row` lines apart."""
-    return (b_row // s_batch).to(tl.int64) * s_run + b_row % s_batch * s_row
-
-
-@triton.jit(
-    do_not_specialize=[
-        "s_rows",
-        "s_batch",
-        "s_gates_run",
-        "s_gates_row",
-        "s_inputs_run",
-        "s_inputs_row",
-        "s_before_run",
-        "s_before_row",
-        "s_after_run",
-        "s_after_row",
-    ]
-)
-def advance_kernel(
-    p_gates,
-    p_inputs,
-    p_before,
-    p_after,
-    s_rows,
-    s_batch,
-    s_gates_run,
-    s_gates_row,
-    s_inputs_run,
-    s_inputs_row,
-    s_before_run,
-    s_before_row,
-    s_after_run,
-    s_after_row,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    b_row, _, b_columns, b_inside = _block(s_rows, ROWS, COLUMNS, WIDTH)
-    b_gates = _line(b_row, s_batch, s_gates_run, s_gates_row)
-    b_inputs = _line(b_row, s_batch, s_inputs_run, s_inputs_row)
-    b_before = _line(b_row, s_batch, s_before_run, s_before_row)
-    b_after = _line(b_row, s_batch, s_after_run, s_after_row)
-    b_i = _load(p_gates, b_gates, b_columns, b_inside, 0, 4 * WIDTH)
-    b_i += _load(p_inputs, b_inputs, b_columns, b_inside, 0, 4 * WIDTH)
-    b_f = _load(p_gates, b_gates, b_columns, b_inside, WIDTH, 4 * WIDTH)
-    b_f += _load(p_inputs, b_inputs, b_columns, b_inside, WIDTH, 4 * WIDTH)
-    b_g = _load(p_gates, b_gates, b_columns, b_inside, 2 * WIDTH, 4 * WIDTH)
-    b_g += _load(p_inputs, b_inputs, b_columns, b_inside, 2 * WIDTH, 4 * WIDTH)
-    b_o = _load(p_gates, b_gates, b_columns, b_inside, 3 * WIDTH, 4 * WIDTH)
-    b_o += _load(p_inputs, b_inputs, b_columns, b_inside, 3 * WIDTH, 4 * WIDTH)
-    _store(p_gates, b_gates, b_columns, b_inside, b_i, 0, 4 * WIDTH)
-    _store(p_gates, b_gates, b_columns, b_inside, b_f, WIDTH, 4 * WIDTH)
-    _store(p_gates, b_gates, b_columns, b_inside, b_g, 2 * WIDTH, 4 * WIDTH)
-    _store(p_gates, b_gates, b_columns, b_inside, b_o, 3 * WIDTH, 4 * WIDTH)
-    b_c = _load(p_before, b_before, b_columns, b_inside, WIDTH, 2 * WIDTH)
-    b_c = tl.sigmoid(b_f) * b_c + tl.sigmoid(b_i) * _tanh(b_g)
-    _store(p_after, b_after, b_columns, b_inside, tl.sigmoid(b_o) * _tanh(b_c), 0, 2 * WIDTH)
-    _store(p_after, b_after, b_columns, b_inside, b_c, WIDTH, 2 * WIDTH)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "s_rows",
-        "s_batch",
-        "s_gates_run",
-        "s_gates_row",
-        "s_before_run",
-        "s_before_row",
-        "s_own_run",
-        "s_own_row",
-        "s_out_run",
-        "s_out_row",
-    ]
-)
-def retreat_kernel(
-    p_gates,
-    p_before,
-    p_own,
-    p_out,
-    p_grad_h,
-    p_grad_c,
-    s_rows,
-    s_batch,
-    s_gates_run,
-    s_gates_row,
-    s_before_run,
-    s_before_row,
-    s_own_run,
-    s_own_row,
-    s_out_run,
-    s_out_row,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    b_row, _, b_columns, b_inside = _block(s_rows, ROWS, COLUMNS, WIDTH)
-    b_gates = _line(b_row, s_batch, s_gates_run, s_gates_row)
-    b_before = _line(b_row, s_batch, s_before_run, s_before_row)
-    b_own = _line(b_row, s_batch, s_own_run, s_own_row)
-    b_out = _line(b_row, s_batch, s_out_run, s_out_row)
-    b_i = tl.sigmoid(_load(p_gates, b_gates, b_columns, b_inside, 0, 4 * WIDTH))
-    b_f = tl.sigmoid(_load(p_gates, b_gates, b_columns, b_inside, WIDTH, 4 * WIDTH))
-    b_g = _tanh(_load(p_gates, b_gates, b_columns, b_inside, 2 * WIDTH, 4 * WIDTH))
-    b_o = tl.sigmoid(_load(p_gates, b_gates, b_columns, b_inside, 3 * WIDTH, 4 * WIDTH))
-    b_c = _load(p_before, b_before, b_columns, b_inside, WIDTH, 2 * WIDTH)
-    b_grad_h = _load(p_own, b_own, b_columns, b_inside, 0, 2 * WIDTH)
-    b_grad_h += _load(p_grad_h, b_row, b_columns, b_inside, 0, WIDTH)
-    b_grad_c = _load(p_own, b_own, b_columns, b_inside, WIDTH, 2 * WIDTH)
-    b_grad_c += _load(p_grad_c, b_row, b_columns, b_inside, 0, WIDTH)
-    b_top = _tanh(b_f * b_c + b_i * b_g)
-    b_grad_c += b_grad_h * b_o * (1.0 - b_top * b_top)
-    b_grad = b_grad_c * b_g * b_i * (1.0 - b_i)
-    _store(p_out, b_out, b_columns, b_inside, b_grad, 0, 4 * WIDTH)
-    b_grad = b_grad_c * b_c * b_f * (1.0 - b_f)
-    _store(p_out, b_out, b_columns, b_inside, b_grad, WIDTH, 4 * WIDTH)
-    b_grad = b_grad_c * b_i * (1.0 - b_g * b_g)
-    _store(p_out, b_out, b_columns, b_inside, b_grad, 2 * WIDTH, 4 * WIDTH)
-    b_grad = b_grad_h * b_top * b_o * (1.0 - b_o)
-    _store(p_out, b_out, b_columns, b_inside, b_grad, 3 * WIDTH, 4 * WIDTH)
-    _store(p_grad_c, b_row, b_columns, b_inside, b_grad_c * b_f, 0, WIDTH)
+    b_sum = b_weight[:, None] * load(p_gates, b_line, b_columns, b_inside, 0, WIDTH)
+    b_sum += load(p_selected, b_from, b_columns, b_inside & (b_layer >= 0)[:, None], 0, WIDTH)
+    store(p_gates, b_line, b_columns, b_inside, b_sum, 0, WIDTH)
