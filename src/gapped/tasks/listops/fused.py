@@ -137,7 +137,7 @@ def relate(tables: Tables, sweep: Sweep) -> None:
         sweep.own,
         sweep.cross,
     )
-    _by_row(relate_kernel, tables.merges.numel(), pointers, (), WIDTH=tables.query.shape[-1])
+    _by_row(relate_kernel, 4 * tables.merges.numel(), pointers, (), WIDTH=tables.query.shape[-1])
 
 
 def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int) -> Tensor:

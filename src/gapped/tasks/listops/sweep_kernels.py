@@ -53,23 +53,18 @@ def relate_kernel(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Here a row is one of a layer: the kernel covers all of them."""
-    s_row = tl.program_id(0).to(tl.int64)
-    p_around += s_row * 11
+    """Four programs for each row of each layer: one for each node that two pairs share, q and p.
+
+    What p's own weight does is found on the way, but for the last p, which is not next to the merge.
+    """
+    s_slot = tl.program_id(0) % 4
+    s_row = (tl.program_id(0) // 4).to(tl.int64)
+    p_around += s_row * 11 + s_slot
     s_0, s_1, s_2 = tl.load(p_around), tl.load(p_around + 1), tl.load(p_around + 2)
-    s_3, s_4, s_5 = tl.load(p_around + 3), tl.load(p_around + 4), tl.load(p_around + 5)
-    s_p, s_q, s_r = tl.load(p_around + 6), tl.load(p_around + 7), tl.load(p_around + 8)
-    s_s, s_t = tl.load(p_around + 9), tl.load(p_around + 10)
+    s_q, s_p = tl.load(p_around + 6), tl.load(p_around + 7)
     b_none = tl.zeros((COLUMNS,), tl.float32)
-    # A pair's own: left slope along e and f, right slope along e and f.
-    b_q0, b_q1, b_q2, b_q3 = b_none, b_none, b_none, b_none
-    b_r0, b_r1, b_r2, b_r3 = b_none, b_none, b_none, b_none
-    b_s0, b_s1, b_s2, b_s3 = b_none, b_none, b_none, b_none
-    # Two neighbours': right slope of the first along the second's e and f, and the left one of the second.
-    b_pq0, b_pq1, b_pq2, b_pq3 = b_none, b_none, b_none, b_none
-    b_qr0, b_qr1, b_qr2, b_qr3 = b_none, b_none, b_none, b_none
-    b_rs0, b_rs1, b_rs2, b_rs3 = b_none, b_none, b_none, b_none
-    b_st0, b_st1, b_st2, b_st3 = b_none, b_none, b_none, b_none
+    b_left_e, b_left_f, b_right_e, b_right_f = b_none, b_none, b_none, b_none
+    b_q_e, b_q_f, b_p_e, b_p_f = b_none, b_none, b_none, b_none
     for HALF in tl.static_range(0, 2):
         p_slope = p_score_h if HALF == 0 else p_score_cells
         for FIRST in tl.static_range(0, WIDTH, COLUMNS):
@@ -78,72 +73,27 @@ def relate_kernel(
             b_0 = _take(p_states, s_0, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
             b_1 = _take(p_states, s_1, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
             b_2 = _take(p_states, s_2, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_3 = _take(p_states, s_3, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_4 = _take(p_states, s_4, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_5 = _take(p_states, s_5, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
-            b_pe = _take(p_pair_states, s_p, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_1
-            b_qe = _take(p_pair_states, s_q, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_2
-            b_re = _take(p_pair_states, s_r, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_3
-            b_se = _take(p_pair_states, s_s, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_4
-            b_te = _take(p_pair_states, s_t, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_5
-            b_pf, b_qf, b_rf, b_sf, b_tf = b_1 - b_0, b_2 - b_1, b_3 - b_2, b_4 - b_3, b_5 - b_4
+            b_e = _take(p_pair_states, s_p, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH) - b_2
+            b_f = b_2 - b_1
+            b_left = _take(p_slope, s_p, b_columns, b_inside, 0, 2 * WIDTH)
+            b_left_e += b_left * b_e
+            b_left_f += b_left * b_f
             b_right = _take(p_slope, s_p, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_left = _take(p_slope, s_q, b_columns, b_inside, 0, 2 * WIDTH)
-            b_pq0 += b_right * b_qe
-            b_pq1 += b_right * b_qf
-            b_pq2 += b_left * b_pe
-            b_pq3 += b_left * b_pf
-            b_q0 += b_left * b_qe
-            b_q1 += b_left * b_qf
+            b_right_e += b_right * b_e
+            b_right_f += b_right * b_f
             b_right = _take(p_slope, s_q, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_q2 += b_right * b_qe
-            b_q3 += b_right * b_qf
-            b_left = _take(p_slope, s_r, b_columns, b_inside, 0, 2 * WIDTH)
-            b_qr0 += b_right * b_re
-            b_qr1 += b_right * b_rf
-            b_qr2 += b_left * b_qe
-            b_qr3 += b_left * b_qf
-            b_r0 += b_left * b_re
-            b_r1 += b_left * b_rf
-            b_right = _take(p_slope, s_r, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_r2 += b_right * b_re
-            b_r3 += b_right * b_rf
-            b_left = _take(p_slope, s_s, b_columns, b_inside, 0, 2 * WIDTH)
-            b_rs0 += b_right * b_se
-            b_rs1 += b_right * b_sf
-            b_rs2 += b_left * b_re
-            b_rs3 += b_left * b_rf
-            b_s0 += b_left * b_se
-            b_s1 += b_left * b_sf
-            b_right = _take(p_slope, s_s, b_columns, b_inside, WIDTH, 2 * WIDTH)
-            b_s2 += b_right * b_se
-            b_s3 += b_right * b_sf
-            b_left = _take(p_slope, s_t, b_columns, b_inside, 0, 2 * WIDTH)
-            b_st0 += b_right * b_te
-            b_st1 += b_right * b_tf
-            b_st2 += b_left * b_se
-            b_st3 += b_left * b_sf
-    _two(p_own, s_q, tl.sum(b_q0, 0), tl.sum(b_q1, 0), 0)
-    _two(p_own, s_q, tl.sum(b_q2, 0), tl.sum(b_q3, 0), 2)
-    _two(p_own, s_r, tl.sum(b_r0, 0), tl.sum(b_r1, 0), 0)
-    _two(p_own, s_r, tl.sum(b_r2, 0), tl.sum(b_r3, 0), 2)
-    _two(p_own, s_s, tl.sum(b_s0, 0), tl.sum(b_s1, 0), 0)
-    _two(p_own, s_s, tl.sum(b_s2, 0), tl.sum(b_s3, 0), 2)
-    p_cross += s_row * 16
-    _shared(p_cross, s_p, s_q, b_pq0, b_pq1, b_pq2, b_pq3)
-    _shared(p_cross + 4, s_q, s_r, b_qr0, b_qr1, b_qr2, b_qr3)
-    _shared(p_cross + 8, s_r, s_s, b_rs0, b_rs1, b_rs2, b_rs3)
-    _shared(p_cross + 12, s_s, s_t, b_st0, b_st1, b_st2, b_st3)
-
-
-@triton.jit
-def _shared(p, s_first, s_second, b_0, b_1, b_2, b_3):
-    """Store four sums, zero unless both pairs exist."""
-    s_both = (s_first >= 0) & (s_second >= 0)
-    tl.store(p, tl.where(s_both, tl.sum(b_0, 0), 0.0))
-    tl.store(p + 1, tl.where(s_both, tl.sum(b_1, 0), 0.0))
-    tl.store(p + 2, tl.where(s_both, tl.sum(b_2, 0), 0.0))
-    tl.store(p + 3, tl.where(s_both, tl.sum(b_3, 0), 0.0))
+            b_q_e += b_right * b_e
+            b_q_f += b_right * b_f
+            b_state = _take(p_pair_states, s_q, b_columns, b_inside, HALF * WIDTH, 2 * WIDTH)
+            b_p_e += b_left * (b_state - b_1)
+            b_p_f += b_left * (b_1 - b_0)
+    s_own = tl.where(s_slot < 3, s_p, -1)
+    _two(p_own, s_own, tl.sum(b_left_e, 0), tl.sum(b_left_f, 0), 0)
+    _two(p_own, s_own, tl.sum(b_right_e, 0), tl.sum(b_right_f, 0), 2)
+    s_both = (s_q >= 0) & (s_p >= 0)
+    s_at = s_row * 4 + s_slot
+    _two(p_cross, s_at, tl.where(s_both, tl.sum(b_q_e, 0), 0.0), tl.where(s_both, tl.sum(b_q_f, 0), 0.0), 0)
+    _two(p_cross, s_at, tl.where(s_both, tl.sum(b_p_e, 0), 0.0), tl.where(s_both, tl.sum(b_p_f, 0), 0.0), 2)
 
 
 @triton.jit(do_not_specialize=["s_batch", "s_size", "s_layers", "s_layer"])
