@@ -166,6 +166,23 @@ def _rao_add(
 
 
 @triton.jit
+def _rao_some(
+    b_acc, s_seed, b_element, b_block, b_left, b_winner, b_odds, b_drop, b_grad, b_sharpness,
+    SOFT: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Add four conditional draws, or as many as are left."""
+    b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, b_block)
+    b_one = (b_left > 0).to(tl.float32)
+    b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, SOFT, FAST)
+    b_one = (b_left > 1).to(tl.float32)
+    b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, SOFT, FAST)
+    b_one = (b_left > 2).to(tl.float32)
+    b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, SOFT, FAST)
+    b_one = (b_left > 3).to(tl.float32)
+    return _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, SOFT, FAST)
+
+
+@triton.jit
 def _rao(
     s_seed,
     b_element,
@@ -192,12 +209,10 @@ def _rao(
         b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
     s_left = s_samples % 4
     if s_left > 0:
-        s_block = s_samples // 4
-        b_0, b_1, b_2, _ = rao_bits(s_seed, b_element, s_block)
-        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        s_second, s_third = (s_left > 1).to(tl.float32), (s_left > 2).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, s_second, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, s_third, SOFT, FAST)
+        b_acc = _rao_some(
+            b_acc, s_seed, b_element, s_samples // 4, s_left, b_winner, b_odds, b_drop, b_grad, b_sharpness,
+            SOFT, FAST,
+        )  # fmt: skip
     return b_acc
 
 
@@ -221,16 +236,10 @@ def _spread_rao(
     b_share = tl.arange(0, SHARES)[:, None]
     for s_turn in range(0, (s_samples + 4 * SHARES - 1) // (4 * SHARES)):
         b_block = s_turn * SHARES + b_share
-        b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, b_block)
-        b_left = s_samples - 4 * b_block
-        b_one = (b_left > 0).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
-        b_one = (b_left > 1).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
-        b_one = (b_left > 2).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
-        b_one = (b_left > 3).to(tl.float32)
-        b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, b_one, False, FAST)
+        b_acc = _rao_some(
+            b_acc, s_seed, b_element, b_block, s_samples - 4 * b_block, b_winner, b_odds, b_drop, b_grad,
+            b_sharpness, False, FAST,
+        )  # fmt: skip
     return tl.broadcast_to(tl.sum(b_acc, 0)[None, :], b_acc.shape)
 
 
