@@ -120,10 +120,9 @@ def test_a_merge_enters_node_and_children(width: int, place: int) -> None:
     tables, nodes, pairs = garden(width)
     sample = torch.zeros(RUNS, BATCH, 3, device=DEVICE)
     sample[0, :, place] = sample[1, :, (place + 1) % 3] = 1
-    chosen, moved, kept = assert_same(
-        lambda m, t, n, p, s: m.merge(t, n, p, s, 1), tables, nodes, pairs, sample
-    )
-    assert chosen.flatten().tolist() == [place, 4, 4, (place + 1) % 3]
+    moved, kept = assert_same(lambda m, t, n, p, s: m.merge(t, n, p, s, 1), tables, nodes, pairs, sample)
+    parts.merge(tables, nodes, pairs, sample, 1)
+    assert tables.merges[:, 1].flatten().tolist() == [place, -1, -1, (place + 1) % 3]
     assert moved.shape == (RUNS, 3, BATCH)
     assert kept.shape == (RUNS, 2, BATCH)
 
@@ -132,7 +131,7 @@ def test_the_last_merge_has_no_new_pairs() -> None:
     tables, nodes, pairs = garden(5)
     sample = torch.ones(RUNS, BATCH, 1, device=DEVICE)
     nodes, pairs = nodes[:, :2].contiguous(), pairs[:, :1].contiguous()
-    _, moved, kept = assert_same(
+    moved, kept = assert_same(
         lambda m, t, n, p, s: m.merge(t, n, p, s, COUNT - 2), tables, nodes, pairs, sample
     )
     assert moved[0, 0, 0] == lines(tables.states, 2 * COUNT - 2, 2 * COUNT - 1)[0, 0, 0]
@@ -147,8 +146,8 @@ def test_slopes_of_all_pairs(width: int) -> None:
 CHOSEN = [[[0, 4]], [[2, 1]]]
 
 
-def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor, Tensor]:
-    """The tables with a sweep that has come to the second layer; its nodes, pairs and merges.
+def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor]:
+    """The tables with a sweep that has come to the second layer; its nodes and pairs.
 
     Numbers are drawn, also those of which nothing should be seen, but for the inner products: only one pair
     of the layer is neither beside a merge nor beyond its expression, and has some already.
@@ -156,7 +155,7 @@ def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor, Tensor]:
     tables, nodes, pairs = garden(width)
     sample = torch.zeros(RUNS, BATCH, 3, device=DEVICE)
     sample.scatter_(2, torch.tensor(CHOSEN, device=DEVICE).clamp(max=2).transpose(1, 2), 1.0)
-    chosen, _, _ = parts.merge(tables, nodes, pairs, sample, 1)
+    parts.merge(tables, nodes, pairs, sample, 1)
     tables.around[:, [0, 2, 3]] = -1
     shapes = [
         tables.pair_states.shape,
@@ -169,7 +168,7 @@ def swept(width: int) -> tuple[Tables, Sweep, Tensor, Tensor, Tensor]:
     sweep = Sweep(*(normal(*shape, seed=10 + number) / 4 for number, shape in enumerate(shapes)))
     sweep.gains.zero_()
     sweep.gains.flatten(0, 2)[pairs[0, 2, 0]] = normal(4, seed=20)
-    return tables, sweep, nodes, pairs, chosen
+    return tables, sweep, nodes, pairs
 
 
 def everything(*values: Tables | Sweep) -> tuple[Tensor, ...]:
@@ -189,21 +188,19 @@ def test_what_weights_will_do(width: int) -> None:
 
 @widths
 def test_the_samples_gradient(width: int) -> None:
-    tables, sweep, _, pairs, chosen = swept(width)
+    tables, sweep, _, pairs = swept(width)
 
     def pulled(module: Any, *given: Any) -> Any:
         return module.pull(*given, 1).contiguous(), everything(given[1])
 
-    assert_same(pulled, tables, sweep, pairs, chosen)
+    assert_same(pulled, tables, sweep, pairs)
 
 
 @widths
 def test_gradient_of_the_merged_pair(width: int) -> None:
-    tables, sweep, _, pairs, chosen = swept(width)
+    tables, sweep, _, pairs = swept(width)
     selected = torch.full((RUNS, COUNT - 1, BATCH, 5 * width), torch.nan, device=DEVICE)
-    cells = assert_same(
-        lambda m, t, s, p, c, to: m.select(t, s, p, c, 1, to[:, 1]), tables, sweep, pairs, chosen, selected
-    )
+    cells = assert_same(lambda m, t, s, p, to: m.select(t, s, p, 1, to[:, 1]), tables, sweep, pairs, selected)
     assert not cells[0, 1].any()
 
 
@@ -211,7 +208,7 @@ def test_gradient_of_the_merged_pair(width: int) -> None:
 @pytest.mark.parametrize("scored", [True, False])
 def test_the_sweep_goes_down_a_layer(width: int, scored: bool) -> None:
     """The merged children have no adjoints yet. What scores beyond an expression are given is not used."""
-    tables, sweep, nodes, pairs, chosen = swept(width)
+    tables, sweep, nodes, pairs = swept(width)
     for side in (2, 3):
         line = tables.around[:, 1, :, side]
         sweep.adjoints.flatten(0, 2)[line[line >= 0]] = 0
@@ -219,12 +216,12 @@ def test_the_sweep_goes_down_a_layer(width: int, scored: bool) -> None:
     delta = normal(RUNS, BATCH, 3, seed=9)
 
     def pushed(module: Any, *given: Any) -> Any:
-        module.push(*given[:5], 1, *given[5:7], given[7] if scored else None)
+        module.push(*given[:4], 1, *given[4:6], given[6] if scored else None)
         # The line of the node that is gone holds what nobody looks at.
         given[1].links[:, COUNT + 1] = 0
         return everything(given[1])
 
-    assert_same(pushed, tables, sweep, nodes, pairs, chosen, g_h.clone(), g_cells.clone(), delta)
+    assert_same(pushed, tables, sweep, nodes, pairs, g_h.clone(), g_cells.clone(), delta)
 
 
 @widths
@@ -352,7 +349,7 @@ from gapped.tasks.listops import kernels, leaf_kernels, sweep_kernels
 
 MODULES = (kernels, leaf_kernels, sweep_kernels)
 FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}
-WHOLE = ("p_children", "p_pairs", "p_nodes", "p_chosen", "p_merged_at", "p_merges", "p_lengths",
+WHOLE = ("p_children", "p_pairs", "p_nodes", "p_merged_at", "p_merges", "p_lengths",
          "p_next_nodes", "p_next_pairs", "p_around")
 for name, kernel in [(name, getattr(module, name)) for module in MODULES for name in module.__all__]:
     if not name.endswith("_kernel"):

@@ -81,12 +81,10 @@ def scores(tables: Tables, pairs: Tensor, layer: int) -> Tensor:
     return out
 
 
-def merge(
-    tables: Tables, nodes: Tensor, pairs: Tensor, sample: Tensor, layer: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def merge(tables: Tables, nodes: Tensor, pairs: Tensor, sample: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     runs, size, batch = pairs.shape
     width = tables.query.shape[-1]
-    chosen, moved, kept = (pairs.new_empty(runs, places, batch) for places in (1, size, size - 1))
+    moved, kept = (pairs.new_empty(runs, places, batch) for places in (size, size - 1))
     pointers = (
         sample.contiguous(),
         nodes,
@@ -98,13 +96,12 @@ def merge(
         tables.merged_at,
         tables.merges,
         tables.around,
-        chosen,
         moved,
         kept,
     )
     flags = {"WIDTH": width, **_places(tables), "COLUMNS": power(2 * width), "num_warps": 4}
     run(kernels.merge_kernel, runs * batch, pointers, (batch, size, layer), (), flags)
-    return chosen, moved, kept
+    return moved, kept
 
 
 def slopes(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,7 +137,7 @@ def relate(tables: Tables, sweep: Sweep) -> None:
     _by_row(relate_kernel, 4 * tables.merges.numel(), pointers, (), WIDTH=tables.query.shape[-1])
 
 
-def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int) -> Tensor:
+def pull(tables: Tables, sweep: Sweep, pairs: Tensor, layer: int) -> Tensor:
     runs, size, batch = pairs.shape
     out = tables.states.new_empty(runs, batch, size)
     pointers = (
@@ -148,7 +145,7 @@ def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int
         tables.states,
         tables.pair_states,
         pairs,
-        chosen,
+        tables.merges,
         sweep.score_h,
         sweep.score_cells,
         sweep.adjoints,
@@ -163,9 +160,7 @@ def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int
     return out
 
 
-def select(
-    tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int, g_gates: Tensor
-) -> Tensor:
+def select(tables: Tables, sweep: Sweep, pairs: Tensor, layer: int, g_gates: Tensor) -> Tensor:
     runs, size, batch = pairs.shape
     width = tables.query.shape[-1]
     cells = g_gates.new_empty(runs, batch, 2 * width)
@@ -176,7 +171,7 @@ def select(
         tables.states,
         tables.children,
         pairs,
-        chosen,
+        tables.merges,
         g_gates,
         cells,
     )
@@ -190,7 +185,6 @@ def push(
     sweep: Sweep,
     nodes: Tensor,
     pairs: Tensor,
-    chosen: Tensor,
     layer: int,
     g_h: Tensor,
     g_cells: Tensor,
@@ -204,7 +198,7 @@ def push(
         tables.lengths,
         nodes,
         pairs,
-        chosen,
+        tables.merges,
         g_h,
         g_cells,
         sweep.weights if delta is None else delta.contiguous(),

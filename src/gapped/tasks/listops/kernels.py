@@ -178,7 +178,6 @@ def merge_kernel(
     p_merged_at,
     p_merges,
     p_around,
-    p_chosen,
     p_next_nodes,
     p_next_pairs,
     s_batch,
@@ -199,7 +198,6 @@ def merge_kernel(
     s_at = (s_run * (s_count - 1) + s_layer) * s_batch + s_column
     tl.store(p_merges + s_at, tl.where(s_alive, s_place, -1))
     s_chosen = tl.where(s_alive, s_place, s_size + 1)
-    tl.store(p_chosen + s_row, s_chosen)
 
     # Lines of the new node and of the first new pair, which the second follows a batch later.
     s_fresh = (s_run * (2 * s_count - 1) + s_count + s_layer) * s_batch + s_column
@@ -278,7 +276,7 @@ def select_kernel(
     p_states,
     p_children,
     p_pairs,
-    p_chosen,
+    p_merges,
     p_gates,
     p_cells,
     s_rows,
@@ -292,12 +290,12 @@ def select_kernel(
 ):
     b_row, b_valid, b_columns, b_inside = block(s_rows, ROWS, COLUMNS, WIDTH)
     b_run, b_column = b_row // s_batch, b_row % s_batch
-    b_chosen = tl.load(p_chosen + b_row, mask=b_valid, other=0)
-    b_item = (b_run * s_size + tl.minimum(b_chosen, s_size - 1)) * s_batch + b_column
+    b_merge = tl.load(p_merges + (b_run * s_layers + s_layer) * s_batch + b_column, mask=b_valid, other=-1)
+    b_item = (b_run * s_size + tl.maximum(b_merge, 0)) * s_batch + b_column
     b_pair = tl.load(p_pairs + b_item, mask=b_valid, other=0)
     b_left = tl.load(p_children + 2 * b_pair, mask=b_valid, other=0)
     b_right = tl.load(p_children + 2 * b_pair + 1, mask=b_valid, other=0)
-    b_merged = b_inside & (b_chosen < s_size)[:, None]
+    b_merged = b_inside & (b_merge >= 0)[:, None]
     b_node = (b_run * (2 * s_layers + 1) + s_layers + 1 + s_layer) * s_batch + b_column
     b_grad_h = load(p_adjoints, b_node, b_columns, b_merged, 0, 2 * WIDTH)
     b_grad_c = load(p_adjoints, b_node, b_columns, b_merged, WIDTH, 2 * WIDTH)

@@ -85,13 +85,10 @@ def scores(tables: Tables, pairs: Tensor, layer: int) -> Tensor:
     return values.masked_fill(~allowed_pairs(tables.lengths, layer, pairs.shape[1]), -torch.inf)
 
 
-def merge(
-    tables: Tables, nodes: Tensor, pairs: Tensor, sample: Tensor, layer: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def merge(tables: Tables, nodes: Tensor, pairs: Tensor, sample: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """Enter the node that `sample` ``(R, B, L)`` merges, and the children of its new pairs.
 
-    Returns the place of the merged pair, ``(R, 1, B)``, L + 1 where nothing is merged, and the nodes and
-    pairs of the next layer.
+    Returns the nodes and pairs of the next layer.
     """
     size = pairs.shape[1]
     count = size + 1 + layer
@@ -122,7 +119,7 @@ def merge(
     at = at[:-1]
     kept = torch.where(at < chosen, pairs[:, :-1], pairs[:, 1:])
     kept = torch.where(at == chosen - 1, formed[:, :1], kept)
-    return chosen, moved, torch.where(at == chosen, formed[:, 1:], kept)
+    return moved, torch.where(at == chosen, formed[:, 1:], kept)
 
 
 def slopes(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,18 +134,17 @@ def slopes(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     return g_gates, torch.cat([g_left, g_right], -1), h
 
 
-def select(
-    tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int, g_gates: Tensor
-) -> Tensor:
+def select(tables: Tables, sweep: Sweep, pairs: Tensor, layer: int, g_gates: Tensor) -> Tensor:
     """Write the gradient of the merged pair's gates, ``(R, B, 5d)``; returns its children's cells'.
 
     The latter is ``(R, B, 2d)``, left and right side by side; both are zero where nothing was merged.
     """
-    runs, size, batch = pairs.shape
+    runs, _, batch = pairs.shape
     width = tables.query.shape[-1]
     node = tables.merges.shape[1] + 1 + layer
-    left, right = take(tables.children, pairs.gather(1, chosen.clamp(max=size - 1))).unbind(-1)
-    grad = sweep.adjoints[:, node : node + 1] * (chosen < size).unsqueeze(-1)
+    merge = tables.merges[:, layer : layer + 1]
+    left, right = take(tables.children, pairs.gather(1, merge.clamp(min=0))).unbind(-1)
+    grad = sweep.adjoints[:, node : node + 1] * (merge >= 0).unsqueeze(-1)
     cells = take(tables.states, left)[..., width:], take(tables.states, right)[..., width:]
     gates = _gates(tables, left, right)
     own, g_left, g_right = compose_vjp(gates, *cells, grad[..., :width], grad[..., width:])

@@ -66,7 +66,7 @@ def relate(tables: Tables, sweep: Sweep) -> None:
     sweep.cross.copy_(torch.where(exists[..., first, :] & exists[..., second, :], cross, 0.0))
 
 
-def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int) -> Tensor:
+def pull(tables: Tables, sweep: Sweep, pairs: Tensor, layer: int) -> Tensor:
     """The sample's gradient ``(R, B, L)``; the adjoint of the node that the layer made is complete then.
 
     The two pairs that the layer made have come to their first layer: their shares are added for good. With
@@ -91,10 +91,10 @@ def pull(tables: Tables, sweep: Sweep, pairs: Tensor, chosen: Tensor, layer: int
     _add(sweep.gains, after, torch.cat([none, _along(tables, a_y, after, right, y)], -1), after >= 0)
     own = _along(tables, take(sweep.adjoints, new), merged, left, right)
     place = torch.arange(size, device=pairs.device).view(-1, 1)
-    gains = take(sweep.gains, pairs)
+    gains, merge = take(sweep.gains, pairs), tables.merges[:, layer : layer + 1]
     # Left of the merge the pair's left child stays at its place, right of it its right child comes there.
-    either = torch.where((place < chosen).unsqueeze(-1), gains[..., :2], gains[..., 2:])
-    direct, moved = torch.where((place == chosen).unsqueeze(-1), own.unsqueeze(1), either).unbind(-1)
+    either = torch.where((place < merge).unsqueeze(-1), gains[..., :2], gains[..., 2:])
+    direct, moved = torch.where((place == merge).unsqueeze(-1), own.unsqueeze(1), either).unbind(-1)
     return (direct + moved.flip(1).cumsum(1).flip(1)).transpose(1, 2)
 
 
@@ -103,7 +103,6 @@ def push(
     sweep: Sweep,
     nodes: Tensor,
     pairs: Tensor,
-    chosen: Tensor,
     layer: int,
     g_h: Tensor,
     g_cells: Tensor,

@@ -102,7 +102,7 @@ def pull_kernel(
     p_states,
     p_pair_states,
     p_pairs,
-    p_chosen,
+    p_merges,
     p_score_h,
     p_score_cells,
     p_adjoints,
@@ -167,21 +167,21 @@ def pull_kernel(
     _two(p_gains, s_before, s_x_e, s_x_f, 0)
     _two(p_gains, s_after, s_y_e, s_y_f, 2)
 
-    s_chosen = tl.load(p_chosen + s_row)
+    s_merge = tl.load(p_merges + s_at)
     b_place = tl.arange(0, PLACES)
     b_here = b_place < s_size
     b_pair = tl.load(p_pairs + (s_run * s_size + b_place) * s_batch + s_column, mask=b_here, other=0)
-    p_gain = p_gains + b_pair * 4 + tl.where(b_place < s_chosen, 0, 2)
+    p_gain = p_gains + b_pair * 4 + tl.where(b_place < s_merge, 0, 2)
     # What has just been stored is not read again.
-    b_here = b_here & ((b_place < s_chosen - 1) | (b_place > s_chosen + 1))
+    b_here = b_here & ((b_place < s_merge - 1) | (b_place > s_merge + 1))
     b_direct = tl.load(p_gain, mask=b_here, other=0.0)
     b_moved = tl.load(p_gain + 1, mask=b_here, other=0.0)
-    b_direct = tl.where(b_place == s_chosen - 1, s_x_e, b_direct)
-    b_direct = tl.where(b_place == s_chosen, tl.sum(b_new_e, 0), b_direct)
-    b_direct = tl.where(b_place == s_chosen + 1, s_y_e, b_direct)
-    b_moved = tl.where(b_place == s_chosen - 1, s_x_f, b_moved)
-    b_moved = tl.where(b_place == s_chosen, tl.sum(b_new_f, 0), b_moved)
-    b_moved = tl.where(b_place == s_chosen + 1, s_y_f, b_moved)
+    b_direct = tl.where(b_place == s_merge - 1, s_x_e, b_direct)
+    b_direct = tl.where(b_place == s_merge, tl.sum(b_new_e, 0), b_direct)
+    b_direct = tl.where(b_place == s_merge + 1, s_y_e, b_direct)
+    b_moved = tl.where(b_place == s_merge - 1, s_x_f, b_moved)
+    b_moved = tl.where(b_place == s_merge, tl.sum(b_new_f, 0), b_moved)
+    b_moved = tl.where(b_place == s_merge + 1, s_y_f, b_moved)
     b_moved = tl.where(b_place < s_size, b_moved, 0.0)
     b_value = b_direct + tl.cumsum(b_moved, 0, reverse=True)
     tl.store(p_out + s_row * s_size + b_place, b_value, mask=b_place < s_size)
@@ -203,7 +203,7 @@ def push_kernel(
     p_lengths,
     p_nodes,
     p_pairs,
-    p_chosen,
+    p_merges,
     p_g_h,
     p_g_cells,
     p_delta,
@@ -262,7 +262,7 @@ def push_kernel(
     b_middle = tl.load(p_around + 1 + b_number // 4)
     tl.store(p_links + b_middle * 4 + b_number % 4, tl.load(p_cross + b_number), mask=b_middle >= 0)
 
-    s_chosen = tl.load(p_chosen + s_row)
+    s_merge = tl.load(p_merges + s_at)
     b_place = tl.arange(0, PLACES)
     b_here = b_place < s_size
     b_pair = tl.load(p_pairs + (s_run * s_size + b_place) * s_batch + s_column, mask=b_here, other=0)
@@ -270,15 +270,15 @@ def push_kernel(
     b_0, b_1 = tl.load(p_gain, mask=b_here, other=0.0), tl.load(p_gain + 1, mask=b_here, other=0.0)
     b_2, b_3 = tl.load(p_gain + 2, mask=b_here, other=0.0), tl.load(p_gain + 3, mask=b_here, other=0.0)
     # The children of the merged pair begin: with it, and with their pairs beside it.
-    b_is = b_place == s_chosen
+    b_is = b_place == s_merge
     b_0 = tl.where(b_is, tl.sum(b_left_e, 0), b_0)
     b_1 = tl.where(b_is, tl.sum(b_left_f, 0), b_1)
     b_2 = tl.where(b_is, tl.sum(b_right_e, 0), b_2)
     b_3 = tl.where(b_is, tl.sum(b_right_f, 0), b_3)
-    b_is = b_place == s_chosen - 1
+    b_is = b_place == s_merge - 1
     b_2 = tl.where(b_is, tl.sum(b_before_e, 0), b_2)
     b_3 = tl.where(b_is, tl.sum(b_before_f, 0), b_3)
-    b_is = (b_place == s_chosen + 1) & (s_after >= 0)
+    b_is = (b_place == s_merge + 1) & (s_after >= 0)
     b_0 = tl.where(b_is, tl.sum(b_after_e, 0), b_0)
     b_1 = tl.where(b_is, tl.sum(b_after_f, 0), b_1)
     # Beyond the expression nothing changes.
@@ -294,7 +294,7 @@ def push_kernel(
         p_node = p_nodes + (s_run * (s_size + 1) + b_place) * s_batch + s_column
         b_node = tl.load(p_node, mask=b_here, other=0)
         b_next = tl.load(p_node + s_batch, mask=b_here, other=0)
-        b_slot = b_place - (s_chosen - 1)
+        b_slot = b_place - (s_merge - 1)
         p_change = p_own + b_pair * 4
         b_0 += b_delta * tl.load(p_change, mask=b_here, other=0.0)
         b_1 += b_delta * tl.load(p_change + 1, mask=b_here, other=0.0)

@@ -73,8 +73,6 @@ class _Layer(NamedTuple):
     """Lines of the nodes in their table, ``(R, L + 1, B)``."""
     pairs: Tensor
     """Lines of the pairs in their table, ``(R, L, B)``."""
-    chosen: Tensor
-    """The pair merged, ``(R, 1, B)``; L + 1 where none was."""
     scores: Tensor | None
     sample: Tensor | None
     """The sample, as a function of `scores`, both ``(R, B, L)``; None where it carries no gradient."""
@@ -115,9 +113,9 @@ class _Tree(torch.autograd.Function):
                     drawn = sampler.sample(scores, generator=generator)
                 sample = drawn if drawn.requires_grad else None
             before = nodes, pairs
-            chosen, nodes, pairs = parts.merge(tables, nodes, pairs, drawn.detach(), layer)
+            nodes, pairs = parts.merge(tables, nodes, pairs, drawn.detach(), layer)
             if differentiable:
-                layers.append(_Layer(*before, chosen, scores, sample))
+                layers.append(_Layer(*before, scores, sample))
             if size > 1:
                 _project(parts, tables, weight, count + layer, count + layer + 1)
                 parts.form(tables, count - 1 + 2 * layer, 2)
@@ -142,17 +140,17 @@ class _Tree(torch.autograd.Function):
         parts.relate(tables, sweep)
         selected = grad.new_empty(runs, len(ctx.layers), batch, 5 * width)
         for number, layer in reversed(list(enumerate(ctx.layers))):
-            upstream = parts.pull(tables, sweep, layer.pairs, layer.chosen, number)
+            upstream = parts.pull(tables, sweep, layer.pairs, number)
             lanes, delta = Lanes("tree", grad.device), None
             if layer.sample is not None:
                 (delta,) = torch.autograd.grad(layer.sample, layer.scores, upstream)
             with lanes.lane(1):
                 g_gates = selected[:, number]
-                g_cells = parts.select(tables, sweep, layer.pairs, layer.chosen, number, g_gates)
+                g_cells = parts.select(tables, sweep, layer.pairs, number, g_gates)
                 g_h = grad.new_empty(runs, batch, 2 * width)
                 parts.product(g_gates, weight, g_h, transposed=True)
             lanes.join()
-            parts.push(tables, sweep, layer.nodes, layer.pairs, layer.chosen, number, g_h, g_cells, delta)
+            parts.push(tables, sweep, layer.nodes, layer.pairs, number, g_h, g_cells, delta)
         leaves, weights = parts.collect(sweep, len(ctx.layers) + 1), sweep.weights
         ctx.tables = ctx.layers = None
         total = parts.totals(score_gates, weights, tables.merged_at, selected).flatten(1, 2)
