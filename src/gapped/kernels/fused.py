@@ -184,63 +184,42 @@ def _rao_some(
 
 @triton.jit
 def _rao(
-    s_seed,
-    b_element,
-    b_odds,
-    b_rest,
-    b_grad,
-    b_sharpness,
-    s_samples,
-    SOFT: tl.constexpr,
-    FAST: tl.constexpr,
-):
-    """The sum over all conditional draws. The winner's noise is that of its own element."""
+    s_seed, b_element, b_odds, b_rest, b_grad, b_sharpness, s_samples, SHARES: tl.constexpr,
+    SOFT: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """The sum over all conditional draws. The winner's noise is that of its own element.
+
+    With more than one of `SHARES`, the rows of the block are so many copies of one, each with its share.
+    """
     b_acc = tl.zeros_like(b_odds)
     # This ties the numbers to the threads that hold the loaded values: otherwise the noise of every draw would
     # go from thread to thread through shared memory.
     b_element = tl.where(b_odds >= 0, b_element, 0)
     b_winner = (b_odds == 0).to(tl.float32)
     b_drop = b_rest * b_sharpness
-    for s_block in range(0, s_samples // 4):
-        b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_block)
-        b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
-        b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
-    s_left = s_samples % 4
-    if s_left > 0:
-        b_acc = _rao_some(
-            b_acc, s_seed, b_element, s_samples // 4, s_left, b_winner, b_odds, b_drop, b_grad, b_sharpness,
-            SOFT, FAST,
-        )  # fmt: skip
+    if SHARES > 1:
+        b_share = tl.arange(0, SHARES)[:, None]
+        for s_turn in range(0, (s_samples + 4 * SHARES - 1) // (4 * SHARES)):
+            b_block = s_turn * SHARES + b_share
+            b_acc = _rao_some(
+                b_acc, s_seed, b_element, b_block, s_samples - 4 * b_block, b_winner, b_odds, b_drop, b_grad,
+                b_sharpness, SOFT, FAST,
+            )  # fmt: skip
+        b_acc = tl.broadcast_to(tl.sum(b_acc, 0)[None, :], b_acc.shape)
+    else:
+        for s_block in range(0, s_samples // 4):
+            b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_block)
+            b_acc = _rao_add(b_acc, b_0, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+            b_acc = _rao_add(b_acc, b_1, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+            b_acc = _rao_add(b_acc, b_2, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+            b_acc = _rao_add(b_acc, b_3, b_winner, b_odds, b_drop, b_grad, b_sharpness, 1.0, SOFT, FAST)
+        s_left = s_samples % 4
+        if s_left > 0:
+            b_acc = _rao_some(
+                b_acc, s_seed, b_element, s_samples // 4, s_left, b_winner, b_odds, b_drop, b_grad,
+                b_sharpness, SOFT, FAST,
+            )  # fmt: skip
     return b_acc
-
-
-@triton.jit
-def _spread_rao(
-    s_seed,
-    b_element,
-    b_odds,
-    b_rest,
-    b_grad,
-    b_sharpness,
-    s_samples,
-    SHARES: tl.constexpr,
-    FAST: tl.constexpr,
-):
-    """The same where all rows of the block are one row: each has a share of the draws."""
-    b_acc = tl.zeros_like(b_odds)
-    b_element = tl.where(b_odds >= 0, b_element, 0)
-    b_winner = (b_odds == 0).to(tl.float32)
-    b_drop = b_rest * b_sharpness
-    b_share = tl.arange(0, SHARES)[:, None]
-    for s_turn in range(0, (s_samples + 4 * SHARES - 1) // (4 * SHARES)):
-        b_block = s_turn * SHARES + b_share
-        b_acc = _rao_some(
-            b_acc, s_seed, b_element, b_block, s_samples - 4 * b_block, b_winner, b_odds, b_drop, b_grad,
-            b_sharpness, False, FAST,
-        )  # fmt: skip
-    return tl.broadcast_to(tl.sum(b_acc, 0)[None, :], b_acc.shape)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
@@ -303,7 +282,9 @@ def forward_kernel(
             b_tau = level(p_tau, s_tau, s_tau_every, b_rows, b_row_inside, TAU_PER_ROW)[:, None]
             if MODE == RAO:
                 b_odds, b_rest = _odds(b_shifted, b_selected)
-                b_value = _rao(s_seed, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, True, FAST)
+                b_value = _rao(
+                    s_seed, b_element, b_odds, b_rest, b_odds, 1.0 / b_tau, s_samples, 1, True, FAST
+                )
                 b_value = b_value / s_samples
             else:
                 b_gap = b_tau
@@ -367,12 +348,10 @@ def backward_kernel(
     s_seed = tl.load(p_seed)
     if MODE == RAO:
         b_odds, b_rest = _odds(b_shifted, b_selected)
-        if SPREAD:
-            b_sum = _spread_rao(
-                s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, BLOCK_ROWS, FAST
-            )
-        else:
-            b_sum = _rao(s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, False, FAST)
+        b_sum = _rao(
+            s_seed, b_element, b_odds, b_rest, b_grad, 1.0 / b_tau, s_samples, BLOCK_ROWS if SPREAD else 1,
+            False, FAST,
+        )  # fmt: skip
         b_out = b_sum / (b_tau * s_samples)
     elif MODE == REINMAX:
         b_half = (normalised(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
