@@ -21,6 +21,7 @@ from gapped.report.statistics import (
     summary,
 )
 from gapped.report.tables import Entry, Table, tau_entry, to_markdown
+from gapped.report.trees import NONE
 
 __all__ = ["agreement", "failing", "listops_agreement", "second_look"]
 
@@ -41,7 +42,7 @@ def listops_agreement(evidence: Evidence) -> str:
     """The same of ListOps."""
     rows = _rows(evidence, "listops", None)
     if not rows:
-        return "No records of the full table yet.\n"
+        return NONE
     where = f"The table has {len(rows)} cells with a mean and a standard deviation"
     runs = sorted(
         (value, cell.name(True))
