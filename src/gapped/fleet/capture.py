@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Captured:
     def _record(self) -> torch.cuda.CUDAGraph:
         before = [tensor.detach().clone() for tensor in self._state()]
         noise = self._generator.get_state()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = _side_stream(self._generator.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
@@ -59,3 +60,9 @@ class Captured:
         with torch.cuda.graph(graph, pool=shared):
             self._function()
         return graph
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream for all warming up: cuBLAS keeps a workspace for every stream it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
