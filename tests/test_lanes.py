@@ -141,3 +141,21 @@ def test_lanes_change_no_bit(name: str, captured: bool, monkeypatch: pytest.Monk
     side_by_side = trained(name, cuda)
     monkeypatch.setattr(Lanes, "lane", same_lane)
     assert all(torch.equal(a, b) for a, b in zip(side_by_side, trained(name, cuda), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
+def test_recording_again_keeps_no_more_memory():
+    cuda = torch.device("cuda")
+    x, out = torch.randn(2, 64, 64, device=cuda)
+
+    def product() -> None:
+        torch.mm(x, x, out=out)
+
+    def kept() -> int:
+        """What is still allocated after a graph with a product was recorded, used and dropped."""
+        Captured(product, torch.Generator(cuda), lambda: (out,))()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(cuda)
+
+    assert kept() == kept()
