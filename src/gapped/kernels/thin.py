@@ -21,8 +21,8 @@ __all__ = ["MOST_ROWS", "product", "product_kernel", "round_kernel", "rounded"]
 
 # Rows that one program can hold. With more there is enough to compute, and cuBLAS is good at that.
 MOST_ROWS = 32
-# The fastest of those tried on an H200, then without rounding: the columns of a program, how many rows of the
-# weight it takes at a time, and how many if there are at least so many; the loads under way, and the warps.
+# The columns of a program, how many rows of the weight it takes at a time, and how many if there are at least
+# so many; the loads under way, and the warps: the fastest on an H200, or nearly (benchmarks/bench_blocks.py).
 COLUMNS, DEPTH, LONG_DEPTH, LONG = 64, 64, 128, 1500
 STAGES, WARPS = 3, 2
 # Elements that a program rounds.

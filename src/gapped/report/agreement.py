@@ -17,6 +17,7 @@ from gapped.report.statistics import (
     chance_beyond,
     difference,
     from_moments,
+    sign_test,
     standard_errors,
     summary,
 )
@@ -70,6 +71,8 @@ def _agreement(rows: list[PaperRow], where: str, margin: str) -> str:
     as_far = 1 - prod(1 - chance_beyond(a, b, worst) for a, b in sides if a)
     names = listing(f"{_name(r)} ({r.standard_errors:+.1f})" for r in apart)
     within = sum(e <= 1 for e in errors)
+    gaps = np.array([a.mean - b.mean for a, b in sides if a])
+    above, below = int((gaps > 0).sum()), int((gaps < 0).sum())
     return (
         f"{where}. **{len(rows) - len(apart)} of the {len(rows)} agree**: they lie within two standard "
         f"errors of the paper's mean or within {margin} of it."
@@ -78,7 +81,9 @@ def _agreement(rows: list[PaperRow], where: str, margin: str) -> str:
         f"{sum(two):.1f} of the {len(rows)} cells beyond two standard errors; {beyond} {_are(beyond)} there. "
         f"It would put {sum(one):.0f} within one; {within} {_are(within)} there. A deviation as large as the "
         f"largest, {worst:.1f}, would turn up somewhere among {len(rows)} independent cells with probability "
-        f"{as_far:.2f}. Our cells share initial weights seed by seed, so they are not quite independent.\n"
+        f"{as_far:.2f}. {above} of our means lie above the paper's and {below} below (sign test: p = "
+        f"{sign_test(above, below):.2f}), the median difference is {np.median(gaps):+.3f}. Our cells share "
+        "initial weights seed by seed, so they are not quite independent.\n"
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "difference",
     "from_moments",
     "holm",
+    "sign_test",
     "standard_errors",
     "summary",
     "verdict",
@@ -112,6 +113,17 @@ def chance_beyond(first: Summary, second: Summary, errors: float) -> float:
     from scipy.special import stdtr
 
     return float(2 * stdtr(_error(first, second)[1], -abs(errors)))
+
+
+def sign_test(above: int, below: int) -> float:
+    """Two-sided p-value of so many signs of either kind, if both are equally likely.
+
+    >>> sign_test(5, 0)
+    0.0625
+    """
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(above, below), above + below, 0.5)))
 
 
 def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_count: int) -> float:
