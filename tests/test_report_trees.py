@@ -1,4 +1,4 @@
-"""Latent trees in the report: tables, brackets, drawings, and a page without any such run."""
+"""ListOps in the report: tables, brackets, drawings, curves, and a page without any such run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from gapped.report import figures
 from gapped.report.blocks import render_block
 from gapped.report.evidence import gather
 from gapped.report.html import write_report
@@ -126,3 +131,18 @@ def test_the_page_shows_trees(tmp_path: Path) -> None:
     ):
         assert expected in page
     assert "valid accuracy" in page.lower()
+
+
+def test_every_run_that_is_drawn_is_in_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.array([[0.2, 0.5, 0.6, 0.65], [0.3, 0.5, 0.6, 0.72], [0.25, 0.5, 0.6, 0.66]])
+    views: list[tuple[float, float]] = []
+
+    def look(figure: Figure, *rest: object) -> str:
+        views.append(figure.axes[0].get_ylim())
+        return ""
+
+    monkeypatch.setattr(figures, "to_svg", look)
+    figures.learning_curves([figures.Curve("STGS", "STGS", np.arange(1.0, 5.0), values)], "it", runs=True)
+    ((low, high),) = views
+    assert low <= 0.2
+    assert high >= 0.72

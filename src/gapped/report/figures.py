@@ -65,7 +65,7 @@ def learning_curves(
         axes.set_title(what)
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
-        scale(axes, means, log, whole=runs)
+        scale(axes, [run for curve in shown for run in curve.values] if runs else means, log, whole=runs)
         legend(figure, [c.name for c in shown])
         bottom, top = axes.get_ylim()
         tips = [tip for c in shown for tip in _curve_tips(axes, c, metric, log) if bottom <= tip.y <= top]
