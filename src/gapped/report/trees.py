@@ -138,7 +138,9 @@ def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> 
             left, right = open_[start], open_.pop(middle)
             x, y = (left[0] + right[0]) / 2, max(left[1], right[1]) + 1
             colour = SERIES[2] if (start, end) in true else SERIES[1]
-            axes.plot([left[0], x, right[0]], [left[1], y, right[1]], color=colour, linewidth=1.3)
+            # Right angles: a slanted line to a far leaf would cross a high tree beside it.
+            xs, ys = (left[0], left[0], right[0], right[0]), (left[1], y, y, right[1])
+            axes.plot(xs, ys, color=colour, linewidth=1.3)
             open_[start], ends[start] = (x, y), end
         for i, word in enumerate(tokens):
             axes.text(i, -0.3, word, ha="center", va="top", color=INK, fontsize=9)
