@@ -313,6 +313,19 @@ def test_batches_and_masks():
     assert found["RLOO"].bias.low < 0.2 * found["GST"].bias.value
 
 
+def test_rounding_in_half_precision_is_not_bias():
+    logits, slope = normal(3, 4).bfloat16(), torch.arange(4.0).bfloat16()
+    found = gapped.diagnose(
+        lambda z: (z @ slope).sum(-1), logits, [gapped.MuProp()], 256, generator=seeded(), confidence=SURE
+    )
+    assert found["MuProp"].bias.low == 0
+
+
+def test_an_estimator_that_was_not_measured():
+    with pytest.raises(GappedError, match="label: got 'nope', expected one of StraightThrough, ReinMax, GST"):
+        measured("linear", samples=50)["nope"]
+
+
 # Costs that cannot be measured
 
 

@@ -274,3 +274,36 @@ def test_the_gradient_of_rsample_is_that_of_unnormalised_logits() -> None:
     torch.manual_seed(0)
     (theirs,) = torch.autograd.grad(gapped.GST().sample(leaf), leaf, weight)
     assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("quantity", ["rsample", "entropy"])
+def test_a_probability_of_zero_has_a_finite_gradient(quantity: str) -> None:
+    probs = torch.tensor([0.0, 0.25, 0.75], requires_grad=True)
+    (getattr(OneHotCategorical(probs=probs), quantity)() * torch.arange(3.0)).sum().backward()
+    assert probs.grad is not None
+    assert probs.grad[0] == 0
+    assert probs.grad.isfinite().all()
+    assert probs.grad.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("quantity", ["rsample", "entropy"])
+def test_a_row_without_categories_has_no_gradient(quantity: str) -> None:
+    logits = torch.tensor([[-torch.inf, -torch.inf], [0.0, 1.0]], requires_grad=True)
+    getattr(OneHotCategorical(logits=logits), quantity)().pow(2).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == [0.0, 0.0]
+    assert logits.grad.isfinite().all()
+
+
+def test_half_precision_keeps_a_long_tail() -> None:
+    """Weights that float16 would round to zero have a third of the mass together."""
+    logits = torch.full((2**16,), math.log(0.5 / 2**16), dtype=torch.float16)
+    logits[0] = 0
+    chosen = OneHotCategorical(logits=logits).sample((200,), generator=seeded())[:, 0]
+    # Of 200 draws, fewer than 20 or more than 120 of the tail have a probability below 1e-9.
+    assert 20 <= int((chosen == 0).sum()) <= 120
+
+
+def test_probs_that_are_no_tensor() -> None:
+    with pytest.raises(gapped.GappedError, match="probs: got an object of type list"):
+        OneHotCategorical(probs=[0.5, 0.5])  # type: ignore[arg-type]

@@ -34,7 +34,9 @@ def test_a_message_in_full() -> None:
 
 
 @every_member
-@pytest.mark.parametrize("tau", [0, 0.0, -1, -0.5, NAN, INF, -INF, "x", True, None, [1.0]], ids=repr)
+@pytest.mark.parametrize(
+    "tau", [0, 0.0, -1, -0.5, 1e-39, 1e39, NAN, INF, -INF, "x", True, None, [1.0]], ids=repr
+)
 def test_temperatures(name: str, tau: Any) -> None:
     with rejects("tau", repr(tau)):
         gapped.estimator(name, tau=tau)
@@ -52,15 +54,18 @@ def test_temperatures_of_functions(name: str, tau: Any) -> None:
     "tau",
     [
         torch.tensor(0.0),
+        torch.tensor(0.0, dtype=torch.float16),
+        torch.tensor(1e-39, dtype=torch.float64),
         torch.tensor([1.0, 2.0, -1.0, 1.0]),
         torch.tensor([1.0, NAN, 1.0, 1.0]),
         torch.tensor([1.0, INF, 1.0, 1.0]),
+        torch.tensor(INF, dtype=torch.float16),
         torch.ones(3),
         torch.ones(4, 3),
         torch.ones(2, 4),
         torch.ones(4, requires_grad=True),
     ],
-    ids=["zero", "negative", "nan", "infinite", "categories", "with-categories", "wider", "requires-grad"],
+    ids=str,
 )
 def test_tensor_temperatures(name: str, tau: torch.Tensor) -> None:
     """Four rows of three categories: a temperature for each row has the shape (4,)."""

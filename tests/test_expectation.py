@@ -483,8 +483,6 @@ def test_errors_of_arguments() -> None:
         gapped.expectation(square, [0.0], gapped.RLOO())  # type: ignore[arg-type]
     with pytest.raises(GappedError, match=r"Exact: got 9 variables of 4 categories, 262,144 combinations"):
         gapped.expectation(square, normal(1, 9, 4), gapped.Exact())
-    with pytest.raises(GappedError, match="f: got costs that are not all finite"):
-        gapped.expectation(square, torch.full((5, 2, 3), torch.nan), gapped.DisARMTree())
 
 
 @pytest.mark.parametrize(
@@ -667,3 +665,10 @@ def test_sizes_that_an_estimator_is_not_made_for() -> None:
         gapped.ARSM().check_size(1, 17)
     with pytest.raises(GappedError, match="30 variables of 10 categories, 1e\\+30 combinations"):
         gapped.Exact().check_size(30, 10)
+
+
+@pytest.mark.parametrize("estimator", [gapped.RLOO(2), gapped.GST(), gapped.Exact()], ids=repr)
+def test_broken_logits_are_not_called_broken_costs(estimator: Any) -> None:
+    logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0]])
+    with pytest.raises(GappedError, match="logits: got rows with NaN"):
+        gapped.expectation(lambda z: z[..., 0] ** 2, logits, estimator, generator=seeded())

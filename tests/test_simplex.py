@@ -154,6 +154,26 @@ def test_expected_gap_tends_to_one_for_rare_categories(dtype: torch.dtype) -> No
     assert_close(gap.double(), 1 + p.double() / 2, 1e-6 if dtype is torch.float32 else 1e-9)
 
 
+def test_expected_gap_is_exact_to_the_last_digits_where_the_series_ends() -> None:
+    p = torch.tensor([1e-6, 2.9e-5, 3.1e-5, 1e-3], dtype=torch.float64)
+    guarded = p * (1 - 1e-5)
+    assert_close(gapped.expected_gap(p), -torch.log1p(-guarded) / guarded, 1e-15)
+
+
+def test_the_gradient_of_a_row_without_categories_is_zero() -> None:
+    logits = torch.tensor([[-INF, -INF], [0.0, 1.0]], requires_grad=True)
+    torch.where(logits == -INF, 0.0, simplex.log_softmax(logits)).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == [0.0, 0.0]
+    assert logits.grad[1].abs().min() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_expected_gap_in_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    p = torch.tensor([0.0, 0.5, 1.0])
+    assert torch.equal(gapped.expected_gap(p.to(dtype)), gapped.expected_gap(p).to(dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_expected_gap_is_guarded_for_certain_categories(dtype: torch.dtype) -> None:
     gap = gapped.expected_gap(torch.tensor([1.0, 1 - 1e-6], dtype=dtype)).double()

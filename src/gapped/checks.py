@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+# Half precision is computed in float32: what that cannot hold is no level. Its subnormals have no reciprocal.
+_FLOAT32 = torch.finfo(torch.float32)
+
+
 def check_flag(name: str, flag: object) -> None:
     """Check an option that is either on or off."""
     if not isinstance(flag, bool):
@@ -36,7 +40,7 @@ def check_count(name: str, count: object, least: int = 1) -> None:
 
 
 def check_level(name: str, level: object, *, positive: bool) -> None:
-    """Check a temperature or a gap: a finite number, or a floating-point tensor of such numbers.
+    """Check a temperature or a gap: a number in float32's range, or a floating-point tensor of such numbers.
 
     Values inside a tensor are looked at on the CPU only: elsewhere that would wait for the device.
     """
@@ -49,6 +53,8 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
             raise reject(name, "a tensor with values out of range", accepted)
     elif not _is_number(level) or level < 0 or (positive and level == 0):
         raise reject(name, level, accepted)
+    elif level > _FLOAT32.max or (positive and level < _FLOAT32.tiny):
+        raise reject(name, level, f"{accepted} in the range of float32")
 
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -63,8 +69,10 @@ def _is_number(level: object) -> TypeGuard[float]:
 
 
 def _all_valid(level: Tensor, positive: bool) -> bool:
-    bad = ~level.isfinite() | ((level <= 0) if positive else (level < 0))
-    return not holds(bad)
+    # In half precision the limits would be rounded away.
+    level = level.to(torch.promote_types(level.dtype, torch.float32))
+    least = _FLOAT32.tiny if positive else 0.0
+    return not holds(~((level >= least) & (level <= _FLOAT32.max)))
 
 
 def holds(condition: Tensor) -> bool:

@@ -50,7 +50,7 @@ class OneHotCategorical(Distribution):
         self.estimator = GST() if estimator is None else estimator
         if not isinstance(self.estimator, Pathwise):
             raise reject("estimator", estimator, "a pathwise estimator such as gapped.GST()")
-        scores = probs.log() if logits is None else logits  # type: ignore[union-attr]
+        scores = _log(probs) if logits is None else logits
         check_logits(scores)
         check_mask(mask, scores)
         self.logits = simplex.log_softmax(simplex.masked(scores, mask))
@@ -81,7 +81,8 @@ class OneHotCategorical(Distribution):
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         with torch.no_grad():
-            index = simplex.draw_index(self.logits.expand(self._extended_shape(sample_shape)), generator)
+            rows = simplex.computed(self.logits).expand(self._extended_shape(sample_shape))
+            index = simplex.draw_index(rows, generator)
             return simplex.one_hot(index, self.event_shape[0], self.logits.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -111,6 +112,15 @@ class OneHotCategorical(Distribution):
 
     def _finite_logits(self, where: Tensor) -> Tensor:
         return torch.where(where, self.logits, 0.0)
+
+
+def _log(probs: object) -> Tensor:
+    """Logits of `probs`; those of zeros, -inf, have no slope instead of an infinite one."""
+    if not isinstance(probs, Tensor):
+        kind = f"an object of type {type(probs).__name__}"
+        raise reject("probs", kind, "a floating-point tensor of probabilities, one per category")
+    empty = probs == 0
+    return torch.where(empty, 1.0, probs).log().masked_fill(empty, -torch.inf)
 
 
 def _divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:

@@ -62,8 +62,7 @@ def expectation(
     if not isinstance(estimator, Score):
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2)"
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
-    rows = simplex.masked(logits, mask)
-    rows = rows if rows.dtype == torch.float64 else rows.float()
+    rows = simplex.computed(simplex.masked(logits, mask))
     cost = Cost(f, simplex.shift(rows.detach()), logits.dtype, context)
     estimator.check(cost)
     value, gradient = estimator.estimate(cost, generator, torch.is_grad_enabled() and rows.requires_grad)

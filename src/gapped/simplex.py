@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "accumulated",
     "argmax_index",
+    "computed",
     "conditional_gumbel",
     "draw_index",
     "expected_gap",
@@ -34,6 +35,11 @@ __all__ = [
 _GAP_GUARD = 1e-5
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
 _FEW = 256
+
+
+def computed(values: Tensor) -> Tensor:
+    """`values` in the dtype that arithmetic is done in: float64 stays, all else becomes float32."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -62,7 +68,8 @@ def normalised(logits: Tensor) -> Tensor:
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-softmax whose rows without categories stay -inf instead of turning NaN."""
     exists = logits.amax(-1, keepdim=True) != -torch.inf
-    return torch.where(exists, torch.log_softmax(logits, -1), -torch.inf)
+    # Replaced before, too: what is not selected must have a gradient that zero can be multiplied with.
+    return torch.where(exists, torch.log_softmax(torch.where(exists, logits, 0.0), -1), -torch.inf)
 
 
 def draw_index(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -152,11 +159,13 @@ def expected_gap(p: Tensor) -> Tensor:
     >>> expected_gap(torch.tensor([0.0, 0.5]))
     tensor([1.0000, 1.3863])
     """
-    guarded = p * (1 - _GAP_GUARD)
-    # Below about 1e-4 in float32 the quotient loses digits; the series 1 + p/2 + p^2/3 is then exact to them.
-    series = 1 + guarded * (0.5 + guarded / 3)
-    small = guarded < torch.finfo(p.dtype).eps ** 0.25 / 4
-    return torch.where(small, series, -torch.log1p(-guarded) / guarded.clamp(min=torch.finfo(p.dtype).tiny))
+    guarded = computed(p) * (1 - _GAP_GUARD)
+    limits = torch.finfo(guarded.dtype)
+    # For small p the derivative of the quotient loses digits; the series is then exact to the last one.
+    series = 1 + guarded * (1 / 2 + guarded * (1 / 3 + guarded / 4))
+    small = guarded < limits.eps**0.25 / 4
+    quotient = -torch.log1p(-guarded) / guarded.clamp(min=limits.tiny)
+    return torch.where(small, series, quotient).to(p.dtype)
 
 
 def _log_exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gapped.diagnostics.intervals import Interval
+from gapped.errors import reject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +121,10 @@ class Diagnosis:
         )
 
     def __getitem__(self, label: str) -> Row:
-        return next(row for row in self.rows if row.label == label)
+        found = {row.label: row for row in self.rows}
+        if label not in found:
+            raise reject("label", label, f"one of {', '.join(found)}")
+        return found[label]
 
     @property
     def recommendation(self) -> str:

@@ -86,7 +86,7 @@ def diagnose(
     batch_axes = batch_axes_of(f, logits, mask)
     source = CostGradients(f, logits, mask, generator, context)
     target = _reference(source, reference, logits, batch_axes, samples, progress)
-    eps = torch.finfo(logits.dtype if logits.dtype == torch.float64 else torch.float32).eps
+    eps = torch.finfo(logits.dtype).eps
     rows = []
     for label, estimator in members.items():
         count = LEAST if isinstance(estimator, Exact) else samples

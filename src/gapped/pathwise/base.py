@@ -100,7 +100,7 @@ class Pathwise(ABC):
         with torch.no_grad():
             if kernel is not None:
                 return fused_choice(rows, kernel, launch.draw_key(rows, generator))
-            shifted = simplex.shift(_computed(rows))
+            shifted = simplex.shift(simplex.computed(rows))
             drawn = self.draw(shifted, generator, rows.requires_grad)
             return plain_choice(rows, drawn.chosen, lambda: self.points(shifted, drawn))
 
@@ -123,7 +123,7 @@ class Pathwise(ABC):
         launch.note_backend("torch" if kernel is None else "triton")
         if kernel is not None:
             return launch.sample(rows, kernel, generator)
-        return self._sample_computed(_computed(rows), generator).to(rows.dtype)
+        return self._sample_computed(simplex.computed(rows), generator).to(rows.dtype)
 
     def _sample_computed(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
         wants_gradient = torch.is_grad_enabled() and rows.requires_grad
@@ -207,8 +207,3 @@ def per_row(name: str, level: float | Tensor, like: Tensor) -> float | Tensor:
         return float(level)
     level = level.to(device=like.device, dtype=like.dtype).unsqueeze(-1)
     return torch.where(level >= 0, level, torch.nan)
-
-
-def _computed(logits: Tensor) -> Tensor:
-    """Logits in the dtype that the arithmetic is done in."""
-    return logits if logits.dtype == torch.float64 else logits.float()

@@ -170,4 +170,6 @@ def check_costs(costs: object, points: Tensor) -> None:
     if not shape or shape[0] != n or shape[1:] != rows[: len(shape) - 1]:
         raise reject("f", f"costs of shape {shape}", accepted)
     if holds(~costs.detach().isfinite()):
+        if holds(points.isnan()):
+            raise reject("logits", "rows with NaN or +inf", "numbers, or -inf for a category that is absent")
         raise reject("f", "costs that are not all finite", "finite costs")
