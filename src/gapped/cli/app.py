@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -96,5 +98,17 @@ def _explain(problem: Exception) -> tuple[str, int]:
     return f"{type(problem).__name__}: {problem} (--debug shows where)".replace("\n", " "), 1
 
 
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as people read it, if it is ours; the source line that gave it says nothing to them."""
+    ours = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1])
+    return f"gapped: {message}\n" if ours else _usual(message, category, filename, lineno, line)
+
+
+_usual = warnings.formatwarning
+
+
 def entry() -> None:
+    warnings.formatwarning = _one_line
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -58,6 +59,9 @@ class Kind(Protocol):
     ) -> Task:
         """The task of a fleet."""
 
+    def source(self, spec: RunSpec, task: Task) -> str:
+        """What records call the data that `task` was made with."""
+
     def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Something to look at, of each of the runs at `places`."""
 
@@ -84,6 +88,9 @@ class _VAE:
         )
         seeds = [spec.seed for spec in specs]
         return VAETask(rules, data, seeds, device, compiled=compiled, split=first.split)
+
+    def source(self, spec: RunSpec, task: Task) -> str:
+        return spec.data
 
     def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Pictures, with the fleet's noise."""
@@ -114,7 +121,18 @@ class _ListOps:
         rules = listops_protocol(specs[0].protocol)
         source = ListOpsSource(count=rules.count, max_tokens=rules.max_tokens)
         data = source.load(data_dir, progress=False, download=False)
+        if not (data.valid.official and data.test.official):
+            warnings.warn(
+                "listops: no official validation or test file is there, so generated ones are used; their "
+                "numbers are not to be compared with the paper's",
+                stacklevel=2,
+            )
         return ListOpsTask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
+
+    def source(self, spec: RunSpec, task: Task) -> str:
+        assert isinstance(task, ListOpsTask)
+        official = task.valid.official and task.test.official
+        return spec.data if official else f"{spec.data} (generated)"
 
     def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Greedy trees of the best weights."""

@@ -33,7 +33,7 @@ def record_lines(
                 "label": entry.label,
                 "quick": entry.quick,
                 "task": spec.task,
-                "data": spec.data,
+                "data": spec.kind.source(spec, trainer.task),
                 "protocol": spec.protocol,
                 "estimator": spec.estimator,
                 "options": spec.options,

@@ -61,15 +61,16 @@ def listops_agreement(evidence: Evidence) -> str:
 
 def _agreement(rows: list[PaperRow], where: str, margin: str) -> str:
     """How many of `rows`, counted in `where`, agree, and how many would by chance."""
-    sides = [(r.ours, _published(r)) for r in rows]
-    errors = [abs(r.standard_errors or 0) for r in rows]
+    measured = [r for r in rows if r.ours and r.ours.count > 1 and r.standard_errors is not None]
+    sides = [(r.ours, _published(r)) for r in measured]
+    errors = [abs(r.standard_errors or 0) for r in measured]
     beyond = sum(e > 2 for e in errors)
     apart = [r for r in rows if r.disagrees]
     two = [chance_beyond(a, b, 2) for a, b in sides if a]
     one = [1 - chance_beyond(a, b, 1) for a, b in sides if a]
-    worst = max(errors)
+    worst = max(errors, default=0.0)
     as_far = 1 - prod(1 - chance_beyond(a, b, worst) for a, b in sides if a)
-    names = listing(f"{_name(r)} ({r.standard_errors:+.1f})" for r in apart)
+    names = listing(map(_distance, apart))
     within = sum(e <= 1 for e in errors)
     gaps = np.array([a.mean - b.mean for a, b in sides if a])
     above, below = int((gaps > 0).sum()), int((gaps < 0).sum())
@@ -141,8 +142,9 @@ def _compared(evidence: Evidence) -> list[PaperRow]:
 
 
 def _rows(evidence: Evidence, recipe: str, protocol: str | None = RECTIFIED) -> list[PaperRow]:
+    """Rows with a published mean and spread that have two values here, or runs that were lost."""
     made = against_paper(evidence.records, recipe, protocol)
-    return [r for r in made if r.ours and r.ours.count > 1 and r.standard_errors is not None]
+    return [r for r in made if r.ours and r.paper_std is not None and (r.lost or r.ours.count > 1)]
 
 
 def _published(row: PaperRow) -> Summary:
@@ -151,6 +153,13 @@ def _published(row: PaperRow) -> Summary:
 
 def _name(row: PaperRow) -> str:
     return f"{row.label} at τ={row.tau:g}"
+
+
+def _distance(row: PaperRow) -> str:
+    """A cell that disagrees, and how far it is off."""
+    if row.lost:
+        return f"{_name(row)} ({row.lost} lost run{'s' * (row.lost > 1)})"
+    return f"{_name(row)} ({row.standard_errors:+.1f})"
 
 
 def _first_values(evidence: Evidence, cell: Cell) -> Floats:

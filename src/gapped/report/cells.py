@@ -21,9 +21,13 @@ Record = dict[str, Any]
 PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "surrogate_entropy")
 
 
+# What a protocol is for: with one of these, its name says enough.
+_USUAL = ("mnist", "digits", "listops")
+
+
 @dataclass(frozen=True)
 class Cell:
-    """All runs of one estimator at one temperature under one protocol."""
+    """All runs of one estimator at one temperature under one protocol, on the same data."""
 
     recipe: str
     protocol: str
@@ -32,9 +36,8 @@ class Cell:
     records: tuple[Record, ...]
 
     def values(self, metric: str) -> Floats:
-        """One value a run, NaN where the run diverged; runs that failed (crashed) are left out."""
-        runs = [r for r in self.records if r.get("status", "ok") != "failed"]
-        return np.array([_value(r, metric) for r in runs], dtype=np.float64)
+        """One value a run, NaN where the run diverged."""
+        return np.array([_value(r, metric) for r in self.records], dtype=np.float64)
 
     def count(self, status: str) -> int:
         """How many runs ended this way."""
@@ -103,7 +106,11 @@ def cells(records: Iterable[Record]) -> list[Cell]:
 
 
 def _table(record: Record) -> tuple[str, str]:
-    return str(record.get("recipe", "runs")), str(record.get("protocol") or "")
+    """Recipe and protocol; the latter says which data these are, unless it is the usual set."""
+    data, protocol = record.get("data"), str(record.get("protocol") or "")
+    if data is not None and data not in _USUAL:
+        protocol = f"{protocol} on {data}"
+    return str(record.get("recipe", "runs")), protocol
 
 
 def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gapped.errors import GappedError
 from gapped.records import atomic_write
 from gapped.report.cells import Record, cells, groups, read
-from gapped.report.paper import against_paper, paper, paper_table
+from gapped.report.paper import against_paper, is_papers, paper, paper_table
 from gapped.report.tables import rows_of, summary_table, to_markdown, verdict_of, without_empty
 
 __all__ = ["command", "duration", "hardware", "minutes", "render_markdown", "update_markers", "write_tables"]
@@ -106,7 +106,7 @@ def _shorter(records: Iterable[Record], recipe: str) -> str:
 
 def is_published(recipe: str, protocol: str) -> bool:
     """Whether the paper has numbers to set beside those of this recipe and protocol."""
-    return bool(paper().get(recipe)) and (not protocol or protocol.startswith("paper"))
+    return bool(paper().get(recipe)) and is_papers(protocol)
 
 
 def update_markers(text: str, blocks: Mapping[str, str]) -> str:

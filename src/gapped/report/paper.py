@@ -15,7 +15,7 @@ from gapped.report.cells import Cell, Record, cells, metric_name, primary
 from gapped.report.statistics import Summary, standard_errors, summary
 from gapped.report.tables import NOTHING, Entry, Table, number, seconds_per_epoch, tau_entry
 
-__all__ = ["FAILED_ABOVE", "PaperRow", "against_paper", "paper", "paper_label", "paper_table"]
+__all__ = ["FAILED_ABOVE", "PaperRow", "against_paper", "is_papers", "paper", "paper_label", "paper_table"]
 
 FAILED_ABOVE = 148.67
 """Nats of test negative ELBO above which a run counts as not having converged.
@@ -38,7 +38,10 @@ DISAGREES = "≠"
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One cell, ours and the paper's; either side may be missing, and `note` says why."""
+    """One cell, ours and the paper's; either side may be missing, and `note` says why.
+
+    `lost` of our runs ended without a value. A cell that has such runs disagrees with the paper's.
+    """
 
     label: str
     tau: float | None
@@ -51,6 +54,7 @@ class PaperRow:
     standard_errors: float | None = None
     disagrees: bool = False
     note: str = ""
+    lost: int = 0
 
 
 @cache
@@ -181,7 +185,7 @@ def _compare(
     note = f"{lost} of {len(cell.records)} runs without a value" if lost else ""
     published = (mean, std, count)
     if not ours.count:
-        return PaperRow(cell.label, cell.tau, metric, ours, *published, disagrees=True, note=note)
+        return PaperRow(cell.label, cell.tau, metric, ours, *published, disagrees=True, note=note, lost=lost)
     quick = any(r.get("quick") for r in cell.records)
     gap = ours.mean - mean
     errors = standard_errors(ours, mean, std, count) if std is not None and count else None
@@ -189,7 +193,8 @@ def _compare(
     remark = paper().get(recipe, {}).get("remarks", {}).get(cell.label, "")
     scaled = "quick run, scaled down: not comparable" if quick else ""
     note = "; ".join(filter(None, [scaled, remark, note]))
-    return PaperRow(cell.label, cell.tau, metric, ours, *published, gap, errors, far and not quick, note)
+    apart = (far or lost > 0) and not quick
+    return PaperRow(cell.label, cell.tau, metric, ours, *published, gap, errors, apart, note, lost)
 
 
 def _quoted(cell: Cell, published: tuple[str, float, float | None]) -> PaperRow:
@@ -226,8 +231,13 @@ def _matches(cell: Cell, name: str, tau: float | None) -> bool:
     return (tau is None or cell.tau == tau) and any(fnmatchcase(one, name) for one in labels)
 
 
+def is_papers(protocol: str) -> bool:
+    """Whether numbers of this protocol can be set beside the paper's: it is the paper's, on its data."""
+    return not protocol or (protocol.startswith("paper") and " on " not in protocol)
+
+
 def _is_papers(protocol: str, wanted: str | None) -> bool:
-    return protocol == wanted if wanted is not None else not protocol or protocol.startswith("paper")
+    return protocol == wanted if wanted is not None else is_papers(protocol)
 
 
 def _is_number(value: object) -> bool:
