@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TypeGuard
 
 import torch
@@ -51,7 +50,8 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
             raise reject(name, kind, f"{accepted}, floating-point and without gradient")
         if not _all_valid(level, positive):
             raise reject(name, "a tensor with values out of range", accepted)
-    elif not _is_number(level) or level < 0 or (positive and level == 0):
+    # Comparisons alone: compiled code has no other way to look at a number that changes.
+    elif not _is_number(level) or not level >= 0 or (positive and level == 0):
         raise reject(name, level, accepted)
     elif level > _FLOAT32.max or (positive and level < _FLOAT32.tiny):
         raise reject(name, level, f"{accepted} in the range of float32")
@@ -65,7 +65,7 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def _is_number(level: object) -> TypeGuard[float]:
-    return isinstance(level, int | float) and not isinstance(level, bool) and math.isfinite(level)
+    return isinstance(level, int | float) and not isinstance(level, bool)
 
 
 def _all_valid(level: Tensor, positive: bool) -> bool:

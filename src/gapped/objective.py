@@ -10,6 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_generator, check_logits, check_mask
 from gapped.errors import reject
+from gapped.once import is_differentiated
 from gapped.pathwise.base import Pathwise
 from gapped.score.attach import attach
 from gapped.score.base import Cost, Score, check_costs
@@ -65,7 +66,7 @@ def expectation(
     rows = simplex.computed(simplex.masked(logits, mask))
     cost = Cost(f, simplex.shift(rows.detach()), logits.dtype, context)
     estimator.check(cost)
-    value, gradient = estimator.estimate(cost, generator, torch.is_grad_enabled() and rows.requires_grad)
+    value, gradient = estimator.estimate(cost, generator, is_differentiated(rows))
     if gradient is None:
         return value
     return attach(value, rows, torch.where(rows.detach() == -torch.inf, 0.0, gradient))

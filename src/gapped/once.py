@@ -8,8 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-__all__ = ["once"]
+__all__ = ["is_differentiated", "once"]
+
+
+def is_differentiated(logits: Tensor) -> bool:
+    """Whether somebody wants a derivative by these logits.
+
+    A derivative along with the forward pass counts: there is none, and a sample without a gradient would
+    pass for one whose derivative is zero, where torch says that it is missing.
+    """
+    if torch.is_grad_enabled() and logits.requires_grad:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad.unpack_dual(logits).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def once(product: Callable[..., Tensor], logits: Tensor, grad: Tensor, *rest: Any) -> Tensor:

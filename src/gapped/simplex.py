@@ -1,7 +1,7 @@
 """Arithmetic on the probability simplex: normalising, drawing, perturbing.
 
 Everything here acts on the last axis, in the dtype of its input, and is a plain function of tensors; the
-only sources of randomness are `inverse_cdf` (and `draw_index` through it), `gumbel` and
+only sources of randomness are `uniform` (and `inverse_cdf` and `draw_index` through it), `gumbel` and
 `conditional_gumbel`.
 
 Two conventions hold throughout. A category whose logit is -inf does not exist: it gets exactly zero mass.
@@ -30,6 +30,7 @@ __all__ = [
     "place",
     "shift",
     "softmax",
+    "uniform",
 ]
 
 _GAP_GUARD = 1e-5
@@ -90,10 +91,17 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
     """
     cumulative = accumulated(weights).cumsum(-1)
     total = cumulative[..., -1:]
-    uniform = torch.rand(total.shape, dtype=total.dtype, device=total.device, generator=generator)
+    u = uniform(total.shape, total, generator)
     # Nothing exceeds anything in a row of zeros, or of NaNs: the search itself answers K there.
-    index = torch.searchsorted(cumulative, uniform * total, right=True)
+    index = torch.searchsorted(cumulative, u * total, right=True)
     return (index + total.isnan()).squeeze(-1)
+
+
+def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Uniform noise in [0, 1), in the dtype of `like` and where it is."""
+    if generator is None:  # torch.compile takes this keyword, even as None, for fixed shapes only
+        return torch.rand(shape, dtype=like.dtype, device=like.device)
+    return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
 def argmax_index(scores: Tensor) -> Tensor:

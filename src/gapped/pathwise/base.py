@@ -20,6 +20,7 @@ from gapped import simplex
 from gapped.checks import broadcasts, check_flag, check_generator, check_level, check_logits, check_mask
 from gapped.errors import reject
 from gapped.kernels import launch
+from gapped.once import is_differentiated
 from gapped.pathwise.carry import carry
 from gapped.pathwise.choice import Choice, fused_choice, plain_choice
 
@@ -126,7 +127,7 @@ class Pathwise(ABC):
         return self._sample_computed(simplex.computed(rows), generator).to(rows.dtype)
 
     def _sample_computed(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-        wants_gradient = torch.is_grad_enabled() and rows.requires_grad
+        wants_gradient = is_differentiated(rows)
         with torch.no_grad():
             logits = simplex.shift(rows)
             drawn = self.draw(logits, generator, wants_gradient or not self.hard)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gapped import simplex
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score
 
-__all__ = ["DisARM", "antithetic_bits", "difference", "direction_of_pair", "settled", "uniform"]
+__all__ = ["DisARM", "antithetic_bits", "difference", "direction_of_pair", "settled"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class DisARM(Score):
         return 2
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return uniform(logits, logits.shape[:-1], generator)
+        return simplex.uniform(logits.shape[:-1], logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         phi = difference(logits[..., 1], logits[..., 0])
@@ -63,11 +64,6 @@ class DisARM(Score):
         apart = sampled.points[0] - sampled.points[1]
         delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
         return 0.5 * delta * apart * torch.sigmoid(phi.abs()).unsqueeze(-1)
-
-
-def uniform(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Uniform noise in [0, 1)."""
-    return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
 def antithetic_bits(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

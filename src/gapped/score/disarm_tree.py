@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.kernels import score_launch
 from gapped.score.base import Cost, Sampled, Score
-from gapped.score.disarm import antithetic_bits, direction_of_pair, settled, uniform
+from gapped.score.disarm import antithetic_bits, direction_of_pair, settled
 
 __all__ = ["DisARMTree", "node_probabilities"]
 
@@ -48,7 +48,7 @@ class DisARMTree(Score):
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         nodes = (1 << score_launch.depth(logits.shape[-1])) - 1
-        return uniform(logits, (*logits.shape[:-1], nodes), generator)
+        return simplex.uniform((*logits.shape[:-1], nodes), logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         if score_launch.applies(logits):

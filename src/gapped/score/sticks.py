@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gapped import simplex
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score
-from gapped.score.disarm import antithetic_bits, difference, direction_of_pair, settled, uniform
+from gapped.score.disarm import antithetic_bits, difference, direction_of_pair, settled
 
 __all__ = ["DisARMSticks", "stick_logits"]
 
@@ -50,7 +51,7 @@ class DisARMSticks(Score):
         return 2
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return uniform(logits, (*logits.shape[:-1], logits.shape[-1] - 1), generator)
+        return simplex.uniform((*logits.shape[:-1], logits.shape[-1] - 1), logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         order = self._order(logits)
