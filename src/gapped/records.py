@@ -133,7 +133,7 @@ def _is_running(process: int) -> bool:
 
 
 def _complete_length(raw: bytes) -> int:
-    """How many bytes are whole lines; the last one may lack its newline, since no part of an object is one."""
+    """How many bytes are whole lines. The last may lack its newline: no part of a JSON object is one."""
     ended = raw.rfind(b"\n") + 1
     try:
         whole = isinstance(json.loads(raw[ended:]), dict)
