@@ -71,6 +71,7 @@ def execute(
     ray_address: str | None = None,
 ) -> int:
     """Train what `recipes` ask for, show tables and verdict, write the report. Returns the exit status."""
+    from gapped.cli.events import event_writer, write_events
     from gapped.cli.watch import Display
     from gapped.lab.engines import engine as engine_called
     from gapped.lab.local import Interrupted
@@ -79,6 +80,8 @@ def execute(
     from gapped.report.markdown import write_tables
     from gapped.report.terminal import console, show
 
+    if tensorboard:
+        event_writer()
     trains = engine_called(engine, device, ray_address=ray_address)
     store = Store(out)
     screen = console(quiet=not trains.leads)
@@ -95,8 +98,6 @@ def execute(
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:
-        from gapped.cli.events import write_events
-
         screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
     screen.print(f"Report: {write_report(out)}", soft_wrap=True)
     return status
