@@ -25,15 +25,12 @@ __all__ = [
 
 
 class Stopped(Exception):
-    """The command ended before its work did, at the user's wish.
+    """The command ended before its work did, at the user's wish. The message says why, and what is kept."""
 
-    The message says what is kept, if repeating the command does not go on from there.
-    """
-
-    def __init__(self, kept: str = "", *, in_time: bool = False) -> None:
-        super().__init__(kept)
-        self.in_time = in_time
-        """Whether it was --minutes that ended it, and not Ctrl-C."""
+    def __init__(self, message: str, status: int = 130) -> None:
+        super().__init__(message)
+        self.status = status
+        """The exit status; that of Ctrl-C if nothing else is said."""
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -45,7 +42,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write Ten
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint after so many minutes, exit status 3; the same command goes on.",
+        help="Stop with a checkpoint after so many minutes, exit status 3 (under torchrun, 0); "
+        "the same command goes on.",
         show_default=False,
         min=0.0,
     ),
@@ -91,7 +89,12 @@ def execute(
             made = trains.run(recipes, store, data_dir=data_dir, watch=display)
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
-        raise Stopped(in_time=display.is_late() and not display.stop) from None
+        goes_on = "the same command goes on from the last checkpoint"
+        if display.stop or not display.is_late():
+            raise Stopped(f"interrupted; {goes_on}") from None
+        if trains.restarts:
+            raise Stopped(f"out of time; {goes_on}; exit status 0, or it would be restarted", 0) from None
+        raise Stopped(f"out of time; {goes_on}", 3) from None
     status = 0 if all(line["status"] != "failed" for line in made) else 1
     if not trains.leads:
         return status
