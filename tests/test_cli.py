@@ -245,6 +245,7 @@ def test_reproduce_quick(capsys, tmp_path):
     made = lines(folder)
     assert [each["label"] for each in made] == ["GST-0.8", "GST-1.2", "STGS", "ReinMax"]
     assert all(each["quick"] and each["epochs"] == 1 and each["recipe"] == "smoke" for each in made)
+    assert out.startswith("smoke: Smoke test\n")
     assert "quick run" in out
     assert (folder / "report.html").exists()
 

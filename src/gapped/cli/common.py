@@ -67,8 +67,8 @@ def execute(
     minutes: float | None = None,
     engine: str = "local",
     ray_address: str | None = None,
-) -> int:
-    """Train what `recipes` ask for, show tables and verdict, write the report. Returns the exit status."""
+) -> None:
+    """Train what `recipes` ask for, show tables and verdict, write the report."""
     from gapped.cli.events import event_writer, write_events
     from gapped.cli.watch import Display
     from gapped.lab.engines import engine as engine_called
@@ -84,6 +84,9 @@ def execute(
     store = Store(out)
     screen = console(quiet=not trains.leads)
     display = Display(screen, minutes)
+    for recipe in recipes:
+        named = ": ".join(filter(None, (recipe.name, recipe.title)))
+        screen.print(named, markup=False, highlight=False, soft_wrap=True)
     try:
         with display:
             made = trains.run(recipes, store, data_dir=data_dir, watch=display)
@@ -95,12 +98,10 @@ def execute(
         if trains.restarts:
             raise Stopped(f"out of time; {goes_on}; exit status 0, or it would be restarted", 0) from None
         raise Stopped(f"out of time; {goes_on}", 3) from None
-    status = 0 if all(line["status"] != "failed" for line in made) else 1
     if not trains.leads:
-        return status
+        return
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:
         screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
     screen.print(f"Report: {write_report(out)}", soft_wrap=True)
-    return status
