@@ -22,6 +22,7 @@ import gapped
 from gapped import records
 from gapped.cli.app import main
 from gapped.cli.compare import default_recipe
+from gapped.cli.events import write_events
 from gapped.cli.watch import Display
 from gapped.errors import GappedError
 from gapped.lab import local
@@ -200,6 +201,40 @@ def test_tensorboard(capsys, tmp_path):
     assert len(files) == 2
 
 
+def test_every_run_has_its_own_event_file(capsys, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is optional")
+    base = {"task": "vae", "label": "a/b", "tau": 0.5, "seed": 0}
+    places = [("vae", "paper-30x10", "mnist"), ("mixed", "paper-30x10", "mnist")]
+    places += [
+        ("vae", "plain-30x10", "mnist"),
+        ("vae", "plain-30x10", "digits"),
+        ("vae", "plain-30x10", "digits"),
+    ]
+    made = [
+        {**base, "id": f"{n:016}"[::-1], "recipe": recipe, "protocol": protocol, "data": data}
+        for n, (recipe, protocol, data) in enumerate(places)
+    ]
+    records.append(tmp_path / "curves.jsonl", [{"id": r["id"], "epoch": [1], "loss": [2.0]} for r in made])
+    for _ in range(2):
+        target = write_events(made, tmp_path)
+        found = {file.parent.relative_to(target) for file in target.rglob("events.out.tfevents.*")}
+        assert len(found) == 5
+        assert {str(place.parent) for place in found} == {
+            "vae/paper-30x10",
+            "mixed/paper-30x10",
+            "vae/plain-30x10",
+            "vae/plain-30x10-digits",
+        }
+
+
+def test_tensorboard_is_missed_before_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert main(["reproduce", toy_recipe(tmp_path), "--out", "o", "--tensorboard"]) == 2
+    assert "--tensorboard needs the package tensorboard" in one_line(capsys)
+    assert not (tmp_path / "o").exists()
+
+
 # Reproduce and report
 
 
@@ -210,6 +245,7 @@ def test_reproduce_quick(capsys, tmp_path):
     made = lines(folder)
     assert [each["label"] for each in made] == ["GST-0.8", "GST-1.2", "STGS", "ReinMax"]
     assert all(each["quick"] and each["epochs"] == 1 and each["recipe"] == "smoke" for each in made)
+    assert out.startswith("smoke: Smoke test\n")
     assert "quick run" in out
     assert (folder / "report.html").exists()
 

@@ -545,5 +545,19 @@ def test_quiet_ranks_print_nothing(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "o" / "report.html").exists()
 
 
+def test_a_rank_out_of_time_gives_torchrun_no_reason_to_start_it_again(monkeypatch, capsys, tmp_path):
+    as_rank(monkeypatch, 0, 1)
+    monkeypatch.setattr(torchrun, "_channel", FakeChannel)
+    # Two fleets of one epoch each.
+    arguments = ["reproduce", "smoke", "--quick", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
+    for _ in range(2):
+        assert main([*arguments, "--minutes", "0", "--engine", "torchrun"]) == 0
+        assert "gapped: out of time; the same command goes on" in capsys.readouterr().err
+        assert (tmp_path / "checkpoints").exists()
+    assert main([*arguments, "--minutes", "0", "--engine", "torchrun"]) == 0
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "checkpoints").exists()
+
+
 if __name__ == "__main__":
     sys.exit(command(*sys.argv[1:]))

@@ -6,7 +6,8 @@ import base64
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import gapped
 from gapped import records
 from gapped.errors import GappedError
 from gapped.fleet.trainer import Trainer
+from gapped.lab import local
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleets import Fleet
 from gapped.lab.local import Interrupted, run
@@ -388,3 +390,20 @@ def test_unknown_data_fails_before_anything_is_trained(tmp_path):
     with pytest.raises(GappedError, match=r"'minst', expected one of .*mnist"):
         run([recipe(name="a"), recipe(name="b", data="minst")], Store(tmp_path), CPU, watch=spy)
     assert spy.seen == [], "hours of training may have gone before the misspelt name was met"
+
+
+@pytest.mark.parametrize(("device", "entered"), [("cpu", []), ("cuda:1", [torch.device("cuda:1")])])
+def test_training_is_on_the_device_that_was_asked_for(monkeypatch, device, entered):
+    """And not on the current one, whose streams are what a capture sees."""
+    current: list[torch.device] = []
+
+    @contextmanager
+    def switched(to: torch.device) -> Iterator[None]:
+        current.append(to)
+        yield
+        current.remove(to)
+
+    monkeypatch.setattr(torch.cuda, "device", switched)
+    monkeypatch.setattr(local, "_train", lambda *_: list(current))
+    assert local.train(None, torch.device(device), None, None, local.Nobody(), 1.0) == entered
+    assert not current

@@ -171,7 +171,7 @@ def test_grid_expansion():
         seeds=[4, 7],
         cell=[
             {"estimator": "gst", "options": {"gap": [0.8, 1.2]}, "label": "GST-{gap}"},
-            {"estimator": "reinmax", "tau": 1.5, "learning_rate": [0.1, 0.2], "label": "R"},
+            {"estimator": "reinmax", "tau": 1.5, "learning_rate": [0.1, 0.2], "label": "R{learning_rate}"},
             {"estimator": "straight-through:tau=0.25"},
         ],
     )
@@ -179,7 +179,7 @@ def test_grid_expansion():
     assert found == Counter(
         {
             **{(f"GST-{gap}", tau, None): 2 for gap in (0.8, 1.2) for tau in (1.0, 0.5)},
-            **{("R", 1.5, rate): 2 for rate in (0.1, 0.2)},
+            **{(f"R{rate}", 1.5, rate): 2 for rate in (0.1, 0.2)},
             ("straight-through", 0.25, None): 2,
         }
     )
@@ -190,10 +190,37 @@ def test_grid_expansion():
 
 def test_a_cell_may_have_fewer_seeds():
     cells = [{"estimator": "gst", "seeds": 3}, {"estimator": "straight-through"}]
-    for seeds, expected, rest in ((10, [0, 1, 2], 10), (2, [0, 1], 2), ([4, 7, 9, 1], [4, 7, 9], 4)):
+    for seeds, expected, rest in ((10, [0, 1, 2], 10), ([4, 7, 9, 1], [4, 7, 9], 4)):
         entries = toy(seeds=seeds, cell=cells).entries
         assert [e.spec.seed for e in entries if e.spec.estimator == "gst"] == expected
         assert len([e for e in entries if e.spec.estimator != "gst"]) == rest
+
+
+def seeds_of_a_cell(own: Any, **how: Any) -> list[int]:
+    """Of a cell with `own`, where the recipe has three; `how` may have other ones, or None."""
+    table = {**TABLE, "seeds": how.pop("recipe", [4, 7, 9]), "cell": [{"estimator": "gst", "seeds": own}]}
+    made = recipe_from({k: v for k, v in table.items() if v is not None}, "toy.toml", **how)
+    return [entry.spec.seed for entry in made.entries]
+
+
+def test_the_seeds_of_a_cell_are_its_list_or_the_first_of_the_recipe():
+    assert seeds_of_a_cell([7, 8, 1, 0]) == [7, 8, 1, 0]
+    assert seeds_of_a_cell(2) == [4, 7]
+    assert seeds_of_a_cell(2, recipe=None) == [0, 1]
+    assert seeds_of_a_cell([7, 8], recipe=None) == [7, 8]
+    message = rejected({**TABLE, "cell": [{"estimator": "gst", "seeds": 5}]})
+    assert "[[cell]]: seeds: got 5, expected at most the recipe's 2" in message
+
+
+def test_what_shrinks_a_recipe_shrinks_the_seeds_of_its_cells():
+    assert seeds_of_a_cell([7, 8, 1], seeds=2) == [7, 8]
+    assert seeds_of_a_cell([7, 8], seeds=5) == [7, 8]
+    assert seeds_of_a_cell(5, seeds=2) == [0, 1]
+    assert seeds_of_a_cell(2, seeds=5) == [0, 1]
+    assert seeds_of_a_cell(5, seeds=2, recipe=None) == [0, 1]
+    for own, expected in ((3, [5]), ([7, 8], [7])):
+        table = {**TABLE, "quick": {"seeds": [5]}, "cell": [{"estimator": "gst", "seeds": own}]}
+        assert [e.spec.seed for e in recipe_from(table, "toy.toml", quick=True).entries] == expected
 
 
 def test_cells_override_what_is_above_them():
@@ -217,6 +244,37 @@ def test_labels_may_name_what_the_grid_varies():
     cell = {"estimator": "gst", "options": {"gap": [0.5, 2.0]}, "label": "{gap} at {tau}"}
     labels = [entry.label for entry in toy(tau=[0.5, 1.0], seeds=1, cell=[cell]).entries]
     assert sorted(labels) == ["0.5 at 0.5", "0.5 at 1.0", "2.0 at 0.5", "2.0 at 1.0"]
+
+
+def test_default_labels_name_what_a_list_varies():
+    cell = {"estimator": "gst", "options": {"gap": 1.0}, "rate_decay": ["cosine"]}
+    rates = {**cell, "learning_rate": [1e-5, 1e-2], "tau": [0.5, 1.0]}
+    labels = [entry.label for entry in toy(seeds=1, cell=[rates]).entries]
+    assert sorted(set(labels)) == ["gst:gap=1.0, learning_rate=0.01", "gst:gap=1.0, learning_rate=1e-05"]
+    assert [entry.label for entry in toy(seeds=1, cell=[cell]).entries] == ["gst:gap=1.0"]
+
+
+TWINS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "a list": ([{"estimator": "gst", "label": "R", "learning_rate": [0.1, 0.2]}], "learning_rate"),
+    "options": ([{"estimator": "gst", "label": "R", "options": {"gap": [0.1, 0.2]}}], "options"),
+    "two cells": (
+        [{"estimator": "gst"}, {"estimator": "gst", "schedule": {"kind": "annealed"}}],
+        "schedule",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TWINS)
+def test_runs_that_a_report_would_take_for_seeds_of_one_cell_are_rejected(what):
+    cells, differ = TWINS[what]
+    message = rejected({**TABLE, "cell": cells})
+    assert f"at tau 0.5, seed 0, and differ in {differ}: give their cells labels" in message
+
+
+def test_a_temperature_for_all_is_none_for_an_estimator_without():
+    cells = [{"estimator": "rloo"}, {"estimator": "gst"}]
+    found = [(e.label, e.spec.tau) for e in toy(seeds=1, tau=[0.5, 1.0], cell=cells).entries]
+    assert found == [("rloo", None), ("gst", 0.5), ("gst", 1.0)]
 
 
 def test_quick_may_skip_cells():
@@ -313,6 +371,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds of a cell 0": ({"cell": [{"estimator": "gst", "seeds": 0}]}, "seeds"),
     "seeds of a cell text": ({"cell": [{"estimator": "gst", "seeds": "ten"}]}, "seeds"),
     "name number": ({"name": 3}, "name"),
+    "title number": ({"title": 3}, "title"),
+    "variance_every_epoch text": ({"variance_every_epoch": "no"}, "variance_every_epoch: got 'no'"),
+    "runs_per_fleet true": ({"runs_per_fleet": True}, "runs_per_fleet: got True"),
+    "tau without use": ({"cell": [{"estimator": "rloo", "tau": 0.5}]}, "tau: got 0.5, .* rloo has no temp"),
+    "tau as option": (
+        {"cell": [{"estimator": "rloo", "options": {"tau": 0.5}}]},
+        "tau: got 0.5",
+    ),
+    # Each of these once ended in an error of Python's.
+    "task list": ({"task": ["vae"]}, r"task: got \['vae'\]"),
+    "protocol list": ({"protocol": [["x"]]}, r"protocol: got \['x'\]"),
+    "schedule kind list": ({"schedule": {"kind": ["mixed"]}}, r"schedule: got \['mixed'\]"),
+    "seed large": ({"seeds": [2**63]}, "seed: got 9223372036854775808"),
+    "seeds large": ({"seeds": 2**63}, "seeds: got 9223372036854775808"),
+    "label attribute": ({"cell": [{"estimator": "gst", "label": "{tau.foo}"}]}, "label: got '{tau.foo}'"),
+    "label index": ({"cell": [{"estimator": "gst", "label": "{tau[0]}"}]}, r"label: got '{tau\[0\]}'"),
 }
 
 

@@ -64,13 +64,25 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next_append(tmp_path
     records.append(path, [line("a", label="é"), line("b", label="é")])
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
-    for cut in range(first + 1, len(whole)):
+    for cut in range(first + 1, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.warns(UserWarning, match=r"records\.jsonl: the last line is torn"):
             assert records.load(path) == [line("a", label="é")]
         assert path.read_bytes() == whole[:cut], "reading must not change anything"
         records.append(path, [line("c")])
         assert records.load(path) == [line("a", label="é"), line("c")]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("before", [[], [line("a")]])
+def test_a_last_line_that_lacks_but_its_newline_is_whole(tmp_path, before):
+    path = tmp_path / "records.jsonl"
+    records.append(path, [*before, line("b", label="é")])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert records.load(path) == [*before, line("b", label="é")]
+    records.append(path, [line("c")])
+    assert records.load(path) == [*before, line("b", label="é"), line("c")]
+    assert path.read_bytes().count(b"\n") == len(before) + 2
 
 
 def test_a_file_that_is_but_a_torn_line(tmp_path):
@@ -85,7 +97,7 @@ def test_a_file_that_is_but_a_torn_line(tmp_path):
 @pytest.mark.parametrize("bad", [b"{]\n", b"3\n", b'{"schema": 2}\n', b'{"id": "x"}{"id": "y"}\n'])
 def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path, bad):
     path = tmp_path / "records.jsonl"
-    path.write_bytes(b'{"schema": 1}\n\n' + bad + b'{"schema": 1}\n')
+    path.write_bytes(b'{"recipe": "r", "id": "x"}\n\n' + bad + b'{"recipe": "r", "id": "y"}\n')
     with pytest.raises(GappedError, match=r"records\.jsonl, line 3: ") as caught:
         records.load(path)
     assert "\n" not in str(caught.value)
@@ -93,9 +105,30 @@ def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path, bad):
 
 def test_bytes_that_are_not_text_are_an_error_of_the_same_kind(tmp_path):
     path = tmp_path / "records.jsonl"
-    path.write_bytes(b'{"schema": 1}\n{"label": "\xff"}\n')
-    with pytest.raises(GappedError, match=r"records\.jsonl"):
+    path.write_bytes(b'{"recipe": "r", "id": "x"}\n{"label": "\xff"}\n')
+    with pytest.raises(GappedError, match=r"records\.jsonl, line 2: not a JSON object"):
         records.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "problem"),
+    [
+        ("records", {"id": "x"}, "recipe: got None"),
+        ("records", {"recipe": "r"}, "id: got None"),
+        ("records", {"recipe": "r", "id": 3}, "id: got 3"),
+        ("curves", {"epoch": [1]}, "id: got None"),
+    ],
+)
+def test_a_line_that_does_not_say_whose_it_is_is_an_error_that_names_it(tmp_path, name, bad, problem):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text(json.dumps(line("a")) + "\n" + json.dumps(bad) + "\n")
+    with pytest.raises(GappedError, match=rf"{name}\.jsonl, line 2: {problem}, expected a text"):
+        records.load(path)
+
+
+def test_other_files_have_lines_of_their_own(tmp_path):
+    records.append(tmp_path / "bench.jsonl", [{"rows": 3}])
+    assert records.load(tmp_path / "bench.jsonl") == [{"rows": 3}]
 
 
 def test_appending_syncs_once_and_a_failure_leaves_a_readable_file(tmp_path, monkeypatch):

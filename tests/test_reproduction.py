@@ -312,6 +312,42 @@ def test_only_blocks_that_the_records_fill_are_known(tmp_path: Path) -> None:
         render_block(few, "conclusions")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("recipe", "protocol", "metrics", "figures"),
+    [
+        ("compare", "paper-30x10", None, ["compare.svg"]),
+        ("compare", None, {ELBO: None}, ["compare.svg"]),
+        ("listops", "short", None, ["listops-curves.svg"]),
+        ("gap-grid", "digits-8x8", None, ["gap-grid-relu.svg", "gap-grid-plain.svg"]),
+        ("vae", None, {ELBO: None}, ["vae-final.svg", "vae-curves.svg"]),
+    ],
+)
+def test_figures_that_the_records_cannot_fill_are_left_out(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+    protocol: str | None,
+    metrics: dict[str, None] | None,
+    figures: list[str],
+) -> None:
+    def other(line: records.Line) -> bool:
+        line["protocol"] = protocol or line["protocol"]
+        line["metrics"] = metrics or line["metrics"]
+        return bool(line["recipe"] == recipe)
+
+    evidence = subset(tmp_path, other)
+    assert main(["report", str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"left out, with nothing in the records to show: {tmp_path / 'figures' / name}" for name in figures
+    ]
+    assert not (tmp_path / "figures").exists()
+    # A document that shows one is not left with a gap.
+    with pytest.raises(GappedError, match=f"{figures[0]}: these records have nothing to show in it"):
+        draw(evidence, figures[0])
+
+
 def test_words_follow_the_numbers(tmp_path: Path) -> None:
     """Twins of the records with other results get other sentences."""
 

@@ -2,7 +2,7 @@
 
 A finished run is one line of ``records.jsonl``. Lines are only ever appended, in one write followed by
 an fsync, so the worst that a kill or a full disk can leave behind is a torn last line; `load` passes over
-it with a warning and `append` cuts it off before it writes.
+it with a warning and `append` cuts it off before it writes. A last line that lacks but its newline is whole.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ SCHEMA = 1
 
 Line = dict[str, Any]
 
+# What every line of these files says of itself, in text.
+_KEYS = {
+    "records.jsonl": ("recipe", "id"),
+    **dict.fromkeys(("curves.jsonl", "images.jsonl", "trees.jsonl"), ("id",)),
+}
+
 
 def load(path: Path) -> list[Line]:
     """All complete lines of `path`, in order; an absent file has none."""
@@ -35,7 +41,7 @@ def load(path: Path) -> list[Line]:
     if complete < len(raw):
         warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=2)
     lines = []
-    for number, text in enumerate(raw[:complete].split(b"\n")[:-1], start=1):
+    for number, text in enumerate(raw[:complete].split(b"\n"), start=1):
         if not text.strip():
             continue
         try:
@@ -46,6 +52,9 @@ def load(path: Path) -> list[Line]:
             raise GappedError(f"{path}, line {number}: not a JSON object")
         if line.get("schema", SCHEMA) != SCHEMA:
             raise GappedError(f"{path}, line {number}: schema {line['schema']}, this version reads {SCHEMA}")
+        for key in _KEYS.get(path.name, ()):
+            if not isinstance(line.get(key), str):
+                raise GappedError(f"{path}, line {number}: {key}: got {line.get(key)!r}, expected a text")
         lines.append(line)
     return lines
 
@@ -62,7 +71,8 @@ def append(path: Path, lines: Iterable[Line]) -> None:
         complete = _complete_length(raw)
         if complete < len(raw):
             file.truncate(complete)
-        file.write(text.encode("utf-8"))
+        lacks_newline = raw[:complete][-1:] not in (b"", b"\n")
+        file.write(b"\n" * lacks_newline + text.encode("utf-8"))
         file.flush()
         os.fsync(file.fileno())
 
@@ -123,5 +133,10 @@ def _is_running(process: int) -> bool:
 
 
 def _complete_length(raw: bytes) -> int:
-    """How many bytes end in whole lines."""
-    return raw.rfind(b"\n") + 1
+    """How many bytes are whole lines. The last may lack its newline: no part of a JSON object is one."""
+    ended = raw.rfind(b"\n") + 1
+    try:
+        whole = isinstance(json.loads(raw[ended:]), dict)
+    except ValueError:
+        whole = False
+    return len(raw) if whole else ended

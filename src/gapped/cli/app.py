@@ -65,7 +65,7 @@ def options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130.
 
-    A command that --minutes ended before its runs were done has status 3.
+    A command that --minutes ended before its runs were done has status 3; under torchrun, 0.
     """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
@@ -74,9 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("gapped: interrupted", file=sys.stderr)
         return 130
     except Stopped as stop:
-        kept = str(stop) or "the same command goes on from the last checkpoint"
-        print(f"gapped: {'out of time' if stop.in_time else 'interrupted'}; {kept}", file=sys.stderr)
-        return 3 if stop.in_time else 130
+        print(f"gapped: {stop}", file=sys.stderr)
+        return stop.status
     except Exception as problem:
         if "--debug" in arguments:
             raise

@@ -72,7 +72,7 @@ def bench(
         try:
             made = _measure(jobs, where, seconds, out / "bench.jsonl", screen, startup=not shape)
         except KeyboardInterrupt:
-            raise Stopped(f"what was measured is in {out / 'bench.jsonl'}") from None
+            raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
     present(made, out, screen)
     return 0
 

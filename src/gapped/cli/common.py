@@ -25,15 +25,12 @@ __all__ = [
 
 
 class Stopped(Exception):
-    """The command ended before its work did, at the user's wish.
+    """The command ended before its work did, at the user's wish. The message says why, and what is kept."""
 
-    The message says what is kept, if repeating the command does not go on from there.
-    """
-
-    def __init__(self, kept: str = "", *, in_time: bool = False) -> None:
-        super().__init__(kept)
-        self.in_time = in_time
-        """Whether it was --minutes that ended it, and not Ctrl-C."""
+    def __init__(self, message: str, status: int = 130) -> None:
+        super().__init__(message)
+        self.status = status
+        """The exit status; that of Ctrl-C if nothing else is said."""
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -45,7 +42,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write Ten
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint after so many minutes, exit status 3; the same command goes on.",
+        help="Stop with a checkpoint after so many minutes, exit status 3 (under torchrun, 0); "
+        "the same command goes on.",
         show_default=False,
         min=0.0,
     ),
@@ -69,8 +67,9 @@ def execute(
     minutes: float | None = None,
     engine: str = "local",
     ray_address: str | None = None,
-) -> int:
-    """Train what `recipes` ask for, show tables and verdict, write the report. Returns the exit status."""
+) -> None:
+    """Train what `recipes` ask for, show tables and verdict, write the report."""
+    from gapped.cli.events import event_writer, write_events
     from gapped.cli.watch import Display
     from gapped.lab.engines import engine as engine_called
     from gapped.lab.local import Interrupted
@@ -79,24 +78,30 @@ def execute(
     from gapped.report.markdown import write_tables
     from gapped.report.terminal import console, show
 
+    if tensorboard:
+        event_writer()
     trains = engine_called(engine, device, ray_address=ray_address)
     store = Store(out)
     screen = console(quiet=not trains.leads)
     display = Display(screen, minutes)
+    for recipe in recipes:
+        named = ": ".join(filter(None, (recipe.name, recipe.title)))
+        screen.print(named, markup=False, highlight=False, soft_wrap=True)
     try:
         with display:
             made = trains.run(recipes, store, data_dir=data_dir, watch=display)
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
-        raise Stopped(in_time=display.is_late() and not display.stop) from None
-    status = 0 if all(line["status"] != "failed" for line in made) else 1
+        goes_on = "the same command goes on from the last checkpoint"
+        if display.stop or not display.is_late():
+            raise Stopped(f"interrupted; {goes_on}") from None
+        if trains.restarts:
+            raise Stopped(f"out of time; {goes_on}; exit status 0, or it would be restarted", 0) from None
+        raise Stopped(f"out of time; {goes_on}", 3) from None
     if not trains.leads:
-        return status
+        return
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:
-        from gapped.cli.events import write_events
-
         screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
     screen.print(f"Report: {write_report(out)}", soft_wrap=True)
-    return status

@@ -45,7 +45,7 @@ def compare(
     engine: Engine = "local",
     ray_address: RayAddress = None,
     runs_per_fleet: RunsPerFleet = None,
-) -> int:
+) -> None:
     """Train the same VAE with several estimators and seeds together, and say which one did best.
 
     \b
@@ -62,7 +62,7 @@ def compare(
         tau=tau,
         runs_per_fleet=runs_per_fleet,
     )
-    return execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
+    execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
 
 
 def default_recipe(

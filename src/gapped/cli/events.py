@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gapped import records
 from gapped.errors import GappedError
+from gapped.lab.kinds import KINDS
 from gapped.records import Line
 
-__all__ = ["write_events"]
+__all__ = ["event_writer", "write_events"]
 
 
-def write_events(made: Iterable[Line], folder: Path) -> Path:
-    """Write one event file per run of `made` under ``folder/tensorboard``."""
+def event_writer() -> type[Any]:
+    """What writes event files; its absence is an error, better met before training than after."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise GappedError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+    return SummaryWriter
+
+
+def write_events(made: Iterable[Line], folder: Path) -> Path:
+    """Write one event file per run of `made` under ``folder/tensorboard``, unless it is there already."""
+    writer_of = event_writer()
     curves = {line["id"]: line for line in records.load(folder / "curves.jsonl")}
     target = folder / "tensorboard"
     for record in made:
         curve = curves.get(record["id"])
-        at = "" if record["tau"] is None else f"-tau{record['tau']:g}"
-        run = target / f"{record['label']}{at}-seed{record['seed']}".replace("/", "_")
+        run = target / _place(record)
         if curve is None or run.exists():
             continue
-        with SummaryWriter(str(run)) as writer:
+        with writer_of(str(run)) as writer:
             for name, values in curve.items():
                 if name in ("id", "epoch"):
                     continue
@@ -34,3 +41,14 @@ def write_events(made: Iterable[Line], folder: Path) -> Path:
                     if value is not None:
                         writer.add_scalar(name, value, epoch)
     return target
+
+
+def _place(record: Line) -> Path:
+    """A folder for each run: recipe, protocol and data, cell and seed.
+
+    The end is the run's id: a cell may have been trained for another number of epochs before.
+    """
+    data = "" if record["data"] == KINDS[record["task"]].data[0] else f"-{record['data']}"
+    at = "" if record["tau"] is None else f"-tau{record['tau']:g}"
+    cell = f"{record['label']}{at}-seed{record['seed']}-{record['id'][:6]}"
+    return Path(*(part.replace("/", "_") for part in (record["recipe"], record["protocol"] + data, cell)))

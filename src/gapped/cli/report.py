@@ -43,8 +43,9 @@ def report(
     if update or figures:
         from gapped.report.documents import update_documents
 
-        for changed, new in update_documents(runs, update or [], figures):
-            print(f"{'updated' if new else 'unchanged'}: {changed}")
+        words = {True: "updated", False: "unchanged", None: "left out, with nothing in the records to show"}
+        for path, new in update_documents(runs, update or [], figures):
+            print(f"{words[new]}: {path}")
         return
 
     if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():

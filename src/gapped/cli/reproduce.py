@@ -36,7 +36,7 @@ def reproduce(
     engine: Engine = "local",
     ray_address: RayAddress = None,
     runs_per_fleet: RunsPerFleet = None,
-) -> int:
+) -> None:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
     \b
@@ -52,9 +52,8 @@ def reproduce(
     folder = out or Path("runs") / ("-".join(parts) + ("-quick" if quick else ""))
     if figures:
         draw_figures(folder, quick)
-    if not recipes:
-        return 0
-    return execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
+    if recipes:
+        execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
 
 
 def wanted(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:

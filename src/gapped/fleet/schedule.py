@@ -65,7 +65,7 @@ def schedule(kind: str = "constant", **options: Any) -> Schedule:
     >>> schedule("mixed", period=10)
     Mixed(mid=0.5, period=10)
     """
-    if kind not in SCHEDULES:
+    if not isinstance(kind, str) or kind not in SCHEDULES:
         raise reject("schedule", kind, f"one of {', '.join(SCHEDULES)}")
     try:
         return SCHEDULES[kind](**options)

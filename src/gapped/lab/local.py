@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -173,6 +174,19 @@ def train(
     checkpoint_seconds: float,
 ) -> Made:
     """Train a fleet from its checkpoint, or from the beginning, and return its lines."""
+    # Streams, captures and kernels are the current GPU's, which need not be the one that was asked for.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return _train(fleet, device, checkpoints, data_dir, watch, checkpoint_seconds)
+
+
+def _train(
+    fleet: Fleet,
+    device: torch.device,
+    checkpoints: Store | None,
+    data_dir: Path | None,
+    watch: Watch,
+    checkpoint_seconds: float,
+) -> Made:
     spec = fleet.specs[0]
     if device.type == "cuda":
         # What an earlier fleet left behind must neither be kept nor counted; compiled code holds its model.

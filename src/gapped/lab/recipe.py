@@ -14,9 +14,12 @@ from gapped.errors import GappedError, reject
 from gapped.lab.kinds import KINDS
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
+from gapped.registry import options_of
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 
+# A seed is easily written where their number belongs.
+_MOST_SEEDS = 1_000_000
 _AXES = ("tau", "protocol", "learning_rate", "rate_decay")
 _SPEC_KEYS = {f.name for f in fields(RunSpec)} - {"seed", "options", "estimator", "tau", "schedule"}
 _TOP = _SPEC_KEYS | {"name", "title", "seeds", "tau", "schedule", "runs_per_fleet", "cell", "quick"}
@@ -53,23 +56,28 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
     if not isinstance(cells, list) or not cells or not all(isinstance(cell, dict) for cell in cells):
         raise GappedError(f"{origin}: a recipe needs at least one [[cell]] table")
     settings = {k: v for k, v in table.items() if k not in ("cell", "quick")}
+    changed: dict[str, Any] = {}
     if quick:
-        shrunk = dict(_table(table.get("quick", {}), f"{origin}: quick"))
-        _check_keys(shrunk, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
-        cells = _kept(cells, shrunk.pop("skip", []), origin)
-        settings |= shrunk
-    settings |= {k: v for k, v in overrides.items() if v is not None}
+        changed = dict(_table(table.get("quick", {}), f"{origin}: quick"))
+        _check_keys(changed, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
+        cells = _kept(cells, changed.pop("skip", []), origin)
+    changed |= {k: v for k, v in overrides.items() if v is not None}
+    settings |= changed
     for key in ("name", "task", "protocol"):
         if key not in settings:
             raise GappedError(f"{origin}: missing key {key!r}")
-    seeds = _seeds(settings.pop("seeds", 1), origin)
-    name, title = settings.pop("name"), settings.pop("title", "")
+    _text(settings["task"], f"{origin}: task")
+    seeds = _seeds(settings.pop("seeds"), origin) if "seeds" in settings else None
+    name, title = settings.pop("name"), _text(settings.pop("title", ""), f"{origin}: title")
     if not isinstance(name, str) or not name:
         raise GappedError(f"{origin}: name: got {name!r}, expected a text")
     per_fleet = settings.pop("runs_per_fleet", None)
-    if per_fleet is not None and (not isinstance(per_fleet, int) or per_fleet < 1):
+    if per_fleet is not None and (type(per_fleet) is not int or per_fleet < 1):
         raise GappedError(f"{origin}: runs_per_fleet: got {per_fleet!r}, expected a positive integer")
-    entries = [entry for cell in cells for entry in _expand(name, cell, settings, seeds, quick, origin)]
+    entries: list[Entry] = []
+    for cell in cells:
+        own = _seeds_of(cell, seeds, "seeds" in changed, origin)
+        entries += _expand(name, cell, settings, own, quick, origin)
     _check_distinct(entries, origin)
     return Recipe(name, title, tuple(entries), per_fleet, quick)
 
@@ -107,30 +115,47 @@ def _expand(
     kind, fixed = parse(_text(cell["estimator"], f"{origin} [[cell]]: estimator"))
     merged = {**settings, **{k: v for k, v in cell.items() if k in (*_AXES, "schedule")}}
     options = {**fixed, **_table(cell.get("options", {}), f"{origin} [[cell]]: options")}
+    own_tau = "tau" in cell or "tau" in options
     if "tau" in options:
         merged["tau"] = options.pop("tau")
+    if "tau" not in options_of(kind):
+        tau = merged.pop("tau", None)
+        if own_tau:
+            accepted = f"none: {kind} has no temperature"
+            raise GappedError(f"{origin} [[cell]]: tau: got {tau!r}, expected {accepted}")
     axes = {k: _listed(merged.pop(k), f"{origin}: {k}") for k in _AXES if k in merged}
     grid = {k: _listed(v, f"{origin}: {k}") for k, v in options.items()}
-    own = seeds[: len(_seeds(cell["seeds"], f"{origin} [[cell]]"))] if "seeds" in cell else seeds
     for values in product(*axes.values(), *grid.values()):
         point = dict(zip([*axes, *grid], values, strict=True))
         chosen = {k: point.pop(k) for k in grid}
         rest = {**merged, **point}
+        _text(rest["protocol"], f"{origin}: protocol")
         if rest["task"] in KINDS:  # else the spec says what is accepted
             rest.setdefault("data", KINDS[rest["task"]].data[0])
             rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
-        label = _label(cell.get("label"), kind, chosen, point, origin)
-        for seed in own:
+        label = _label(cell.get("label"), kind, chosen, point, axes, origin)
+        for seed in seeds:
             yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)
 
 
-def _label(text: object, kind: str, chosen: dict[str, Any], point: dict[str, Any], origin: str) -> str:
-    """The label of a cell; options and grid values may be named in braces."""
+def _label(
+    text: object,
+    kind: str,
+    chosen: dict[str, Any],
+    point: dict[str, Any],
+    axes: Mapping[str, list[Any]],
+    origin: str,
+) -> str:
+    """The label of a cell, in which braces may name options and grid values; by default, whatever varies.
+
+    A temperature is shown beside every label.
+    """
     if text is None:
-        return show(kind, chosen)
+        varied = [f"{k}={point[k]}" for k in _AXES if k != "tau" and len(axes.get(k, ())) > 1]
+        return ", ".join([show(kind, chosen), *varied])
     try:
         return _text(text, f"{origin} [[cell]]: label").format(**chosen, **point)
-    except (KeyError, IndexError, ValueError):
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
         known = ", ".join([*chosen, *point])
         raise GappedError(f"{origin} [[cell]]: label: got {text!r}, expected braces around {known}") from None
 
@@ -148,21 +173,51 @@ def _kept(cells: list[Any], skip: object, origin: str) -> list[Any]:
 
 
 def _check_distinct(entries: list[Entry], origin: str) -> None:
-    seen: set[str] = set()
+    """No run twice, and no two runs in one place of the report."""
+    ids: set[str] = set()
+    places: dict[tuple[Any, ...], RunSpec] = {}
     for entry in entries:
-        if entry.spec.id in seen:
-            at = "" if entry.spec.tau is None else f" at tau {entry.spec.tau:g}"
-            what = f"{entry.label}{at}, seed {entry.spec.seed}"
+        spec = entry.spec
+        at = "" if spec.tau is None else f" at tau {spec.tau:g}"
+        what = f"{entry.label}{at}, seed {spec.seed}"
+        if spec.id in ids:
             raise GappedError(f"{origin}: the same run is asked for twice: {what}")
-        seen.add(entry.spec.id)
+        ids.add(spec.id)
+        other = places.setdefault((entry.label, spec.tau, spec.protocol, spec.data, spec.seed), spec)
+        if other is not spec:
+            differ = [f.name for f in fields(RunSpec) if getattr(spec, f.name) != getattr(other, f.name)]
+            raise GappedError(
+                f"{origin}: two runs are called {what}, and differ in {', '.join(differ)}: give their cells "
+                "labels that tell them apart, with braces around what a list varies, as in {learning_rate}"
+            )
+
+
+def _seeds_of(cell: Mapping[str, Any], seeds: list[int] | None, changed: bool, origin: str) -> list[int]:
+    """The seeds of a cell: its own list, or the first of the recipe's `seeds`.
+
+    Where these are not as they stand in the recipe, but `changed`, no cell has more, and none objects.
+    """
+    if "seeds" not in cell:
+        return seeds or [0]
+    own = _seeds(cell["seeds"], f"{origin} [[cell]]")
+    if seeds is None:
+        return own
+    if isinstance(cell["seeds"], list):
+        return own[: len(seeds)] if changed else own
+    if len(own) > len(seeds) and not changed:
+        raise GappedError(
+            f"{origin} [[cell]]: seeds: got {len(own)}, expected at most the recipe's {len(seeds)}, or a list"
+        )
+    return seeds[: len(own)]
 
 
 def _seeds(value: object, origin: str) -> list[int]:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if type(value) is int and 1 <= value <= _MOST_SEEDS:
         return list(range(value))
     if isinstance(value, list) and value and all(type(v) is int and v >= 0 for v in value):
         return value
-    raise GappedError(f"{origin}: seeds: got {value!r}, expected how many (at least 1), or a list of seeds")
+    accepted = f"how many (1 to {_MOST_SEEDS}), or a list of seeds"
+    raise GappedError(f"{origin}: seeds: got {value!r}, expected {accepted}")
 
 
 def _listed(value: Any, what: str) -> list[Any]:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from gapped.checks import check_count, check_level
+from gapped.checks import check_count, check_flag, check_level
 from gapped.errors import reject
 from gapped.fleet.schedule import Schedule, schedule
 from gapped.lab.kinds import KINDS, Kind
@@ -89,6 +89,9 @@ class RunSpec:
             raise reject("rate_decay", self.rate_decay, "none or cosine")
         for name, least, optional in _COUNTS:
             _check_count(name, getattr(self, name), least, optional)
+        if self.seed >= 2**63:
+            raise reject("seed", self.seed, "an integer below 2**63")
+        check_flag("variance_every_epoch", self.variance_every_epoch)
         if self.variance_samples == 1:
             raise reject("variance_samples", 1, "0, or at least 2: one gradient has no variance")
         if self.learning_rate is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gapped.errors import GappedError
 from gapped.records import atomic_write
 from gapped.report.blocks import render_block
-from gapped.report.drawings import draw, known_drawings
+from gapped.report.drawings import Unfilled, draw, known_drawings
 from gapped.report.evidence import Evidence, gather
 from gapped.report.markdown import update_markers
 
@@ -25,20 +25,27 @@ FIGURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+\.svg)\)")
 
 def update_documents(
     folder: Path, documents: Sequence[Path], figures: Path | None = None
-) -> list[tuple[Path, bool]]:
+) -> list[tuple[Path, bool | None]]:
     """Fill `documents` from the records in `folder`; each path comes back with whether it changed.
 
     With `figures`, the drawings that the documents show from that directory are written there; without any
-    document, all that the records can draw.
+    document, all that the records can draw. The others come back with None.
     """
     evidence = gather(folder)
     texts = {path: _read(path) for path in documents}
     made = {path: filled(evidence, text, str(path)) for path, text in texts.items()}
+    left: list[tuple[Path, None]] = []
     if figures is not None:
         wanted = [name for path, text in made.items() for name in _figures_in(path, text, figures)]
         names = dict.fromkeys(wanted if documents else known_drawings(evidence))
-        made |= {figures / name: draw(evidence, name) for name in names}
-    return [(path, write(path, text)) for path, text in made.items()]
+        for name in names:
+            try:
+                made[figures / name] = draw(evidence, name)
+            except Unfilled:
+                if documents:
+                    raise
+                left.append((figures / name, None))
+    return [*((path, write(path, text)) for path, text in made.items()), *left]
 
 
 def filled(evidence: Evidence, text: str, where: str = "text") -> str:

@@ -53,7 +53,6 @@ class Row:
     value: Summary
     runs: int
     diverged: int
-    failed: int
     epochs: int | None
     seconds_per_epoch: float | None
     gradient_variance: float | None
@@ -116,7 +115,6 @@ def summary_table(made: Sequence[Row]) -> Table:
     columns = ("estimator", "τ", metric_name(metric), "std", "95% interval", "seeds")
     optional = {
         "diverged": [Entry(str(r.diverged or NOTHING), r.diverged) for r in made],
-        "failed": [Entry(str(r.failed or NOTHING), r.failed) for r in made],
         "gradient variance": [number(r.gradient_variance) for r in made],
         "ms / epoch / run": [
             number(None if r.seconds_per_epoch is None else 1e3 * r.seconds_per_epoch) for r in made
@@ -209,7 +207,6 @@ def _row(cell: Cell, metric: str, named: bool) -> Row:
         value=summary(values),
         runs=len(cell.records),
         diverged=int((~np.isfinite(values)).sum()),
-        failed=cell.count("failed"),
         epochs=max(epochs, default=None),
         seconds_per_epoch=pace.mean if pace.count else None,
         gradient_variance=variance.mean if variance.count else None,

@@ -24,6 +24,10 @@ class Engine(Protocol):
     def leads(self) -> bool:
         """Whether this process shows progress and writes the report; one of them does."""
 
+    @property
+    def restarts(self) -> bool:
+        """Whether this process is started again if it ends with another status than 0."""
+
     def run(
         self,
         recipes: Sequence[Recipe],
@@ -40,6 +44,7 @@ class Local:
     """One fleet after the other, in this process."""
 
     leads = True
+    restarts = False
 
     def __init__(self, device: str) -> None:
         self.device = pick_device(device)

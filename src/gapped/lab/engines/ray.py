@@ -54,6 +54,7 @@ class Ray:
     """A Ray cluster: the one at `address`, the one this process is connected to already, or a local one."""
 
     leads = True
+    restarts = False
 
     def __init__(self, device: str, address: str | None = None) -> None:
         if ray is None:

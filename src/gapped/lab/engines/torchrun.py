@@ -63,6 +63,8 @@ class Channel(Protocol):
 class Torchrun:
     """One of the processes that torchrun started."""
 
+    restarts = True
+
     def __init__(self, device: str) -> None:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             raise GappedError(f"--engine torchrun: torchrun has to start the command, such as: {_HOW}")
