@@ -196,7 +196,7 @@ def test_runs_do_not_depend_on_what_else_is_in_the_folder_or_on_the_global_seed(
 
 
 def test_learning_rates_of_cells_are_used(tmp_path):
-    cell = {"estimator": "gst", "label": "GST", "learning_rate": [2e-3, 1e-6, 2e-2]}
+    cell = {"estimator": "gst", "learning_rate": [2e-3, 1e-6, 2e-2]}
     made = run([recipe(cell=[cell], epochs=5)], Store(tmp_path), CPU)
     own, tiny, large = (each["metrics"]["test_negative_elbo"] for each in made)
     assert large < own < tiny
@@ -207,7 +207,7 @@ def test_learning_rates_of_cells_are_used(tmp_path):
 
 
 def test_a_diverged_run_is_recorded_as_such_and_the_others_go_on(tmp_path):
-    cell = {"estimator": "gst", "label": "GST"}
+    cell = {"estimator": "gst", "label": "rate {learning_rate}"}
     cells = [cell | {"learning_rate": 1e30}, cell | {"learning_rate": 2e-3}]
     made = run([recipe(cell=cells)], Store(tmp_path), CPU)
     assert [each["status"] for each in made] == ["diverged", "ok"]
