@@ -600,3 +600,46 @@ def test_user_errors_are_one_line(here, capsys, arguments, message):
     assert message in error
     assert error.count("\n") == 1
     assert list(here.iterdir()) == []
+
+
+def test_a_cost_may_answer_in_a_wider_dtype_than_it_computes_in():
+    weight = normal(24, 64).float(), normal(64).float()
+
+    def cost(z):
+        return ((z.flatten(-2) @ weight[0]).tanh() @ weight[1]).double() ** 2
+
+    found = gapped.diagnose(cost, normal(6, 4).float(), PATHWISE, samples=64, generator=seeded())
+    assert len(found.rows) == 3
+
+
+def test_parameters_of_a_model_in_every_form():
+    encoder = torch.nn.Linear(2, 3)
+
+    def loss(estimator, generator):
+        cost = gapped.expectation(
+            lambda z: z[..., 0] ** 2, encoder(torch.ones(4, 2)), estimator, generator=generator
+        )
+        return cost.mean()
+
+    every = (
+        encoder,
+        encoder.named_parameters(),
+        dict(encoder.named_parameters()),
+        list(encoder.parameters()),
+    )
+    found = [gapped.diagnose_model(loss, each, PATHWISE, samples=20)["GST"].per_parameter for each in every]
+    assert [sorted(each) for each in found] == [["bias", "weight"]] * 3 + [["0", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--logits", "LOGITS"], "--logits: got a tensor of shape (5, 6), expected (3, 4)"),
+        (["--seed", str(2**63)], "--seed"),
+    ],
+)
+def test_the_command_names_bad_input(arguments, message, tmp_path, capsys):
+    torch.save(torch.zeros(5, 6), tmp_path / "logits.pt")
+    given = [str(tmp_path / "logits.pt") if each == "LOGITS" else each for each in arguments]
+    assert main(["diagnose", "--out", str(tmp_path / "out"), *given]) == 2
+    assert message in capsys.readouterr().err

@@ -307,3 +307,15 @@ def test_half_precision_keeps_a_long_tail() -> None:
 def test_probs_that_are_no_tensor() -> None:
     with pytest.raises(gapped.GappedError, match="probs: got an object of type list"):
         OneHotCategorical(probs=[0.5, 0.5])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"logits": torch.tensor([0.0, torch.nan])}, {"logits": torch.tensor([0.0, torch.inf])},
+     {"probs": torch.tensor([-1.0, 2.0])}, {"probs": torch.tensor([0.5, torch.nan])}],
+    ids=str,
+)  # fmt: skip
+def test_parameters_out_of_range_are_named_unless_nobody_asks(given: dict[str, Tensor]) -> None:
+    with pytest.raises(gapped.GappedError, match=f"{next(iter(given))}: got values out of range"):
+        OneHotCategorical(**given)
+    assert OneHotCategorical(**given, validate_args=False).probs.isnan().any()

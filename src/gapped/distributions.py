@@ -10,7 +10,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 
 from gapped import simplex
-from gapped.checks import check_logits, check_mask
+from gapped.checks import check_logits, check_mask, holds
 from gapped.errors import GappedError, reject
 from gapped.pathwise.gst import GST
 from gapped.registry import Pathwise
@@ -23,6 +23,9 @@ class OneHotCategorical(Distribution):
 
     Parameters: `logits` or `probs` (exactly one, categories on the last axis), the pathwise `estimator`
     behind `rsample` (GST by default), and a boolean `mask` of the categories that exist.
+
+    All but `rsample` know the categorical distribution of the logits alone: take an estimator that draws from
+    it, which all do but `DecoupledGumbelSoftmax` with another forward temperature than 1.
 
     `log_prob` is :math:`\langle z, \log p\rangle`, differentiable in the logits and in the sample, and
     :math:`0 \log 0 = 0` throughout: categories without mass add nothing to entropies and divergences.
@@ -53,10 +56,16 @@ class OneHotCategorical(Distribution):
         scores = _log(probs) if logits is None else logits
         check_logits(scores)
         check_mask(mask, scores)
+        self._validate_args = __debug__ if validate_args is None else validate_args
+        if self._validate_args and holds(scores.isnan() | (scores == torch.inf)):
+            if logits is None:
+                raise reject("probs", "values out of range", "finite numbers that are not negative")
+            raise reject("logits", "values out of range", "finite numbers, or -inf for an absent category")
         self.logits = simplex.log_softmax(simplex.masked(scores, mask))
         # -inf logits are categories that do not exist, not invalid ones.
+        validate = self._validate_args
         super().__init__(self.logits.shape[:-1], self.logits.shape[-1:], validate_args=False)
-        self._validate_args = __debug__ if validate_args is None else validate_args
+        self._validate_args = validate
 
     @property
     def probs(self) -> Tensor:

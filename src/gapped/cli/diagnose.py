@@ -57,7 +57,7 @@ def diagnose(
     ] = None,
     tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 1.0,
     samples: Annotated[int, typer.Option(help="Gradients drawn from each estimator.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the problem and of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the problem and of the samples.")] = 0,
     sweep: Annotated[
         list[str] | None,
         typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.", show_default=False),
@@ -96,7 +96,10 @@ def diagnose(
     else:
         f, point = Problem(_users(function), _normal(names, seed))
     if logits is not None:
-        point = _load(logits)
+        own, point = point, _load(logits)
+        if function is None and point.shape != own.shape:
+            shown, accepted = tuple(point.shape), f"{tuple(own.shape)}, the problem's shape (see --shape)"
+            raise reject("--logits", f"a tensor of shape {shown}", accepted)
     screen = console()
     with _Bar(screen, len(members)) as bar:
         found = measure(

@@ -15,7 +15,7 @@ def properties(
         typer.Option(help="name or name:option=value,...; repeatable. All by default.", show_default=False),
     ] = None,
     draws: Annotated[int, typer.Option(help="Samples a row of logits.")] = 4000,
-    seed: Annotated[int, typer.Option(min=0, help="Of logits and samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of logits and samples.")] = 0,
 ) -> None:
     """Measure properties 0 to 3 of the paper on random logits.
 

@@ -30,7 +30,9 @@ def batch_axes_of(f: Callable[[Tensor], Tensor], logits: Tensor, mask: Tensor | 
     first = _costs(f, points)
     if not first.isfinite().all():
         raise reject("f", "costs that are not all finite", "finite costs")
-    tolerance = torch.finfo(first.dtype).eps * first.abs().max()
+    # The cost may compute in the dtype of its samples, whatever dtype it answers in.
+    eps = max(torch.finfo(each.dtype).eps for each in (first, points))
+    tolerance = eps * first.abs().max()
     again = _costs(f, points)
     # The same call on the same device may still add in another order there.
     slack = 0.0 if first.device.type == "cpu" else 16 * tolerance

@@ -96,7 +96,7 @@ def diagnose(
 
 def diagnose_model(
     loss_fn: Callable[[Any, torch.Generator | None], Tensor],
-    parameters: Mapping[str, Tensor] | Iterable[Tensor],
+    parameters: torch.nn.Module | Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]],
     estimators: Mapping[str, Any] | Iterable[Any],
     samples: int = 100,
     reference: Any = None,
@@ -109,7 +109,8 @@ def diagnose_model(
 
     - `loss_fn`: maps an estimator and a generator to a loss, one number. What else is random in it counts as
       noise of the gradient, so keep the data fixed.
-    - `parameters`: those whose gradient is looked at, such as ``dict(model.encoder.named_parameters())``.
+    - `parameters`: those whose gradient is looked at: a module such as ``model.encoder``, its
+      ``named_parameters()``, or tensors.
     - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
       `samples` gradients; without one, bias is not measured.
 
@@ -324,15 +325,19 @@ def _check_settings(samples: object, confidence: object) -> None:
         raise reject("confidence", confidence, "a number from 0.5 to below 1, such as 0.95")
 
 
-def _named(parameters: Mapping[str, Tensor] | Iterable[Tensor]) -> dict[str, Tensor]:
-    if not isinstance(parameters, Mapping):
-        parameters = {str(i): each for i, each in enumerate(parameters)}
-    for name, each in parameters.items():
+def _named(
+    parameters: torch.nn.Module | Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]],
+) -> dict[str, Tensor]:
+    if isinstance(parameters, torch.nn.Module):
+        parameters = parameters.named_parameters()
+    given = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
+    named = dict(each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(given))
+    for name, each in named.items():
         if not isinstance(each, Tensor) or not each.requires_grad:
             raise reject("parameters", f"{name!r}, which requires no gradient", "tensors that require one")
-    if not sum(each.numel() for each in parameters.values()):
+    if not sum(each.numel() for each in named.values()):
         raise reject("parameters", "none", "at least one tensor")
-    return dict(parameters)
+    return named
 
 
 def _labelled(estimators: Any) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def outer(values: Iterable[float], spreads: float = 2) -> float:
     return float(q3 + spreads * (q3 - q1)) if q3 > q1 else inf
 
 
-def window(means: Sequence[float], higher: bool) -> tuple[float, float]:
+def window(values: Sequence[float], higher: bool) -> tuple[float, float]:
     """What a chart of final values shows: everything but the far end of the bad side."""
-    return (-outer(-v for v in means), inf) if higher else (-inf, outer(means))
+    return (-outer(-v for v in values), inf) if higher else (-inf, outer(values))
 
 
 def legend(figure: Figure, names: Sequence[str]) -> None:

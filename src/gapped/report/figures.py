@@ -82,10 +82,12 @@ def final_values(
 ) -> str:
     """A dot for each cell with its 95% interval, best on top; the paper's number as a diamond where known.
 
-    A mean far outside the others is drawn as an arrow at the edge, with its number beside it.
+    What lies far outside the rest is cut off: a mean becomes an arrow at the edge, with its number beside it,
+    and so does the end of an interval.
     """
     made = [r for r in rows if r.value.count]
-    inside = window([r.value.mean for r in made], higher_is_better(made[0].metric))
+    ends = [end for r in made for end in (r.value.low, r.value.mean, r.value.high)]
+    inside = window(ends, higher_is_better(made[0].metric))
     with style(salt):
         figure, axes = new_figure(82 + 20 * max(len(made), 2))
         tips = []
@@ -202,7 +204,11 @@ def _draw_row(
     s, (left, right) = row.value, inside
     outside = s.mean < left or s.mean > right
     if s.count > 1 and not outside:
-        axes.plot(np.clip([s.low, s.high], left, right), [y, y], color=colour, linewidth=3, alpha=0.45)
+        ends = np.clip([s.low, s.high], left, right)
+        axes.plot(ends, [y, y], color=colour, linewidth=3, alpha=0.45)
+        for cut, end, arrow in ((s.low < left, ends[0], "<"), (s.high > right, ends[1], ">")):
+            if cut:
+                axes.plot([end], [y], arrow, markersize=5, color=colour, alpha=0.45)
     marker = "<" if s.mean < left else ">" if outside else "o"
     axes.plot([np.clip(s.mean, left, right)], [y], marker, markersize=7, color=colour)
     if published is not None and left <= published <= right:
