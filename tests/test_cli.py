@@ -450,7 +450,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_completes(capsys, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_with_a_checkpoint_and_the_same_command_completes(number, capsys, tmp_path):
     arguments = ["reproduce", toy_recipe(tmp_path, epochs=300), "--device", "cpu", "--out"]
     code = "from gapped.cli.app import entry; entry()"
     process = subprocess.Popen(
@@ -464,9 +465,9 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_completes(capsys, t
     for line in process.stdout:
         if line.startswith("epoch "):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert "with a checkpoint" in out
     assert "Traceback" not in err
     assert len(list((tmp_path / "stopped" / "checkpoints").glob("*.pt"))) == 1

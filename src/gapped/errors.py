@@ -1,10 +1,11 @@
-"""The one error family of the package."""
+"""The one error family of the package, and what its sentences are made of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["GappedError", "reject"]
+__all__ = ["GappedError", "listing", "reject"]
 
 
 class GappedError(ValueError):
@@ -19,3 +20,15 @@ def reject(argument: str, got: Any, accepted: str) -> GappedError:
     """
     shown = got if isinstance(got, str) and " " in got else repr(got)
     return GappedError(f"{argument}: got {shown}, expected {accepted}")
+
+
+def listing(names: Iterable[str], most: int | None = None) -> str:
+    """Names as a phrase; of more than `most` the last ones are only counted.
+
+    >>> listing(["a", "b", "c"]), listing(["a"]), listing([]), listing("abcde", most=4)
+    ('a, b and c', 'a', 'none', 'a, b, c and 2 more')
+    """
+    known = list(names)
+    if most is not None and len(known) > most:
+        known = [*known[: most - 1], f"{len(known) - most + 1} more"]
+    return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else "none"

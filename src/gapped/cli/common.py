@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -93,8 +94,8 @@ def execute(
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
         goes_on = "the same command goes on from the last checkpoint"
-        if display.stop or not display.is_late():
-            raise Stopped(f"interrupted; {goes_on}") from None
+        if display.asked or not display.is_late():
+            raise Stopped(f"interrupted; {goes_on}", 128 + (display.asked or signal.SIGINT)) from None
         if trains.restarts:
             raise Stopped(f"out of time; {goes_on}; exit status 0, or it would be restarted", 0) from None
         raise Stopped(f"out of time; {goes_on}", 3) from None

@@ -29,13 +29,15 @@ from gapped.report.cells import higher_is_better
 __all__ = ["Display"]
 
 _PLAIN_LINES = 10
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Display:
     """A watch for a terminal; plain lines, ten per fleet, where the output is not one.
 
-    The first Ctrl-C asks for a checkpoint at the end of the epoch, as does the end
-    of the `minutes` that the command has, counted from here; the second Ctrl-C stops at once.
+    The first Ctrl-C asks for a checkpoint at the end of the epoch, as do SIGTERM, by which batch systems and
+    containers end a program, and the end of the `minutes` that the command has, counted from here; the second
+    signal stops at once.
     """
 
     def __init__(self, console: Console, minutes: float | None = None) -> None:
@@ -46,15 +48,17 @@ class Display:
         self.live = Live(console=console, refresh_per_second=4, transient=True)
         self.epochs: dict[str, int] = {}
         self.bar: Any = None
-        self.stop = False
-        self._before: Any = None
+        self.asked = 0
+        """The number of the signal that asked for an end; 0 if none did."""
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Display:
-        self._before = signal.signal(signal.SIGINT, self._interrupted)
+        self._before = {each: signal.signal(each, self._interrupted) for each in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
         if self.console.is_terminal:
             self.live.stop()
 
@@ -85,7 +89,7 @@ class Display:
         self._advance(fleet, fleet.specs[0].epochs)
 
     def wants_stop(self) -> bool:
-        return self.stop or self.is_late()
+        return self.asked > 0 or self.is_late()
 
     def is_late(self) -> bool:
         return time.monotonic() >= self.deadline
@@ -96,9 +100,9 @@ class Display:
         self.progress.update(self.bar, completed=sum(self.epochs.values()))
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if self.stop:
+        if self.asked:
             raise KeyboardInterrupt
-        self.stop = True
+        self.asked = number
         self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gapped.diagnostics.intervals import Interval
-from gapped.errors import reject
+from gapped.errors import listing, reject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ class Diagnosis:
         if close:
             return (
                 f"The data do not decide: for the lowest {what}, {best} ({_cell(errors[best])}) cannot be "
-                f"told from {_listing(close)}; more samples may."
+                f"told from {listing(close, most=4)}; more samples may."
             )
         second = min((label for label in errors if label != best), key=lambda label: errors[label].value)
         return (
@@ -232,9 +232,3 @@ def _plain(measured: Interval | float | None) -> Any:
     if isinstance(measured, Interval):
         return {end: _plain(getattr(measured, end)) for end in ("value", "low", "high")}
     return measured if measured is None or math.isfinite(measured) else None
-
-
-def _listing(names: Sequence[str], most: int = 4) -> str:
-    if len(names) > most:
-        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

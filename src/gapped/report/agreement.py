@@ -6,9 +6,9 @@ from math import prod
 
 import numpy as np
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, listing
 from gapped.report.cells import Cell
-from gapped.report.evidence import ELBO, RECTIFIED, Evidence, listing, mean_std
+from gapped.report.evidence import ELBO, RECTIFIED, Evidence, mean_std
 from gapped.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper
 from gapped.report.statistics import (
     Floats,
@@ -196,11 +196,14 @@ def _said(cell: Cell, first: Floats, again: Floats, paper: Summary) -> str:
     agrees = abs(errors) <= 2
     closer = "agree with the paper" if agrees else "disagree with the paper as well"
     still = "within" if abs(pooled) <= 2 else "still beyond"
+    same = np.sign(gap.mean) == np.sign(summary(first).mean - paper.mean)
     verdict = (
         "So the deviation did not repeat, which is what chance predicts; a true difference inside that "
         "interval is not excluded."
         if agrees
         else "So the deviation repeated: chance does not explain it."
+        if same
+        else "So the deviation turned round, which neither chance nor a fixed difference explains well."
     )
     return (
         f"**{cell.label} at τ={cell.tau:g}.** The fresh seeds {closer}: {gap.mean:+.2f} nats, 95% interval "

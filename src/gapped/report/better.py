@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, listing
 from gapped.report.beyond import best_of
 from gapped.report.cells import Cell
-from gapped.report.evidence import ELBO, PLAIN, Evidence, interval, judge, listing, mean_std
+from gapped.report.evidence import ELBO, PLAIN, Evidence, interval, judge, mean_std
 from gapped.report.paper import paper
 from gapped.report.statistics import Summary, between, from_moments, standard_errors, summary
 from gapped.report.tables import NOTHING, Entry, Table, rows_of, to_markdown
@@ -54,7 +54,8 @@ def better(evidence: Evidence) -> str:
 def validation_cells(evidence: Evidence) -> list[Cell]:
     """The cells that were scored on held-out training images, best first."""
     tried = [c for c in evidence.cells if c.records[0].get("split") == "validation"]
-    return sorted(tried, key=lambda c: summary(c.values(VALIDATION)).mean)
+    finished = [c for c in tried if summary(c.values(VALIDATION)).count]
+    return sorted(finished, key=lambda c: summary(c.values(VALIDATION)).mean)
 
 
 def chosen_cell(evidence: Evidence) -> Cell:
@@ -82,7 +83,9 @@ def _also(evidence: Evidence, chosen: Cell) -> str:
     test = [c for c in evidence.cells if c.records[0].get("split") == "test"]
     lowest = min(summary(c.values(ELBO)).mean for c in test if c.records[0].get("epochs") == 40)
     rivals = [
-        c for c in evidence.group("zoo", PLAIN) if judge(c.values(ELBO), chosen.values(ELBO))[1] != "worse"
+        c
+        for c in evidence.group("zoo", PLAIN)
+        if judge(c.values(ELBO), chosen.values(ELBO))[1] == "not separated"
     ]
     close = [
         f"{c.name(True)} in `zoo` without the ReLU ({mean_std(summary(c.values(ELBO)))})" for c in rivals

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from gapped.errors import listing
 from gapped.report.better import GOAL, chosen_cell
 from gapped.report.beyond import best_of
 from gapped.report.cells import Cell
-from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, interval, judge, listing, mean_std
+from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, interval, judge, mean_std
 from gapped.report.noise import claim
 from gapped.report.paper import against_paper
 from gapped.report.statistics import summary

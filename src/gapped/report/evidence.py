@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gapped.report.cells import Cell, Record, cells, read
 from gapped.report.curves import Line
 from gapped.report.statistics import Difference, Floats, Summary, difference, summary
 
-__all__ = ["ELBO", "PLAIN", "RECTIFIED", "Evidence", "gather", "interval", "judge", "listing", "mean_std"]
+__all__ = ["ELBO", "PLAIN", "RECTIFIED", "Evidence", "gather", "interval", "judge", "mean_std"]
 
 ELBO = "test_negative_elbo"
 
@@ -86,13 +86,3 @@ def interval(gain: Difference) -> str:
 def mean_std(s: Summary) -> str:
     """Mean and standard deviation in nats."""
     return f"{s.mean:.2f} ± {s.std:.2f}" if s.count > 1 else f"{s.mean:.2f}"
-
-
-def listing(names: Iterable[str]) -> str:
-    """All of them, as a phrase.
-
-    >>> listing(["a", "b", "c"]), listing(["a"]), listing([])
-    ('a, b and c', 'a', 'none')
-    """
-    known: Sequence[str] = list(names)
-    return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else "none"

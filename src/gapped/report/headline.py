@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gapped.report.evidence import Evidence, listing, mean_std
+from gapped.errors import listing
+from gapped.report.evidence import Evidence, mean_std
 from gapped.report.markdown import provenance
 from gapped.report.paper import PaperRow, against_paper
 from gapped.report.tables import NOTHING, Entry, Table, to_markdown, verdict_of

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gapped.errors import GappedError
-from gapped.report.evidence import Evidence, listing
+from gapped.errors import GappedError, listing
+from gapped.report.cells import Record
+from gapped.report.evidence import Evidence
 from gapped.report.statistics import Floats, band
 from gapped.report.tables import Entry, Table, to_markdown
 
@@ -79,7 +80,7 @@ def _against(evidence: Evidence, other: str) -> str:
 def _outliers(evidence: Evidence) -> list[str]:
     found = []
     for name in (OURS, *OTHERS):
-        for seed, run in enumerate(_runs(evidence, name)):
+        for seed, run in zip(_seeds(evidence, name), _runs(evidence, name), strict=True):
             for epoch in range(10, len(run)):
                 usual = float(np.median(run[epoch - 10 : epoch]))
                 if run[epoch] > OUTLIER * usual:
@@ -92,10 +93,17 @@ def _outliers(evidence: Evidence) -> list[str]:
     ]
 
 
+def _records(evidence: Evidence, label: str) -> Sequence[Record]:
+    return next((c.records for c in evidence.group("variance") if c.label == label), ())
+
+
+def _seeds(evidence: Evidence, label: str) -> list[int]:
+    return [int(r["seed"]) for r in _records(evidence, label)]
+
+
 def _runs(evidence: Evidence, label: str) -> Floats:
     """(seeds, epochs) of one estimator."""
-    cell = next((c for c in evidence.group("variance") if c.label == label), None)
-    lines = [evidence.curves.get(str(r["id"]), {}).get(SERIES) for r in cell.records] if cell else []
+    lines = [evidence.curves.get(str(r["id"]), {}).get(SERIES) for r in _records(evidence, label)]
     if not lines or any(line is None for line in lines):
         raise GappedError(f"records: no curve of {SERIES} of {label} in variance, which a block needs")
     return np.array(lines, dtype=np.float64)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gapped.report.evidence import Evidence, listing
+from gapped.errors import listing
+from gapped.report.evidence import Evidence
 from gapped.report.tables import Entry, Table, to_markdown
 
 __all__ = ["AUTHORS_SECONDS", "speed"]
@@ -55,7 +56,7 @@ def speed(evidence: Evidence) -> str:
     )
     notes = (
         "Seconds of training and of the test after each epoch, the whole fleet together. Starting up is not "
-        "in them, nor is the measuring of gradients in `variance`.",
+        "in them.",
         f"Authors' script: {AUTHORS_SECONDS} s for one epoch of one run on an H200, where loading the data "
         f"dominates.{_alone(evidence)}",
     )

@@ -13,6 +13,8 @@ from math import inf, isnan, nan, sqrt
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gapped.errors import listing
+
 __all__ = [
     "LEVEL",
     "Difference",
@@ -30,6 +32,8 @@ __all__ = [
 ]
 
 LEVEL = 0.05
+# How many names a sentence has at most.
+_NAMED = 4
 
 Floats = NDArray[np.float64]
 
@@ -212,13 +216,12 @@ def _sentence(
         return (
             f"{best} wins: {claim} ({number}), better than {rest} (Welch tests, Holm-corrected, 5%){losses}"
         )
+    rivals = listing(open_, _NAMED)
     if lead.count == 1 or all(np.isfinite(arrays[name]).sum() < 2 for name in open_):
-        return (
-            f"{lead_in}, but single seeds cannot separate it from {_listing(open_)}: run more seeds{losses}"
-        )
+        return f"{lead_in}, but single seeds cannot separate it from {rivals}: run more seeds{losses}"
     beaten = len(others) - len(open_)
     better = f"; it is better than {'the other' if beaten == 1 else f'the other {beaten}'}" if beaten else ""
-    return f"{lead_in}, but the data do not separate it from {_listing(open_)} at 5%{better}{losses}"
+    return f"{lead_in}, but at 5%, Holm-corrected, the data do not separate it from {rivals}{better}{losses}"
 
 
 def _casualties(arrays: Mapping[str, Floats]) -> str:
@@ -236,13 +239,6 @@ def _lost(name: str, x: Floats) -> str:
     if lost == x.size:
         return f"the run of {name} diverged" if lost == 1 else f"all {lost} runs of {name} diverged"
     return f"{lost} of {x.size} runs of {name} diverged"
-
-
-def _listing(names: list[str], most: int = 4) -> str:
-    """`a, b and c`; a long list is cut."""
-    if len(names) > most:
-        return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _error(first: Summary, second: Summary) -> tuple[float, float]:

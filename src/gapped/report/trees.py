@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
+from gapped.errors import listing
 from gapped.report.cells import Cell, Record
 from gapped.report.curves import Line
-from gapped.report.evidence import Evidence, listing
+from gapped.report.evidence import Evidence
 from gapped.report.markdown import render_markdown
 from gapped.report.statistics import summary
 from gapped.report.svg import INK, SERIES, new_figure, style, to_svg
@@ -72,7 +74,8 @@ def tree_table(rows: Sequence[Row]) -> Table:
             )
         )
     columns = ("estimator", "τ", "test accuracy", "best validation accuracy", "F1", "seeds")
-    plain = sorted({value for row in rows for value in row.cell.values("left_branching_f1").tolist()})
+    known = (row.cell.values("left_branching_f1").tolist() for row in rows)
+    plain = sorted({value for values in known for value in values if isfinite(value)})
     found = [summary(row.cell.values(F1)) for row in rows]
     means = [one.mean for one in found if one.count]
     above = sum(mean > max(plain, default=1.0) for mean in means)
