@@ -631,6 +631,13 @@ def test_parameters_of_a_model_in_every_form():
     assert [sorted(each) for each in found] == [["bias", "weight"]] * 3 + [["0", "1"]]
 
 
+def test_the_command_measures_nothing_that_it_cannot_write(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("gapped.diagnostics.measure.diagnose", lambda *_, **__: pytest.fail("measured"))
+    assert main(["diagnose", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

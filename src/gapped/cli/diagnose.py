@@ -87,6 +87,7 @@ def diagnose(
     from gapped.lab.environment import describe
     from gapped.lab.problems import Problem
     from gapped.lab.problems import problem as known_problem
+    from gapped.lab.store import Store
     from gapped.report.terminal import console
 
     members, places = _members(estimator, tau, axes)
@@ -100,6 +101,7 @@ def diagnose(
         if function is None and point.shape != own.shape:
             shown, accepted = tuple(point.shape), f"{tuple(own.shape)}, the problem's shape (see --shape)"
             raise reject("--logits", f"a tensor of shape {shown}", accepted)
+    Store(out)  # fails here, not after minutes, if nothing can be written
     screen = console()
     with _Bar(screen, len(members)) as bar:
         found = measure(

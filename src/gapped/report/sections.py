@@ -99,7 +99,8 @@ def _section(
 
 def _facts(records: list[Record], recipe: str) -> tuple[str, ...]:
     epochs = sorted({int(r["epochs"]) for r in records if r.get("epochs")})
-    trained = [f"{epochs[-1]} epochs" if len(epochs) == 1 else f"up to {epochs[-1]} epochs"] if epochs else []
+    counted = f"{epochs[-1]} epoch{'s' * (epochs[-1] > 1)}" if epochs else ""
+    trained = [counted if len(epochs) == 1 else f"up to {counted}"] if epochs else []
     return (f"{len(records)} runs", *trained, duration(records), hardware(records), command(records, recipe))
 
 
