@@ -19,6 +19,7 @@ from gapped.kernels.parts import (
     capped,
     exponential,
     gumbel,
+    lawless,
     level,
     rao_bits,
     rao_odds,
@@ -265,7 +266,7 @@ def forward_kernel(
         b_best = tl.max(b_scores, 1)
         b_wins = (b_scores == b_best[:, None]) & (b_shifted > -float("inf"))
         # Minima and maxima pass over a NaN on a GPU, sums do not.
-        b_nan = tl.sum((b_logits != b_logits).to(tl.int32), 1) > 0
+        b_nan = (tl.sum(lawless(b_logits).to(tl.int32), 1) > 0) | (b_tau_forward != b_tau_forward)
     else:
         b_weights = tl.exp(b_shifted)
         b_running = tl.cumsum(b_weights.to(tl.float64), 1)

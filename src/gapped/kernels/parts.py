@@ -22,6 +22,7 @@ __all__ = [
     "exp2",
     "exponential",
     "gumbel",
+    "lawless",
     "level",
     "rao_bits",
     "rao_odds",
@@ -128,6 +129,12 @@ def rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST: tl.constexpr
     odds are so large that the 1 does not count and logarithms add up: `b_drop` is the rest over tau.
     """
     return exp2(-log2(1.0 + b_noise * b_odds * b_scale, FAST) * b_sharpness - b_drop, FAST)
+
+
+@triton.jit
+def lawless(b_logits):
+    """Which logits leave their row without a law: NaN and +inf."""
+    return ~(b_logits < float("inf"))
 
 
 @triton.jit
