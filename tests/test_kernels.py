@@ -219,6 +219,7 @@ def test_strided_rows_equal_contiguous_ones(categories: int) -> None:
     assert torch.equal(found, plain)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's, of what is overwritten later.
 @pytest.mark.parametrize("categories", [5, 4100])
 def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
     monkeypatch: pytest.MonkeyPatch, categories: int
@@ -233,17 +234,19 @@ def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
         monkeypatch.setattr(torch, name, partial(poisoned, getattr(torch, name)))
     logits = example(9, categories)
     logits[5, 2] = torch.nan
+    logits[6, 0] = logits[7, -1] = torch.inf
     grad = torch.ones_like(logits).cumsum(-1)
-    for estimator in ESTIMATORS.values():
+    for name, estimator in ESTIMATORS.items():
         fused = estimator.fused()
         assert fused is not None
         if launch.refusal(logits, fused):
             continue
         value, index, stats = launch.forward(logits, key(), fused)
+        soft, _, _ = launch.forward(logits, key(), replace(fused, soft=name != "reinmax"))
         found = launch.backward(logits, index, stats, key(), grad, fused)
-        for result in (value, found):
-            assert result[5].isnan().all()
-            assert result[[0, 1, 2, 3, 4, 6, 7, 8]].isfinite().all()
+        for result in (value, soft, found):
+            assert result[[5, 6, 7]].isnan().all()
+            assert result[[0, 1, 2, 3, 4, 8]].isfinite().all()
         assert not value[1].any()
         assert not found[1].any()
 
@@ -437,6 +440,17 @@ def test_an_explicit_backend_runs_or_raises(hard: bool) -> None:
         gapped.gst(logits, gap=lambda p: p, hard=hard, backend="triton")
     with pytest.raises(gapped.GappedError, match="one of auto, torch, triton"):
         gapped.GST(backend="cuda")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("gap", [1.0, torch.ones(4)])
+def test_the_nz_ablation_does_not_move_a_logit_at_the_gap(gap: float | Tensor, backend: str) -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0], device=DEVICE).repeat(4, 1).requires_grad_()
+    z = gapped.gst(logits, gap=gap, detach=False, hard=True, backend=backend)
+    (z * torch.tensor([3.0, 5.0, 11.0], device=DEVICE)).sum().backward()
+    assert logits.grad is not None
+    assert not logits.grad[:, 1].any()
+    torch.testing.assert_close(logits.grad[:, 0], -logits.grad[:, 2])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -88,7 +88,7 @@ class Sampled(NamedTuple):
     """The sample; empty if it was not asked for."""
     chosen: Tensor
     """The rows' indices, flat, int16 or int32: one past the last category where a row has none, two past it
-    where it holds a NaN."""
+    where it holds a NaN or +inf."""
     stats: Tensor | None
     """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; None otherwise."""
 

@@ -34,7 +34,7 @@ class Choice:
 
     index: Tensor
     """The chosen categories, int64, ``(*rows)``. A row without categories has index `K`, one with a NaN
-    `K + 1`."""
+    or +inf `K + 1`."""
     _logits: Tensor = field(repr=False)
     _pull: Callable[[Tensor, bool], Tensor] = field(repr=False)
     """The logits' gradient for a gradient of the sample, dense or at the chosen entries only."""
