@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import USES
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
@@ -524,10 +525,58 @@ def test_a_single_row_has_a_choice(backend: str) -> None:
     assert torch.equal(choice.select(table), table[choice.index])
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_no_rows_have_a_choice(backend: str) -> None:
+    logits = torch.zeros(0, 4, device=DEVICE, requires_grad=True)
+    table = torch.ones(4, 2, device=DEVICE, requires_grad=True)
+    choice = gapped.gst_index(logits, backend=backend)
+    (choice.select(table).sum() + choice.gate().sum()).backward()
+    assert logits.grad is not None
+    assert logits.grad.shape == (0, 4)
+    assert table.grad is not None
+    assert not table.grad.any()
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("use", USES)
+def test_differentiating_a_kernel_twice_is_refused(use: str, linear: bool) -> None:
+    """As in `test_transforms.py`."""
+    logits = example(4, 6).requires_grad_()
+    used = USES[use](gapped.GST(backend="triton"), logits)
+    cost = used.sum() if linear else used.square().sum()
+    (gradient,) = torch.autograd.grad(cost, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        (gradient.pow(2).sum() + logits.sum()).backward()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("use", USES)
+def test_logits_changed_after_their_sample_are_noticed(use: str, backend: str) -> None:
+    leaf = torch.zeros(4, 6, device=DEVICE, requires_grad=True)
+    logits = 1 * leaf
+    used = USES[use](gapped.GST(backend=backend), logits)
+    with torch.no_grad():
+        logits += 1
+    with pytest.raises(RuntimeError, match="inplace"):
+        used.sum().backward()
+
+
+def test_logits_changed_before_their_choice_is_used_are_noticed() -> None:
+    leaf = torch.zeros(4, 6, device=DEVICE, requires_grad=True)
+    logits = 1 * leaf
+    choice = gapped.gst_index(logits, backend="triton")
+    with torch.no_grad():
+        logits += 1
+    with pytest.raises(RuntimeError, match="in place"):
+        choice.gate().sum().backward()
+
+
 def test_a_choice_refuses_what_it_cannot_do() -> None:
     logits = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
     with pytest.raises(gapped.GappedError, match="table"):
         gapped.gst_index(logits).select(torch.zeros(4, 2))
+    with pytest.raises(gapped.GappedError, match="table: got a tensor of torch.int64"):
+        gapped.gst_index(logits).select(torch.arange(3))
     with pytest.raises(gapped.GappedError, match="hard"):
         gapped.GST(hard=False).choose(logits)
     with pytest.raises(gapped.GappedError, match="detach"):
