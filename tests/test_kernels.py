@@ -575,7 +575,7 @@ def test_a_choice_refuses_what_it_cannot_do() -> None:
     logits = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
     with pytest.raises(gapped.GappedError, match="table"):
         gapped.gst_index(logits).select(torch.zeros(4, 2))
-    with pytest.raises(gapped.GappedError, match="table: got a tensor of torch.int64"):
+    with pytest.raises(gapped.GappedError, match=r"table: got a tensor of torch\.int64"):
         gapped.gst_index(logits).select(torch.arange(3))
     with pytest.raises(gapped.GappedError, match="hard"):
         gapped.GST(hard=False).choose(logits)
