@@ -255,6 +255,15 @@ def test_differentiating_twice_is_refused(name: str, use: str, linear: bool) -> 
 
 
 @every_member
+def test_nothing_is_copied_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph could not capture a tensor made of a list of numbers."""
+    logits, weight = normal(4, K), normal(4, K, seed=2)
+    for maker in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.delattr(torch, maker)
+    pull(make(name), logits, weight)
+
+
+@every_member
 def test_differentiating_again_is_possible(name: str) -> None:
     """The ordinary rule of torch: a kept graph may be used again, with the same result."""
     logits = normal(4, K).requires_grad_()
