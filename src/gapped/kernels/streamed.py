@@ -101,13 +101,13 @@ def weights(
     if MODE == GST:
         b_scores = tl.where(b_columns == s_index, 0.0, tl.minimum(b_shifted, -s_gap))
     elif MODE == GUMBEL:
-        b_scores = b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top
+        b_scores = b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST, True) - s_top
     else:
         b_scores = b_shifted
     b_exponents = b_scores * s_sharpness
     if MODE == DECOUPLED:
-        # The largest logit has a score of at least -2.9, and no score is above 16.7: no shift is needed.
-        b_exponents += gumbel(s_seed, s_row * s_categories + b_columns, FAST) * _LOG2_E
+        # The largest logit has a score of at least -2.9, and no score is above 22.9: no shift is needed.
+        b_exponents += gumbel(s_seed, s_row * s_categories + b_columns, FAST, True) * _LOG2_E
     return exp2(b_exponents, FAST)
 
 
@@ -190,7 +190,7 @@ def streamed_forward_kernel(
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
             b_broken |= lawless(b_logits).to(tl.int32)
-            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST)
+            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST, True)
             b_top = tl.maximum(b_max, b_logits)
             b_best += b_max - b_top
             b_scores = b_noise * s_tau_forward + (b_logits - b_top)
