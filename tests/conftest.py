@@ -60,6 +60,18 @@ def pull(
     return sample.detach(), gradient
 
 
+# The ways to use a sample of logits (*rows, K).
+USES: dict[str, Callable[..., Tensor]] = {
+    "sample": lambda estimator, logits, **how: (
+        estimator.sample(logits, **how) * torch.arange(logits.shape[-1]).to(logits)
+    ),
+    "select": lambda estimator, logits, **how: estimator.choose(logits, **how).select(
+        torch.arange(logits.shape[-1]).to(logits)
+    ),
+    "gate": lambda estimator, logits, **how: estimator.choose(logits, **how).gate(),
+}
+
+
 def assert_one_hot(sample: Tensor, dim: int = -1) -> None:
     """Exactly one 1 in each row, exactly 0 elsewhere: no tolerance."""
     assert ((sample == 0) | (sample == 1)).all()

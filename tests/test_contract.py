@@ -402,15 +402,17 @@ def test_a_row_with_nothing_allowed_is_zero(name: str, dtype: torch.dtype, how: 
 @every_variant
 @every_dtype
 @pytest.mark.parametrize("hard", [True, False])
-def test_nan_logits_give_nan_rows(name: str, dtype: torch.dtype, hard: bool) -> None:
+def test_nan_and_infinite_logits_give_nan_rows(name: str, dtype: torch.dtype, hard: bool) -> None:
     if name == "reinmax" and not hard:
         pytest.skip("ReinMax has no soft sample")
-    logits = normal(4, K, dtype=dtype)
+    logits = normal(7, K, dtype=dtype)
     logits[1, 0] = math.nan
     logits[2] = math.nan
-    sample = make(name, hard=hard).sample(logits, generator=seeded())
-    assert torch.isnan(sample[1:3]).all()
-    assert torch.isfinite(sample[[0, 3]]).all()
+    logits[3, 0] = logits[4, -1] = INF
+    logits[5, :2] = INF
+    for result in pull(make(name, hard=hard), logits, normal(7, K, dtype=dtype, seed=1)):
+        assert torch.isnan(result[1:6]).all()
+        assert torch.isfinite(result[[0, 6]]).all()
 
 
 @every_variant

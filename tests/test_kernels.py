@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import USES
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
@@ -75,7 +76,8 @@ def noise(rows: int, categories: int, kind: int = 0, draw: int = 0) -> Tensor:
 
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
     programs, held = blocks.partition(rows, categories)
-    noise_kernel[(programs,)](key(), out, rows, categories, draw, KIND=kind, FAST=out.is_cuda, **held)
+    flags = {"KIND": kind, "FINE": categories > launch.LONGEST_BLOCK, "FAST": out.is_cuda, **held}
+    noise_kernel[(programs,)](key(), out, rows, categories, draw, **flags)
     return out
 
 
@@ -219,6 +221,7 @@ def test_strided_rows_equal_contiguous_ones(categories: int) -> None:
     assert torch.equal(found, plain)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's, of what is overwritten later.
 @pytest.mark.parametrize("categories", [5, 4100])
 def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
     monkeypatch: pytest.MonkeyPatch, categories: int
@@ -233,17 +236,19 @@ def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
         monkeypatch.setattr(torch, name, partial(poisoned, getattr(torch, name)))
     logits = example(9, categories)
     logits[5, 2] = torch.nan
+    logits[6, 0] = logits[7, -1] = torch.inf
     grad = torch.ones_like(logits).cumsum(-1)
-    for estimator in ESTIMATORS.values():
+    for name, estimator in ESTIMATORS.items():
         fused = estimator.fused()
         assert fused is not None
         if launch.refusal(logits, fused):
             continue
         value, index, stats = launch.forward(logits, key(), fused)
+        soft, _, _ = launch.forward(logits, key(), replace(fused, soft=name != "reinmax"))
         found = launch.backward(logits, index, stats, key(), grad, fused)
-        for result in (value, found):
-            assert result[5].isnan().all()
-            assert result[[0, 1, 2, 3, 4, 6, 7, 8]].isfinite().all()
+        for result in (value, soft, found):
+            assert result[[5, 6, 7]].isnan().all()
+            assert result[[0, 1, 2, 3, 4, 8]].isfinite().all()
         assert not value[1].any()
         assert not found[1].any()
 
@@ -269,21 +274,68 @@ def test_streams_differ_between_rows_and_keys() -> None:
     assert draws.unique().numel() > 0.99 * draws.numel()
 
 
-@pytest.mark.parametrize("name", ["gst", "gumbel-softmax"])
-def test_samples_of_streamed_rows_follow_the_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mass in different lanes and in different pieces of one lane, most categories missing."""
+LOWEST = torch.finfo(torch.float32).min
+
+
+def test_large_noise_is_fine_enough_for_long_rows() -> None:
+    """Of 2^20 Gumbels those above 5.6 would be equal 230 times with 23 bits each; rounding leaves a few."""
+    values = noise(1, 1 << 20)
+    large = values[values > 5.6]
+    assert 3500 < large.numel() < 4250
+    assert large.numel() - large.unique().numel() < 20
+    assert values.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "filling"),
+    [("gst", -torch.inf), ("gumbel-softmax", -1e9), ("decoupled", LOWEST)],
+)
+def test_samples_of_streamed_rows_follow_the_logits(
+    name: str, filling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mass in different lanes and in different pieces of one lane, none in the first piece.
+
+    What fills it is so large a number that no digit of noise is left beside it.
+    """
     monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(launch, "_STREAM", 16)
-    categories, count = 53, 120 if DEVICE.type == "cpu" else 40_000
-    places = torch.tensor([1, 7, 17, 33, 52])
+    categories, count = 37, 120 if DEVICE.type == "cpu" else 40_000
+    places = torch.tensor([17, 20, 23, 33, 36])
     some = torch.tensor([0.3, -1.0, 1.0, 0.5, 0.0])
-    logits = torch.full((categories,), -torch.inf).scatter(0, places, some).to(DEVICE)
+    logits = torch.full((categories,), filling).scatter(0, places, some).to(DEVICE)
     _, index, _ = launch.forward(logits.expand(count, categories), key(), Fused(name, 1.0), dense=False)
     found = torch.searchsorted(places, index.long().cpu())
     assert torch.equal(places[found], index.long().cpu())
     counts = counts_of(found, 5)
     require_law(chi_squared(counts, some.double().softmax(-1)))
     require_rejected(chi_squared(counts, (-some.double()).softmax(-1)))
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # The interpreter's, where a GPU has -inf.
+@pytest.mark.parametrize(
+    ("name", "filling"),
+    [(name, -1e9) for name in ESTIMATORS if name != "nz-gst"]
+    + [("gumbel-softmax", LOWEST), ("decoupled", LOWEST)],
+)
+def test_streamed_pieces_far_below_cost_no_digits(
+    name: str, filling: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value and gradient where all but one of the pieces, first or last, hold a filling."""
+    monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(launch, "_STREAM", 16)
+    estimator, logits = ESTIMATORS[name], torch.full((2, 37), filling, device=DEVICE)
+    logits[0, 32:], logits[1, :5] = example(2, 5)
+    fused = estimator.fused()
+    assert fused is not None
+    grad = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    soft, index, stats = launch.forward(logits, key(), replace(fused, soft=name != "reinmax"))
+    assert index[0] >= 32
+    assert index[1] < 5
+    found = launch.backward(logits, index, stats, key(), grad, fused)
+    soft_reference, reference_gradient = reference(estimator, logits, index.long(), grad)
+    torch.testing.assert_close(found, reference_gradient, **TOLERANCE)
+    if name != "reinmax":
+        torch.testing.assert_close(soft, soft_reference, **TOLERANCE)
 
 
 @pytest.mark.parametrize("samples", [1, 6, 16, 33])
@@ -401,6 +453,17 @@ def test_an_explicit_backend_runs_or_raises(hard: bool) -> None:
         gapped.GST(backend="cuda")
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("gap", [1.0, torch.ones(4)])
+def test_the_nz_ablation_does_not_move_a_logit_at_the_gap(gap: float | Tensor, backend: str) -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0], device=DEVICE).repeat(4, 1).requires_grad_()
+    z = gapped.gst(logits, gap=gap, detach=False, hard=True, backend=backend)
+    (z * torch.tensor([3.0, 5.0, 11.0], device=DEVICE)).sum().backward()
+    assert logits.grad is not None
+    assert not logits.grad[:, 1].any()
+    torch.testing.assert_close(logits.grad[:, 0], -logits.grad[:, 2])
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("categories", [6, 4100])
 @pytest.mark.parametrize("name", ["gst", "gst-expected", "gumbel-softmax", "decoupled"])
@@ -472,10 +535,58 @@ def test_a_single_row_has_a_choice(backend: str) -> None:
     assert torch.equal(choice.select(table), table[choice.index])
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_no_rows_have_a_choice(backend: str) -> None:
+    logits = torch.zeros(0, 4, device=DEVICE, requires_grad=True)
+    table = torch.ones(4, 2, device=DEVICE, requires_grad=True)
+    choice = gapped.gst_index(logits, backend=backend)
+    (choice.select(table).sum() + choice.gate().sum()).backward()
+    assert logits.grad is not None
+    assert logits.grad.shape == (0, 4)
+    assert table.grad is not None
+    assert not table.grad.any()
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("use", USES)
+def test_differentiating_a_kernel_twice_is_refused(use: str, linear: bool) -> None:
+    """As in `test_transforms.py`."""
+    logits = example(4, 6).requires_grad_()
+    used = USES[use](gapped.GST(backend="triton"), logits)
+    cost = used.sum() if linear else used.square().sum()
+    (gradient,) = torch.autograd.grad(cost, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        (gradient.pow(2).sum() + logits.sum()).backward()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("use", USES)
+def test_logits_changed_after_their_sample_are_noticed(use: str, backend: str) -> None:
+    leaf = torch.zeros(4, 6, device=DEVICE, requires_grad=True)
+    logits = 1 * leaf
+    used = USES[use](gapped.GST(backend=backend), logits)
+    with torch.no_grad():
+        logits += 1
+    with pytest.raises(RuntimeError, match="inplace"):
+        used.sum().backward()
+
+
+def test_logits_changed_before_their_choice_is_used_are_noticed() -> None:
+    leaf = torch.zeros(4, 6, device=DEVICE, requires_grad=True)
+    logits = 1 * leaf
+    choice = gapped.gst_index(logits, backend="triton")
+    with torch.no_grad():
+        logits += 1
+    with pytest.raises(RuntimeError, match="in place"):
+        choice.gate().sum().backward()
+
+
 def test_a_choice_refuses_what_it_cannot_do() -> None:
     logits = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
     with pytest.raises(gapped.GappedError, match="table"):
         gapped.gst_index(logits).select(torch.zeros(4, 2))
+    with pytest.raises(gapped.GappedError, match=r"table: got a tensor of torch\.int64"):
+        gapped.gst_index(logits).select(torch.arange(3))
     with pytest.raises(gapped.GappedError, match="hard"):
         gapped.GST(hard=False).choose(logits)
     with pytest.raises(gapped.GappedError, match="detach"):

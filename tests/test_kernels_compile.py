@@ -62,6 +62,26 @@ if name != "gumbel-rao":
 """
 
 
+SCORES = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gapped.kernels import scores
+
+POINTERS = {"p_seed": "*i64", "p_index": "*i64"}
+FLAGS = {"DEPTH": 4, "BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16}
+for name in scores.__all__:
+    kernel = getattr(scores, name)
+    flags = {name: value for name, value in FLAGS.items() if name in kernel.arg_names}
+    types = {name: POINTERS.get(name, "*fp32") if name[0] == "p" else "i32" for name in kernel.arg_names}
+    source = ASTSource(kernel, types | dict.fromkeys(flags, "constexpr"), flags)
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+    # Rows times samples may need more bits.
+    assert not re.search(r"arith\\.muli .*: i32", text), text
+"""
+
+
 THIN = """
 import re
 import triton
@@ -98,6 +118,10 @@ def compiled(*command: str) -> None:
 @pytest.mark.parametrize("name", ["gst", "reinmax", "decoupled", "gumbel-rao"])
 def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     compiled(PROGRAM, name)
+
+
+def test_the_scores_kernels_compile_and_count_rows_in_64_bits() -> None:
+    compiled(SCORES)
 
 
 def test_thin_products_read_wide_and_round() -> None:

@@ -176,7 +176,9 @@ def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
     grad = torch.randn(logits.shape, generator=seeded(2)).to(DEVICE)
     leaf = logits.clone().requires_grad_()
     found = grouped.sample(leaf, generator=on_device(3))
-    (gradient,) = torch.autograd.grad(found, leaf, grad)
+    (gradient,) = torch.autograd.grad(found, leaf, grad, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        gradient.sum().backward()
     keys = launch.draw_key(logits, on_device(3), 3).split(1)
     for (a, b, each), key in zip(grouped.groups, keys, strict=True):
         fused = each.fused()  # type: ignore[union-attr]

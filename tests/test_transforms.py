@@ -13,6 +13,7 @@ import torch
 from conftest import (
     MEMBERS,
     TAU,
+    USES,
     assert_close,
     assert_one_hot,
     every_member,
@@ -241,12 +242,25 @@ def test_a_training_step_under_autocast(name: str) -> None:
 
 
 @every_member
-def test_differentiating_twice_is_refused(name: str) -> None:
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("use", USES)
+def test_differentiating_twice_is_refused(name: str, use: str, linear: bool) -> None:
+    """Also where the cost is linear, so that its own gradient depends on nothing."""
     logits = normal(4, K).requires_grad_()
-    sample = make(name).sample(logits, generator=seeded())
-    (gradient,) = torch.autograd.grad((sample * normal(4, K)).pow(2).sum(), logits, create_graph=True)
-    with pytest.raises((RuntimeError, gapped.GappedError), match="twice"):
-        gradient.pow(2).sum().backward()
+    used = USES[use](make(name), logits, generator=seeded())
+    cost = used.sum() if linear else used.square().sum()
+    (gradient,) = torch.autograd.grad(cost, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        (gradient.pow(2).sum() + logits.sum()).backward()
+
+
+@every_member
+def test_nothing_is_copied_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph could not capture a tensor made of a list of numbers."""
+    logits, weight = normal(4, K), normal(4, K, seed=2)
+    for maker in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.delattr(torch, maker)
+    pull(make(name), logits, weight)
 
 
 @every_member

@@ -6,7 +6,7 @@ only sources of randomness are `uniform` (and `inverse_cdf` and `draw_index` thr
 
 Two conventions hold throughout. A category whose logit is -inf does not exist: it gets exactly zero mass.
 A row without a sample has an index outside of the categories: `K` if it has no category (all -inf), `K + 1`
-if it holds a NaN.
+if it holds a NaN or +inf.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def shift(logits: Tensor) -> Tensor:
-    """Logits relative to the largest of their row, which becomes 0; a NaN takes its whole row with it."""
-    # The clamp is for rows without categories: -inf minus a finite number stays -inf.
-    return logits - logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+    """Logits relative to the largest of their row, which becomes 0; a row with a NaN or +inf becomes NaN."""
+    # In rows without categories, -inf minus a finite number stays -inf.
+    least = torch.finfo(logits.dtype).min
+    return logits - logits.amax(-1, keepdim=True).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=least)
 
 
 def softmax(logits: Tensor) -> Tensor:

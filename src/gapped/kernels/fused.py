@@ -19,6 +19,7 @@ from gapped.kernels.parts import (
     capped,
     exponential,
     gumbel,
+    lawless,
     level,
     rao_bits,
     rao_odds,
@@ -265,7 +266,7 @@ def forward_kernel(
         b_best = tl.max(b_scores, 1)
         b_wins = (b_scores == b_best[:, None]) & (b_shifted > -float("inf"))
         # Minima and maxima pass over a NaN on a GPU, sums do not.
-        b_nan = tl.sum((b_logits != b_logits).to(tl.int32), 1) > 0
+        b_nan = (tl.sum(lawless(b_logits).to(tl.int32), 1) > 0) | (b_tau_forward != b_tau_forward)
     else:
         b_weights = tl.exp(b_shifted)
         b_running = tl.cumsum(b_weights.to(tl.float64), 1)
@@ -387,17 +388,18 @@ def noise_kernel(
     s_categories,
     s_draw,
     KIND: tl.constexpr,
+    FINE: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """The noise of the kernels, written out for tests: Gumbels (0), or for one Gumbel-Rao draw the
-    exponentials of the elements (1), in units of ln 2."""
+    """The noise of the kernels, written out for tests: Gumbels (0), `FINE` as for long rows or not, or for one
+    Gumbel-Rao draw the exponentials of the elements (1), in units of ln 2."""
     b_rows, b_columns, _, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_element = b_rows[:, None] * s_categories + b_columns[None, :]
     s_seed = tl.load(p_seed)
     if KIND == 0:
-        b_noise = gumbel(s_seed, b_element, FAST)
+        b_noise = gumbel(s_seed, b_element, FAST, FINE)
     else:
         b_0, b_1, b_2, b_3 = rao_bits(s_seed, b_element, s_draw // 4)
         s_lane = s_draw % 4

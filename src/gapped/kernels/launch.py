@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gapped.kernels import blocks
 from gapped.kernels.lanes import Lanes
 from gapped.kernels.runner import Launch, run
+from gapped.once import once
 
 __all__ = [
     "BACKENDS",
@@ -88,7 +88,7 @@ class Sampled(NamedTuple):
     """The sample; empty if it was not asked for."""
     chosen: Tensor
     """The rows' indices, flat, int16 or int32: one past the last category where a row has none, two past it
-    where it holds a NaN."""
+    where it holds a NaN or +inf."""
     stats: Tensor | None
     """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; None otherwise."""
 
@@ -147,16 +147,6 @@ def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> T
     return _Sample.apply(logits, key, fused)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """`once_differentiable`, at no cost where nobody can differentiate a second time."""
-    guarded = once_differentiable(backward)
-
-    def chosen(ctx: Any, *grads: Tensor) -> Any:
-        return guarded(ctx, *grads) if torch.is_grad_enabled() else backward(ctx, *grads)
-
-    return chosen
-
-
 class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
@@ -166,10 +156,15 @@ class _Sample(torch.autograd.Function):
         return value
 
     @staticmethod
-    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, index, stats, key = ctx.saved_tensors
-        return backward(logits, index, stats, key, grad, ctx.fused), None, None
+        return once(_product, logits, grad, logits, index, stats, key, ctx.fused), None, None
+
+
+def _product(
+    grad: Tensor, logits: Tensor, index: Tensor, stats: Tensor | None, key: Tensor, fused: Fused
+) -> Tensor:
+    return backward(logits, index, stats, key, grad, fused)
 
 
 def sample_side_by_side(
@@ -205,26 +200,29 @@ class _SideBySide(torch.autograd.Function):
         return value
 
     @staticmethod
-    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, keys, *chosen = ctx.saved_tensors
-        gradient = _empty(logits)
-        lanes = Lanes("samplers", logits.device)
-        for number, (piece, index, key, of, fused, out) in enumerate(
-            zip(
-                torch.split(logits, ctx.sizes),
-                chosen,
-                torch.split(keys, 1),
-                torch.split(grad, ctx.sizes),
-                ctx.every,
-                torch.split(gradient, ctx.sizes),
-                strict=True,
-            )
-        ):
-            with lanes.lane(number):
-                backward(piece, index, None, key, of, fused, out=out)
-        lanes.join()
-        return gradient, None, None, None
+
+        def product(grad: Tensor) -> Tensor:
+            gradient = _empty(logits)
+            lanes = Lanes("samplers", logits.device)
+            for number, (piece, index, key, of, fused, out) in enumerate(
+                zip(
+                    torch.split(logits, ctx.sizes),
+                    chosen,
+                    torch.split(keys, 1),
+                    torch.split(grad, ctx.sizes),
+                    ctx.every,
+                    torch.split(gradient, ctx.sizes),
+                    strict=True,
+                )
+            ):
+                with lanes.lane(number):
+                    backward(piece, index, None, key, of, fused, out=out)
+            lanes.join()
+            return gradient
+
+        return once(product, logits, grad), None, None, None
 
 
 def forward(

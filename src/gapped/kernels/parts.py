@@ -22,6 +22,7 @@ __all__ = [
     "exp2",
     "exponential",
     "gumbel",
+    "lawless",
     "level",
     "rao_bits",
     "rao_odds",
@@ -71,14 +72,24 @@ def exp2(b_x, FAST: tl.constexpr):
 
 
 @triton.jit
-def exponential(b_bits, FAST: tl.constexpr):
-    """Exponential noise of mean 1 / ln 2, that is -log2 of a uniform of 24 bits; never 0, never inf."""
+def exponential(b_bits, FAST: tl.constexpr, FINE: tl.constexpr = False):
+    """Exponential noise of mean 1 / ln 2, that is -log2 of a uniform; never 0, never inf.
+
+    The uniform is the middle of one of 2^23 equal pieces of (0, 1); with `FINE` those next to 1, from which the
+    smallest noise comes, are cut into 512 each. The smallest of K such numbers is there twice with a chance
+    of about K / 2^24, or K / 2^33.
+    """
     # In [1, 2), made of the bits themselves: converting an integer is as slow as a logarithm.
     b_f = ((b_bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
-    # The middle of one of 2^23 equal pieces of (0, 1), exactly, and so is the difference from 1.
+    # Exact, and so is the difference from 1.
     b_rest = b_f - 0.999999940395355224609375
+    b_small = b_rest
+    if FINE:
+        # The nine bits that are left, again as a number in [1, 2).
+        b_low = (((b_bits & 0x1FF) << 14) | 0x3F800000).to(tl.float32, bitcast=True)
+        b_small = (b_f - 1.0) + (b_low - 0.9990234375) * 1.1920928955078125e-7
     # Near 0 the fast logarithm has no digits left, the series has all of them.
-    b_series = b_rest * (_LOG2_E + b_rest * (_LOG2_E / 2 + b_rest * (_LOG2_E / 3)))
+    b_series = b_small * (_LOG2_E + b_small * (_LOG2_E / 2 + b_small * (_LOG2_E / 3)))
     return tl.where(b_rest < 0.00390625, b_series, -log2(1.0 - b_rest, FAST))
 
 
@@ -88,11 +99,15 @@ def _words(b_number):
 
 
 @triton.jit
-def gumbel(s_seed, b_element, FAST: tl.constexpr):
-    """Gumbel noise of the elements numbered `b_element`."""
+def gumbel(s_seed, b_element, FAST: tl.constexpr, FINE: tl.constexpr = False):
+    """Gumbel noise of the elements numbered `b_element`, between -2.9 and 22.9.
+
+    Equal scores go to the first of them. That is one row in 4096 of 4096 equal logits; longer ones are
+    `FINE`, so that of a row of 128,256 it is one in 67,000.
+    """
     b_low, b_high = _words(b_element)
     b_bits, _, _, _ = tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0 + _FORWARD)
-    return -log2(exponential(b_bits, FAST) * _LN_2, FAST) * _LN_2
+    return -log2(exponential(b_bits, FAST, FINE) * _LN_2, FAST) * _LN_2
 
 
 @triton.jit
@@ -128,6 +143,12 @@ def rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST: tl.constexpr
     odds are so large that the 1 does not count and logarithms add up: `b_drop` is the rest over tau.
     """
     return exp2(-log2(1.0 + b_noise * b_odds * b_scale, FAST) * b_sharpness - b_drop, FAST)
+
+
+@triton.jit
+def lawless(b_logits):
+    """Which logits leave their row without a law: NaN and +inf."""
+    return ~(b_logits < float("inf"))
 
 
 @triton.jit

@@ -37,13 +37,15 @@ def draw_kernel(
     b_running = tl.cumsum(b_weights.to(tl.float64), 1)
     b_total = tl.sum(b_weights.to(tl.float64), 1)
     s_seed = tl.load(p_seed)
-    for s_sample in range(s_samples):
-        b_number = s_sample * s_rows + b_rows
+    # Counted up: a product with the number of rows might not fit 32 bits.
+    b_number = b_rows
+    for _ in range(s_samples):
         b_u, _ = row_uniforms(s_seed, b_number)
         b_wins = exceeds(b_running, b_u * b_total, b_weights)
         b_index = tl.min(tl.where(b_wins, b_columns[None, :], s_categories), 1)
         b_index = tl.where(b_total != b_total, s_categories + 1, b_index)
         tl.store(p_index + b_number, b_index, mask=b_row_inside)
+        b_number += s_rows
 
 
 @triton.jit(do_not_specialize=["s_rows"])
@@ -76,12 +78,15 @@ def score_kernel(
     b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
     b_p = normalised(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
     b_out = tl.zeros_like(b_p)
-    for s_sample in range(s_samples):
-        b_index = tl.load(p_index + s_sample * s_rows + b_rows, mask=b_row_inside, other=0)
-        b_from = p_signal + s_sample * s_examples + b_rows // s_every
-        b_signal = tl.load(b_from, mask=b_row_inside, other=0.0)
+    p_index += b_rows
+    p_signal += b_rows // s_every
+    for _ in range(s_samples):
+        b_index = tl.load(p_index, mask=b_row_inside, other=0)
+        b_signal = tl.load(p_signal, mask=b_row_inside, other=0.0)
         b_point = (b_columns[None, :] == b_index[:, None]).to(tl.float32)
         b_out += b_signal[:, None] * (b_point - b_p)
+        p_index += s_rows
+        p_signal += s_examples
     store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out / s_samples)
 
 

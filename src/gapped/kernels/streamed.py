@@ -6,8 +6,8 @@ the lane: the row is read once and written once. Backward, one reading gives the
 needs, a second one, in reverse so that it starts with what the cache still holds, writes it; rows that are
 not longer than a few programs can hold are read only once (`split.py`).
 
-`p_stats` keeps two numbers of each row from the forward for the backward pass: what exponents are taken
-relative to, and the sum of weights; with Gumbel noise, the shift of the logits and the best score.
+`p_stats` keeps two numbers of each row from the forward for the backward pass: the largest logit, and the sum
+of weights relative to it; with Gumbel noise, the best score instead of the sum.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gapped.kernels.parts import (
     exp2,
     exponential,
     gumbel,
+    lawless,
     level,
     rao_bits,
     rao_odds,
@@ -95,17 +96,18 @@ def weights(
     b_shifted, b_columns, s_categories, s_seed, s_row, s_index, s_top, s_gap, s_tau,
     MODE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The surrogate's weights, at most about 1, of logits relative to the row's shift."""
+    """The surrogate's weights of logits relative to the row's largest: neither all tiny nor any huge."""
     s_sharpness = _LOG2_E / s_tau
     if MODE == GST:
         b_scores = tl.where(b_columns == s_index, 0.0, tl.minimum(b_shifted, -s_gap))
     elif MODE == GUMBEL:
-        b_scores = b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top
+        b_scores = b_shifted + gumbel(s_seed, s_row * s_categories + b_columns, FAST, True) - s_top
     else:
         b_scores = b_shifted
     b_exponents = b_scores * s_sharpness
     if MODE == DECOUPLED:
-        b_exponents += (gumbel(s_seed, s_row * s_categories + b_columns, FAST) - s_top) * _LOG2_E
+        # The largest logit has a score of at least -2.9, and no score is above 22.9: no shift is needed.
+        b_exponents += gumbel(s_seed, s_row * s_categories + b_columns, FAST, True) * _LOG2_E
     return exp2(b_exponents, FAST)
 
 
@@ -175,43 +177,41 @@ def streamed_forward_kernel(
     s_seed = tl.load(p_seed)
     s_tau = level(p_tau, s_tau, s_tau_every, s_row, s_row >= 0, TAU_PER_ROW)
     b_lanes = tl.arange(0, BLOCK)
-    b_nan = tl.zeros([BLOCK], tl.int32)
+    b_broken = tl.zeros([BLOCK], tl.int32)
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
         s_tau_forward = level(
             p_tau_forward, s_tau_forward, s_tau_forward_every, s_row, s_row >= 0, TAU_FORWARD_PER_ROW
         )
-        # Any shift near the row's largest logit keeps the noise's digits; the first piece's will do.
-        b_columns, b_first = _piece(p_logits, 0, s_categories, BLOCK, -float("inf"), _ONCE)
-        s_shift = tl.max(tl.where(b_first == b_first, b_first, -float("inf")), 0)
-        s_shift = tl.where(s_shift == -float("inf"), 0.0, s_shift)
+        # Scores are relative to the largest logit that their lane has seen, times the temperature: whatever
+        # came before, the noise of a winner keeps its digits.
+        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
         b_where = tl.zeros([BLOCK], tl.int32) + s_categories
-        b_sharp = b_best
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
-            b_nan |= (b_logits != b_logits).to(tl.int32)
-            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST)
-            b_scores = (b_logits - s_shift) / s_tau_forward + b_noise
+            b_broken |= lawless(b_logits).to(tl.int32)
+            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST, True)
+            b_top = tl.maximum(b_max, b_logits)
+            b_best += b_max - b_top
+            b_scores = b_noise * s_tau_forward + (b_logits - b_top)
             b_where = tl.where(b_scores > b_best, b_columns, b_where)
             b_best = tl.maximum(b_best, b_scores)
-            if MODE == DECOUPLED:
-                b_sharp = tl.maximum(b_sharp, (b_logits - s_shift) / s_tau + b_noise)
+            b_max = b_top
             if DENSE and not SOFT:
                 write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+        s_shift = tl.max(b_max, 0)
+        b_best += b_max - s_shift
         s_best = tl.max(b_best, 0)
         s_index = tl.min(tl.where(b_best == s_best, b_where, s_categories), 0)
-        s_top = s_best
-        if MODE == DECOUPLED:
-            s_top = tl.max(b_sharp, 0)
-        s_top = tl.where(s_top == -float("inf"), 0.0, s_top)
-        s_second = s_top
+        s_second = s_best
+        b_broken |= (s_tau_forward != s_tau_forward).to(tl.int32)
     else:
         # A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
         b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
-            b_nan |= (b_logits != b_logits).to(tl.int32)
+            b_broken |= lawless(b_logits).to(tl.int32)
             b_lead = b_logits - b_max
             b_weight = tl.exp(-tl.abs(b_lead))
             b_sum = tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
@@ -234,9 +234,8 @@ def streamed_forward_kernel(
         b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
         b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
         s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
-        s_top = s_shift
         s_second = s_total.to(tl.float32)
-    s_broken = tl.max(b_nan, 0) > 0
+    s_broken = tl.max(b_broken, 0) > 0
     s_index = tl.where(s_broken, s_categories + 1, s_index)
     tl.store(p_index + s_row, s_index)
     tl.store(p_stats + 2 * s_row, s_shift)
@@ -263,14 +262,14 @@ def streamed_forward_kernel(
                 for s_start in range(0, s_categories, BLOCK):
                     b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
                     b_sum += weights(
-                        b_logits - s_shift, b_columns, s_categories, s_seed, s_row, s_index, s_top, s_level,
+                        b_logits - s_shift, b_columns, s_categories, s_seed, s_row, s_index, s_second, s_level,
                         s_tau, MODE, FAST,
                     )  # fmt: skip
                 s_scale = capped(tl.sum(b_sum, 0))
                 for s_start in range(0, s_categories, BLOCK):
                     b_columns, b_logits = _piece(p_logits, s_start, s_categories, BLOCK, -float("inf"), _ONCE)
                     b_weight = weights(
-                        b_logits - s_shift, b_columns, s_categories, s_seed, s_row, s_index, s_top, s_level,
+                        b_logits - s_shift, b_columns, s_categories, s_seed, s_row, s_index, s_second, s_level,
                         s_tau, MODE, FAST,
                     )  # fmt: skip
                     write(p_value, b_columns, b_weight * s_scale, s_categories)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gapped import simplex
 from gapped.errors import reject
 from gapped.kernels import launch
+from gapped.once import once
 from gapped.pathwise.carry import jacobian_product
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ class Choice:
 
     index: Tensor
     """The chosen categories, int64, ``(*rows)``. A row without categories has index `K`, one with a NaN
-    `K + 1`."""
+    or +inf `K + 1`."""
     _logits: Tensor = field(repr=False)
-    _pull: Callable[[Tensor, bool], Tensor] = field(repr=False)
-    """The logits' gradient for a gradient of the sample, dense or at the chosen entries only."""
+    _pull: Callable[[Tensor, Tensor, bool], Tensor] = field(repr=False)
+    """The gradient of the logits for one of the sample, dense or at the chosen entries only."""
 
     def select(self, table: Tensor) -> Tensor:
         """``table[index]`` for a table of shape ``(K, *rest)``: ``(*rows, *rest)``.
@@ -56,6 +57,9 @@ class Choice:
             raise reject(
                 "table", f"an object of {came}", f"a tensor with {categories} rows, one per category"
             )
+        if not table.is_floating_point():
+            accepted = "a floating-point tensor; for others take table[choice.index]"
+            raise reject("table", f"a tensor of {table.dtype}", accepted)
         return _Select.apply(self._logits, table, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
@@ -73,9 +77,13 @@ class Choice:
 def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     """A choice drawn by the kernels."""
     _, index, stats = launch.forward(rows.detach(), key, kernel, dense=False)
+    version = rows._version if rows.requires_grad else None
 
-    def pull(grad: Tensor, at_index: bool) -> Tensor:
-        return launch.backward(rows.detach(), index, stats, key, grad, kernel, at_index=at_index)
+    def pull(logits: Tensor, grad: Tensor, at_index: bool) -> Tensor:
+        # What was saved when the choice was used, autograd looks after; the logits are older than that.
+        if rows._version != version:
+            raise RuntimeError("gapped: the logits of a choice were changed in place after it was drawn")
+        return launch.backward(logits, index, stats, key, grad, kernel, at_index=at_index)
 
     return Choice(index.view(rows.shape[:-1]).long(), rows, pull)
 
@@ -83,13 +91,13 @@ def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
 def plain_choice(rows: Tensor, index: Tensor, points: Callable[[], Points]) -> Choice:
     """A choice drawn by torch; the surrogate's points are computed when a gradient is."""
 
-    def pull(grad: Tensor, at_index: bool) -> Tensor:
+    def pull(logits: Tensor, grad: Tensor, at_index: bool) -> Tensor:
         found, weights = points()
         grad = grad.to(found.dtype)
         if at_index:
-            where = simplex.place(index, rows.shape[-1])
+            where = simplex.place(index, logits.shape[-1])
             grad = torch.zeros_like(found[0]).scatter(-1, where, grad.unsqueeze(-1))
-        return jacobian_product(grad, found, weights).to(rows.dtype)
+        return jacobian_product(grad, found, weights).to(logits.dtype)
 
     return Choice(index, rows, pull)
 
@@ -98,37 +106,39 @@ class _Select(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, table: Tensor, choice: Choice) -> Tensor:
         ctx.choice = choice
-        ctx.save_for_backward(table)
+        ctx.save_for_backward(logits, table)
         return choice._only_sampled(table[choice.index.clamp(max=table.shape[0] - 1)])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (table,) = ctx.saved_tensors
+        logits, table = ctx.saved_tensors
         choice: Choice = ctx.choice
-        categories = table.shape[0]
-        flat = grad.reshape(*choice.index.shape, -1)
-        for_logits = for_table = None
-        if ctx.needs_input_grad[0]:
-            for_logits = choice._pull(
-                (flat @ table.reshape(categories, -1).mT).to(choice._logits.dtype), False
-            )
-        if ctx.needs_input_grad[1]:
+        categories, width = table.shape[0], math.prod(table.shape[1:])
+
+        def for_logits(grad: Tensor) -> Tensor:
+            flat = grad.reshape(*choice.index.shape, width)
+            return choice._pull(logits, (flat @ table.reshape(categories, width).mT).to(logits.dtype), False)
+
+        def for_table(grad: Tensor) -> Tensor:
+            flat = choice._only_sampled(grad.reshape(*choice.index.shape, width))
             where = choice.index.clamp(max=categories - 1)
-            for_table = torch.ops.aten.embedding_dense_backward(
-                choice._only_sampled(flat), where, categories, -1, False
-            ).view_as(table)
-        return for_logits, for_table, None
+            summed: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, categories, -1, False)
+            return summed.view_as(table)
+
+        needed = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)
+        first, second = (once(product, logits, grad) if asked else None for product, asked in needed)
+        return first, second, None
 
 
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, choice: Choice) -> Tensor:
         ctx.choice = choice
+        ctx.save_for_backward(logits)
         return choice._only_sampled(torch.ones(choice.index.shape, dtype=logits.dtype, device=logits.device))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (logits,) = ctx.saved_tensors
         choice: Choice = ctx.choice
-        return choice._pull(grad, True), None
+        return once(lambda grad: choice._pull(logits, grad, True), logits, grad), None

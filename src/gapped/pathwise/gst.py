@@ -62,7 +62,13 @@ class GST(Pathwise):
         return Points(simplex.normalised(self._perturbed(logits, drawn) / tau).unsqueeze(0), 1 / tau)
 
     def carrier(self, rows: Tensor, drawn: Draw) -> Tensor:
-        return rows if self.detach else self._perturbed(simplex.shift(rows), drawn)
+        if self.detach:
+            return rows
+        logits = simplex.shift(rows)
+        selected = simplex.place(drawn.chosen, rows.shape[-1])
+        # Only the graph counts: a logit that is raised or lowered, if only to where it is, moves nothing.
+        stopped = logits >= -self._gap_of(logits.detach(), selected)
+        return logits.masked_fill(stopped, 0.0).scatter(-1, selected, 0.0)
 
     def _perturbed(self, logits: Tensor, drawn: Draw) -> Tensor:
         """The selected logit raised to 0, the largest; every other one lowered to at most -gap."""

@@ -34,7 +34,8 @@ class ReinMax(Pathwise):
         tau = per_row("tau", self.tau, logits)
         one_hot = simplex.one_hot(drawn.chosen, logits.shape[-1], logits.dtype)
         halfway = (simplex.normalised(logits / tau) + one_hot) / 2
-        weights = torch.tensor([2.0, -0.5], dtype=logits.dtype, device=logits.device)
+        # 2 and -1/2, made on the device: a copy from the host could not be captured in a CUDA graph.
+        weights = torch.linspace(2.0, -0.5, 2, dtype=logits.dtype, device=logits.device)
         points = torch.stack([halfway, simplex.normalised(logits)])
         return Points(points, weights.view(-1, *(1 for _ in logits.shape)))
 
