@@ -83,6 +83,7 @@ def diagnose(
 
     import torch
 
+    from gapped.diagnostics.measure import check_settings
     from gapped.diagnostics.measure import diagnose as measure
     from gapped.lab.environment import describe
     from gapped.lab.problems import Problem
@@ -101,6 +102,7 @@ def diagnose(
         if function is None and point.shape != own.shape:
             shown, accepted = tuple(point.shape), f"{tuple(own.shape)}, the problem's shape (see --shape)"
             raise reject("--logits", f"a tensor of shape {shown}", accepted)
+    check_settings(samples)
     Store(out)  # fails here, not after minutes, if nothing can be written
     screen = console()
     with _Bar(screen, len(members)) as bar:

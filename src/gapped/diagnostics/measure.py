@@ -25,7 +25,7 @@ from gapped.pathwise.base import Pathwise
 from gapped.score.base import Score
 from gapped.score.rloo import RLOO
 
-__all__ = ["Progress", "diagnose", "diagnose_model", "errors_of"]
+__all__ = ["Progress", "check_settings", "diagnose", "diagnose_model", "errors_of"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, how many of its gradients are done, and how many there will be."""
@@ -74,7 +74,7 @@ def diagnose(
     check_logits(logits)
     check_mask(mask, logits)
     check_generator(generator, logits)
-    _check_settings(samples, confidence)
+    check_settings(samples, confidence)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
     members = _labelled(estimators)
@@ -127,7 +127,7 @@ def diagnose_model(
     >>> sorted(found["GST"].per_parameter)
     ['bias', 'weight']
     """
-    _check_settings(samples, confidence)
+    check_settings(samples, confidence)
     if not callable(loss_fn):
         accepted = "a function of an estimator and a generator"
         raise reject("loss_fn", f"an object of type {type(loss_fn).__name__}", accepted)
@@ -319,7 +319,8 @@ def _per_parameter(stream: GradientStream, parameters: Mapping[str, Tensor]) -> 
     return {name: float(piece.mean()) for name, piece in zip(parameters, pieces, strict=True)}
 
 
-def _check_settings(samples: object, confidence: object) -> None:
+def check_settings(samples: object, confidence: object) -> None:
+    """Check what both functions are told of accuracy."""
     check_count("samples", samples, 2 * LEAST)
     if isinstance(confidence, bool) or not isinstance(confidence, float) or not 0.5 <= confidence < 1:
         raise reject("confidence", confidence, "a number from 0.5 to below 1, such as 0.95")
