@@ -319,7 +319,7 @@ def _per_parameter(stream: GradientStream, parameters: Mapping[str, Tensor]) -> 
     return {name: float(piece.mean()) for name, piece in zip(parameters, pieces, strict=True)}
 
 
-def check_settings(samples: object, confidence: object) -> None:
+def check_settings(samples: object, confidence: object = 0.95) -> None:
     """Check what both functions are told of accuracy."""
     check_count("samples", samples, 2 * LEAST)
     if isinstance(confidence, bool) or not isinstance(confidence, float) or not 0.5 <= confidence < 1:
