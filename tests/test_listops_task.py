@@ -434,10 +434,12 @@ def toy_source(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toy_source")
 def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    lines = run_recipes([recipe_from(TABLE, "test")], store, CPU)
+    with pytest.warns(UserWarning, match="no official validation or test file"):
+        lines = run_recipes([recipe_from(TABLE, "test")], store, CPU)
     assert len(lines) == 8
     for line in lines:
         metrics = line["metrics"]
+        assert line["data"] == "listops (generated)"
         assert line["status"] == "ok"
         assert 0 <= metrics["test_accuracy"] <= 1
         assert 0 <= metrics["test_tree_f1"] <= 1
