@@ -132,6 +132,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small")
+@pytest.mark.filterwarnings("ignore:listops. no official")
 @pytest.mark.parametrize("small", [pytest.param(text, marks=marks(text.split())) for text in SMALL])
 def test_every_command_in_the_documentation_runs(
     small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
