@@ -50,9 +50,10 @@ def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 def shift(logits: Tensor) -> Tensor:
     """Logits relative to the largest of their row, which becomes 0; a row with a NaN or +inf becomes NaN."""
-    # In rows without categories, -inf minus a finite number stays -inf.
-    least = torch.finfo(logits.dtype).min
-    return logits - logits.amax(-1, keepdim=True).nan_to_num(nan=torch.nan, posinf=torch.nan, neginf=least)
+    # The clamp is for rows without categories: -inf minus a finite number stays -inf.
+    top = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+    # Nothing is added but to +inf, which becomes NaN.
+    return logits - (top + 0 * top)
 
 
 def softmax(logits: Tensor) -> Tensor:
