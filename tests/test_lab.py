@@ -393,7 +393,7 @@ def test_unknown_data_fails_before_anything_is_trained(tmp_path):
 
 
 @pytest.mark.parametrize(("device", "entered"), [("cpu", []), ("cuda:1", [torch.device("cuda:1")])])
-def test_training_is_on_the_device_that_was_asked_for(monkeypatch, device, entered):
+def test_training_is_on_the_device_that_was_asked_for(monkeypatch, tmp_path, device, entered):
     """And not on the current one, whose streams are what a capture sees."""
     current: list[torch.device] = []
 
@@ -401,9 +401,12 @@ def test_training_is_on_the_device_that_was_asked_for(monkeypatch, device, enter
     def switched(to: torch.device) -> Iterator[None]:
         current.append(to)
         yield
-        current.remove(to)
+
+    def train(*_: object) -> None:
+        assert current == entered
+        raise Interrupted
 
     monkeypatch.setattr(torch.cuda, "device", switched)
-    monkeypatch.setattr(local, "_train", lambda *_: list(current))
-    assert local.train(None, torch.device(device), None, None, local.Nobody(), 1.0) == entered
-    assert not current
+    monkeypatch.setattr(local, "train", train)
+    with pytest.raises(Interrupted):
+        run([recipe()], Store(tmp_path), torch.device(device))

@@ -56,14 +56,13 @@ class OneHotCategorical(Distribution):
         scores = _log(probs) if logits is None else logits
         check_logits(scores)
         check_mask(mask, scores)
-        self._validate_args = __debug__ if validate_args is None else validate_args
-        if self._validate_args and holds(scores.isnan() | (scores == torch.inf)):
+        validate = __debug__ if validate_args is None else validate_args
+        if validate and holds(scores.isnan() | (scores == torch.inf)):
             if logits is None:
                 raise reject("probs", "values out of range", "finite numbers that are not negative")
             raise reject("logits", "values out of range", "finite numbers, or -inf for an absent category")
         self.logits = simplex.log_softmax(simplex.masked(scores, mask))
         # -inf logits are categories that do not exist, not invalid ones.
-        validate = self._validate_args
         super().__init__(self.logits.shape[:-1], self.logits.shape[-1:], validate_args=False)
         self._validate_args = validate
 

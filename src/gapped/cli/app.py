@@ -63,9 +63,9 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. User errors are one line and status 2, failed runs 1, Ctrl-C 130.
+    """Run the command line. User errors are one line and status 2, anything unforeseen 1, Ctrl-C 130.
 
-    A command that --minutes ended before its runs were done has status 3; under torchrun, 0.
+    Training that SIGTERM ended has status 143; that --minutes ended, 3, and under torchrun 0.
     """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:

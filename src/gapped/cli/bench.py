@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,16 +56,14 @@ def bench(
     if not 0 < seconds < float("inf"):
         raise reject("--seconds", seconds, "a positive number")
 
-    import torch
-
-    from gapped.lab.environment import pick_device
+    from gapped.lab.environment import current, pick_device
     from gapped.lab.jobs import plan
     from gapped.lab.store import Store
     from gapped.report.terminal import console
 
     where = pick_device(device)
     screen = console()
-    with torch.cuda.device(where) if where.type == "cuda" else nullcontext():
+    with current(where):
         jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from gapped._version import __version__
 from gapped.errors import GappedError
 
-__all__ = ["describe", "pick_device"]
+__all__ = ["current", "describe", "pick_device"]
 
 # As many of a commit's 40 digits as records hold.
 _DIGITS = 12
@@ -46,6 +47,11 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise GappedError(f"device: got {name!r}, but there are {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make `device` the one whose streams, captures and kernels are meant; nothing on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _processor() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gapped.fleet.trainer import derived_hash
+from gapped.lab.environment import current
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
 from gapped.lab.lines import curve_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
@@ -119,9 +119,10 @@ def run(
     work = prepare(recipes, store)
     pending = remaining(work, store)
     watch.start(pending)
-    for fleet in pending:
-        store.keep(fleet.key, *train(fleet, device, store, data_dir, watch, checkpoint_seconds))
-        watch.done(fleet)
+    with current(device):
+        for fleet in pending:
+            store.keep(fleet.key, *train(fleet, device, store, data_dir, watch, checkpoint_seconds))
+            watch.done(fleet)
     return conclude(work, store)
 
 
@@ -174,19 +175,6 @@ def train(
     checkpoint_seconds: float,
 ) -> Made:
     """Train a fleet from its checkpoint, or from the beginning, and return its lines."""
-    # Streams, captures and kernels are the current GPU's, which need not be the one that was asked for.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        return _train(fleet, device, checkpoints, data_dir, watch, checkpoint_seconds)
-
-
-def _train(
-    fleet: Fleet,
-    device: torch.device,
-    checkpoints: Store | None,
-    data_dir: Path | None,
-    watch: Watch,
-    checkpoint_seconds: float,
-) -> Made:
     spec = fleet.specs[0]
     if device.type == "cuda":
         # What an earlier fleet left behind must neither be kept nor counted; compiled code holds its model.
