@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from conftest import (
     DTYPES,
     FUNCTIONS,
@@ -20,16 +23,20 @@ from conftest import (
     SOFT,
     TAU,
     TOLERANCE,
+    USES,
     assert_close,
     assert_one_hot,
     every_member,
     normal,
     pull,
     seeded,
+    through_softmax,
 )
 from torch import Tensor
 
 import gapped
+from gapped.lab.timing import peak_memory
+from gapped.pathwise.carry import jacobian_product
 
 K = 5
 SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K)]
@@ -619,3 +626,130 @@ def test_a_forward_temperature_per_row_equals_a_loop() -> None:
         alone = pull(gapped.DecoupledGumbelSoftmax(tau_forward=float(taus[row])), logits, weight)
         assert torch.equal(sample[row], alone[0][row])
         assert_close(gradient[row], alone[1][row])
+
+
+# What the caller may do to tensors afterwards
+
+
+@every_variant
+@every_dtype
+@pytest.mark.parametrize("hard", [True, False])
+def test_sample_and_logits_may_be_changed_in_place(name: str, dtype: torch.dtype, hard: bool) -> None:
+    """`z *= w` has the gradient of `z * w`, and logits that are overwritten later do not matter."""
+    if name == "reinmax" and not hard:
+        pytest.skip("ReinMax has no soft sample")
+    logits, weight = normal(20, K, dtype=dtype), normal(20, K, seed=2, dtype=dtype)
+    gone = normal(20, K, seed=3) > 0
+    value, expected = pull(make(name, hard=hard), logits, (weight * weight).masked_fill(gone, 0.0))
+    leaf = logits.clone().requires_grad_()
+    rows = leaf * 1
+    sample = make(name, hard=hard).sample(rows, generator=seeded())
+    if name != "nz-gst":  # whose perturbation is differentiated by torch, which needs the logits
+        rows.zero_()
+    sample *= weight
+    sample.masked_fill_(gone, 0.0)
+    assert torch.equal(sample, (value * weight).masked_fill(gone, 0.0))
+    (gradient,) = torch.autograd.grad(sample, leaf, weight)
+    assert_close(gradient, expected, 2 * TOLERANCE[dtype])
+
+
+LEVELS = [(name, f.name) for name in MEMBERS for f in fields(gapped.estimators()[name]) if "tau" in f.name]
+
+
+@pytest.mark.parametrize(("name", "level"), [*LEVELS, ("gst", "gap"), ("nz-gst", "gap")])
+@pytest.mark.parametrize("use", USES)
+def test_a_level_changed_after_the_draw_does_not_change_the_gradient(name: str, level: str, use: str) -> None:
+    """Annealing in place between forward and backward: the gradient is that of what was drawn."""
+    if name == "nz-gst" and use != "sample":
+        pytest.skip("a choice has no path through its perturbation")
+    gradients = []
+    for factor in (1.0, 0.25):
+        levels = torch.linspace(1.0, 2.0, 20, dtype=torch.float64)
+        logits = normal(20, K).requires_grad_()
+        result = USES[use](make(name, **{level: levels}), logits, generator=seeded())
+        levels *= factor
+        gradients.append(torch.autograd.grad(result.square().sum(), logits)[0])
+    assert torch.equal(*gradients)
+
+
+@every_member
+@pytest.mark.parametrize("use", ["sample", "choose"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_random_afterwards_does_not_depend_on_the_gradient(
+    name: str, use: str, reentrant: bool
+) -> None:
+    """Activation checkpointing repeats the forward pass: dropout after the sample must drop the same."""
+    estimator, table = make(name), normal(K, 3)
+
+    def layer(logits: Tensor) -> Tensor:
+        used = estimator.sample(logits) @ table if use == "sample" else estimator.choose(logits).select(table)
+        return used * torch.nn.functional.dropout(torch.ones_like(used))
+
+    def plain(run: Any, *rest: Any, **options: Any) -> Tensor:
+        return run(*rest)
+
+    gradients = []
+    for wrapper in (plain, torch.utils.checkpoint.checkpoint):
+        logits = normal(50, K).requires_grad_()
+        torch.manual_seed(0)
+        output = wrapper(layer, logits, use_reentrant=reentrant)
+        gradients.append(torch.autograd.grad(output, logits, normal(50, 3, seed=2)) if not reentrant else ())
+        if reentrant:
+            output.backward(normal(50, 3, seed=2))
+            gradients[-1] = (logits.grad,)
+    assert torch.equal(gradients[0][0], gradients[1][0])
+
+
+# Large inputs, in blocks
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_blocks_of_rows_change_nothing(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where noise depends on how it is asked for, the gradient must be that of the sample's surrogate."""
+    taus = torch.linspace(1, 2, 40, dtype=torch.float64).view(4, 10)
+    logits, weight = normal(3, 4, 10, K, dtype=dtype), normal(3, 4, 10, K, seed=2, dtype=dtype)
+    member = VARIANTS.get(name, (name, {}))[0]
+    results = []
+    for block in (None, 4 * K + 2):
+        if block is not None:
+            monkeypatch.setattr("gapped.pathwise.carry.BLOCK", block)
+            monkeypatch.setattr("gapped.pathwise.base.BLOCK", block)
+        results.append(pull(make(name, tau=taus), logits, weight))
+    (sample, gradient), (in_blocks, gradient_in_blocks) = results
+    assert_one_hot(in_blocks)
+    if member in INVERSE_CDF and member != "gumbel-rao":
+        assert torch.equal(sample, in_blocks)
+        assert torch.equal(gradient, gradient_in_blocks)
+    if name in ("gumbel-softmax", "decoupled", "decoupled-warm", "gumbel-rao-1"):
+        soft, gradient = pull(make(name, tau=taus, hard=False), logits, weight)
+        expected = through_softmax(soft.double(), weight.double()) / taus.unsqueeze(-1)
+        assert_close(gradient, expected.to(dtype), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("weights", [0.5, (2.0, -0.5), normal(6, 1)], ids=["number", "tuple", "tensor"])
+def test_the_backward_in_blocks_is_the_backward(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    points, grad = torch.softmax(normal(2, 6, K), -1), normal(6, K, seed=2)
+    expected = jacobian_product(grad, points, weights, grad)
+    monkeypatch.setattr("gapped.pathwise.carry.BLOCK", 4 * K)
+    assert torch.equal(jacobian_product(grad, points, weights, grad), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in MEMBERS if name not in ("reinmax", "gumbel-rao")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wanted", [True, False])
+def test_memory_is_at_most_torchs(name: str, dtype: torch.dtype, wanted: bool) -> None:
+    """Gumbel-Rao keeps a point for each of its draws, and ReinMax two."""
+    logits, weight = normal(256, 8192, dtype=dtype).requires_grad_(wanted), normal(256, 8192, dtype=dtype)
+
+    def peak(sample: Callable[[Tensor], Tensor]) -> int:
+        def call() -> None:
+            result = sample(logits)
+            if wanted:
+                torch.autograd.grad(result, logits, weight)
+
+        return peak_memory(call, torch.device("cpu"))
+
+    assert peak(make(name).sample) <= peak(partial(torch.nn.functional.gumbel_softmax, tau=TAU, hard=True))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import FUNCTIONS, MEMBERS, every_member, normal, seeded
@@ -99,12 +100,41 @@ def test_tensor_gaps(gap: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     "gap",
-    [lambda p: -p, lambda p: p.repeat(2), lambda p: "x"],
-    ids=["negative", "shape", "text"],
+    [
+        lambda p: -p,
+        lambda p: p * NAN,
+        lambda p: p.repeat(2),
+        lambda p: "x",
+        lambda p: p * torch.ones((), requires_grad=True),
+    ],
+    ids=["negative", "nan", "shape", "text", "learnable"],
 )
 def test_gaps_computed_by_a_function(gap: Callable[[torch.Tensor], Any]) -> None:
     with rejects("gap"):
         gapped.gst(LOGITS, gap=gap)
+
+
+def test_a_gap_function_may_answer_in_another_dtype() -> None:
+    logits = torch.zeros(4, 3, requires_grad=True)
+    gapped.gst(logits, hard=True, gap=lambda p: p.double() + 1)[:, 0].sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.abs().sum() > 0
+
+
+@every_member
+@pytest.mark.parametrize("tau", [np.float32(2), np.int64(2), torch.tensor(2), torch.full((4,), 2)], ids=repr)
+def test_temperatures_of_any_kind_of_number(name: str, tau: Any) -> None:
+    ours, expected = (gapped.estimator(name, tau=t).sample(LOGITS, generator=seeded()) for t in (tau, 2.0))
+    assert torch.equal(ours, expected)
+
+
+@every_member
+def test_estimators_with_tensors_can_be_compared(name: str) -> None:
+    one, same, other = (gapped.estimator(name, tau=torch.tensor([t, 2.0])) for t in (1.0, 1.0, 1.5))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != gapped.estimator(name)
 
 
 @pytest.mark.parametrize("samples", [0, -1, 2.5, "3", True, None], ids=repr)
@@ -180,6 +210,30 @@ def test_axes(name: str, dim: Any) -> None:
 def test_masks(name: str, mask: Any) -> None:
     with rejects("mask"):
         gapped.estimator(name).sample(LOGITS, mask=mask)
+
+
+@every_member
+def test_a_mask_with_fewer_axes_needs_the_categories_last(name: str) -> None:
+    """Its own last axis would be taken for the logits' last one, and rows be emptied without a word."""
+    logits, mask = torch.zeros(2, 3, 3), torch.tensor([True, False, True])
+    for use in (
+        lambda: gapped.estimator(name).sample(logits, dim=1, mask=mask),
+        lambda: gapped.estimator(name).choose(logits, dim=1, mask=mask),
+        lambda: gapped.nn.Sample(gapped.estimator(name), dim=1, eval="argmax").eval()(logits, mask),
+    ):
+        with rejects("mask"):
+            use()
+    sample = gapped.estimator(name).sample(logits, dim=1, mask=mask.view(1, 3, 1))
+    assert (sample[:, 1] == 0).all()
+    assert (sample.sum(1) == 1).all()
+
+
+@every_member
+@pytest.mark.filterwarnings("ignore:.*prototype stage:UserWarning", "ignore:.*beta state:UserWarning")
+def test_logits_that_are_not_dense(name: str) -> None:
+    for logits in (torch.eye(3).to_sparse(), torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])):
+        with rejects("logits"):
+            gapped.estimator(name).sample(logits)
 
 
 @every_member

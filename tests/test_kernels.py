@@ -84,24 +84,25 @@ def noise(rows: int, categories: int, kind: int = 0, draw: int = 0) -> Tensor:
 def reference(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Soft sample and gradient of the plain implementation, for the index and the noise of the kernel."""
     rows, categories = logits.shape
-    shifted = simplex.shift(logits)
+    exists = (index < categories).unsqueeze(-1)
+    shifted = torch.where(exists, simplex.shift(logits), 0.0)
     extra = None
     if isinstance(estimator, gapped.GumbelSoftmax):
-        extra = shifted + noise(rows, categories)
+        extra = simplex.shift(shifted + noise(rows, categories))
     elif isinstance(estimator, gapped.DecoupledGumbelSoftmax):
-        extra = noise(rows, categories)
+        extra = -noise(rows, categories)
     elif isinstance(estimator, gapped.GumbelRao):
         log_e = torch.stack([noise(rows, categories, 1, draw) for draw in range(SAMPLES)]).double().log()
         where = simplex.place(index, categories).expand(SAMPLES, rows, 1)
         winner = log_e.gather(-1, where)
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
-    points, weights = estimator.points(shifted, Draw(index, extra))
+    points, weights = estimator.points(shifted, Draw(index.clamp(max=categories - 1), extra))
+    points = torch.where(exists, points, 0.0)
     leaf = logits.clone().requires_grad_()
-    carry(torch.zeros_like(logits), estimator.carrier(leaf, Draw(index)), points, weights).backward(grad)
+    carry(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)
     assert leaf.grad is not None
-    exists = (index < categories).unsqueeze(-1)
-    return torch.where(exists, points.mean(0), 0.0), leaf.grad
+    return points.mean(0), leaf.grad
 
 
 LENGTHS = (1, 2, 3, 10, 63, 64, 65, 1000, 4096, 4097, 8193, 32_000, 128_256)
@@ -559,25 +560,34 @@ def test_differentiating_a_kernel_twice_is_refused(use: str, linear: bool) -> No
         (gradient.pow(2).sum() + logits.sum()).backward()
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("use", USES)
-def test_logits_changed_after_their_sample_are_noticed(use: str, backend: str) -> None:
+CHANGED = pytest.mark.parametrize("changed", ["logits", "tau", "gap"])
+
+
+def changeable() -> tuple[dict[str, Tensor], gapped.GST]:
+    """Tensors that a kernel reads again in the backward pass, and an estimator with them."""
     leaf = torch.zeros(4, 6, device=DEVICE, requires_grad=True)
-    logits = 1 * leaf
-    used = USES[use](gapped.GST(backend=backend), logits)
+    tensors = {"logits": 1 * leaf} | {name: torch.ones(4, device=DEVICE) for name in ("tau", "gap")}
+    return tensors, gapped.GST(tau=tensors["tau"], gap=tensors["gap"], backend="triton")
+
+
+@CHANGED
+@pytest.mark.parametrize("use", USES)
+def test_what_is_changed_after_a_sample_is_noticed(use: str, changed: str) -> None:
+    tensors, estimator = changeable()
+    used = USES[use](estimator, tensors["logits"])
     with torch.no_grad():
-        logits += 1
+        tensors[changed] += 1
     with pytest.raises(RuntimeError, match="inplace"):
         used.sum().backward()
 
 
-def test_logits_changed_before_their_choice_is_used_are_noticed() -> None:
-    leaf = torch.zeros(4, 6, device=DEVICE, requires_grad=True)
-    logits = 1 * leaf
-    choice = gapped.gst_index(logits, backend="triton")
+@CHANGED
+def test_what_is_changed_before_a_choice_is_used_is_noticed(changed: str) -> None:
+    tensors, estimator = changeable()
+    choice = estimator.choose(tensors["logits"])
     with torch.no_grad():
-        logits += 1
-    with pytest.raises(RuntimeError, match="in place"):
+        tensors[changed] += 1
+    with pytest.raises(RuntimeError, match="were changed after it was drawn"):
         choice.gate().sum().backward()
 
 

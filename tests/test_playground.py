@@ -49,6 +49,7 @@ def noise_of(name: str, samples: int) -> list[dict[str, Any]]:
     if name == "gumbel-softmax":
         return [{"e": row} for row in torch.empty(N, K).double().exponential_(generator=source).tolist()]
     uniform = torch.rand(N, 1, dtype=torch.float64, generator=source).squeeze(-1)
+    source = seeded(int(torch.randint(2**63 - 1, (), generator=source)))
     many = torch.empty(samples, N, K).double().exponential_(generator=source).transpose(0, 1)
     return [{"u": u, "many": rows} for u, rows in zip(uniform.tolist(), many.tolist(), strict=True)]
 

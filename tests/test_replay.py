@@ -1,9 +1,9 @@
 """The estimators that use Gumbel noise: the same noise drawn again, value and gradient in closed form.
 
 The order in which noise is drawn is part of what is tested: one float64 uniform for each row in
-`draw_index`; one `gumbel` for Gumbel-Softmax and for the decoupled one, `draw_index` and then
-`conditional_gumbel` for Gumbel-Rao, each for logits whose category axis is last, in float32 for
-half-precision logits.
+`draw_index`; one `gumbel` for Gumbel-Softmax and for the decoupled one; `draw_index` and then the seed of
+`conditional_gumbel`'s own generator for Gumbel-Rao, each for logits whose category axis is last, in float32
+for half-precision logits.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def test_gumbel_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, sam
     generator = seeded()
     allowed = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
     index = simplex.draw_index(allowed, generator)
-    noisy = simplex.conditional_gumbel(torch.log_softmax(allowed, -1), index, samples, generator)
+    own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
+    noisy = simplex.conditional_gumbel(torch.log_softmax(allowed, -1), index, samples, own)
     each = torch.softmax(noisy[..., kept] / tau, -1)
     hard = torch.eye(K, dtype=torch.float64)[index][..., kept]
     gradient = through_softmax(each, g[..., kept].expand_as(each), tau).mean(0)

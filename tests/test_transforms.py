@@ -29,6 +29,7 @@ from conftest import (
 from torch import Tensor
 
 import gapped
+from gapped import simplex
 
 K = 5
 # One softmax, so that its gradient can be told from its value.
@@ -64,47 +65,57 @@ def dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@compiles
-@every_member
-def test_compiles_to_one_graph_forward_and_backward(name: str) -> None:
-    """Under the same seed the compiled program gives what the eager one gives."""
-    estimator = make(name)
-
-    def program(logits: Tensor) -> Tensor:
-        return estimator.sample(logits)
-
-    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
-    weight = normal(20, K, seed=2)
-    results = []
-    for run in (program, compiled):
-        logits = normal(20, K).requires_grad_()
-        torch.manual_seed(0)
-        sample = run(logits)
-        (gradient,) = torch.autograd.grad(sample, logits, weight)
-        results.append((sample.detach(), gradient))
-    assert torch.equal(results[0][0], results[1][0])
-    assert_close(results[0][1], results[1][1])
+def rao_gradient(logits: Tensor, g: Tensor, tau: Tensor, samples: int) -> Tensor:
+    """The closed form for noise out of torch's default generator, which compiled code draws from."""
+    noisy = simplex.conditional_gumbel(torch.log_softmax(logits, -1), simplex.draw_index(logits), samples)
+    tau = tau.unsqueeze(-1)
+    return (through_softmax(torch.softmax(noisy / tau, -1), g.expand_as(noisy)) / tau).mean(0)
 
 
 @compiles
 @every_member
-def test_compiles_with_a_mask_and_a_temperature_per_row(name: str) -> None:
-    """Checking the values of a tensor must not break the graph."""
-    mask = torch.tensor([True, False, True, True, True])
-    taus = torch.linspace(1, 2, 20, dtype=torch.float64)
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiles_to_one_graph_forward_and_backward(name: str, masked: bool) -> None:
+    """Under the same seed the compiled program gives what the eager one gives.
+
+    Checking the values of a mask or of a temperature per row must not break the graph.
+    """
+    mask = torch.tensor([True, False, True, True, True]) if masked else None
+    taus = torch.linspace(1, 2, 20, dtype=torch.float64) if masked else torch.full((20,), TAU).double()
+    options = SINGLE.get(name, {})
 
     def program(logits: Tensor, tau: Tensor) -> Tensor:
-        return gapped.estimators()[name](tau=tau).sample(logits, mask=mask)
+        return gapped.estimators()[name](tau=tau if masked else TAU, **options).sample(logits, mask=mask)
 
+    weight = normal(20, K, seed=2)
     results = []
     for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
         logits = normal(20, K).requires_grad_()
         torch.manual_seed(0)
         sample = run(logits, taus)
-        (gradient,) = torch.autograd.grad(sample, logits, normal(20, K, seed=2))
+        (gradient,) = torch.autograd.grad(sample, logits, weight)
         results.append((sample.detach(), gradient))
-    assert torch.equal(results[0][0], results[1][0])
-    assert_close(results[0][1], results[1][1])
+    (eager, expected), (compiled, gradient) = results
+    assert torch.equal(eager, compiled)
+    if name == "gumbel-rao":
+        torch.manual_seed(0)
+        expected = rao_gradient(simplex.masked(normal(20, K), mask), weight, taus, **options)
+    assert_close(expected, gradient)
+
+
+@compiles
+def test_a_compiled_sample_may_be_changed_in_place() -> None:
+    def program(logits: Tensor) -> Tensor:
+        sample = gapped.gst(logits, TAU, True)
+        sample *= 2
+        return sample
+
+    results = []
+    for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
+        logits = normal(20, K).requires_grad_()
+        torch.manual_seed(0)
+        results.append(torch.autograd.grad(run(logits), logits, normal(20, K, seed=2))[0])
+    assert_close(*results)
 
 
 @compiles
@@ -197,6 +208,39 @@ def test_per_sample_gradients_through_the_perturbation() -> None:
         logits, weight
     )
     assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, 1.0, detach=False), 1e-11)
+
+
+@every_member
+@pytest.mark.parametrize("use", ["select", "gate"])
+def test_choices_under_function_transforms(name: str, use: str) -> None:
+    """vmap(grad): the gradient of a choice is that of the one-hot sample of the same noise."""
+    estimator, table = make(name), normal(K, 3)
+
+    def of_choice(row: Tensor) -> tuple[Tensor, Tensor]:
+        choice = estimator.choose(row)
+        used = (
+            choice.select(table) if use == "select" else choice.gate() * torch.embedding(table, choice.index)
+        )
+        return used.square().sum(), choice.index
+
+    def of_sample(row: Tensor) -> tuple[Tensor, Tensor]:
+        sample = estimator.sample(row)
+        index = sample.detach().argmax(-1)
+        used = (
+            sample @ table
+            if use == "select"
+            else sample.gather(-1, index.view(1)) * torch.embedding(table, index)
+        )
+        return used.square().sum(), index
+
+    results = []
+    for cost in (of_choice, of_sample):
+        torch.manual_seed(0)
+        per_row = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
+        results.append(per_row(normal(30, K)))
+    (gradient, index), (expected, same) = results
+    assert torch.equal(index, same)
+    assert_close(gradient, expected, 1e-11)
 
 
 @every_soft_member

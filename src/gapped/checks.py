@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import TypeGuard
 
 import torch
@@ -18,6 +20,8 @@ __all__ = [
     "check_logits",
     "check_mask",
     "holds",
+    "in_eager_mode",
+    "is_known_finite",
 ]
 
 
@@ -39,15 +43,15 @@ def check_count(name: str, count: object, least: int = 1) -> None:
 
 
 def check_level(name: str, level: object, *, positive: bool) -> None:
-    """Check a temperature or a gap: a number in float32's range, or a floating-point tensor of such numbers.
+    """Check a temperature or a gap: a number in float32's range, or a tensor of such numbers.
 
     Values inside a tensor are looked at on the CPU only: elsewhere that would wait for the device.
     """
     accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
     if isinstance(level, Tensor):
-        if not level.is_floating_point() or level.requires_grad:
+        if level.dtype == torch.bool or level.is_complex() or level.requires_grad:
             kind = f"a tensor of dtype {level.dtype}" + (" that requires grad" if level.requires_grad else "")
-            raise reject(name, kind, f"{accepted}, floating-point and without gradient")
+            raise reject(name, kind, f"{accepted}, real and without gradient")
         if not _all_valid(level, positive):
             raise reject(name, "a tensor with values out of range", accepted)
     # Comparisons alone: compiled code has no other way to look at a number that changes.
@@ -65,7 +69,8 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def _is_number(level: object) -> TypeGuard[float]:
-    return isinstance(level, int | float) and not isinstance(level, bool)
+    # A compiler knows the first kinds alone; the last is what numpy's scalars are.
+    return isinstance(level, int | float | numbers.Real) and not isinstance(level, bool)
 
 
 def _all_valid(level: Tensor, positive: bool) -> bool:
@@ -73,6 +78,11 @@ def _all_valid(level: Tensor, positive: bool) -> bool:
     level = level.to(torch.promote_types(level.dtype, torch.float32))
     least = _FLOAT32.tiny if positive else 0.0
     return not holds(~((level >= least) & (level <= _FLOAT32.max)))
+
+
+def in_eager_mode() -> bool:
+    """Whether this is neither compiled nor inside of a function transform such as vmap."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def holds(condition: Tensor) -> bool:
@@ -85,13 +95,25 @@ def holds(condition: Tensor) -> bool:
         return False
 
 
+def is_known_finite(values: Tensor) -> bool:
+    """Whether a CPU tensor holds finite numbers alone; False where its values must not decide anything."""
+    if values.device.type != "cpu" or not in_eager_mode():
+        return False
+    try:
+        return math.isfinite(values.sum())
+    except RuntimeError:  # a fake tensor has no values
+        return False
+
+
 def check_logits(logits: object, dim: object = -1) -> None:
     """Check logits and their category axis."""
-    accepted = "a floating-point tensor of scores, one per category"
+    accepted = "a dense floating-point tensor of scores, one per category"
     if not isinstance(logits, Tensor):
         raise reject("logits", f"an object of type {type(logits).__name__}", accepted)
     if not logits.is_floating_point():
         raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)
+    if logits.layout != torch.strided or logits.is_nested:
+        raise reject("logits", "a nested tensor" if logits.is_nested else f"one of {logits.layout}", accepted)
     if logits.dim() == 0:
         raise reject("logits", "a tensor without any axis", accepted)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -logits.dim() <= dim < logits.dim():
@@ -102,8 +124,8 @@ def check_logits(logits: object, dim: object = -1) -> None:
         )
 
 
-def check_mask(mask: object, logits: Tensor) -> None:
-    """Check a mask of the categories that exist."""
+def check_mask(mask: object, logits: Tensor, dim: int = -1) -> None:
+    """Check a mask of the categories that exist, which lie on axis `dim` of the logits."""
     if mask is None:
         return
     accepted = f"a boolean tensor that broadcasts to the logits' shape {tuple(logits.shape)}"
@@ -112,6 +134,10 @@ def check_mask(mask: object, logits: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise reject("mask", f"a tensor of dtype {mask.dtype}", accepted)
     if not broadcasts(tuple(mask.shape), tuple(logits.shape)):
+        raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted)
+    if mask.dim() < logits.dim() and dim not in (-1, logits.dim() - 1):
+        # Broadcasting would take its last axis for the logits' last one, which is not that of the categories.
+        accepted = f"one with all {logits.dim()} axes of the logits, since dim={dim} is not the last of them"
         raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted)
 
 

@@ -21,8 +21,9 @@ __all__ = ["OneHotCategorical"]
 class OneHotCategorical(Distribution):
     r"""One-hot categorical distribution whose samples carry a gradient.
 
-    Parameters: `logits` or `probs` (exactly one, categories on the last axis), the pathwise `estimator`
-    behind `rsample` (GST by default), and a boolean `mask` of the categories that exist.
+    Parameters: `probs` or `logits` (exactly one, categories on the last axis; torch's order), the pathwise
+    `estimator` behind `rsample` (GST by default), and a boolean `mask` of the categories that exist. Half
+    precision is computed in float32 and rounded once, at the end.
 
     All but `rsample` know the categorical distribution of the logits alone: take an estimator that draws from
     it, which all do but `DecoupledGumbelSoftmax` with another forward temperature than 1.
@@ -42,33 +43,41 @@ class OneHotCategorical(Distribution):
 
     def __init__(
         self,
-        logits: Tensor | None = None,
         probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
+        *,
         estimator: Pathwise | None = None,
         mask: Tensor | None = None,
-        validate_args: bool | None = None,
     ) -> None:
         if (logits is None) == (probs is None):
-            raise GappedError("OneHotCategorical: give either logits or probs, not both or none")
+            raise GappedError("OneHotCategorical: give either probs or logits, not both or none")
         self.estimator = GST() if estimator is None else estimator
         if not isinstance(self.estimator, Pathwise):
             raise reject("estimator", estimator, "a pathwise estimator such as gapped.GST()")
-        scores = _log(probs) if logits is None else logits
+        parameter = probs if logits is None else logits
+        scores = _log(parameter) if logits is None else logits
         check_logits(scores)
         check_mask(mask, scores)
-        validate = __debug__ if validate_args is None else validate_args
+        validate = Distribution._validate_args if validate_args is None else validate_args
         if validate and holds(scores.isnan() | (scores == torch.inf)):
             if logits is None:
                 raise reject("probs", "values out of range", "finite numbers that are not negative")
             raise reject("logits", "values out of range", "finite numbers, or -inf for an absent category")
-        self.logits = simplex.log_softmax(simplex.masked(scores, mask))
+        assert isinstance(parameter, Tensor)
+        self._dtype = parameter.dtype
+        self._log_p = simplex.log_softmax(simplex.masked(simplex.computed(scores), mask))
         # -inf logits are categories that do not exist, not invalid ones.
-        super().__init__(self.logits.shape[:-1], self.logits.shape[-1:], validate_args=False)
+        super().__init__(self._log_p.shape[:-1], self._log_p.shape[-1:], validate_args=False)
         self._validate_args = validate
 
     @property
+    def logits(self) -> Tensor:
+        return self._log_p.to(self._dtype)
+
+    @property
     def probs(self) -> Tensor:
-        return self.logits.exp()
+        return self._log_p.exp().to(self._dtype)
 
     @property
     def mean(self) -> Tensor:
@@ -76,50 +85,47 @@ class OneHotCategorical(Distribution):
 
     @property
     def variance(self) -> Tensor:
-        return self.probs * (1 - self.probs)
+        probs = self._log_p.exp()
+        return (probs * (1 - probs)).to(self._dtype)
 
     @property
     def mode(self) -> Tensor:
-        return simplex.one_hot(simplex.argmax_index(self.logits), self.event_shape[0], self.logits.dtype)
+        return simplex.one_hot(simplex.argmax_index(self._log_p), self.event_shape[0], self._dtype)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        return self.estimator.sample(
-            self.logits.expand(self._extended_shape(sample_shape)), generator=generator
-        )
+        rows = self._log_p.expand(self._extended_shape(sample_shape))
+        return self.estimator.sample(rows, generator=generator).to(self._dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         with torch.no_grad():
-            rows = simplex.computed(self.logits).expand(self._extended_shape(sample_shape))
-            index = simplex.draw_index(rows, generator)
-            return simplex.one_hot(index, self.event_shape[0], self.logits.dtype)
+            index = simplex.draw_index(self._log_p.expand(self._extended_shape(sample_shape)), generator)
+            return simplex.one_hot(index, self.event_shape[0], self._dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        # Where the sample is zero the logit is replaced, not multiplied away: 0 * -inf is NaN.
-        return (value * self._finite_logits(value != 0)).sum(-1)
+        # 0 * -inf would be NaN: such a logit is replaced. All others stay, for the derivative by the sample.
+        log_p = torch.where((value == 0) & (self._log_p == -torch.inf), 0.0, self._log_p)
+        return (value * log_p).sum(-1).to(torch.promote_types(value.dtype, self._dtype))
 
     def entropy(self) -> Tensor:
-        probs = self.probs
-        return -(probs * self._finite_logits(probs > 0)).sum(-1)
+        probs = self._log_p.exp()
+        return -(probs * torch.where(probs > 0, self._log_p, 0.0)).sum(-1).to(self._dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
         new: OneHotCategorical = self._get_checked_instance(OneHotCategorical, _instance)  # type: ignore[no-untyped-call]
         batch_shape = torch.Size(batch_shape)
-        new.estimator = self.estimator
-        new.logits = self.logits.expand(batch_shape + self.event_shape)
+        new.estimator, new._dtype = self.estimator, self._dtype
+        new._log_p = self._log_p.expand(batch_shape + self.event_shape)
         Distribution.__init__(new, batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         categories = self.event_shape[0]
-        values = torch.eye(categories, dtype=self.logits.dtype, device=self.logits.device)
+        values = torch.eye(categories, dtype=self._dtype, device=self._log_p.device)
         values = values.view((categories,) + (1,) * len(self.batch_shape) + (categories,))
         return values.expand((categories, *self.batch_shape, categories)) if expand else values
-
-    def _finite_logits(self, where: Tensor) -> Tensor:
-        return torch.where(where, self.logits, 0.0)
 
 
 def _log(probs: object) -> Tensor:
@@ -127,6 +133,7 @@ def _log(probs: object) -> Tensor:
     if not isinstance(probs, Tensor):
         kind = f"an object of type {type(probs).__name__}"
         raise reject("probs", kind, "a floating-point tensor of probabilities, one per category")
+    probs = simplex.computed(probs) if probs.is_floating_point() else probs
     empty = probs == 0
     return torch.where(empty, 1.0, probs).log().masked_fill(empty, -torch.inf)
 
@@ -140,14 +147,14 @@ def _divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 @register_kl(OneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_ours_ours(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
-    return _divergence(p.logits, q.logits)
+    return _divergence(p._log_p, q._log_p).to(p._dtype)
 
 
 @register_kl(OneHotCategorical, TorchOneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_ours_torch(p: OneHotCategorical, q: TorchOneHotCategorical) -> Tensor:
-    return _divergence(p.logits, q.logits)
+    return _divergence(p._log_p, q.logits).to(p._dtype)
 
 
 @register_kl(TorchOneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_torch_ours(p: TorchOneHotCategorical, q: OneHotCategorical) -> Tensor:
-    return _divergence(p.logits, q.logits)
+    return _divergence(p.logits, q._log_p).to(q._dtype)

@@ -44,7 +44,7 @@ class Sample(torch.nn.Module):
         if self.training or self.eval_mode == "sample":
             return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
         check_logits(logits, self.dim)
-        check_mask(mask, logits)
+        check_mask(mask, logits, self.dim)
         with torch.no_grad():
             scores = simplex.masked(logits.detach(), mask).movedim(self.dim, -1)
             return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype).movedim(

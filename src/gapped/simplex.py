@@ -11,8 +11,12 @@ if it holds a NaN or +inf.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+
+from gapped.checks import in_eager_mode
 
 __all__ = [
     "accumulated",
@@ -23,6 +27,8 @@ __all__ = [
     "expected_gap",
     "gumbel",
     "inverse_cdf",
+    "lawful_one_hot",
+    "log_exponential",
     "log_softmax",
     "masked",
     "normalised",
@@ -77,7 +83,8 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 def draw_index(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
     r"""Draw one category per row from :math:`\mathrm{softmax}(\theta)`: see `inverse_cdf`."""
-    return inverse_cdf(shift(logits).exp_(), generator)
+    weights = shift(logits).exp_()
+    return inverse_cdf(weights, generator) + weights[..., 0].isnan()
 
 
 def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -89,18 +96,19 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
     :math:`k/2^{53} < 1` keeps :math:`u \sum_j w_j` strictly below the sum after rounding, so some category
     always exceeds it.
 
-    Returns int64 indices of shape ``weights.shape[:-1]``.
+    Returns int64 indices of shape ``weights.shape[:-1]``; `K` for a row of zeros or NaNs, where nothing
+    exceeds anything.
     """
-    cumulative = accumulated(weights).cumsum(-1)
+    cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
     total = cumulative[..., -1:]
-    u = uniform(total.shape, total, generator)
-    # Nothing exceeds anything in a row of zeros, or of NaNs: the search itself answers K there.
-    index = torch.searchsorted(cumulative, u * total, right=True)
-    return (index + total.isnan()).squeeze(-1)
+    threshold = uniform(total.shape, total, generator) * total
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Uniform noise in [0, 1), in the dtype of `like` and where it is."""
+    if shape == like.shape and in_eager_mode():  # in a third of the time that `rand` takes
+        return torch.empty_like(like).uniform_(generator=generator)
     if generator is None:  # torch.compile takes this keyword, even as None, for fixed shapes only
         return torch.rand(shape, dtype=like.dtype, device=like.device)
     return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
@@ -136,9 +144,23 @@ def one_hot(index: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
     return background.expand(*index.shape[:-1], categories).scatter(-1, where, background + (index == where))
 
 
+def lawful_one_hot(index: Tensor, like: Tensor) -> Tensor:
+    """One-hot rows in the shape and dtype of `like`, for eager code on a CPU whose indices all fit."""
+    categories = like.shape[-1]
+    if categories <= _FEW:
+        return torch.embedding(_identity(categories, like.dtype), index)
+    rows = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return rows.scatter_(-1, index.unsqueeze(-1), 1.0)
+
+
+@lru_cache(maxsize=64)
+def _identity(categories: int, dtype: torch.dtype) -> Tensor:
+    return torch.eye(categories, dtype=dtype, device="cpu")
+
+
 def gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Standard Gumbel noise in the shape and dtype of `like`; always finite."""
-    return _log_exponential(like, generator).neg_()
+    return log_exponential(like, generator).neg_()
 
 
 def conditional_gumbel(
@@ -153,7 +175,7 @@ def conditional_gumbel(
 
     Returns shape ``(samples, *log_p.shape)``.
     """
-    log_e = _log_exponential(log_p.expand(samples, *log_p.shape), generator)
+    log_e = log_exponential(log_p.expand(samples, *log_p.shape), generator)
     where = place(index, log_p.shape[-1]).expand(samples, *index.shape, 1)
     winner = log_e.gather(-1, where)
     return torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg_()
@@ -178,12 +200,18 @@ def expected_gap(p: Tensor) -> Tensor:
     return torch.where(small, series, quotient).to(p.dtype)
 
 
-def _log_exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """The logarithm of unit exponentials; the clamp keeps an underflow to zero from becoming -inf."""
+def log_exponential(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """The logarithm of unit exponentials: Gumbel noise with its sign reversed; always finite."""
     draws = torch.empty_like(like, memory_format=torch.contiguous_format)
+    # The clamp keeps an underflow to zero from becoming -inf.
     return draws.exponential_(generator=generator).clamp(min=torch.finfo(like.dtype).tiny).log_()
 
 
 def accumulated(weights: Tensor) -> Tensor:
-    """`weights` in the dtype that sums are kept in: float64, but for devices that have none."""
-    return weights.to(torch.float32 if weights.device.type == "mps" else torch.float64)
+    """`weights` in the dtype that sums are kept in."""
+    return weights.to(_accumulator(weights))
+
+
+def _accumulator(weights: Tensor) -> torch.dtype:
+    """The dtype that running sums are kept in: float64, but for devices that have none."""
+    return torch.float32 if weights.device.type == "mps" else torch.float64

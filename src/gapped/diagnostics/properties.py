@@ -182,12 +182,10 @@ def _surrogate(estimator: Pathwise, rows: Tensor, generator: torch.Generator | N
     weight = torch.randn(rows.shape, generator=_source(seed + 1, rows), dtype=rows.dtype, device=rows.device)
     sample = estimator.sample(leaf, generator=_source(seed, rows))
     (gradient,) = torch.autograd.grad(sample, leaf, weight)
-    shifted = simplex.shift(rows)
-    drawn = estimator.draw(shifted, _source(seed, rows), True)
-    points = estimator.points(shifted, drawn).points
-    return _Surrogate(
-        sample.argmax(-1, keepdim=True), points, per_row("tau", estimator.tau, rows), weight, gradient
-    )
+    outcome = estimator.outcome(rows, _source(seed, rows), True)
+    assert outcome.gradient is not None
+    tau = per_row("tau", estimator.tau, rows)
+    return _Surrogate(sample.argmax(-1, keepdim=True), outcome.gradient.points, tau, weight, gradient)
 
 
 def _source(seed: int, like: Tensor) -> torch.Generator:

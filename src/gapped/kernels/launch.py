@@ -76,9 +76,9 @@ class Fused:
         return tau, gap, tau_forward
 
     @cached_property
-    def plain(self) -> bool:
-        """Whether none of them is a tensor."""
-        return not any(isinstance(level, Tensor) for level in (self.tau, self.gap, self.tau_forward))
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those of them that are tensors."""
+        return tuple(level for level in (self.tau, self.gap, self.tau_forward) if isinstance(level, Tensor))
 
 
 class Sampled(NamedTuple):
@@ -152,12 +152,13 @@ class _Sample(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
         value, index, stats = forward(logits, key, fused)
         ctx.fused = fused
-        ctx.save_for_backward(logits, index, stats, key)
+        # Temperatures and gaps too: autograd notices if they are changed before the backward pass.
+        ctx.save_for_backward(logits, index, stats, key, *fused.tensors)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, index, stats, key = ctx.saved_tensors
+        logits, index, stats, key, *_ = ctx.saved_tensors
         return once(_product, logits, grad, logits, index, stats, key, ctx.fused), None, None
 
 
@@ -196,12 +197,13 @@ class _SideBySide(torch.autograd.Function):
                 chosen.append(forward(piece, key, fused, out=out).chosen)
         lanes.join()
         ctx.sizes, ctx.every = sizes, every
-        ctx.save_for_backward(logits, keys, *chosen)
+        ctx.save_for_backward(logits, keys, *chosen, *(level for fused in every for level in fused.tensors))
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, keys, *chosen = ctx.saved_tensors
+        chosen = chosen[: len(ctx.sizes)]
 
         def product(grad: Tensor) -> Tensor:
             gradient = _empty(logits)
@@ -370,7 +372,7 @@ def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def _levels(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:
     """Temperature, gap and forward temperature as tensors; the logits stand in for those that are numbers."""
-    if fused.plain:
+    if not fused.tensors:
         return (logits, logits, logits), (0, 0, 0)
     (tau, a), (gap, b), (tau_forward, c) = (
         _per_row(level, logits) if isinstance(level, Tensor) else (logits, 0)

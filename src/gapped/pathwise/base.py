@@ -3,13 +3,14 @@
 An estimator is a frozen dataclass with two methods: `draw` makes everything random, `points` is a pure
 function of what was drawn and says which points of the simplex carry the gradient. Both get logits in
 float32 or float64, without a graph, with the categories on the last axis and relative to the largest of
-their row (`simplex.shift`). `Pathwise.sample` does the rest: masks, axes, dtypes, straight-through glue.
+their row, which is 0. `Pathwise.sample` does the rest: masks, axes, dtypes, rows without a law, blocks of
+rows, straight-through glue.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,14 +18,23 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import broadcasts, check_flag, check_generator, check_level, check_logits, check_mask
+from gapped.checks import (
+    broadcasts,
+    check_flag,
+    check_generator,
+    check_level,
+    check_logits,
+    check_mask,
+    in_eager_mode,
+    is_known_finite,
+)
 from gapped.errors import reject
 from gapped.kernels import launch
 from gapped.once import is_differentiated
-from gapped.pathwise.carry import carry
+from gapped.pathwise.carry import BLOCK, Weights, blocks, carry
 from gapped.pathwise.choice import Choice, fused_choice, plain_choice
 
-__all__ = ["Draw", "Pathwise", "Points", "check_fit", "made", "per_row"]
+__all__ = ["Draw", "Pathwise", "Points", "check_fit", "divide", "made", "per_row"]
 
 
 class Draw(NamedTuple):
@@ -41,11 +51,22 @@ class Points(NamedTuple):
 
     points: Tensor
     """Points of the simplex, ``(m, *rows, K)``."""
-    weights: float | Tensor
-    """Their weights, a number or a tensor that broadcasts against `points`."""
+    weights: Weights
+    """Their weights."""
 
 
-@dataclass(frozen=True)
+class Outcome(NamedTuple):
+    """A sample of ``(*rows, K)`` logits that does not carry its gradient yet."""
+
+    value: Tensor
+    """The sample, in the dtype of the logits."""
+    chosen: Tensor
+    """The index drawn for each row: `K` if it has no category, `K + 1` if it holds a NaN or +inf."""
+    gradient: Points | None
+    """Where the gradient comes from, if one is wanted."""
+
+
+@dataclass(frozen=True, eq=False)
 class Pathwise(ABC):
     """An estimator whose sample carries the gradient."""
 
@@ -74,14 +95,18 @@ class Pathwise(ABC):
     ) -> Tensor:
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
-        `dim` is the category axis. Categories where the boolean `mask` is False do not exist. Half
-        precision is computed in float32 and rounded once, at the end. Noise that only the gradient needs
-        is not drawn when no gradient is asked for.
+        `dim` is the category axis. Categories where the boolean `mask` is False do not exist; where `dim` is
+        not the last axis, the mask needs all axes of the logits. Half precision is computed in float32 and
+        rounded once, at the end. What is random after the call does not depend on whether a gradient is
+        wanted. Inside one compiled graph `generator` must be None: torch.compile knows the default one alone.
+
+        The sample may be changed in place, and so may the logits after it is drawn, except where a kernel
+        draws it: kernels keep the logits and the temperatures for the backward pass, and autograd notices.
         """
         rows = self._checked(logits, dim, mask, generator)
         if dim in (-1, logits.dim() - 1):
             return self._sample_rows(rows, generator)
-        return self._sample_rows(rows.movedim(dim, -1), generator).movedim(-1, dim)
+        return self._sample_rows(rows.movedim(dim, -1).contiguous(), generator).movedim(-1, dim)
 
     def choose(
         self,
@@ -98,19 +123,19 @@ class Pathwise(ABC):
         self.check_shapes(rows)
         kernel = self.kernel(rows)
         launch.note_backend("torch" if kernel is None else "triton")
-        with torch.no_grad():
-            if kernel is not None:
-                return fused_choice(rows, kernel, launch.draw_key(rows, generator))
-            shifted = simplex.shift(simplex.computed(rows))
-            drawn = self.draw(shifted, generator, rows.requires_grad)
-            return plain_choice(rows, drawn.chosen, lambda: self.points(shifted, drawn))
+        wants_gradient = is_differentiated(rows)
+        rows = rows if wants_gradient else rows.detach()
+        if kernel is not None:
+            return fused_choice(rows, kernel, launch.draw_key(rows, generator))
+        _, index, gradient = self.outcome(rows.detach(), generator, wants_gradient)
+        return plain_choice(rows, index, gradient)
 
     def _checked(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
         """The logits with what `mask` leaves of them."""
         check_logits(logits, dim)
-        check_mask(mask, logits)
+        check_mask(mask, logits, dim)
         check_generator(generator, logits)
         return simplex.masked(logits, mask)
 
@@ -124,21 +149,67 @@ class Pathwise(ABC):
         launch.note_backend("torch" if kernel is None else "triton")
         if kernel is not None:
             return launch.sample(rows, kernel, generator)
-        return self._sample_computed(simplex.computed(rows), generator).to(rows.dtype)
+        value, index, gradient = self.outcome(rows.detach(), generator, is_differentiated(rows))
+        return value if gradient is None else carry(value, self.carrier(rows, index), *gradient)
 
-    def _sample_computed(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-        wants_gradient = is_differentiated(rows)
-        with torch.no_grad():
-            logits = simplex.shift(rows)
-            drawn = self.draw(logits, generator, wants_gradient or not self.hard)
-            value = simplex.one_hot(drawn.chosen, rows.shape[-1], rows.dtype)
-            if self.hard and not wants_gradient:
-                return value
-            points, weights = self.points(logits, drawn)
-            if not self.hard:
-                exists = (drawn.chosen < rows.shape[-1]).unsqueeze(-1)
-                value = torch.where(exists, points.mean(0), value)
-        return carry(value, self.carrier(rows, drawn), points, weights)
+    def outcome(self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool) -> Outcome:
+        """A sample of these rows; large ones are computed in blocks, for the sake of memory."""
+        shape, categories = rows.shape, rows.shape[-1]
+        divisible = self.is_divisible() and rows.device.type == "cpu" and in_eager_mode()
+        if rows.numel() <= BLOCK or not divisible:
+            return self._block(rows, generator, wants_gradient)
+        levels: dict[str, Any] = {
+            name: level.expand(shape[:-1]).reshape(-1)
+            for name, level in ((f.name, getattr(self, f.name)) for f in fields(self))
+            if isinstance(level, Tensor)
+        }
+        value = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        index = torch.empty(shape[:-1], dtype=torch.int64)
+        points: Tensor | None = None
+        weights: list[Any] = []
+        matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
+        for part in blocks(len(matrix), categories):
+            estimator = replace(self, **{name: level[part] for name, level in levels.items()})
+            values[part], indices[part], gradient = estimator._block(matrix[part], generator, wants_gradient)
+            if gradient is not None:
+                if points is None:
+                    points = gradient.points.new_empty((len(gradient.points), *matrix.shape))
+                points[:, part] = gradient.points
+                weights.append(gradient.weights)
+        if points is None:
+            return Outcome(value, index, None)
+        every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
+        return Outcome(value, index, Points(points.view(-1, *shape), every))
+
+    def _block(self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool) -> Outcome:
+        """A sample of these rows, all at once."""
+        categories, logits = rows.shape[-1], simplex.computed(rows)
+        top = logits.amax(-1, keepdim=True)
+        logits = logits - top
+        # Rows without categories, and those with a NaN or +inf, have no law. Where there may be some, they
+        # are replaced by others, so that the estimators need not know of them.
+        lawful = None if is_known_finite(top) else top.isfinite()
+        if lawful is not None:
+            logits = torch.where(lawful, logits, 0.0)
+        drawn = self.draw(logits, generator, wants_gradient or not self.hard)
+        index = drawn.chosen
+        if lawful is not None:
+            outside = torch.where(top == -torch.inf, categories, categories + 1)
+            index = torch.where(lawful, index.unsqueeze(-1), outside).squeeze(-1)
+        gradient = None
+        if wants_gradient or not self.hard:
+            gradient = self.points(logits, drawn)
+            if lawful is not None:
+                filling = torch.where(top == -torch.inf, 0.0, torch.nan)
+                gradient = gradient._replace(points=torch.where(lawful, gradient.points, filling))
+        if not self.hard:
+            assert gradient is not None
+            value = gradient.points.mean(0).to(rows.dtype)
+        elif lawful is None:
+            value = simplex.lawful_one_hot(index, rows)
+        else:
+            value = simplex.one_hot(index, categories, rows.dtype)
+        return Outcome(value, index, gradient if wants_gradient else None)
 
     def kernel(self, rows: Tensor) -> launch.Fused | None:
         """What the kernels are told if they are to compute, or None."""
@@ -166,9 +237,28 @@ class Pathwise(ABC):
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         """The points and weights that belong to `drawn`."""
 
-    def carrier(self, rows: Tensor, drawn: Draw) -> Tensor:
+    def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
         """What receives the gradient: the logits themselves, in the graph, unless overridden."""
         return rows
+
+    def is_divisible(self) -> bool:
+        """Whether a block of rows may be computed without the others."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
+    def __hash__(self) -> int:
+        options = (getattr(self, f.name) for f in fields(self))
+        return hash((type(self), *(o.shape if isinstance(o, Tensor) else o for o in options)))
+
+
+def _equal(a: object, b: object) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return bool(a == b)
+    return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
 
 
 _P = TypeVar("_P", bound=Pathwise)
@@ -196,6 +286,11 @@ def check_fit(name: str, level: float | Tensor, like: Tensor) -> None:
     if not broadcasts(tuple(level.shape), rows):
         accepted = f"a shape that broadcasts against {rows}, the logits' without their category axis"
         raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
+
+
+def divide(logits: Tensor, tau: float | Tensor) -> Tensor:
+    """`logits` over a temperature as `per_row` has it; nothing is computed for 1."""
+    return logits / tau if isinstance(tau, Tensor) or tau != 1 else logits
 
 
 def per_row(name: str, level: float | Tensor, like: Tensor) -> float | Tensor:

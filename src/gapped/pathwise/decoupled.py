@@ -10,12 +10,12 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_level
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, made, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, divide, made, per_row
 
 __all__ = ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DecoupledGumbelSoftmax(Pathwise):
     """Decoupled straight-through Gumbel-Softmax: see `decoupled_gumbel_softmax`."""
 
@@ -34,14 +34,17 @@ class DecoupledGumbelSoftmax(Pathwise):
         return Fused("decoupled", self.tau, tau_forward=self.tau_forward, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        noise = simplex.gumbel(logits, generator)
+        log_e = simplex.log_exponential(logits, generator)
         tau_forward = per_row("tau_forward", self.tau_forward, logits)
-        return Draw(simplex.argmax_index(logits / tau_forward + noise), noise)
+        scores = divide(logits, tau_forward) - log_e
+        # A tensor on a device may hold what is no temperature, and makes its row NaN then.
+        level = isinstance(tau_forward, Tensor)
+        return Draw(simplex.argmax_index(scores) if level else scores.argmax(-1), log_e)
 
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         assert drawn.noise is not None
         tau = per_row("tau", self.tau, logits)
-        return Points(simplex.softmax(logits / tau + drawn.noise).unsqueeze(0), 1 / tau)
+        return Points(torch.softmax(divide(logits, tau) - drawn.noise, -1).unsqueeze(0), 1 / tau)
 
 
 def decoupled_gumbel_softmax(

@@ -13,7 +13,7 @@ from gapped import simplex
 from gapped.checks import check_flag, check_level, holds
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, made, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, divide, made, per_row
 from gapped.pathwise.choice import Choice
 
 __all__ = ["GST", "Gap", "gst", "gst_index"]
@@ -21,7 +21,7 @@ __all__ = ["GST", "Gap", "gst", "gst_index"]
 Gap = float | Tensor | Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GST(Pathwise):
     """The Gapped Straight-Through estimator: see `gst`."""
 
@@ -58,36 +58,42 @@ class GST(Pathwise):
 
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         tau = per_row("tau", self.tau, logits)
-        # In a row without a sample some category is selected all the same: J(e_j) = 0, so no gradient flows.
-        return Points(simplex.normalised(self._perturbed(logits, drawn) / tau).unsqueeze(0), 1 / tau)
+        return Points(torch.softmax(divide(self._perturbed(logits, drawn), tau), -1).unsqueeze(0), 1 / tau)
 
-    def carrier(self, rows: Tensor, drawn: Draw) -> Tensor:
+    def is_divisible(self) -> bool:
+        # A gap function may look at which row it is asked about.
+        return self.detach and (not callable(self.gap) or self.gap is simplex.expected_gap)
+
+    def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
         if self.detach:
             return rows
-        logits = simplex.shift(rows)
-        selected = simplex.place(drawn.chosen, rows.shape[-1])
+        logits = simplex.shift(simplex.computed(rows))
+        selected = simplex.place(index, rows.shape[-1])
         # Only the graph counts: a logit that is raised or lowered, if only to where it is, moves nothing.
         stopped = logits >= -self._gap_of(logits.detach(), selected)
         return logits.masked_fill(stopped, 0.0).scatter(-1, selected, 0.0)
 
     def _perturbed(self, logits: Tensor, drawn: Draw) -> Tensor:
         """The selected logit raised to 0, the largest; every other one lowered to at most -gap."""
-        selected = simplex.place(drawn.chosen, logits.shape[-1])
-        gap = self._gap_of(logits.detach(), selected)
-        lowered = logits.minimum(-gap) if isinstance(gap, Tensor) else logits.clamp(max=-gap)
+        selected = drawn.chosen.unsqueeze(-1)
+        gap = self._gap_of(logits, selected)
+        lowered = logits.minimum(-gap) if isinstance(gap, Tensor) else logits.clamp_max(-gap)
         return lowered.scatter(-1, selected, 0.0)
 
     def _gap_of(self, logits: Tensor, selected: Tensor) -> float | Tensor:
         if not callable(self.gap):
             return per_row("gap", self.gap, logits)
-        p = simplex.normalised(logits).gather(-1, selected).squeeze(-1)
+        p = simplex.softmax(logits).gather(-1, selected).squeeze(-1)
         gap = self.gap(p)
         if not isinstance(gap, Tensor) or gap.shape != p.shape:
             shape = f"shape {tuple(gap.shape)}" if isinstance(gap, Tensor) else f"type {type(gap).__name__}"
             raise reject("gap", f"a function whose result has {shape}", f"a tensor of shape {tuple(p.shape)}")
-        if holds(gap < 0):
-            raise reject("gap", "a function with negative results", "a gap of at least 0")
-        return gap.unsqueeze(-1)
+        if gap.requires_grad:
+            accepted = "one without: the gap is a constant of the backward pass"
+            raise reject("gap", "a function with learnable parameters", accepted)
+        if holds(~(gap >= 0)):
+            raise reject("gap", "a function with negative or NaN results", "a gap of at least 0")
+        return torch.where(gap >= 0, gap, torch.nan).to(logits.dtype).unsqueeze(-1)
 
 
 def gst(

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
 
 __all__ = ["GumbelSoftmax", "gumbel_softmax"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GumbelSoftmax(Pathwise):
     """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
 
@@ -22,13 +22,16 @@ class GumbelSoftmax(Pathwise):
         return Fused("gumbel-softmax", self.tau, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        scores = logits + simplex.gumbel(logits, generator)
-        return Draw(simplex.argmax_index(scores), scores)
+        scores = logits - simplex.log_exponential(logits, generator)
+        if not surrogate:
+            return Draw(scores.argmax(-1))
+        top, index = scores.max(-1, keepdim=True)
+        return Draw(index.squeeze(-1), scores - top)
 
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         assert drawn.noise is not None
         tau = per_row("tau", self.tau, logits)
-        return Points(simplex.normalised(simplex.shift(drawn.noise) / tau).unsqueeze(0), 1 / tau)
+        return Points(torch.softmax(divide(drawn.noise, tau), -1).unsqueeze(0), 1 / tau)
 
 
 def gumbel_softmax(

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_count
+from gapped.checks import check_count, in_eager_mode
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
 
 __all__ = ["GumbelRao", "gumbel_rao"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GumbelRao(Pathwise):
     """Gumbel-Rao by Monte Carlo: see `gumbel_rao`."""
 
@@ -31,15 +31,22 @@ class GumbelRao(Pathwise):
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         index = simplex.inverse_cdf(logits.exp(), generator)
-        if not surrogate:
-            return Draw(index)
-        log_p = simplex.log_softmax(logits)
+        # What is random after this call must not depend on whether a gradient is wanted: activation
+        # checkpointing repeats a forward pass that wanted none. So noise that may be left out has a generator
+        # of its own; where there can be none, it is never left out.
+        if logits.device.type == "cpu" and in_eager_mode():
+            seed = torch.randint(2**63 - 1, (), generator=generator)
+            if not surrogate:
+                return Draw(index)
+            generator = torch.Generator().manual_seed(int(seed))
+        log_p = torch.log_softmax(logits, -1)
         return Draw(index, simplex.conditional_gumbel(log_p, index, self.samples, generator))
 
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         assert drawn.noise is not None
         tau = per_row("tau", self.tau, logits)
-        return Points(simplex.normalised(simplex.shift(drawn.noise) / tau), 1 / (tau * self.samples))
+        scores = drawn.noise - drawn.noise.amax(-1, keepdim=True)
+        return Points(torch.softmax(divide(scores, tau), -1), 1 / (tau * self.samples))
 
 
 def gumbel_rao(

@@ -10,12 +10,12 @@ from torch import Tensor
 from gapped import simplex
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
 
 __all__ = ["ReinMax", "reinmax"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReinMax(Pathwise):
     """ReinMax: see `reinmax`."""
 
@@ -32,12 +32,11 @@ class ReinMax(Pathwise):
 
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         tau = per_row("tau", self.tau, logits)
-        one_hot = simplex.one_hot(drawn.chosen, logits.shape[-1], logits.dtype)
-        halfway = (simplex.normalised(logits / tau) + one_hot) / 2
-        # 2 and -1/2, made on the device: a copy from the host could not be captured in a CUDA graph.
-        weights = torch.linspace(2.0, -0.5, 2, dtype=logits.dtype, device=logits.device)
-        points = torch.stack([halfway, simplex.normalised(logits)])
-        return Points(points, weights.view(-1, *(1 for _ in logits.shape)))
+        half = torch.full_like(drawn.chosen, 0.5, dtype=logits.dtype).unsqueeze(-1)
+        halfway = (torch.softmax(divide(logits, tau), -1) / 2).scatter_add(
+            -1, drawn.chosen.unsqueeze(-1), half
+        )
+        return Points(torch.stack([halfway, torch.softmax(logits, -1)]), (2.0, -0.5))
 
 
 def reinmax(
@@ -57,7 +56,8 @@ def reinmax(
     .. math:: 2\,J\!\left(\tfrac12(\mathrm{softmax}(\theta/\tau) + D)\right) g - \tfrac12 J(p)\, g .
 
     At :math:`\tau = 1` it equals ZGR, :math:`\tfrac12[J(p) + (D - p)(D - p)^\top] g`, and is the limit of
-    Gumbel-Rao at temperature 0. There is no soft sample, so `hard` must be True.
+    Gumbel-Rao at temperature 0. There is no soft sample, so `hard` must be True. One tensor is returned, not
+    a sample and probabilities as in the authors' package.
 
     - Forward law: exactly :math:`\mathrm{softmax}(\theta)`.
     - Bias: none for costs up to quadratic at :math:`\tau = 1`; its authors recommend :math:`\tau \ge 1`.

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, made, per_row
+from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
 
 __all__ = ["StraightThrough", "straight_through"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StraightThrough(Pathwise):
     """The straight-through estimator: see `straight_through`."""
 
@@ -26,7 +26,7 @@ class StraightThrough(Pathwise):
 
     def points(self, logits: Tensor, drawn: Draw) -> Points:
         tau = per_row("tau", self.tau, logits)
-        return Points(simplex.normalised(logits / tau).unsqueeze(0), 1 / tau)
+        return Points(torch.softmax(divide(logits, tau), -1).unsqueeze(0), 1 / tau)
 
 
 def straight_through(
