@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,77 @@ def test_the_incoming_gradient_is_per_example(name: str) -> None:
     leaf = logits.clone().requires_grad_()
     value = gapped.expectation(Model(), leaf, made(name), generator=seeded())
     assert_close(torch.autograd.grad(value, leaf, pull)[0], pull.view(5, 1, 1) * gradient)
+
+
+@pytest.mark.parametrize("name", [*SCORES, "disarm"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_cost_may_write_into_its_input(name: str, dtype: torch.dtype) -> None:
+    logits, weight = normal(5, 2, 2).to(dtype), normal(2, seed=2).to(dtype)
+
+    def writing(z: Tensor) -> Tensor:
+        costs = (z.mul_(weight).sum((-1, -2)) + 1) ** 2
+        z.data.fill_(7.0)  # autograd does not see this one
+        return costs
+
+    expected = run(name, logits, lambda z: ((z * weight).sum((-1, -2)) + 1) ** 2)
+    for ours, theirs in zip(run(name, logits, writing), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_network_may_write_into_its_input() -> None:
+    logits, results = normal(5, 2, 3), []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        layers = [torch.nn.Hardtanh(0.1, 0.5, inplace), torch.nn.Flatten(-2), torch.nn.Linear(6, 1)]
+        network = torch.nn.Sequential(*layers, torch.nn.Flatten(-2)).double()
+        leaf = logits.clone().requires_grad_()
+        value = gapped.expectation(square, leaf, gapped.RELAX(network), generator=seeded())
+        results.append(torch.autograd.grad(value.sum(), leaf)[0])
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_enumeration_in_several_calls(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in one call, for the logits and for what the cost contains; memory is that of a few samples."""
+    logits, pull = normal(3, 4, 3), normal(3, seed=3)
+    mask = torch.rand(3, 4, 3, generator=seeded(4)) < 0.8
+    results = []
+    for call in (2**22, 20 * logits.numel()):
+        monkeypatch.setattr("gapped.exact.CALL", call)
+        leaf, model = logits.clone().requires_grad_(), Model()
+        model.weight.requires_grad_(graph)
+        alive: list[Any] = []
+
+        def cost(z: Tensor, model: Model = model, alive: list[Any] = alive, call: int = call) -> Tensor:
+            assert z.numel() <= call
+            assert sum(other() is not None for other in alive) <= 2
+            alive.append(weakref.ref(z))
+            return model.cost(z) + 1e9
+
+        value = gapped.expectation(cost, leaf, gapped.Exact(), mask=mask)
+        assert len(alive) == (2 if call == 2**22 else 1 + -(-81 // 20))
+        wanted = [leaf, model.weight, model.outside] if graph else [leaf]
+        results.append([value.detach(), *torch.autograd.grad(value, wanted, pull)])
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs, 1e-6)
+        assert ours.abs().max() > 1e-2
+
+
+def test_enumeration_of_a_batch_needs_little_memory() -> None:
+    """65,536 combinations of 8 examples: 16 KB of logits. At once their one-hot rows would take 1 GB."""
+    logits, table = normal(8, 2, 256, dtype=torch.float32), normal(256, seed=2, dtype=torch.float32)
+    sizes: list[int] = []
+
+    def cost(z: Tensor) -> Tensor:
+        sizes.append(z.numel())
+        return (z @ table).square().sum(-1)
+
+    value, gradient = run("exact", logits, cost)
+    leaf = logits.clone().requires_grad_()
+    expected = (torch.softmax(leaf, -1) @ table.square()).sum(-1)
+    assert max(sizes) <= 2**22
+    assert_close(value, expected.detach(), 1e-5)
+    assert_close(gradient, torch.autograd.grad(expected.sum(), leaf)[0], 1e-5)
 
 
 @every_score

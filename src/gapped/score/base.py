@@ -27,6 +27,7 @@ __all__ = [
     "Score",
     "check_costs",
     "draw_independent",
+    "is_transformed",
     "one_hot_rows",
     "score_product",
 ]
@@ -46,7 +47,8 @@ class Cost:
 
     def __call__(self, points: Tensor) -> Tensor:
         """The costs ``(n, *batch)`` of `points` ``(n, *batch, *variables, K)``, in the graph of `f`."""
-        costs = self.f(points.to(self.dtype))
+        # Points that are differentiated are needed as they are: f gets its own to write into.
+        costs = self.f(points.to(self.dtype, copy=points.requires_grad))
         check_costs(costs, points)
         return costs
 
@@ -74,9 +76,8 @@ class Sampled(NamedTuple):
     noise: Any
     """Everything random, in the estimator's own form."""
     chosen: Tensor
-    """The categories that were evaluated, ``(n, *batch, *variables)``."""
-    points: Tensor
-    """The same as one-hot rows."""
+    """The categories that were evaluated, ``(n, *batch, *variables)``. Their one-hot rows belong to the cost,
+    which may have written into them: who needs them makes them again."""
     costs: Tensor
     """Their costs, ``(n, *batch)``, without a graph, in the dtype of the logits."""
 
@@ -108,12 +109,11 @@ class Score(ABC):
         with torch.no_grad():
             noise = self.draw(logits, generator)
             index = self.index(logits, noise)
-            points = self.points(logits, index)
-        costs = cost(points)
+        costs = cost(self.points(logits, index))
         value = costs.mean(0)
         if not wanted:
             return value, None
-        sampled = Sampled(noise, index, points, costs.detach().to(logits.dtype))
+        sampled = Sampled(noise, index, costs.detach().to(logits.dtype))
         with torch.no_grad():
             return value, self.gradient(cost, sampled)
 
@@ -135,6 +135,11 @@ class Score(ABC):
         """The estimated gradient, ``(*batch, *variables, K)``."""
 
 
+def is_transformed() -> bool:
+    """Whether a compiler or a function transform such as vmap follows this call."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
     """Categories of rows of `logits` as one-hot rows."""
     if score_launch.applies(logits):
@@ -146,7 +151,8 @@ def score_product(cost: Cost, sampled: Sampled, signal: Tensor) -> Tensor:
     r"""The mean of :math:`s\,(D - p)` over the samples, for signals ``(n, *batch)``."""
     if score_launch.applies(cost.logits):
         return score_launch.score(cost.logits, sampled.chosen, signal)
-    return (cost.spread(signal) * (sampled.points - simplex.normalised(cost.logits))).mean(0)
+    points = one_hot_rows(cost.logits, sampled.chosen)
+    return (cost.spread(signal) * (points - simplex.normalised(cost.logits))).mean(0)
 
 
 def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:

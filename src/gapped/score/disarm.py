@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 
 __all__ = ["DisARM", "antithetic_bits", "difference", "direction_of_pair", "settled"]
 
@@ -61,7 +61,8 @@ class DisARM(Score):
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         phi = difference(cost.logits[..., 1], cost.logits[..., 0])
         # One point minus the other is (-1)^{b2} [b1 != b2] in the second entry, its opposite in the first.
-        apart = sampled.points[0] - sampled.points[1]
+        points = one_hot_rows(cost.logits, sampled.chosen)
+        apart = points[0] - points[1]
         delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
         return 0.5 * delta * apart * torch.sigmoid(phi.abs()).unsqueeze(-1)
 

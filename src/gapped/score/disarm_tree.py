@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels import score_launch
-from gapped.score.base import Cost, Sampled, Score
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 from gapped.score.disarm import antithetic_bits, direction_of_pair, settled
 
 __all__ = ["DisARMTree", "node_probabilities"]
@@ -66,7 +66,8 @@ class DisARMTree(Score):
         if score_launch.applies(cost.logits):
             return score_launch.tree_gradient(cost.logits, sampled.chosen, delta)
         sides = _sides(sampled.chosen, cost.logits.shape[-1])
-        return cost.spread(delta).squeeze(0) * direction_of_pair(cost.logits, sampled.points, sides)
+        points = one_hot_rows(cost.logits, sampled.chosen)
+        return cost.spread(delta).squeeze(0) * direction_of_pair(cost.logits, points, sides)
 
 
 def node_probabilities(logits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
+from gapped.score.base import Cost, Sampled, Score, draw_independent, one_hot_rows, score_product
 
 __all__ = ["MuProp"]
 
@@ -43,7 +43,8 @@ class MuProp(Score):
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         p = simplex.normalised(cost.logits).unsqueeze(0)
         at_mean, slope = _expansion(cost, p)
-        product = (slope * (sampled.points - p)).flatten(sampled.costs.dim()).sum(-1)
+        apart = one_hot_rows(cost.logits, sampled.chosen) - p
+        product = (slope * apart).flatten(sampled.costs.dim()).sum(-1)
         rest = sampled.costs - at_mean - product
         exact = p * (slope - (p * slope).sum(-1, keepdim=True))
         return score_product(cost, sampled, rest) + exact.squeeze(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import broadcasts, check_level
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled
+from gapped.score.base import Cost, Sampled, one_hot_rows
 from gapped.score.network import Perceptron, network_of
 from gapped.score.trained import Trained
 
@@ -111,7 +111,7 @@ class REBAR(Trained):
         # The derivative with respect to log p, taken on to the logits.
         path = pull - p * pull.sum(-1, keepdim=True)
         signal = cost.spread(sampled.costs - control[1:])
-        return (signal * (sampled.points - p)).squeeze(0) + path
+        return (signal * (one_hot_rows(cost.logits, sampled.chosen) - p)).squeeze(0) + path
 
 
 class RELAX(REBAR):
@@ -144,7 +144,7 @@ class RELAX(REBAR):
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         relaxed, slope = super().control(cost, soft, train)
         known = isinstance(self.network, Perceptron)
-        free: Tensor = self.network(soft, relaxed.shape) if known else self.network(soft)
+        free: Tensor = self.network(soft, relaxed.shape) if known else self.network(soft.clone())
         if free.shape != relaxed.shape:
             accepted = f"that of the costs, {tuple(relaxed.shape)}"
             raise reject("network", f"a result of shape {tuple(free.shape)}", accepted)

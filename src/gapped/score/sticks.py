@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 from gapped.score.disarm import antithetic_bits, difference, direction_of_pair, settled
 
 __all__ = ["DisARMSticks", "stick_logits"]
@@ -64,9 +64,10 @@ class DisARMSticks(Score):
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         position = self._order(cost.logits).argsort(-1)
-        sides = _sides(sampled.points, position)
+        points = one_hot_rows(cost.logits, sampled.chosen)
+        sides = _sides(points, position)
         delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
-        return delta * direction_of_pair(cost.logits, sampled.points, sides)
+        return delta * direction_of_pair(cost.logits, points, sides)
 
     def _order(self, logits: Tensor) -> Tensor:
         if self.order == "given":
