@@ -168,6 +168,22 @@ def test_a_cost_may_write_into_its_input(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("name", [name for name in (*SCORES, "disarm") if name != "reinforce"])
+def test_a_level_of_the_costs_hides_nothing(name: str) -> None:
+    """Costs in float64 for logits in float32: at 1e9 their differences are below float32's resolution."""
+    logits, gradients = normal(20, 2, 2, dtype=torch.float32), []
+    for level in (0.0, 1e9):
+        leaf, estimator, model = logits.clone().requires_grad_(), made(name), Model(2)
+        if name == "nvil":
+            estimator.mean.fill_(level)
+        value = gapped.expectation(lambda z: model.cost(z) + level, leaf, estimator, generator=seeded())  # noqa: B023
+        gradients.append(torch.autograd.grad(value.sum(), leaf)[0])
+        if name == "nvil":
+            assert_close(estimator.mean, value.mean().detach(), 1e-15)
+    assert gradients[0].abs().max() > 1e-2
+    assert_close(gradients[1], gradients[0], 1e-5)
+
+
 def test_a_network_may_write_into_its_input() -> None:
     logits, results = normal(5, 2, 3), []
     for inplace in (False, True):
@@ -306,6 +322,20 @@ def test_one_category_has_no_gradient(name: str) -> None:
     value, gradient = run(name, normal(4, 2, 1), Model(1))
     assert_close(value, Model(1).cost(torch.ones(1, 4, 2, 1)).squeeze(0).detach())
     assert_close(gradient, torch.zeros(4, 2, 1))
+
+
+def test_a_baseline_of_whole_numbers_is_not_rounded() -> None:
+    """Tokens as a context: the perceptron's answer is no token."""
+    logits, results = normal(4, 2, 3).requires_grad_(), []
+    for dtype in (torch.int64, torch.float32):
+        estimator = gapped.NVIL(8)
+        context = torch.arange(12).view(4, 3).to(dtype)
+        torch.manual_seed(0)
+        estimator.network(context, torch.Size([4]))
+        torch.nn.init.constant_(estimator.network.outer.bias, 0.7)
+        value = gapped.expectation(Model(), logits, estimator, generator=seeded(), context=context)
+        results.append(torch.autograd.grad(value.sum(), logits)[0])
+    assert torch.equal(*results)
 
 
 @every_score

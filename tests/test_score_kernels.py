@@ -101,6 +101,26 @@ def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+def test_the_default_dtype_changes_nothing() -> None:
+    logits, signal = example(8, 5), torch.ones(2, 8, device=DEVICE)
+    index = marks(5, 2, 8)
+
+    def results() -> list[Tensor]:
+        products = (
+            score_launch.score(logits, index, signal),
+            score_launch.tree_gradient(logits, index, signal[0]),
+        )
+        return [score_launch.one_hot(index, 5), *products]
+
+    expected = results()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = results()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_strided_rows_and_no_rows() -> None:
     wide = example(40, 14)
     narrow, signal = wide[:, 2:9], torch.ones(2, 40, device=DEVICE)

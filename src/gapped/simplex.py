@@ -23,6 +23,7 @@ __all__ = [
     "expected_gap",
     "gumbel",
     "inverse_cdf",
+    "inverse_cdf_samples",
     "log_softmax",
     "masked",
     "normalised",
@@ -97,6 +98,15 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
     # Nothing exceeds anything in a row of zeros, or of NaNs: the search itself answers K there.
     index = torch.searchsorted(cumulative, u * total, right=True)
     return (index + total.isnan()).squeeze(-1)
+
+
+def inverse_cdf_samples(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
+    """`samples` independent draws of `inverse_cdf` per row, ``(samples, *rows)``, from one running sum."""
+    cumulative = accumulated(weights).cumsum(-1)
+    total = cumulative[..., -1:]
+    u = uniform((samples, *total.shape[:-1]), total, generator).movedim(0, -1)
+    index = torch.searchsorted(cumulative, (u * total).contiguous(), right=True)
+    return (index + total.isnan()).movedim(-1, 0).contiguous()
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:

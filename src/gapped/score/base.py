@@ -65,9 +65,10 @@ class Cost:
             )
         return slope
 
-    def spread(self, costs: Tensor) -> Tensor:
-        """`costs` ``(n, *batch)`` in a form that broadcasts against ``(n, *batch, *variables, K)``."""
-        return costs.reshape(costs.shape + (1,) * (self.logits.dim() + 1 - costs.dim()))
+    def spread(self, signal: Tensor) -> Tensor:
+        """`signal` ``(n, *batch)`` as a factor of ``(n, *batch, *variables, K)``, in the logits' dtype."""
+        signal = signal.to(self.logits.dtype)
+        return signal.reshape(signal.shape + (1,) * (self.logits.dim() + 1 - signal.dim()))
 
 
 class Sampled(NamedTuple):
@@ -79,7 +80,8 @@ class Sampled(NamedTuple):
     """The categories that were evaluated, ``(n, *batch, *variables)``. Their one-hot rows belong to the cost,
     which may have written into them: who needs them makes them again."""
     costs: Tensor
-    """Their costs, ``(n, *batch)``, without a graph, in the dtype of the logits."""
+    """Their costs, ``(n, *batch)``, without a graph, in float64: costs far from zero keep their differences
+    until a baseline is subtracted."""
 
 
 class Score(ABC):
@@ -113,7 +115,7 @@ class Score(ABC):
         value = costs.mean(0)
         if not wanted:
             return value, None
-        sampled = Sampled(noise, index, costs.detach().to(logits.dtype))
+        sampled = Sampled(noise, index, simplex.accumulated(costs.detach()))
         with torch.no_grad():
             return value, self.gradient(cost, sampled)
 
@@ -150,7 +152,7 @@ def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
 def score_product(cost: Cost, sampled: Sampled, signal: Tensor) -> Tensor:
     r"""The mean of :math:`s\,(D - p)` over the samples, for signals ``(n, *batch)``."""
     if score_launch.applies(cost.logits):
-        return score_launch.score(cost.logits, sampled.chosen, signal)
+        return score_launch.score(cost.logits, sampled.chosen, signal.to(cost.logits.dtype))
     points = one_hot_rows(cost.logits, sampled.chosen)
     return (cost.spread(signal) * (points - simplex.normalised(cost.logits))).mean(0)
 
@@ -159,7 +161,7 @@ def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | 
     """`samples` independent draws for each row, ``(samples, *rows)``."""
     if score_launch.applies(logits):
         return score_launch.draw(logits, samples, generator)
-    return simplex.inverse_cdf(logits.exp().expand(samples, *logits.shape), generator)
+    return simplex.inverse_cdf_samples(logits.exp(), samples, generator)
 
 
 def check_costs(costs: object, points: Tensor) -> None:

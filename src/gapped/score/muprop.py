@@ -56,4 +56,4 @@ def _expansion(cost: Cost, p: Tensor) -> tuple[Tensor, Tensor]:
         leaf = p.detach().requires_grad_()
         costs = cost(leaf)
         slope = cost.slope(costs, leaf)
-    return costs.detach().to(p.dtype), slope
+    return simplex.accumulated(costs.detach()), slope

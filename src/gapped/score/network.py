@@ -32,7 +32,7 @@ class Perceptron(torch.nn.Module):
         # In the layers' own precision, whatever the caller's is.
         dtype = next(self.outer.parameters()).dtype
         y: Tensor = self.outer(torch.tanh(self.inner(x.to(dtype))))
-        return y.to(x.dtype)
+        return y
 
 
 def network_of(network: torch.nn.Module | int) -> torch.nn.Module:

@@ -60,9 +60,8 @@ class NVIL(Trained):
         check_count("samples", samples)
         self.network = None if network is None else network_of(network)
         self.decay, self.scale, self.samples = decay, scale, samples
-        for name in ("mean", "variance"):
-            self.register_buffer(name, torch.zeros(()))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+        for name in ("mean", "variance", "steps"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     def check(self, cost: Cost) -> None:
         if self.network is None:
@@ -81,9 +80,9 @@ class NVIL(Trained):
                 if self.is_trained():
                     self.leave((residual - self.mean).square())
         residual = residual.detach()
-        signal = residual - self.mean.to(residual.dtype)
+        signal = residual - self.mean
         if self.scale:
-            signal = signal / self.variance.to(residual.dtype).sqrt().clamp(min=1.0)
+            signal = signal / self.variance.sqrt().clamp(min=1.0)
         if self.training and residual.numel():
             self._remember(residual)
         return score_product(cost, sampled, signal)
@@ -99,7 +98,7 @@ class NVIL(Trained):
         if baseline.shape != batch:
             accepted = f"one number for each example, {tuple(batch)}"
             raise reject("network", f"a result of shape {tuple(baseline.shape)}", accepted)
-        return baseline.to(cost.logits.dtype)
+        return baseline
 
     def _remember(self, residual: Tensor) -> None:
         """Move the memory towards this call; at first it is the plain mean of all calls."""

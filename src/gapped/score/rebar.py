@@ -90,8 +90,8 @@ class REBAR(Trained):
         costs = cost(soft)
         _check_broadcasts("eta", self.eta, costs.shape[1:])
         slope = cost.slope(costs, soft, create_graph=train)
-        eta = self.eta.to(soft.dtype)
-        return eta * costs.to(soft.dtype), cost.spread(eta.expand(costs.shape)) * slope
+        control = simplex.accumulated(self.eta) * simplex.accumulated(costs)
+        return control, cost.spread(self.eta.expand(costs.shape)) * slope
 
     def _estimate(self, cost: Cost, sampled: Sampled, train: bool) -> Tensor:
         exists = cost.logits > -torch.inf
