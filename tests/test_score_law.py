@@ -70,6 +70,7 @@ MAKERS: dict[str, Any] = {
     "sticks-given": lambda theta: gapped.DisARMSticks("given"),
     "arsm": lambda theta: gapped.ARSM(),
     "rebar": lambda theta: gapped.REBAR(eta=0.7, tau=0.6).eval(),
+    "rebar-negative": lambda theta: gapped.REBAR(eta=-1, tau=0.6).eval(),
     "relax": lambda theta: gapped.RELAX(flexible(theta), tau=0.6).eval(),
 }
 DRAWN = [(name, setting) for name in MAKERS for setting in ("2x4", "2x4-steep", "1x8-masked")]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import holds
-from gapped.errors import reject
+from gapped.errors import GappedError, reject
 from gapped.kernels import score_launch
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "draw_independent",
     "is_transformed",
     "one_hot_rows",
+    "pullback",
     "score_product",
 ]
 
@@ -51,19 +52,6 @@ class Cost:
         costs = self.f(points.to(self.dtype, copy=points.requires_grad))
         check_costs(costs, points)
         return costs
-
-    def slope(self, costs: Tensor, points: Tensor, create_graph: bool = False) -> Tensor:
-        """The derivative of `costs` with respect to the `points` that they were computed from."""
-        slope = None
-        if costs.requires_grad:
-            (slope,) = torch.autograd.grad(
-                costs.sum(), points, create_graph=create_graph, retain_graph=True, allow_unused=True
-            )
-        if slope is None:
-            raise reject(
-                "f", "costs without a derivative with respect to f's input", "a differentiable function of it"
-            )
-        return slope
 
     def spread(self, signal: Tensor) -> Tensor:
         """`signal` ``(n, *batch)`` as a factor of ``(n, *batch, *variables, K)``, in the logits' dtype."""
@@ -94,6 +82,11 @@ class Score(ABC):
     def evaluations(self) -> int | None:
         """At how many samples the cost is evaluated, where that is all that happens to it; else None."""
         return None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a gradient depends on earlier calls, so that it cannot be computed again later."""
+        return False
 
     def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - most are made for any
         """Raise unless this estimator is made for examples of so many variables and categories."""
@@ -140,6 +133,45 @@ class Score(ABC):
 def is_transformed() -> bool:
     """Whether a compiler or a function transform such as vmap follows this call."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def pullback(
+    function: Callable[[Tensor], Tensor], x: Tensor, create_graph: bool = False
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``function(x)``, and what takes a gradient at it back to `x`.
+
+    Compilers and function transforms know `torch.func` alone. Elsewhere it is plain autograd, which asks
+    nothing of what `function` calls.
+    """
+
+    def value_of(x: Tensor) -> Tensor:
+        value = function(x)
+        if not value.requires_grad:
+            raise _without_derivative()
+        return value
+
+    if is_transformed():
+        value, pull, *_ = torch.func.vjp(value_of, x)
+        return value, lambda grad: pull(grad)[0]
+    with torch.enable_grad():
+        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        value = value_of(leaf)
+
+    def back(grad: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(
+            value, leaf, grad, create_graph=create_graph, retain_graph=True, allow_unused=True
+        )
+        if slope is None:
+            raise _without_derivative()
+        return slope
+
+    return value, back
+
+
+def _without_derivative() -> GappedError:
+    return reject(
+        "f", "costs without a derivative with respect to f's input", "a differentiable function of it"
+    )
 
 
 def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:

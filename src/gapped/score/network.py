@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gapped.errors import reject
+from gapped.score.base import is_transformed
 
-__all__ = ["Perceptron", "network_of"]
+__all__ = ["Perceptron", "check_width", "network_of"]
 
 
 class Perceptron(torch.nn.Module):
@@ -33,6 +34,17 @@ class Perceptron(torch.nn.Module):
         dtype = next(self.outer.parameters()).dtype
         y: Tensor = self.outer(torch.tanh(self.inner(x.to(dtype))))
         return y
+
+
+def check_width(network: torch.nn.Module | None) -> None:
+    """Raise where a perceptron would have to learn its width while a compiler or a transform follows."""
+    if (
+        isinstance(network, Perceptron)
+        and isinstance(network.inner, torch.nn.LazyLinear)
+        and is_transformed()
+    ):
+        accepted = "one that an ordinary call has given its width, or a torch.nn.Module"
+        raise reject("network", "a number of hidden units, inside of a transform or compiled", accepted)
 
 
 def network_of(network: torch.nn.Module | int) -> torch.nn.Module:
