@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import FUNCTIONS, SOFT, assert_close, assert_one_hot, every_member, normal, seeded
@@ -692,6 +693,13 @@ def test_errors_of_arguments() -> None:
 def test_options_are_checked(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(GappedError, match=message):
         make()
+
+
+@pytest.mark.parametrize("eta", [-1, 3, np.float32(-0.5), torch.tensor(2), torch.tensor([0.5, -2.0])])
+def test_any_finite_factor_of_the_control_variate(eta: Any) -> None:
+    estimator = gapped.REBAR(eta=eta)
+    assert estimator.eta.dtype == torch.float32
+    assert estimator.eta.tolist() == torch.as_tensor(eta).tolist()
 
 
 def test_stateless_estimators_are_frozen_values() -> None:
