@@ -35,7 +35,7 @@ def expectation(
     - `f` maps one-hot tensors ``(n, *batch, *variables, K)`` to costs ``(n, *batch)``; the estimator chooses
       `n`. Which of the logits' axes are the batch is read off the costs. All variables of an example share
       its cost; examples are independent of each other. `MuProp`, `REBAR` and `RELAX` also call `f` with
-      probabilities in place of one-hot rows.
+      probabilities in place of one-hot rows. `f` may write into its input.
     - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
       -inf, do not exist and get exactly zero gradient.
     - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`; with hard samples.
