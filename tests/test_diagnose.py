@@ -276,19 +276,33 @@ def test_the_size_of_a_call_does_not_grow_with_the_samples():
     assert max(largest) < 2 * 512
 
 
-def test_estimators_with_a_memory_are_measured_as_they_are():
-    network = torch.nn.Sequential(torch.nn.Linear(12, 1), torch.nn.Flatten(-2)).double()
+@pytest.mark.parametrize("model", [False, True])
+def test_estimators_with_a_state_are_measured_as_they_are(model):
+    """Memory, modes and what is left behind do not change, nor does the mode of a frozen network."""
+    network = torch.nn.Sequential(torch.nn.Flatten(-2), torch.nn.Linear(12, 1), torch.nn.Flatten(-2))
     members = {
         "nvil": gapped.NVIL(),
         "rebar": gapped.REBAR(),
-        "relax": gapped.RELAX(torch.nn.Sequential(torch.nn.Flatten(-2), *network)),
+        "relax": gapped.RELAX(network.double().eval()),
     }
-    before = {name: {k: v.clone() for k, v in m.state_dict().items()} for name, m in members.items()}
-    found = measured("quadratic", members, samples=100)
-    assert all(row.bias.low == 0 for row in found.rows)
+
+    def state(member):
+        return {k: v.clone() for k, v in member.state_dict().items()}, [m.training for m in member.modules()]
+
+    before = {name: state(member) for name, member in members.items()}
+    f, logits = problem("quadratic")
+    if model:
+        leaf = logits.clone().requires_grad_()
+        gapped.diagnose_model(
+            lambda e, g: gapped.expectation(f, leaf, e, generator=g).sum(), [leaf], members, 16, gapped.NVIL()
+        )
+    else:
+        found = measured("quadratic", members, samples=100)
+        assert all(row.bias.low == 0 for row in found.rows)
     for name, member in members.items():
-        assert member.training
-        assert all(torch.equal(v, before[name][k]) for k, v in member.state_dict().items())
+        torch.testing.assert_close(state(member), before[name], rtol=0, atol=0)
+        with pytest.raises(GappedError, match="nothing to train on"):
+            member.variance_loss()
 
 
 def test_randomness_comes_from_the_generator_alone():

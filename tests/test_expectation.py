@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import FUNCTIONS, assert_close, assert_one_hot, every_member, normal, seeded
+from conftest import FUNCTIONS, SOFT, assert_close, assert_one_hot, every_member, normal, seeded
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import gapped
 from gapped import GappedError
@@ -152,6 +155,93 @@ def test_the_incoming_gradient_is_per_example(name: str) -> None:
     assert_close(torch.autograd.grad(value, leaf, pull)[0], pull.view(5, 1, 1) * gradient)
 
 
+@pytest.mark.parametrize("name", [*SCORES, "disarm"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_cost_may_write_into_its_input(name: str, dtype: torch.dtype) -> None:
+    logits, weight = normal(5, 2, 2).to(dtype), normal(2, seed=2).to(dtype)
+
+    def writing(z: Tensor) -> Tensor:
+        costs = (z.mul_(weight).sum((-1, -2)) + 1) ** 2
+        z.data.fill_(7.0)  # autograd does not see this one
+        return costs
+
+    expected = run(name, logits, lambda z: ((z * weight).sum((-1, -2)) + 1) ** 2)
+    for ours, theirs in zip(run(name, logits, writing), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [name for name in (*SCORES, "disarm") if name != "reinforce"])
+def test_a_level_of_the_costs_hides_nothing(name: str) -> None:
+    """Costs in float64 for logits in float32: at 1e9 their differences are below float32's resolution."""
+    logits, gradients = normal(20, 2, 2, dtype=torch.float32), []
+    for level in (0.0, 1e9):
+        leaf, estimator, model = logits.clone().requires_grad_(), made(name), Model(2)
+        if name == "nvil":
+            estimator.mean.fill_(level)
+        value = gapped.expectation(lambda z: model.cost(z) + level, leaf, estimator, generator=seeded())  # noqa: B023
+        gradients.append(torch.autograd.grad(value.sum(), leaf)[0])
+        if name == "nvil":
+            assert_close(estimator.mean, value.mean().detach(), 1e-15)
+    assert gradients[0].abs().max() > 1e-2
+    assert_close(gradients[1], gradients[0], 1e-5)
+
+
+def test_a_network_may_write_into_its_input() -> None:
+    logits, results = normal(5, 2, 3), []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        layers = [torch.nn.Hardtanh(0.1, 0.5, inplace), torch.nn.Flatten(-2), torch.nn.Linear(6, 1)]
+        network = torch.nn.Sequential(*layers, torch.nn.Flatten(-2)).double()
+        leaf = logits.clone().requires_grad_()
+        value = gapped.expectation(square, leaf, gapped.RELAX(network), generator=seeded())
+        results.append(torch.autograd.grad(value.sum(), leaf)[0])
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_enumeration_in_several_calls(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in one call, for the logits and for what the cost contains; memory is that of a few samples."""
+    logits, pull = normal(3, 4, 3), normal(3, seed=3)
+    mask = torch.rand(3, 4, 3, generator=seeded(4)) < 0.8
+    results = []
+    for call in (2**22, 20 * logits.numel()):
+        monkeypatch.setattr("gapped.exact.CALL", call)
+        leaf, model = logits.clone().requires_grad_(), Model()
+        model.weight.requires_grad_(graph)
+        alive: list[Any] = []
+
+        def cost(z: Tensor, model: Model = model, alive: list[Any] = alive, call: int = call) -> Tensor:
+            assert z.numel() <= call
+            assert sum(other() is not None for other in alive) <= 2
+            alive.append(weakref.ref(z))
+            return model.cost(z) + 1e9
+
+        value = gapped.expectation(cost, leaf, gapped.Exact(), mask=mask)
+        assert len(alive) == (2 if call == 2**22 else 1 + -(-81 // 20))
+        wanted = [leaf, model.weight, model.outside] if graph else [leaf]
+        results.append([value.detach(), *torch.autograd.grad(value, wanted, pull)])
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs, 1e-6)
+        assert ours.abs().max() > 1e-2
+
+
+def test_enumeration_of_a_batch_needs_little_memory() -> None:
+    """65,536 combinations of 8 examples: 16 KB of logits. At once their one-hot rows would take 1 GB."""
+    logits, table = normal(8, 2, 256, dtype=torch.float32), normal(256, seed=2, dtype=torch.float32)
+    sizes: list[int] = []
+
+    def cost(z: Tensor) -> Tensor:
+        sizes.append(z.numel())
+        return (z @ table).square().sum(-1)
+
+    value, gradient = run("exact", logits, cost)
+    leaf = logits.clone().requires_grad_()
+    expected = (torch.softmax(leaf, -1) @ table.square()).sum(-1)
+    assert max(sizes) <= 2**22
+    assert_close(value, expected.detach(), 1e-5)
+    assert_close(gradient, torch.autograd.grad(expected.sum(), leaf)[0], 1e-5)
+
+
 @every_score
 def test_masked_categories_are_not_there(name: str) -> None:
     logits = normal(200, 2, 3)
@@ -236,6 +326,20 @@ def test_one_category_has_no_gradient(name: str) -> None:
     assert_close(gradient, torch.zeros(4, 2, 1))
 
 
+def test_a_baseline_of_whole_numbers_is_not_rounded() -> None:
+    """Tokens as a context: the perceptron's answer is no token."""
+    logits, results = normal(4, 2, 3).requires_grad_(), []
+    for dtype in (torch.int64, torch.float32):
+        estimator = gapped.NVIL(8)
+        context = torch.arange(12).view(4, 3).to(dtype)
+        torch.manual_seed(0)
+        estimator.network(context, torch.Size([4]))
+        torch.nn.init.constant_(estimator.network.outer.bias, 0.7)
+        value = gapped.expectation(Model(), logits, estimator, generator=seeded(), context=context)
+        results.append(torch.autograd.grad(value.sum(), logits)[0])
+    assert torch.equal(*results)
+
+
 @every_score
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
@@ -299,14 +403,16 @@ def test_differentiating_twice_is_an_error(name: str) -> None:
         torch.autograd.grad(gradient.sum(), leaf)
 
 
-# Those that do not differentiate the cost inside: torch can neither transform nor trace that.
-FREE = [name for name in SCORES if name not in ("muprop", "rebar", "relax", "nvil")]
+def evaluated(name: str) -> Any:
+    """The estimator without a state that changes."""
+    estimator = made(name)
+    return estimator.eval() if isinstance(estimator, torch.nn.Module) else estimator
 
 
-@pytest.mark.parametrize("name", FREE)
+@every_score
 def test_vmap_of_the_gradient(name: str) -> None:
     """A map over runs: each has its own noise, and by enumeration the gradient it has alone."""
-    logits, estimator = normal(6, 40, 2, 3), made(name)
+    logits, estimator = normal(6, 40, 2, 3), evaluated(name)
     torch.manual_seed(0)
 
     def total(leaf: Tensor) -> Tensor:
@@ -320,24 +426,93 @@ def test_vmap_of_the_gradient(name: str) -> None:
             assert_close(gradient, run(name, row, square_of_first)[1])
 
 
+@every_score
+def test_function_transforms_give_the_same_gradient(name: str) -> None:
+    logits, estimator, model = normal(5, 2, 3), evaluated(name), Model()
+    torch.manual_seed(0)
+    found = torch.func.grad(lambda leaf: gapped.expectation(model, leaf, estimator).sum())(logits)
+    torch.manual_seed(0)
+    leaf = logits.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(gapped.expectation(model, leaf, estimator).sum(), leaf)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (gapped.NVIL(), "estimator: got NVIL in training mode, .* expected one in evaluation mode"),
+        (gapped.REBAR(), "estimator: got REBAR in training mode"),
+        (gapped.RELAX(Sum(1)), "estimator: got RELAX in training mode"),
+        (gapped.RELAX(4).eval(), "network: got a number of hidden units, inside of a transform"),
+    ],
+)
+def test_what_function_transforms_cannot_do(estimator: Any, message: str) -> None:
+    with pytest.raises(GappedError, match=message):
+        torch.func.grad(lambda x: gapped.expectation(square, x, estimator).sum())(normal(5, 2, 3))
+    assert gapped.expectation(square, normal(5, 2, 3).requires_grad_(), estimator).requires_grad
+    with pytest.raises(GappedError, match="f: got costs without a derivative"):
+        torch.func.grad(lambda x: gapped.expectation(through_argmax, x, gapped.REBAR().eval()).sum())(
+            normal(5, 2, 3)
+        )
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", ["rloo", "disarm-tree"])
+@every_score
 def test_compiled_equals_eager(name: str) -> None:
+    """In one graph; also what is left for training, and the memory."""
     torch._dynamo.reset()
-    estimator = made(name)
-
-    def objective(leaf: Tensor) -> Tensor:
-        return gapped.expectation(square_of_first, leaf, estimator)
-
+    context = {"context": normal(5, 3, dtype=torch.float32)} if name == "nvil" else {}
     results = []
-    for call in (objective, torch.compile(objective, backend="aot_eager", fullgraph=True)):
+    for compiled in (False, True):
         torch.manual_seed(0)
+        estimator = STATEFUL[name]() if name in STATEFUL else made(name)
+
+        def objective(leaf: Tensor, estimator: Any = estimator) -> Tensor:
+            return gapped.expectation(square_of_first, leaf, estimator, **context)
+
         leaf = normal(5, 2, 3).requires_grad_()
+        call = torch.compile(objective, backend="aot_eager", fullgraph=True) if compiled else objective
         value = call(leaf)
-        results.append((value.detach(), torch.autograd.grad(value.sum(), leaf)[0]))
+        results.append([value.detach(), torch.autograd.grad(value.sum(), leaf)[0], *state_of(estimator)])
     for eager, compiled in zip(*results, strict=True):
         assert_close(compiled, eager)
+
+
+def state_of(estimator: Any) -> list[Tensor]:
+    """What an estimator keeps: its memory, and the loss that it left behind with its slopes."""
+    if not isinstance(estimator, torch.nn.Module):
+        return []
+    loss, parameters = estimator.variance_loss(), list(estimator.parameters())
+    slopes = torch.autograd.grad(loss, parameters)
+    return [loss.detach(), *slopes, *(buffer.clone() for buffer in estimator.buffers())]
+
+
+@every_score
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_counts_a_call_once(name: str, reentrant: bool) -> None:
+    """Two steps. Without reentry two calls share the estimator before the backward pass of both."""
+    context = {"context": normal(5, 3, dtype=torch.float32)} if name == "nvil" else {}
+    results = []
+    for how in (None, {"use_reentrant": reentrant}):
+        torch.manual_seed(0)
+        estimator = STATEFUL[name]() if name in STATEFUL else made(name)
+        leaf, weight = normal(5, 2, 3).requires_grad_(), normal(3, seed=2).requires_grad_()
+
+        def call(x: Tensor, estimator: Any = estimator, weight: Tensor = weight) -> Tensor:
+            cost = lambda z: ((z * weight).sum((-1, -2)) + 1) ** 2  # noqa: E731
+            return gapped.expectation(cost, 1.0 * x, estimator, **context)
+
+        for _ in range(2):
+            torch.stack(
+                [
+                    call(leaf) if how is None else checkpoint(call, leaf, **how)
+                    for _ in range(1 if reentrant else 2)
+                ]
+            ).sum().backward()
+        results.append([leaf.grad, weight.grad, *state_of(estimator)])
+    for plain, checkpointed in zip(*results, strict=True):
+        assert_close(checkpointed, plain)
 
 
 def square_of_first(z: Tensor) -> Tensor:
@@ -370,6 +545,13 @@ def test_pathwise_estimators_are_used_as_they_are(name: str) -> None:
         results.append([value.detach(), *gradients])
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_soft_samples_have_no_expected_cost(name: str) -> None:
+    message = r"estimator: got \w+ with hard=False, expected hard=True"
+    with pytest.raises(GappedError, match=message):
+        gapped.expectation(square, normal(5, 2, 3), gapped.estimator(name, hard=False))
 
 
 def test_pathwise_masks() -> None:
@@ -501,13 +683,23 @@ def test_errors_of_arguments() -> None:
         (lambda: gapped.NVIL(decay=1.0), "decay: got 1.0"),
         (lambda: gapped.NVIL(scale=1), "scale: got 1"),
         (lambda: gapped.REBAR(tau=0.0), "tau: got 0.0"),
-        (lambda: gapped.REBAR(eta=-1.0), "eta: got -1.0"),
+        (lambda: gapped.REBAR(eta=float("inf")), "eta: got inf"),
+        (lambda: gapped.REBAR(eta="1"), "eta: got '1'"),
+        (lambda: gapped.REBAR(eta=torch.tensor([1.0, torch.nan])), "eta: got tensor"),
+        (lambda: gapped.REBAR(eta=torch.ones((), requires_grad=True)), "eta: got tensor"),
         (lambda: gapped.RELAX(square), "network"),
     ],
 )
 def test_options_are_checked(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(GappedError, match=message):
         make()
+
+
+@pytest.mark.parametrize("eta", [-1, 3, np.float32(-0.5), torch.tensor(2), torch.tensor([0.5, -2.0])])
+def test_any_finite_factor_of_the_control_variate(eta: Any) -> None:
+    estimator = gapped.REBAR(eta=eta)
+    assert estimator.eta.dtype == torch.float32
+    assert estimator.eta.tolist() == torch.as_tensor(eta).tolist()
 
 
 def test_stateless_estimators_are_frozen_values() -> None:
@@ -575,6 +767,24 @@ def test_the_variance_loss_trains_the_estimator_alone(name: str) -> None:
     assert all(leaf.grad is not None for leaf in leaves[:3])
     for parameter, grad in zip(estimator.parameters(), trained, strict=True):
         assert torch.equal(parameter.grad, grad), "the cost itself must not reach the estimator's parameters"
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_layers_that_share_an_estimator_lose_no_loss(name: str) -> None:
+    context = {"context": normal(5, 3, dtype=torch.float32)} if name == "nvil" else {}
+    totals = []
+    for at_once in (False, True):
+        torch.manual_seed(0)
+        estimator, losses = STATEFUL[name](), []
+        for layer in (0, 1):
+            logits = normal(5, 2, 3, seed=layer).requires_grad_()
+            gapped.expectation(square, logits, estimator, generator=seeded(layer), **context)
+            if layer == 1 or not at_once:
+                losses.append(estimator.variance_loss())
+        total = torch.stack(losses).sum()
+        totals.append([total.detach(), *torch.autograd.grad(total, list(estimator.parameters()))])
+    for one_by_one, together in zip(*totals, strict=True):
+        assert_close(together, one_by_one)
 
 
 @pytest.mark.parametrize("name", STATEFUL)

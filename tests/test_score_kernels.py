@@ -79,9 +79,8 @@ def test_products_with_the_score(categories: int, samples: int) -> None:
     logits = example(4, 3, categories)
     signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
     chosen = score_launch.draw(logits, samples, on_device(4))
-    points = simplex.one_hot(chosen, categories, torch.float32)
     cost = Cost(lambda z: z, logits, logits.dtype)
-    expected = gapped.score.base.score_product(cost, Sampled(None, chosen, points, signal), signal)
+    expected = gapped.score.base.score_product(cost, Sampled(None, chosen, signal), signal)
     found = score_launch.score(logits, chosen, signal)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
@@ -93,14 +92,33 @@ def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> No
     estimator, logits = gapped.DisARMTree(), example(40, 3, categories)
     noise = estimator.draw(logits, on_device(4))
     pair = estimator.index(logits, noise)
-    points = simplex.one_hot(pair, categories, torch.float32)
     costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
-    cost, sampled = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, points, costs)
+    cost, sampled = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, costs)
     expected = estimator.gradient(cost, sampled)
     monkeypatch.setattr(score_launch, "applies", lambda logits: True)
     assert torch.equal(estimator.index(logits, noise), pair)
     found = estimator.gradient(cost, sampled)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_the_default_dtype_changes_nothing() -> None:
+    logits, signal = example(8, 5), torch.ones(2, 8, device=DEVICE)
+    index = marks(5, 2, 8)
+
+    def results() -> list[Tensor]:
+        products = (
+            score_launch.score(logits, index, signal),
+            score_launch.tree_gradient(logits, index, signal[0]),
+        )
+        return [score_launch.one_hot(index, 5), *products]
+
+    expected = results()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = results()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_strided_rows_and_no_rows() -> None:
@@ -147,7 +165,8 @@ def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.Monke
     logits = torch.randn(3, 4, 3, 5, generator=seeded(1)).to(DEVICE)
 
     def cost(z: Tensor, part: Part) -> Tensor:
-        return ((z.flatten(-2) * slope[part.runs]).sum(-1) + 1) ** 2
+        # At a level where float32 has no differences left.
+        return ((z.flatten(-2) * slope[part.runs]).sum(-1) + 1).double() ** 2 + 1e9
 
     def estimate() -> tuple[Tensor, Tensor]:
         leaf = logits.clone().requires_grad_()
@@ -160,6 +179,7 @@ def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.Monke
         score_launch, "draw", lambda x, n, generator: drawn(x.exp().expand(n, *x.shape), generator)
     )
     monkeypatch.setattr(score_launch, "applies", lambda logits: True)
+    assert expected[1].abs().amax((1, 2, 3)).min() > 0.01
     for found, wanted in zip(estimate(), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 

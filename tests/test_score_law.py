@@ -19,6 +19,7 @@ from torch import Tensor
 
 import gapped
 from gapped.score import rebar
+from gapped.score.sticks import stick_probabilities
 
 EXAMPLES = 200_000
 
@@ -69,6 +70,7 @@ MAKERS: dict[str, Any] = {
     "sticks-given": lambda theta: gapped.DisARMSticks("given"),
     "arsm": lambda theta: gapped.ARSM(),
     "rebar": lambda theta: gapped.REBAR(eta=0.7, tau=0.6).eval(),
+    "rebar-negative": lambda theta: gapped.REBAR(eta=-1, tau=0.6).eval(),
     "relax": lambda theta: gapped.RELAX(flexible(theta), tau=0.6).eval(),
 }
 DRAWN = [(name, setting) for name in MAKERS for setting in ("2x4", "2x4-steep", "1x8-masked")]
@@ -93,6 +95,32 @@ def test_expected_value_and_gradient_of_binary_variables(setting: str) -> None:
     require_law(mean_vector_is(sample, target(theta)))
     longer = torch.cat([sample[:, :1], 1.1 * sample[:, 1:]], -1)
     require_rejected(mean_vector_is(longer, target(theta)))
+
+
+COUPLED = {"disarm": gapped.DisARM(), "tree": gapped.DisARMTree(), "sticks": gapped.DisARMSticks()}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_rare_categories_of_float32_logits_have_their_law(name: str) -> None:
+    """Too rare to be counted: noise has the bits for a category of 2e-9, and each sample takes it there."""
+    estimator = COUPLED[name]
+    logits = torch.tensor([0.0, -20.0])
+    p = float(torch.softmax(logits.double(), -1)[1])
+    noise = estimator.draw(logits.expand(1000, 2), seeded())
+    assert len((noise % 2**-24).unique()) == noise.numel()
+    # Shares of the rare category's probability, from either end.
+    share = torch.tensor([0.01, 0.99, 1.01, 5.0]).double() * p
+    for u in (share, 1 - share):
+        pair = estimator.index(logits.expand(4, 2), u if name == "disarm" else u.unsqueeze(-1))
+        assert sorted(pair.tolist()) == [[0, 0, 0, 0], [1, 1, 0, 0]]
+
+
+def test_a_million_sticks_have_the_law_of_their_softmax() -> None:
+    logits = normal(1_000_000, dtype=torch.float32)
+    p = stick_probabilities(logits - logits.max())
+    passed = torch.nn.functional.pad((-p).log1p().cumsum(-1), (1, 0)).exp()
+    law = torch.nn.functional.pad(p, (0, 1), value=1.0) * passed
+    torch.testing.assert_close(law, torch.softmax(logits.double(), -1), rtol=1e-6, atol=0)
 
 
 def test_a_baseline_with_the_own_sample_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

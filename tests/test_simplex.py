@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from conftest import DTYPES, assert_close, lemma_1, normal, seeded
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gapped
 from gapped import simplex
@@ -83,6 +85,25 @@ def test_drawing_ignores_deleted_categories() -> None:
     with_mask = simplex.draw_index(simplex.masked(logits, mask), generator=seeded())
     deleted = simplex.draw_index(logits[:, kept], generator=seeded())
     assert torch.equal(with_mask, kept[deleted])
+
+
+def test_many_draws_are_those_of_many_rows_at_the_price_of_one() -> None:
+    weights = normal(7, 50).exp()
+    weights[1], weights[2, 0] = 0.0, torch.nan
+    expected = simplex.inverse_cdf(weights.expand(30, 7, 50), seeded()) + weights.isnan().any(-1)
+
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = op(*args, **(kwargs or {}))
+            self.largest = max(self.largest, result.numel())
+            return result
+
+    with Sizes() as sizes:
+        found = simplex.inverse_cdf_samples(weights, 30, seeded())
+    assert torch.equal(found, expected)
+    assert sizes.largest == weights.numel(), "no tensor has samples and categories"
 
 
 @pytest.mark.parametrize("categories", [1, 2, 1000])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gapped import simplex
+from gapped.checks import in_eager_mode
 from gapped.errors import GappedError
-from gapped.score.base import Cost, Sampled, Score
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 
 __all__ = ["LIMIT", "Exact"]
 
 LIMIT = 65_536
+# Numbers that the cost is given in one call.
+CALL = 2**22
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,10 @@ class Exact(Score):
     row without categories makes no choice: it is zero, as in every sample of it.
 
     - Bias and variance: none. No noise is drawn.
-    - Cost: :math:`K^L` evaluations in one call, 65,536 at most, and one more to learn which axes are the
-      batch.
+    - Cost: :math:`K^L` evaluations, 65,536 at most, and one more to learn which axes are the batch. The cost
+      is called with at most four million numbers, or one sample, at a time, so the memory does not grow with
+      :math:`K^L`. Where that takes several calls and `f` has parameters of its own, `f` is called again in
+      the backward pass instead of keeping what all calls computed.
 
     >>> import gapped
     >>> logits = torch.zeros(2, 3, requires_grad=True)
@@ -51,21 +60,38 @@ class Exact(Score):
     def estimate(
         self, cost: Cost, generator: torch.Generator | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
-        logits = cost.logits
+        logits, categories = cost.logits, cost.logits.shape[-1]
         with torch.no_grad():
             mode = simplex.argmax_index(logits)
-            probe = cost(simplex.one_hot(mode.unsqueeze(0), logits.shape[-1], logits.dtype))
-            self.check_size(logits.shape[probe.dim() - 1 : -1].numel(), logits.shape[-1])
-            index, weights = _combinations(logits, mode, batch_axes=probe.dim() - 1)
-            points = simplex.one_hot(index, logits.shape[-1], logits.dtype)
-        costs = cost(points)
-        value = (weights.to(costs.dtype) * costs).sum(0)
-        if not wanted:
-            return value, None
-        with torch.no_grad():
-            # Relative to the mean, which changes nothing but the rounding.
-            signal = weights * (costs - value).to(logits.dtype)
-            return value, (cost.spread(signal) * (points - simplex.normalised(logits))).sum(0)
+            level = cost(one_hot_rows(logits, mode.unsqueeze(0)))
+        batch_axes = level.dim() - 1
+        variables = logits.shape[batch_axes:-1].numel()
+        self.check_size(variables, categories)
+        count, size = categories**variables, max(CALL // max(logits.numel(), 1), 1)
+
+        def part(start: int) -> tuple[Tensor, Tensor | None]:
+            with torch.no_grad():
+                number = torch.arange(start, min(start + size, count), device=logits.device)
+                index, weights = _combinations(logits, mode, batch_axes, number)
+            costs = cost(one_hot_rows(logits, index))
+            value = (weights * costs).sum(0)
+            if not wanted:
+                return value, None
+            with torch.no_grad():
+                # Relative to the mode's cost, which changes nothing but the rounding.
+                signal = weights * (costs - level).to(logits.dtype)
+                points = one_hot_rows(logits, index) - simplex.normalised(logits)
+                return value, (cost.spread(signal) * points).sum(0)
+
+        value, gradient = part(0)
+        # What f's own backward needs is computed again there: kept, it would grow with the combinations.
+        again = value.requires_grad and in_eager_mode()
+        rest: Callable[[int], Any] = partial(checkpoint, part, use_reentrant=False) if again else part
+        for start in range(size, count, size):
+            other, more = rest(start)
+            value = value + other
+            gradient = None if gradient is None else gradient + more
+        return value.to(level.dtype), gradient
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> None:
         raise NotImplementedError("an enumeration draws nothing")
@@ -78,21 +104,19 @@ def _first(like: Tensor) -> Tensor:
     return (torch.arange(like.shape[-1], device=like.device) == 0).to(like.dtype)
 
 
-def _combinations(logits: Tensor, mode: Tensor, batch_axes: int) -> tuple[Tensor, Tensor]:
-    """All joint values ``(K^L, *batch, *variables)`` and their probabilities ``(K^L, *batch)``.
+def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor) -> tuple[Tensor, Tensor]:
+    """The joint values of such `number` ``(n,)``, ``(n, *batch, *variables)``, and their probabilities.
 
     Values of probability zero are replaced by the mode: the cost need not be defined on them.
     """
     categories, variables = logits.shape[-1], logits.shape[batch_axes:-1]
-    count = categories ** variables.numel()
     digits = categories ** torch.arange(variables.numel(), device=logits.device).flip(0).view(variables)
-    step = torch.arange(count, device=logits.device).view(-1, *(1 for _ in logits.shape[:-1]))
-    index = (step // digits) % categories
+    index = (number.view(-1, *(1 for _ in logits.shape[:-1])) // digits) % categories
     p = simplex.normalised(logits)
     # A row without categories has one value, whatever the number it gets.
     p = torch.where(mode.unsqueeze(-1) == categories, _first(p), p)
-    index = index.expand(count, *logits.shape[:-1])
-    chosen = p.expand(count, *p.shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    index = index.expand(len(number), *logits.shape[:-1])
+    chosen = p.expand(len(number), *p.shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)
     weights = chosen.flatten(1 + batch_axes).prod(-1) if variables else chosen
     possible = (weights != 0).reshape(weights.shape + (1,) * len(variables))
     return torch.where(possible & (mode < categories), index, mode), weights

@@ -35,10 +35,10 @@ def expectation(
     - `f` maps one-hot tensors ``(n, *batch, *variables, K)`` to costs ``(n, *batch)``; the estimator chooses
       `n`. Which of the logits' axes are the batch is read off the costs. All variables of an example share
       its cost; examples are independent of each other. `MuProp`, `REBAR` and `RELAX` also call `f` with
-      probabilities in place of one-hot rows.
+      probabilities in place of one-hot rows. `f` may write into its input.
     - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
       -inf, do not exist and get exactly zero gradient.
-    - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`.
+    - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`; with hard samples.
     - `context`: what a learned baseline looks at, for `gapped.NVIL` alone.
 
     Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
@@ -57,6 +57,9 @@ def expectation(
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
     if isinstance(estimator, Pathwise):
+        if not estimator.hard:
+            accepted = "hard=True: the mean cost of soft samples is not the expected cost of hard ones"
+            raise reject("estimator", f"{type(estimator).__name__} with hard=False", accepted)
         if context is not None:
             raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
         return _through_the_sample(f, logits, estimator, mask, generator)
@@ -69,7 +72,8 @@ def expectation(
     value, gradient = estimator.estimate(cost, generator, is_differentiated(rows))
     if gradient is None:
         return value
-    return attach(value, rows, torch.where(rows.detach() == -torch.inf, 0.0, gradient))
+    gradient = torch.where(rows.detach() == -torch.inf, 0.0, gradient)
+    return attach(value, rows, gradient, keep=estimator.remembers)
 
 
 def _through_the_sample(

@@ -27,6 +27,7 @@ __all__ = [
     "expected_gap",
     "gumbel",
     "inverse_cdf",
+    "inverse_cdf_samples",
     "lawful_one_hot",
     "log_exponential",
     "log_softmax",
@@ -103,6 +104,15 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
     total = cumulative[..., -1:]
     threshold = uniform(total.shape, total, generator) * total
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+
+
+def inverse_cdf_samples(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
+    """`samples` draws of `inverse_cdf` per row, ``(samples, *rows)``, from one running sum; `K + 1` for NaNs."""
+    cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
+    total = cumulative[..., -1:]
+    u = uniform((samples, *total.shape[:-1]), total, generator).movedim(0, -1)
+    index = torch.searchsorted(cumulative, (u * total).contiguous(), right=True)
+    return (index + total.isnan()).movedim(-1, 0).contiguous()
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,22 @@ class Source(Protocol):
         """Independent gradients ``(count, size)``."""
 
 
+@contextmanager
+def _evaluation(estimator: Any) -> Iterator[None]:
+    """An estimator with a state is measured in evaluation mode, which does not change it.
+
+    Afterwards each of its modules is in its own mode again.
+    """
+    modes = [(each, each.training) for each in estimator.modules()] if isinstance(estimator, Trained) else []
+    try:
+        for each, _ in modes:
+            each.training = False
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
+
+
 class CostGradients:
     """Gradients of the expected cost with respect to logits.
 
@@ -52,17 +69,11 @@ class CostGradients:
         self.evaluations = 0
 
     def draw(self, estimator: Pathwise | Score, count: int) -> Tensor:
-        training = isinstance(estimator, Trained) and estimator.training
-        if isinstance(estimator, Trained):
-            estimator.eval()
-        try:
+        with _evaluation(estimator):
             if getattr(estimator, "network", None) is None:
                 gradients = self._gradients(estimator, self.logits.expand(count, *self.logits.shape))
             else:  # a network of the estimator's own is not asked to take another axis
                 gradients = torch.stack([self._gradients(estimator, self.logits) for _ in range(count)])
-        finally:
-            if isinstance(estimator, Trained):
-                estimator.train(training)
         return gradients.reshape(count, -1)
 
     def _gradients(self, estimator: Pathwise | Score, logits: Tensor) -> Tensor:
@@ -107,7 +118,8 @@ class ModelGradients:
         self.evaluations = 0
 
     def draw(self, estimator: Any, count: int) -> Tensor:
-        return torch.stack([self._gradient(estimator) for _ in range(count)])
+        with _evaluation(estimator):
+            return torch.stack([self._gradient(estimator) for _ in range(count)])
 
     def _gradient(self, estimator: Any) -> Tensor:
         with torch.enable_grad():

@@ -114,6 +114,9 @@ def diagnose_model(
     - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
       `samples` gradients; without one, bias is not measured.
 
+    Estimators with parameters or a memory of their own are in evaluation mode meanwhile and do not change, so
+    `loss_fn` leaves their `variance_loss` out.
+
     `Row.mean_variance` is the variance of the gradient per weight, averaged over weights: the quantity of the
     paper's variance figure. `Row.per_parameter` has it for each parameter.
 

@@ -42,10 +42,10 @@ class Coordinates(Score):
             index = _substituted(drawn.reshape(*batch, -1), p > 0)
             points = simplex.one_hot(index.reshape(-1, *logits.shape[:-1]), categories, logits.dtype)
         # (L K, *batch) to (*batch, L, K)
-        costs = cost(points).reshape(-1, categories, *batch).movedim((0, 1), (-2, -1)).to(p.dtype)
+        costs = cost(points).reshape(-1, categories, *batch).movedim((0, 1), (-2, -1))
         mean = (p * costs).sum(-1, keepdim=True)
         value = mean.mean((-2, -1))
-        gradient = (p * (costs - mean)).detach().reshape(logits.shape)
+        gradient = (p * (costs - mean)).detach().reshape(logits.shape).to(logits.dtype)
         return value, gradient if wanted else None
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> None:

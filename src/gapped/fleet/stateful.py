@@ -70,7 +70,7 @@ def joined(same: Sequence[Trained], rows: int, widths: Widths | None) -> Trained
             setattr(made, option, torch.nn.Parameter(stacked))
     elif isinstance(made, NVIL):
         for buffer in ("mean", "variance"):
-            made.register_buffer(buffer, torch.zeros(runs, 1))
+            made.register_buffer(buffer, torch.zeros(runs, 1, dtype=torch.float64))
     network = getattr(first, "network", None)
     if isinstance(network, Perceptron):
         if widths is None:

@@ -41,7 +41,7 @@ def one_hot(index: Tensor, categories: int) -> Tensor:
     """The twin of `gapped.simplex.one_hot`, in float32."""
     from gapped.kernels.scores import one_hot_kernel
 
-    value = torch.empty(*index.shape, categories, device=index.device)
+    value = torch.empty(*index.shape, categories, dtype=torch.float32, device=index.device)
     if index.numel():
         programs, flags = partition(index.numel(), categories)
         run(one_hot_kernel, programs, (index.contiguous(), value), (index.numel(), categories), (), flags)
@@ -53,7 +53,7 @@ def score(logits: Tensor, index: Tensor, signal: Tensor) -> Tensor:
     from gapped.kernels.scores import score_kernel
 
     rows, count, stride = row_matrix(logits)
-    out = torch.empty(logits.shape, device=logits.device)
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     categories = logits.shape[-1]
     if count:
         examples = signal[0].numel()
@@ -84,7 +84,7 @@ def tree_gradient(logits: Tensor, index: Tensor, signal: Tensor) -> Tensor:
     from gapped.kernels.scores import tree_gradient_kernel
 
     rows, count, stride = row_matrix(logits)
-    out = torch.empty(logits.shape, device=logits.device)
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     categories = logits.shape[-1]
     if count:
         programs, flags = partition(count, categories)

@@ -64,7 +64,9 @@ class ARSM(Score):
         pi = simplex.softmax((-sampled.noise).masked_fill(~exists, -torch.inf))
         count = exists.sum(-1, keepdim=True).clamp(min=1)
         weights = torch.where(exists, 1 / count - pi, 0.0)
-        table = cost.spread(sampled.costs)[_which(categories, logits.device)]
+        # Their mean would cancel at the end: all columns get the same of it.
+        costs = cost.spread(sampled.costs - sampled.costs.mean(0))
+        table = costs[_which(categories, logits.device)]
         table = table.reshape(categories, categories, *table.shape[2:-1]).movedim((0, 1), (-2, -1))
         # Not a matrix product: autocast would round it.
         total = (weights.unsqueeze(-1) * table).sum(-2)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import holds
-from gapped.errors import reject
+from gapped.checks import holds, in_eager_mode
+from gapped.errors import GappedError, reject
 from gapped.kernels import score_launch
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "check_costs",
     "draw_independent",
     "one_hot_rows",
+    "pullback",
     "score_product",
 ]
 
@@ -46,26 +47,15 @@ class Cost:
 
     def __call__(self, points: Tensor) -> Tensor:
         """The costs ``(n, *batch)`` of `points` ``(n, *batch, *variables, K)``, in the graph of `f`."""
-        costs = self.f(points.to(self.dtype))
+        # Points that are differentiated are needed as they are: f gets its own to write into.
+        costs = self.f(points.to(self.dtype, copy=points.requires_grad))
         check_costs(costs, points)
         return costs
 
-    def slope(self, costs: Tensor, points: Tensor, create_graph: bool = False) -> Tensor:
-        """The derivative of `costs` with respect to the `points` that they were computed from."""
-        slope = None
-        if costs.requires_grad:
-            (slope,) = torch.autograd.grad(
-                costs.sum(), points, create_graph=create_graph, retain_graph=True, allow_unused=True
-            )
-        if slope is None:
-            raise reject(
-                "f", "costs without a derivative with respect to f's input", "a differentiable function of it"
-            )
-        return slope
-
-    def spread(self, costs: Tensor) -> Tensor:
-        """`costs` ``(n, *batch)`` in a form that broadcasts against ``(n, *batch, *variables, K)``."""
-        return costs.reshape(costs.shape + (1,) * (self.logits.dim() + 1 - costs.dim()))
+    def spread(self, signal: Tensor) -> Tensor:
+        """`signal` ``(n, *batch)`` as a factor of ``(n, *batch, *variables, K)``, in the logits' dtype."""
+        signal = signal.to(self.logits.dtype)
+        return signal.reshape(signal.shape + (1,) * (self.logits.dim() + 1 - signal.dim()))
 
 
 class Sampled(NamedTuple):
@@ -74,11 +64,11 @@ class Sampled(NamedTuple):
     noise: Any
     """Everything random, in the estimator's own form."""
     chosen: Tensor
-    """The categories that were evaluated, ``(n, *batch, *variables)``."""
-    points: Tensor
-    """The same as one-hot rows."""
+    """The categories that were evaluated, ``(n, *batch, *variables)``. Their one-hot rows belong to the cost,
+    which may have written into them: who needs them makes them again."""
     costs: Tensor
-    """Their costs, ``(n, *batch)``, without a graph, in the dtype of the logits."""
+    """Their costs, ``(n, *batch)``, without a graph, in float64: costs far from zero keep their differences
+    until a baseline is subtracted."""
 
 
 class Score(ABC):
@@ -91,6 +81,11 @@ class Score(ABC):
     def evaluations(self) -> int | None:
         """At how many samples the cost is evaluated, where that is all that happens to it; else None."""
         return None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a gradient depends on earlier calls, so that it cannot be computed again later."""
+        return False
 
     def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - most are made for any
         """Raise unless this estimator is made for examples of so many variables and categories."""
@@ -108,12 +103,11 @@ class Score(ABC):
         with torch.no_grad():
             noise = self.draw(logits, generator)
             index = self.index(logits, noise)
-            points = self.points(logits, index)
-        costs = cost(points)
+        costs = cost(self.points(logits, index))
         value = costs.mean(0)
         if not wanted:
             return value, None
-        sampled = Sampled(noise, index, points, costs.detach().to(logits.dtype))
+        sampled = Sampled(noise, index, simplex.accumulated(costs.detach()))
         with torch.no_grad():
             return value, self.gradient(cost, sampled)
 
@@ -135,6 +129,45 @@ class Score(ABC):
         """The estimated gradient, ``(*batch, *variables, K)``."""
 
 
+def pullback(
+    function: Callable[[Tensor], Tensor], x: Tensor, create_graph: bool = False
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``function(x)``, and what takes a gradient at it back to `x`.
+
+    Compilers and function transforms know `torch.func` alone. Elsewhere it is plain autograd, which asks
+    nothing of what `function` calls.
+    """
+
+    def value_of(x: Tensor) -> Tensor:
+        value = function(x)
+        if not value.requires_grad:
+            raise _without_derivative()
+        return value
+
+    if not in_eager_mode():
+        value, pull, *_ = torch.func.vjp(value_of, x)
+        return value, lambda grad: pull(grad)[0]
+    with torch.enable_grad():
+        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        value = value_of(leaf)
+
+    def back(grad: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(
+            value, leaf, grad, create_graph=create_graph, retain_graph=True, allow_unused=True
+        )
+        if slope is None:
+            raise _without_derivative()
+        return slope
+
+    return value, back
+
+
+def _without_derivative() -> GappedError:
+    return reject(
+        "f", "costs without a derivative with respect to f's input", "a differentiable function of it"
+    )
+
+
 def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
     """Categories of rows of `logits` as one-hot rows."""
     if score_launch.applies(logits):
@@ -145,15 +178,16 @@ def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
 def score_product(cost: Cost, sampled: Sampled, signal: Tensor) -> Tensor:
     r"""The mean of :math:`s\,(D - p)` over the samples, for signals ``(n, *batch)``."""
     if score_launch.applies(cost.logits):
-        return score_launch.score(cost.logits, sampled.chosen, signal)
-    return (cost.spread(signal) * (sampled.points - simplex.normalised(cost.logits))).mean(0)
+        return score_launch.score(cost.logits, sampled.chosen, signal.to(cost.logits.dtype))
+    points = one_hot_rows(cost.logits, sampled.chosen)
+    return (cost.spread(signal) * (points - simplex.normalised(cost.logits))).mean(0)
 
 
 def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """`samples` independent draws for each row, ``(samples, *rows)``."""
     if score_launch.applies(logits):
         return score_launch.draw(logits, samples, generator)
-    return simplex.inverse_cdf(logits.exp().expand(samples, *logits.shape), generator)
+    return simplex.inverse_cdf_samples(logits.exp(), samples, generator)
 
 
 def check_costs(costs: object, points: Tensor) -> None:

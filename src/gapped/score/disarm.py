@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 
-__all__ = ["DisARM", "antithetic_bits", "difference", "direction_of_pair", "settled"]
+__all__ = ["DisARM", "antithetic_bits", "difference", "direction_of_pair", "fine_uniform", "settled"]
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,32 @@ class DisARM(Score):
         return 2
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return simplex.uniform(logits.shape[:-1], logits, generator)
+        return fine_uniform(logits.shape[:-1], logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         phi = difference(logits[..., 1], logits[..., 0])
-        first, second = antithetic_bits(torch.sigmoid(phi), noise)
+        first, second = antithetic_bits(torch.sigmoid(simplex.accumulated(phi)), noise)
         return settled(torch.stack([second, first]).long(), logits)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         phi = difference(cost.logits[..., 1], cost.logits[..., 0])
         # One point minus the other is (-1)^{b2} [b1 != b2] in the second entry, its opposite in the first.
-        apart = sampled.points[0] - sampled.points[1]
+        points = one_hot_rows(cost.logits, sampled.chosen)
+        apart = points[0] - points[1]
         delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
         return 0.5 * delta * apart * torch.sigmoid(phi.abs()).unsqueeze(-1)
+
+
+def fine_uniform(shape: tuple[int, ...], logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform noise of 53 bits for `antithetic_bits`: the 24 of float32 cannot hit a `p` below 6e-8."""
+    return simplex.uniform(shape, simplex.accumulated(logits[..., :0]), generator)
 
 
 def antithetic_bits(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Two bits of probability `p`, from u and from 1 - u, that differ as often as they can.
 
-    Written so that no u in [0, 1) gives a bit that a `p` of 0 or 1 forbids.
+    Written so that no u in [0, 1) gives a bit that a `p` of 0 or 1 forbids. Both are float64: near 1 the
+    difference of a `p` from 1 has no digits in float32.
     """
     return u < p, u >= 1 - p
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels import score_launch
-from gapped.score.base import Cost, Sampled, Score
-from gapped.score.disarm import antithetic_bits, direction_of_pair, settled
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
+from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
 
 __all__ = ["DisARMTree", "node_probabilities"]
 
@@ -48,7 +48,7 @@ class DisARMTree(Score):
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         nodes = (1 << score_launch.depth(logits.shape[-1])) - 1
-        return simplex.uniform((*logits.shape[:-1], nodes), logits, generator)
+        return fine_uniform((*logits.shape[:-1], nodes), logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         if score_launch.applies(logits):
@@ -64,9 +64,10 @@ class DisARMTree(Score):
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         delta = sampled.costs[:1] - sampled.costs[1:]
         if score_launch.applies(cost.logits):
-            return score_launch.tree_gradient(cost.logits, sampled.chosen, delta)
+            return score_launch.tree_gradient(cost.logits, sampled.chosen, delta.to(cost.logits.dtype))
         sides = _sides(sampled.chosen, cost.logits.shape[-1])
-        return cost.spread(delta).squeeze(0) * direction_of_pair(cost.logits, sampled.points, sides)
+        points = one_hot_rows(cost.logits, sampled.chosen)
+        return cost.spread(delta).squeeze(0) * direction_of_pair(cost.logits, points, sides)
 
 
 def node_probabilities(logits: Tensor) -> Tensor:

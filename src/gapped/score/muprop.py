@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
+from gapped.score.base import Cost, Sampled, Score, draw_independent, one_hot_rows, pullback, score_product
 
 __all__ = ["MuProp"]
 
@@ -42,17 +42,10 @@ class MuProp(Score):
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         p = simplex.normalised(cost.logits).unsqueeze(0)
-        at_mean, slope = _expansion(cost, p)
-        product = (slope * (sampled.points - p)).flatten(sampled.costs.dim()).sum(-1)
-        rest = sampled.costs - at_mean - product
+        at_mean, pull = pullback(cost, p)
+        slope = pull(torch.ones_like(at_mean))
+        apart = one_hot_rows(cost.logits, sampled.chosen) - p
+        product = (slope * apart).flatten(sampled.costs.dim()).sum(-1)
+        rest = sampled.costs - simplex.accumulated(at_mean.detach()) - product
         exact = p * (slope - (p * slope).sum(-1, keepdim=True))
         return score_product(cost, sampled, rest) + exact.squeeze(0)
-
-
-def _expansion(cost: Cost, p: Tensor) -> tuple[Tensor, Tensor]:
-    """The cost at the mean and its derivative there."""
-    with torch.enable_grad():
-        leaf = p.detach().requires_grad_()
-        costs = cost(leaf)
-        slope = cost.slope(costs, leaf)
-    return costs.detach().to(p.dtype), slope

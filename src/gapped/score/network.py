@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gapped.checks import in_eager_mode
 from gapped.errors import reject
 
-__all__ = ["Perceptron", "network_of"]
+__all__ = ["Perceptron", "check_width", "network_of"]
 
 
 class Perceptron(torch.nn.Module):
@@ -32,7 +33,18 @@ class Perceptron(torch.nn.Module):
         # In the layers' own precision, whatever the caller's is.
         dtype = next(self.outer.parameters()).dtype
         y: Tensor = self.outer(torch.tanh(self.inner(x.to(dtype))))
-        return y.to(x.dtype)
+        return y
+
+
+def check_width(network: torch.nn.Module | None) -> None:
+    """Raise where a perceptron would have to learn its width while a compiler or a transform follows."""
+    if (
+        isinstance(network, Perceptron)
+        and isinstance(network.inner, torch.nn.LazyLinear)
+        and not in_eager_mode()
+    ):
+        accepted = "one that an ordinary call has given its width, or a torch.nn.Module"
+        raise reject("network", "a number of hidden units, inside of a transform or compiled", accepted)
 
 
 def network_of(network: torch.nn.Module | int) -> torch.nn.Module:

@@ -8,8 +8,8 @@ from torch import Tensor
 from gapped.checks import check_count, check_flag
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, draw_independent, score_product
-from gapped.score.network import Perceptron, network_of
-from gapped.score.trained import Trained
+from gapped.score.network import Perceptron, check_width, network_of
+from gapped.score.trained import Trained, is_recomputation
 
 __all__ = ["NVIL"]
 
@@ -27,7 +27,8 @@ class NVIL(Trained):
     ``NVIL(scale=False)`` is REINFORCE with a running mean.
 
     The memory holds earlier calls only: it is used first and updated afterwards, in training mode alone. All
-    examples share it; in a fleet those of each run do.
+    examples share it; in a fleet those of each run do. Under activation checkpointing the gradient is kept
+    from the forward pass, not computed again: by then the memory has changed.
 
     - Bias: none with ``scale=False``; else unbiased up to the positive factor :math:`1/\max(1, \sqrt v)`.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
@@ -60,31 +61,36 @@ class NVIL(Trained):
         check_count("samples", samples)
         self.network = None if network is None else network_of(network)
         self.decay, self.scale, self.samples = decay, scale, samples
-        for name in ("mean", "variance"):
-            self.register_buffer(name, torch.zeros(()))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+        for name in ("mean", "variance", "steps"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     def check(self, cost: Cost) -> None:
         if self.network is None:
             super().check(cost)
         elif not isinstance(cost.context, Tensor):
             raise reject("context", cost.context, "the tensor that NVIL's network maps to a baseline")
+        check_width(self.network)
+
+    @property
+    def remembers(self) -> bool:
+        return self.training
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return draw_independent(logits, self.samples, generator)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
-        residual, batch = sampled.costs, sampled.costs.shape[1:]
-        if self.network is not None:
-            with torch.enable_grad():
-                residual = residual - self._baseline(cost, batch)
-                if self.is_trained():
-                    self.leave((residual - self.mean).square())
-        residual = residual.detach()
-        signal = residual - self.mean.to(residual.dtype)
+        def estimate() -> tuple[Tensor, Tensor]:
+            residual = sampled.costs
+            if self.network is not None:
+                residual = residual - self._baseline(cost, residual.shape[1:])
+            return (residual - self.mean).square(), residual
+
+        with torch.enable_grad():
+            residual = (self.learn(estimate) if self.is_trained() else estimate()[1]).detach()
+        signal = residual - self.mean
         if self.scale:
-            signal = signal / self.variance.to(residual.dtype).sqrt().clamp(min=1.0)
-        if self.training and residual.numel():
+            signal = signal / self.variance.sqrt().clamp(min=1.0)
+        if self.learns() and residual.numel() and not is_recomputation():
             self._remember(residual)
         return score_product(cost, sampled, signal)
 
@@ -99,7 +105,7 @@ class NVIL(Trained):
         if baseline.shape != batch:
             accepted = f"one number for each example, {tuple(batch)}"
             raise reject("network", f"a result of shape {tuple(baseline.shape)}", accepted)
-        return baseline.to(cost.logits.dtype)
+        return baseline
 
     def _remember(self, residual: Tensor) -> None:
         """Move the memory towards this call; at first it is the plain mean of all calls."""
@@ -108,8 +114,9 @@ class NVIL(Trained):
         rate = (1 / self.steps).clamp(min=1 - self.decay).to(residual.dtype)
         mean = self._pooled(residual)
         spread = self._pooled((residual - torch.where(self.steps > 1, self.mean, mean)).square())
-        self.variance.lerp_(spread, rate)
-        self.mean.lerp_(mean, rate)
+        # In place, and assigned: some compilers drop a change of a float64 scalar that has no use.
+        self.variance = self.variance.lerp_(spread, rate)
+        self.mean = self.mean.lerp_(mean, rate)
 
     def _pooled(self, values: Tensor) -> Tensor:
         """The mean of `values` ``(n, *batch)`` over whatever shares an entry of the memory."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import broadcasts, check_level
+from gapped.checks import broadcasts, check_level, holds
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled
-from gapped.score.network import Perceptron, network_of
+from gapped.score.base import Cost, Sampled, one_hot_rows, pullback
+from gapped.score.network import Perceptron, check_width, network_of
 from gapped.score.trained import Trained
 
 __all__ = ["REBAR", "RELAX", "conditional_scores"]
@@ -57,9 +58,8 @@ class REBAR(Trained):
 
     def __init__(self, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5) -> None:
         super().__init__()
-        check_level("eta", eta, positive=False)
         check_level("tau", tau, positive=True)
-        self.eta = torch.nn.Parameter(torch.as_tensor(eta, dtype=torch.get_default_dtype()).clone())
+        self.eta = torch.nn.Parameter(_checked_eta(eta))
         self.log_tau = torch.nn.Parameter(torch.as_tensor(tau, dtype=torch.get_default_dtype()).log())
 
     @property
@@ -72,46 +72,49 @@ class REBAR(Trained):
         _check_broadcasts("tau", self.log_tau, cost.logits.shape[:-1])
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> _Noise:
-        return _Noise(simplex.gumbel(logits, generator), simplex.gumbel(logits, generator))
+        # In one call: some compilers take two equal ones for one.
+        return _Noise(*simplex.gumbel(logits.expand(2, *logits.shape), generator))
 
     def index(self, logits: Tensor, noise: _Noise) -> Tensor:
         return simplex.argmax_index(logits + noise.free).unsqueeze(0)
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         train = self.is_trained()
-        with torch.enable_grad():
+
+        def estimate() -> tuple[Tensor, Tensor]:
             gradient = self._estimate(cost, sampled, train)
-            if train:
-                self.leave(gradient.square().flatten(sampled.costs.dim() - 1).sum(-1))
+            return gradient.square().flatten(sampled.costs.dim() - 1).sum(-1), gradient
+
+        with torch.enable_grad():
+            gradient = self.learn(estimate) if train else self._estimate(cost, sampled, train)
         return gradient.detach()
 
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """The control variate ``(2, *batch)`` at relaxed samples, and its derivative with respect to them."""
-        costs = cost(soft)
+        costs, pull = pullback(cost, soft, train)
         _check_broadcasts("eta", self.eta, costs.shape[1:])
-        slope = cost.slope(costs, soft, create_graph=train)
-        eta = self.eta.to(soft.dtype)
-        return eta * costs.to(soft.dtype), cost.spread(eta.expand(costs.shape)) * slope
+        slope = pull(torch.ones_like(costs))
+        control = simplex.accumulated(self.eta) * simplex.accumulated(costs)
+        return control, cost.spread(self.eta.expand(costs.shape)) * slope
 
     def _estimate(self, cost: Cost, sampled: Sampled, train: bool) -> Tensor:
         exists = cost.logits > -torch.inf
-        log_p = torch.where(exists, simplex.log_softmax(cost.logits), _LOWEST).detach().requires_grad_()
-        scores = torch.stack(
-            [
-                log_p + sampled.noise.free,
-                conditional_scores(log_p, sampled.noise.conditional, sampled.chosen[0]),
-            ]
-        )
-        tau = self.tau.to(log_p.dtype).unsqueeze(-1)
-        soft = torch.softmax(scores / tau, -1) * exists
+        tau = self.tau.to(cost.logits.dtype).unsqueeze(-1)
+        free, conditional = sampled.noise
+
+        def relaxed(log_p: Tensor) -> Tensor:
+            scores = torch.stack([log_p + free, conditional_scores(log_p, conditional, sampled.chosen[0])])
+            return torch.softmax(scores / tau, -1) * exists
+
+        log_p = torch.where(exists, simplex.log_softmax(cost.logits), _LOWEST)
+        soft, pull = pullback(relaxed, log_p, train)
         control, slope = self.control(cost, soft, train)
-        towards = torch.cat([slope[:1], -slope[1:]])
-        (pull,) = torch.autograd.grad(soft, log_p, towards, create_graph=train, retain_graph=True)
+        towards = pull(torch.cat([slope[:1], -slope[1:]]))
         p = simplex.normalised(cost.logits)
         # The derivative with respect to log p, taken on to the logits.
-        path = pull - p * pull.sum(-1, keepdim=True)
+        path = towards - p * towards.sum(-1, keepdim=True)
         signal = cost.spread(sampled.costs - control[1:])
-        return (signal * (sampled.points - p)).squeeze(0) + path
+        return (signal * (one_hot_rows(cost.logits, sampled.chosen) - p)).squeeze(0) + path
 
 
 class RELAX(REBAR):
@@ -141,14 +144,33 @@ class RELAX(REBAR):
         super().__init__(eta, tau)
         self.network = network_of(network)
 
+    def check(self, cost: Cost) -> None:
+        super().check(cost)
+        check_width(self.network)
+
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         relaxed, slope = super().control(cost, soft, train)
-        known = isinstance(self.network, Perceptron)
-        free: Tensor = self.network(soft, relaxed.shape) if known else self.network(soft)
+
+        def network(points: Tensor) -> Tensor:
+            known = isinstance(self.network, Perceptron)
+            free: Tensor = self.network(points, relaxed.shape) if known else self.network(points.clone())
+            return free
+
+        free, pull = pullback(network, soft, train)
         if free.shape != relaxed.shape:
             accepted = f"that of the costs, {tuple(relaxed.shape)}"
             raise reject("network", f"a result of shape {tuple(free.shape)}", accepted)
-        return relaxed + free, slope + cost.slope(free, soft, create_graph=train)
+        return relaxed + free, slope + pull(torch.ones_like(free))
+
+
+def _checked_eta(eta: object) -> Tensor:
+    """Any finite factor: a negative one is as unbiased as another."""
+    if not isinstance(eta, bool | str) and not (isinstance(eta, Tensor) and eta.requires_grad):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            level = torch.as_tensor(eta, dtype=torch.get_default_dtype()).clone()
+            if not holds(~level.isfinite()):
+                return level
+    raise reject("eta", eta, "a finite number or tensor, without gradient")
 
 
 def _check_broadcasts(name: str, level: Tensor, target: torch.Size) -> None:

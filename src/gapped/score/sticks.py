@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score
-from gapped.score.disarm import antithetic_bits, difference, direction_of_pair, settled
+from gapped.score.base import Cost, Sampled, Score, one_hot_rows
+from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
 
-__all__ = ["DisARMSticks", "stick_logits"]
+__all__ = ["DisARMSticks", "stick_probabilities"]
 
 ORDERS = ("ascending", "descending", "given")
 
@@ -51,12 +51,11 @@ class DisARMSticks(Score):
         return 2
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return simplex.uniform((*logits.shape[:-1], logits.shape[-1] - 1), logits, generator)
+        return fine_uniform((*logits.shape[:-1], logits.shape[-1] - 1), logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         order = self._order(logits)
-        p = torch.sigmoid(stick_logits(logits.gather(-1, order)))
-        bits = torch.stack(antithetic_bits(p, noise))
+        bits = torch.stack(antithetic_bits(stick_probabilities(logits.gather(-1, order)), noise))
         # Whoever takes no offer takes the last category; the first of equal values is the argmax.
         taken = torch.nn.functional.pad(bits.to(torch.uint8), (0, 1), value=1).argmax(-1, keepdim=True)
         chosen = order.expand(2, *order.shape).gather(-1, taken).squeeze(-1)
@@ -64,9 +63,10 @@ class DisARMSticks(Score):
 
     def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
         position = self._order(cost.logits).argsort(-1)
-        sides = _sides(sampled.points, position)
+        points = one_hot_rows(cost.logits, sampled.chosen)
+        sides = _sides(points, position)
         delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
-        return delta * direction_of_pair(cost.logits, sampled.points, sides)
+        return delta * direction_of_pair(cost.logits, points, sides)
 
     def _order(self, logits: Tensor) -> Tensor:
         if self.order == "given":
@@ -74,10 +74,13 @@ class DisARMSticks(Score):
         return logits.argsort(dim=-1, descending=self.order == "descending", stable=True)
 
 
-def stick_logits(logits: Tensor) -> Tensor:
-    """The logits of the offers, in the order of `logits`: each category against all that follow it."""
-    rest = logits.flip(-1).logcumsumexp(-1).flip(-1)
-    return difference(logits[..., :-1], rest[..., 1:])
+def stick_probabilities(logits: Tensor) -> Tensor:
+    """The probabilities of the offers, in the order of `logits`: each category's share of what is left.
+
+    They are quotients of masses in float64; NaN where nothing is left, which no sample reaches.
+    """
+    weights = simplex.accumulated(logits.exp())
+    return (weights / weights.flip(-1).cumsum(-1).flip(-1))[..., :-1]
 
 
 def _sides(points: Tensor, position: Tensor) -> Tensor:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
-from gapped.errors import GappedError
+from gapped.checks import in_eager_mode
+from gapped.errors import GappedError, reject
 from gapped.score.base import Score
 
-__all__ = ["Trained"]
+__all__ = ["Trained", "is_recomputation"]
+
+_T = TypeVar("_T")
 
 
 class Trained(torch.nn.Module, Score):
@@ -16,39 +24,92 @@ class Trained(torch.nn.Module, Score):
 
     In training mode each call of `gapped.expectation` that estimates a gradient also leaves behind a loss for
     the estimator's own parameters, and nothing else: `variance_loss` hands it out.
+
+    Under ``torch.utils.checkpoint`` a call counts once: with ``use_reentrant=False`` in the forward pass,
+    with ``use_reentrant=True``, where torch asks for no gradient before, in the backward pass. Function
+    transforms such as ``torch.func.grad`` let no state out: they need the evaluation mode.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._loss: Tensor | None = None
-        self._slopes: list[tuple[torch.nn.Parameter, Tensor]] = []
+        self._slopes: dict[str, Tensor] = {}
+
+    def forward(self, call: Callable[[], _T]) -> _T:
+        """What `call` returns: for `torch.func.functional_call`, which puts other parameters in place."""
+        return call()
 
     def variance_loss(self) -> Tensor:
-        """The loss that the last `gapped.expectation` left behind, a scalar; it can be taken once.
+        """The loss that calls of `gapped.expectation` left behind, a scalar; it can be taken once.
 
-        Its gradient reaches this module's parameters alone, so it may be added to any other loss:
+        It is the sum over all calls since it was last taken, so layers may share an estimator. Its gradient
+        reaches this module's parameters alone, so it may be added to any other loss:
         ``(gapped.expectation(f, logits, est).mean() + est.variance_loss()).backward()``.
         """
         if self._loss is None:
             name = type(self).__name__
             raise GappedError(f"{name}.variance_loss: nothing to train on, call gapped.expectation before it")
         loss = self._loss
-        for parameter, slope in self._slopes:
-            # Adds a slope and exactly no value.
-            loss = loss + ((parameter - parameter.detach()) * slope).sum()
-        self._loss, self._slopes = None, []
+        for name, parameter in self.named_parameters():
+            if name in self._slopes:
+                # Adds a slope and exactly no value.
+                loss = loss + ((parameter - parameter.detach()) * self._slopes[name]).sum()
+        self._loss, self._slopes = None, {}
         return loss
+
+    def learns(self) -> bool:
+        """Whether a call that estimates a gradient changes the state: in training mode."""
+        if self.training and not torch.compiler.is_compiling() and not in_eager_mode():
+            got = f"{type(self).__name__} in training mode, inside of a transform such as torch.func.grad"
+            accepted = "one in evaluation mode, estimator.eval(): no state leaves a transform"
+            raise reject("estimator", got, accepted)
+        return self.training
 
     def is_trained(self) -> bool:
         """Whether there is anything to train, and it is the time for it."""
-        return self.training and any(parameter.requires_grad for parameter in self.parameters())
+        return self.learns() and any(parameter.requires_grad for parameter in self.parameters())
 
-    def leave(self, losses: Tensor) -> None:
-        """Keep the mean of `losses` and its slopes for `variance_loss`, without the graph behind them."""
-        if losses.numel() == 0:
-            return
-        loss = losses.mean()
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
-        self._loss = loss.detach()
-        self._slopes = [(p, s) for p, s in zip(parameters, slopes, strict=True) if s is not None]
+    def learn(self, estimate: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        """The second result of `estimate`; of the first, some losses, the mean is added to `variance_loss`.
+
+        Only the value and the slopes of the losses are kept, not the graph behind them.
+        """
+        losses: Tensor
+        result: Tensor
+        parameters: dict[str, Tensor] = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        if torch.compiler.is_compiling():  # it knows torch.func alone
+
+            def mean_loss(values: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+                losses, result = torch.func.functional_call(self, dict(values), (estimate,))
+                return losses.mean(), (losses, result)
+
+            slopes, (losses, result) = torch.func.grad(mean_loss, has_aux=True)(parameters)
+        else:
+            losses, result = estimate()
+            if losses.numel() == 0:
+                return result
+            given = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
+            slopes = {name: s for name, s in zip(parameters, given, strict=True) if s is not None}
+        if losses.numel() and not is_recomputation():
+            loss = losses.detach().mean()
+            self._loss = loss if self._loss is None else self._loss + loss
+            for name, slope in slopes.items():
+                self._slopes[name] = slope.detach() + self._slopes.get(name, 0.0)
+        return result
+
+
+def is_recomputation() -> bool:
+    """Whether activation checkpointing runs a call again whose first run has counted.
+
+    In a backward pass the innermost function of checkpointing tells: `recompute_fn` is that of
+    ``use_reentrant=False``, `backward` that of ``use_reentrant=True``, whose first run was without gradient.
+    """
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in ("recompute_fn", "backward") and frame.f_globals["__name__"] == "torch.utils.checkpoint":
+            return name == "recompute_fn"
+        frame = frame.f_back
+    return False
