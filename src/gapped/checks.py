@@ -59,13 +59,12 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether `shape` broadcasts to `target` without enlarging it."""
-    if len(shape) > len(target):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
+    extra = len(target) - len(shape)
+    return extra >= 0 and all(n in (1, m) for n, m in zip(shape, target[extra:], strict=True))
 
 
 def _is_number(level: object) -> TypeGuard[float]:
-    return isinstance(level, int | float) and not isinstance(level, bool)
+    return isinstance(level, (int, float)) and not isinstance(level, bool)
 
 
 def _all_valid(level: Tensor, positive: bool) -> bool:
