@@ -321,7 +321,7 @@ def test_vmap_of_the_gradient(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.parametrize("name", ["rloo", "disarm-tree"])
 def test_compiled_equals_eager(name: str) -> None:
     torch._dynamo.reset()
