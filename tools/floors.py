@@ -1,4 +1,4 @@
-"""Print the lowest version that `pyproject.toml` allows of each dependency, as requirements for `make floors`."""
+"""Print the lowest version that `pyproject.toml` allows of each dependency, for `make floors` to install."""
 
 from __future__ import annotations
 
