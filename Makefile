@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs gpu-test bench release-check clean
+.PHONY: demo test lint docs gpu-test bench release-check floors floors-lowest floors-newest clean
 
 demo: $(STAMP)
 	$(BIN)/gapped compare
@@ -31,10 +31,31 @@ bench: $(STAMP)
 release-check: $(STAMP)
 	$(BIN)/python -m pytest -m slow tests/test_release.py
 
+# The tests against the lowest versions that pyproject.toml allows, and against current ones on a newer Python,
+# each in an environment of its own. An old release may call what a newer one of another library deprecates;
+# torch warns when it compiles on Python 3.13.0.
+LOWEST ?= python3.11
+NEWEST ?= python3.13
+FLOORS ?= .venv-floors
+PIP := -m pip install --quiet --disable-pip-version-check
+
+floors: floors-lowest floors-newest
+
+floors-lowest:
+	$(LOWEST) -m venv $(FLOORS)/lowest || { echo "needs Python 3.11: make $@ LOWEST=/path/to/python3.11"; exit 1; }
+	$(FLOORS)/lowest/bin/python tools/floors.py > $(FLOORS)/lowest.txt
+	$(FLOORS)/lowest/bin/python $(PIP) -r $(FLOORS)/lowest.txt hypothesis pandas pytest pytest-timeout pytest-xdist -e .
+	OMP_NUM_THREADS=1 $(FLOORS)/lowest/bin/python -m pytest -n auto -m "not slow and not gpu" -W ignore::DeprecationWarning
+
+floors-newest:
+	$(NEWEST) -m venv $(FLOORS)/newest || { echo "needs Python 3.13: make $@ NEWEST=/path/to/python3.13"; exit 1; }
+	$(FLOORS)/newest/bin/python $(PIP) --upgrade --upgrade-strategy eager -e ".[dev]"
+	OMP_NUM_THREADS=1 $(FLOORS)/newest/bin/python -m pytest -n auto -m "not slow and not gpu" -W "ignore:Guards may run slower:RuntimeWarning"
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache docs/_build
+	rm -rf $(VENV) $(FLOORS) .mypy_cache .ruff_cache .pytest_cache docs/_build

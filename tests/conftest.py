@@ -7,6 +7,7 @@ or by explicit matrices; they share no code with the package.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,6 +143,16 @@ def _own_noise() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _masks_of_the_interpreter() -> None:
+    """Triton's interpreter makes integers of a condition on a scalar, and from 3.9 on takes no such mask."""
+    if "triton.runtime.interpreter" in sys.modules:
+        native = sys.modules["triton.runtime.interpreter"]._interpreter
+        load, store = native.load, native.store
+        native.load = lambda where, mask, *rest: load(where, mask.astype(bool), *rest)
+        native.store = lambda where, value, mask: store(where, value, mask.astype(bool))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import gapped
 # torch warns about itself: of its tracer's and its own deprecated calls.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated"),
 ]
 SIZES = (4, 5, 6)
 

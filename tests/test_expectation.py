@@ -457,7 +457,7 @@ def test_what_function_transforms_cannot_do(estimator: Any, message: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @every_score
 def test_compiled_equals_eager(name: str) -> None:
     """In one graph; also what is left for training, and the memory."""

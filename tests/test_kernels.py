@@ -490,6 +490,7 @@ def test_one_graph_with_the_kernel_inside(name: str, categories: int) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_the_operators_keep_their_promises() -> None:
     """torch's own check of a custom operator: schema, shapes without data, autograd."""
     from gapped.kernels import operators

@@ -113,6 +113,7 @@ def test_a_direct_launch_is_what_triton_itself_comes_to(kernel: Kernel) -> None:
     seen: list[tuple[Any, ...]] = []
     code = object.__new__(CompiledKernel)
     vars(code).update(module="module", function="function", packed_metadata="metadata", name="name", src=None)
+    code._module_pid = None  # no module to unload
     code._run = lambda *arguments: seen.append(arguments)
     kept = Launch(kernel, 7, (5,), {"BLOCK": 64, "MODE": 2})
     pair = tensors()

@@ -54,7 +54,7 @@ def gst_gradients(
 def compiles(test: Any) -> Any:
     """A test that compiles. torch warns about itself then: of its tracer's and its own deprecated calls."""
     for message in (".*should not be instantiated", ".*torch.jit.* is deprecated"):
-        test = pytest.mark.filterwarnings(f"ignore:{message}:DeprecationWarning")(test)
+        test = pytest.mark.filterwarnings(f"ignore:{message}")(test)
     return pytest.mark.usefixtures("dynamo")(test)
 
 

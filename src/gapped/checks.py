@@ -63,14 +63,13 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether `shape` broadcasts to `target` without enlarging it."""
-    if len(shape) > len(target):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
+    extra = len(target) - len(shape)
+    return extra >= 0 and all(n in (1, m) for n, m in zip(shape, target[extra:], strict=True))
 
 
 def _is_number(level: object) -> TypeGuard[float]:
-    # A compiler knows the first kinds alone; the last is what numpy's scalars are.
-    return isinstance(level, int | float | numbers.Real) and not isinstance(level, bool)
+    # Old compilers know tuples of classes alone. The last one is what numpy's scalars are.
+    return isinstance(level, (int, float, numbers.Real)) and not isinstance(level, bool)
 
 
 def _all_valid(level: Tensor, positive: bool) -> bool:

@@ -107,7 +107,7 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
 
 
 def inverse_cdf_samples(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """`samples` draws of `inverse_cdf` per row, ``(samples, *rows)``, from one running sum; `K + 1` for NaNs."""
+    """`samples` draws of `inverse_cdf` per row, ``(samples, *rows)``, from one sum; `K + 1` for NaNs."""
     cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
     total = cumulative[..., -1:]
     u = uniform((samples, *total.shape[:-1]), total, generator).movedim(0, -1)

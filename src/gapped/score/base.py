@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cost:
     """The cost as an estimator sees it."""
 
