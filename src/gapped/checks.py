@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeGuard
 
 import torch
@@ -18,6 +21,7 @@ __all__ = [
     "check_logits",
     "check_mask",
     "holds",
+    "values_unseen",
 ]
 
 
@@ -77,12 +81,25 @@ def _all_valid(level: Tensor, positive: bool) -> bool:
 
 def holds(condition: Tensor) -> bool:
     """Whether a CPU tensor is true anywhere; False where its values must not decide anything."""
-    if condition.device.type != "cpu" or torch.compiler.is_compiling():
+    if condition.device.type != "cpu" or torch.compiler.is_compiling() or _unseen.get():
         return False
     try:
         return bool(condition.any())
     except RuntimeError:  # under vmap
         return False
+
+
+_unseen: ContextVar[bool] = ContextVar("_unseen", default=False)
+
+
+@contextmanager
+def values_unseen() -> Iterator[None]:
+    """No check of values, as on a GPU: the NaN of one run must not end those that it trains with."""
+    token = _unseen.set(True)
+    try:
+        yield
+    finally:
+        _unseen.reset(token)
 
 
 def check_logits(logits: object, dim: object = -1) -> None:
