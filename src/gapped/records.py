@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from gapped.errors import GappedError
 
-__all__ = ["SCHEMA", "Line", "append", "atomic_write", "load", "locked", "sweep"]
+__all__ = ["SCHEMA", "Line", "append", "atomic_write", "has_failed", "load", "locked", "sweep"]
 
 SCHEMA = 1
 
@@ -30,6 +30,11 @@ _KEYS = {
     "records.jsonl": ("recipe", "id"),
     **dict.fromkeys(("curves.jsonl", "images.jsonl", "trees.jsonl"), ("id",)),
 }
+
+
+def has_failed(record: Line) -> bool:
+    """Whether an error ended the run: then the record holds no result, and the run is not finished."""
+    return record.get("status") == "failed"
 
 
 def load(path: Path) -> list[Line]:

@@ -12,15 +12,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gapped.errors import GappedError
 from gapped.fleet.trainer import derived_hash
 from gapped.lab.environment import current
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
-from gapped.lab.lines import curve_lines, record_lines, shown_lines
+from gapped.lab.lines import curve_lines, failure_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.store import Store
-from gapped.records import Line
+from gapped.records import Line, has_failed
 
 __all__ = [
     "CHECKPOINT_SECONDS",
@@ -30,6 +31,7 @@ __all__ = [
     "Standing",
     "Watch",
     "Work",
+    "attempt",
     "conclude",
     "prepare",
     "remaining",
@@ -94,7 +96,7 @@ class Work:
 
 
 class Made(NamedTuple):
-    """The lines of a finished fleet."""
+    """The lines of a fleet that is finished, or has failed."""
 
     records: list[Line]
     beside: dict[str, list[Line]]
@@ -112,6 +114,9 @@ def run(
 ) -> list[Line]:
     """Train what is not finished yet, and return the records of all entries of `recipes`.
 
+    A fleet that fails does not keep the others from being trained: its runs' records have the status `failed`
+    and the error. They do not count as finished, so that a repeated command tries them again.
+
     Which runs form a fleet is settled, and kept, before the first step: a repeated command continues where
     an interrupted one stopped and ends with the same numbers.
     """
@@ -121,7 +126,7 @@ def run(
     watch.start(pending)
     with current(device):
         for fleet in pending:
-            store.keep(fleet.key, *train(fleet, device, store, data_dir, watch, checkpoint_seconds))
+            store.keep(fleet.key, *attempt(fleet, device, store, data_dir, watch, checkpoint_seconds))
             watch.done(fleet)
     return conclude(work, store)
 
@@ -148,10 +153,18 @@ def remaining(work: Work, store: Store) -> list[Fleet]:
 
 
 def conclude(work: Work, store: Store) -> list[Line]:
-    """Tidy up after the last fleet. Returns the records of all entries."""
-    store.finish(work.request, [fleet.key for fleet in work.fleets])
-    done = store.done()
-    return [done[entry.recipe, entry.spec.id] for entry in work.entries]
+    """Tidy up after the last fleet, unless one has failed. Returns the records of all entries."""
+    lines = store.lines()
+    keys = [(entry.recipe, entry.spec.id) for entry in work.entries]
+    if lost := sum(key not in lines for key in keys):
+        raise GappedError(
+            f"{store.folder}: {lost} of {len(keys)} records were removed while others were trained; "
+            "the same command trains them again"
+        )
+    made = [lines[key] for key in keys]
+    if not any(map(has_failed, made)):
+        store.finish(work.request, [fleet.key for fleet in work.fleets])
+    return made
 
 
 def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Fleet]:
@@ -164,6 +177,24 @@ def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Flee
         return fleets
     entries = entries_by_run(recipes)
     return [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
+
+
+def attempt(
+    fleet: Fleet,
+    device: torch.device,
+    checkpoints: Store | None,
+    data_dir: Path | None,
+    watch: Watch,
+    checkpoint_seconds: float,
+) -> Made:
+    """`train` a fleet; if that fails, the lines that say so."""
+    began = time.monotonic()
+    try:
+        return train(fleet, device, checkpoints, data_dir, watch, checkpoint_seconds)
+    except Interrupted:
+        raise
+    except Exception as problem:
+        return Made(list(failure_lines(fleet, problem, time.monotonic() - began, device)), {})
 
 
 def train(

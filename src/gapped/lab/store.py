@@ -26,15 +26,19 @@ class Store:
         self.folder = folder
         self._probe()
 
-    def done(self) -> dict[tuple[str, str], Line]:
-        """Records by recipe and id."""
+    def lines(self) -> dict[tuple[str, str], Line]:
+        """Records by recipe and id, the last of each; those of failed runs, too."""
         return {(line["recipe"], line["id"]): line for line in records.load(self.folder / "records.jsonl")}
+
+    def done(self) -> dict[tuple[str, str], Line]:
+        """The records of finished runs, by recipe and id."""
+        return {key: line for key, line in self.lines().items() if not records.has_failed(line)}
 
     def add(self, made: Iterable[Line], beside: Mapping[str, Iterable[Line]] = MappingProxyType({})) -> None:
         """Add what is not there yet: records, and beside them lines that go into files of their own.
 
-        Records come last: a run whose record exists has everything else too. Several processes may add to
-        one folder at the same time.
+        Records come last: a run whose record exists has everything else too. That of a failed run may be
+        followed by those of later attempts. Several processes may add to one folder at the same time.
         """
         made, others = list(made), {name: list(lines) for name, lines in beside.items()}
         if not made and not any(others.values()):
@@ -51,9 +55,10 @@ class Store:
             records.append(path, [line for key, line in fresh.items() if key not in done])
 
     def keep(self, key: str, made: list[Line], beside: Mapping[str, list[Line]]) -> None:
-        """Add the lines of a finished fleet, then remove its checkpoint."""
+        """Add the lines of a fleet, then remove its checkpoint, unless it has failed."""
         self.add(made, beside)
-        self.drop_checkpoint(key)
+        if not any(map(records.has_failed, made)):
+            self.drop_checkpoint(key)
 
     def save_plan(self, request: str, fleets: list[list[str]]) -> None:
         """Keep which runs form the fleets of a request until it is finished."""

@@ -19,6 +19,7 @@ import torch
 
 from gapped.errors import GappedError, reject
 from gapped.lab.fleets import Fleet
+from gapped.lab.lines import failure_lines
 from gapped.lab.local import (
     CHECKPOINT_SECONDS,
     Interrupted,
@@ -26,10 +27,10 @@ from gapped.lab.local import (
     Nobody,
     Standing,
     Watch,
+    attempt,
     conclude,
     prepare,
     remaining,
-    train,
 )
 from gapped.lab.recipe import Recipe
 from gapped.lab.store import Store, plan_path
@@ -150,7 +151,7 @@ def _train_all(pending: Sequence[Fleet], store: Store, job: _Job, watch: Watch) 
                 watch.epoch(fleets[key], _Sent(*standing))
         for reference in ready:
             fleet = running.pop(reference)
-            made = _result(reference)
+            made = _result(reference, fleet)
             if made is None:
                 stopped = True
             else:
@@ -176,7 +177,7 @@ def _task(fleet: Fleet, job: _Job, board: Any) -> Made | None:
     if checkpoints is None:
         reporter.say(None)
     try:
-        return train(
+        return attempt(
             fleet, torch.device(job.device), checkpoints, job.data_dir, reporter, job.checkpoint_seconds
         )
     except Interrupted:
@@ -206,12 +207,14 @@ def _ask(reference: Any) -> bool:
     return answer
 
 
-def _result(reference: Any) -> Made | None:
-    """What a task returned; its own error where it had one, without Ray's traceback around it."""
+def _result(reference: Any, fleet: Fleet) -> Made | None:
+    """What a task returned; where its worker was lost for good, the lines of a failed fleet."""
     try:
         made: Made | None = ray.get(reference)
-    except ray.exceptions.RayTaskError as problem:
-        raise problem.cause from None
+    except ray.exceptions.RayError as problem:
+        # Ray's errors carry the traceback of the worker in their text.
+        cause = getattr(problem, "cause", None) or problem
+        made = Made(list(failure_lines(fleet, cause, 0.0, torch.device("cpu"))), {})
     return made
 
 

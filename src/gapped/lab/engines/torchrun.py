@@ -30,11 +30,11 @@ from gapped.lab.local import (
     Standing,
     Watch,
     Work,
+    attempt,
     conclude,
     prepare,
     remaining,
     request_of,
-    train,
 )
 from gapped.lab.recipe import Recipe
 from gapped.lab.store import Store
@@ -97,7 +97,7 @@ class Torchrun:
             for fleet in work.fleets[self.rank :: self.world]:
                 if fleet in pending:
                     store.keep(
-                        fleet.key, *train(fleet, self.device, store, data_dir, group, checkpoint_seconds)
+                        fleet.key, *attempt(fleet, self.device, store, data_dir, group, checkpoint_seconds)
                     )
                 channel.set(fleet.key, "done")
                 group.look()
@@ -162,9 +162,10 @@ class _Group:
 
 
 def _channel() -> Channel:
-    """The key-value store of torchrun's workers. What an earlier attempt left in it is still true."""
+    """The key-value store of torchrun's workers, anew for each start: what failed before is open again."""
     found, _, _ = next(iter(rendezvous("env://")))
-    channel: Channel = PrefixStore(f"gapped/{next(_calls)}", found)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    channel: Channel = PrefixStore(f"gapped/{start}/{next(_calls)}", found)
     return channel
 
 
