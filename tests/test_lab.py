@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -339,15 +340,79 @@ def test_checkpoints_are_written_at_intervals(tmp_path, monkeypatch):
     assert saved[:2] == [1, 2]
 
 
-def test_a_checkpoint_of_something_else_is_one_clear_line(tmp_path):
-    asked, spy = [recipe(epochs=2)], Spy(stop_after=1)
+def bend(path: Path, **changes: Any) -> None:
+    """Change entries of a checkpoint, which then lies about itself in no other respect."""
+    store, key = Store(path.parents[1]), path.stem
+    state = store.load_checkpoint(key, CPU)
+    assert state is not None
+    store.save_checkpoint(key, {**state, **changes})
+
+
+BENT: dict[str, Any] = {
+    "one bit": lambda path: path.write_bytes(path.read_bytes()[:-9] + b"~" + path.read_bytes()[-8:]),
+    "too far": lambda path: bend(path, epoch=99),
+    "before the first": lambda path: bend(path, epoch=-1),
+    "other weights": lambda path: bend(path, model={"w": torch.zeros(3)}),
+    "no dictionary": lambda path: bend(path, adam=[]),
+    "another recipe's": None,
+}
+
+
+@pytest.mark.parametrize("what", BENT)
+def test_a_checkpoint_that_is_not_the_fleet_s_own_is_not_used(tmp_path, what):
+    """A line says so, and the fleet starts over: the numbers are those of a run without interruption."""
+    asked, spy = [recipe(epochs=3)], Spy(stop_after=1)
     with pytest.raises(Interrupted):
-        run(asked, Store(tmp_path), CPU, watch=spy)
-    (path,) = (tmp_path / "checkpoints").glob("*.pt")
-    torch.save({"epoch": 1, "weights": torch.zeros(3)}, path)
-    with pytest.raises(GappedError, match="remove it") as caught:
-        run(asked, Store(tmp_path), CPU)
-    assert "\n" not in str(caught.value)
+        run(asked, Store(tmp_path / "a"), CPU, watch=spy)
+    (path,) = (tmp_path / "a" / "checkpoints").glob("*.pt")
+    if BENT[what] is None:
+        other = recipe(epochs=3, learning_rate=0.1)
+        with pytest.raises(Interrupted):
+            run([other], Store(tmp_path / "other"), CPU, watch=Spy(stop_after=1))
+        (strange,) = (tmp_path / "other" / "checkpoints").glob("*.pt")
+        strange.rename(path)
+    else:
+        BENT[what](path)
+    spy = Spy()
+    with pytest.warns(UserWarning, match=rf"{path.name}: .*; its fleet starts over"):
+        made = run(asked, Store(tmp_path / "a"), CPU, watch=spy)
+    assert len(spy.seen) == 3
+    assert numbers(made) == numbers(run(asked, Store(tmp_path / "whole"), CPU))
+
+
+@pytest.mark.filterwarnings("always")
+def test_training_goes_on_where_no_checkpoint_can_be_written(tmp_path):
+    """A full disk, of which a file may hold no more than the records need."""
+    with limited(10_000), pytest.warns(UserWarning, match=r"\.pt: no checkpoint could be written \(File too"):
+        made = run([recipe()], Store(tmp_path), CPU, checkpoint_seconds=0)
+    assert numbers(made) == numbers(run([recipe()], Store(tmp_path / "whole"), CPU))
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Files may not grow beyond `size` bytes: the nearest thing to a full disk that a test may cause."""
+    resource = pytest.importorskip("resource", reason="needs limits on processes")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_that_is_removed_while_it_is_used(tmp_path):
+    class Remover(Spy):
+        def done(self, fleet: Fleet) -> None:
+            if not self.finished:
+                shutil.rmtree(tmp_path / "o")
+            super().done(fleet)
+
+    asked = [recipe("gst", "reinmax", runs_per_fleet=1)]
+    with pytest.raises(
+        GappedError, match="o: 1 of 2 records were removed while others were trained; the same"
+    ):
+        run(asked, Store(tmp_path / "o"), CPU, watch=Remover())
+    assert [line["status"] for line in run(asked, Store(tmp_path / "o"), CPU)] == ["ok", "ok"]
 
 
 # Surroundings

@@ -70,7 +70,7 @@ def append(path: Path, lines: Iterable[Line]) -> None:
     if not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
+    with _naming(path), open(path, "ab+") as file:
         file.seek(0)
         raw = file.read()
         complete = _complete_length(raw)
@@ -105,13 +105,27 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
     try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with _naming(path):
+            with open(partial, "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A block whose OSErrors name `path`, also those that torch hides behind an error of its own."""
+    try:
+        yield
+    except (OSError, RuntimeError) as problem:
+        cause = problem if isinstance(problem, OSError) else problem.__context__
+        if not isinstance(cause, OSError):
+            raise
+        cause.filename = cause.filename or str(path)
+        raise cause from None
 
 
 def sweep(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,8 +219,9 @@ def train(
     if checkpoints is not None and state is not None:
         try:
             trainer.load_state_dict(state)
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            raise checkpoints.unreadable(fleet.key) from None
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
+            checkpoints.pass_over(fleet.key, "not the state of this fleet")
+            trainer = build(fleet.specs, device, data_dir, fleet.key)
     extra: dict[str, list[float]] = {}
     if spec.entropy_steps:
         extra["surrogate_entropy"] = entropy(trainer, spec.entropy_steps)
@@ -233,7 +235,11 @@ def train(
         watch.epoch(fleet, trainer)
         stop = watch.wants_stop()
         if checkpoints is not None and (stop or time.monotonic() - saved >= checkpoint_seconds):
-            checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
+            try:
+                checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
+            except OSError as problem:
+                said = f"{problem.filename}: no checkpoint could be written ({problem.strerror})"
+                warnings.warn(f"{said}; training goes on", stacklevel=2)
             saved = time.monotonic()
         if stop:
             raise Interrupted

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from gapped import records
+from gapped._version import __version__
 from gapped.errors import GappedError
 from gapped.records import Line
 
 __all__ = ["Store", "plan_path"]
+
+_FORMAT = 1
+"""Of checkpoints; another number whenever a state means something else."""
+_CHECKSUM_BYTES = 32
 
 
 class Store:
@@ -84,20 +91,40 @@ class Store:
         self._tidy()
 
     def save_checkpoint(self, key: str, state: dict[str, Any]) -> None:
+        """Save a fleet's state: a checksum of all that follows, a line that says whose it is, the state."""
         with records.atomic_write(self._checkpoint(key)) as file:
+            file.write(bytes(_CHECKSUM_BYTES))
+            file.write(json.dumps(_identity(key)).encode() + b"\n")
             torch.save(state, file)
+            checksum = _checksum(file)
+            file.seek(0)
+            file.write(checksum)
 
     def load_checkpoint(self, key: str, device: torch.device) -> dict[str, Any] | None:
-        """The state saved under `key`, or None. Only tensors and plain containers are accepted."""
-        path = self._checkpoint(key)
-        if not path.exists():
-            return None
+        """The state of the fleet `key`, or None. Only tensors and plain containers are accepted.
+
+        A file that is damaged, or is not what its name says, is passed over with a warning: the next
+        checkpoint takes its place. One of other versions is an error, since it may be worth going back to.
+        """
         try:
-            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            with open(self._checkpoint(key), "rb") as file:
+                why = _objection(file, key)
+                if why is None:
+                    state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+                    return state
+        except FileNotFoundError:
+            return None
+        except (GappedError, OSError):
+            raise
         except Exception:
             # Whatever torch says here, its advice to load without restrictions is not ours.
-            raise unreadable(path) from None
-        return state
+            why = "not a checkpoint that can be read safely"
+        self.pass_over(key, why)
+        return None
+
+    def pass_over(self, key: str, why: str) -> None:
+        """Say that a fleet's checkpoint is not used."""
+        warnings.warn(f"{self._checkpoint(key)}: {why}; its fleet starts over", stacklevel=2)
 
     def drop_checkpoint(self, key: str) -> None:
         self._checkpoint(key).unlink(missing_ok=True)
@@ -107,9 +134,6 @@ class Store:
         # Not there, or not empty: both are fine.
         with suppress(OSError):
             (self.folder / "checkpoints").rmdir()
-
-    def unreadable(self, key: str) -> GappedError:
-        return unreadable(self._checkpoint(key))
 
     def _plan(self, request: str) -> Path:
         return plan_path(self.folder, request)
@@ -134,5 +158,33 @@ def plan_path(folder: Path, request: str) -> Path:
     return folder / "checkpoints" / f"{request}.plan.json"
 
 
-def unreadable(path: Path) -> GappedError:
-    return GappedError(f"{path}: not a checkpoint that can be read safely; remove it to start over")
+def _identity(key: str) -> dict[str, Any]:
+    """What a checkpoint says of itself."""
+    return {
+        "format": _FORMAT,
+        "fleet": key,
+        "gapped": __version__,
+        "torch": torch.__version__.split("+")[0],
+    }
+
+
+def _objection(file: IO[bytes], key: str) -> str | None:
+    """Why this is no checkpoint of the fleet `key`, or None; then `file` is left where its state begins."""
+    if file.read(_CHECKSUM_BYTES) != _checksum(file):
+        return "damaged, or not a checkpoint of this version"
+    file.seek(_CHECKSUM_BYTES)
+    made, here = json.loads(file.readline()), _identity(key)
+    if any(made[name] != here[name] for name in ("format", "fleet")):
+        return "a checkpoint of another fleet or format"
+    if made != here:
+        theirs, ours = (f"gapped {each['gapped']} with torch {each['torch']}" for each in (made, here))
+        raise GappedError(
+            f"{file.name}: made by {theirs}, here is {ours}; go on with the former, or remove the file"
+        )
+    return None
+
+
+def _checksum(file: IO[bytes]) -> bytes:
+    """Of all that follows the place of the checksum."""
+    file.seek(_CHECKSUM_BYTES)
+    return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
