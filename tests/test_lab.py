@@ -7,6 +7,7 @@ import json
 import math
 import random
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ import gapped
 from gapped import records
 from gapped.errors import GappedError
 from gapped.fleet.trainer import Trainer
-from gapped.lab import local
+from gapped.lab import environment, local
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleets import Fleet
 from gapped.lab.local import Interrupted, run
@@ -448,6 +449,33 @@ def test_the_commit_comes_from_the_environment_where_there_is_no_checkout(monkey
     assert describe(CPU)["commit"] == "1a2b3c4d5e6f"
     monkeypatch.delenv("GAPPED_COMMIT")
     assert describe(CPU)["commit"] is None
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize(
+    ("place", "name", "own"),
+    [
+        ("src/gapped", "gapped", True),
+        ("src/gapped", "another", False),
+        ("src/gapped", None, False),
+        (".venv/lib/python3.12/site-packages/gapped", "another", False),
+        ("vendor/gapped/src/gapped", "gapped", False),
+    ],
+)
+def test_the_commit_is_that_of_the_package_s_own_checkout(monkeypatch, tmp_path, place, name, own):
+    module = tmp_path / place / "lab" / "environment.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    for root in {tmp_path, *([module.parents[3]] if name == "gapped" else [])}:
+        if name is not None:
+            (root / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for step in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *step], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    monkeypatch.setattr(environment, "__file__", str(module))
+    monkeypatch.delenv("GAPPED_COMMIT", raising=False)
+    assert describe(CPU)["commit"] == (head[:12] if own else None)
 
 
 def test_unknown_data_fails_before_anything_is_trained(tmp_path):
