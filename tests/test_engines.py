@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -159,16 +160,23 @@ def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["torchrun", pytest.param("ray", marks=needs_ray)])
-def test_ctrl_c_and_again(whole, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "number", "status"),
+    [
+        ("torchrun", signal.SIGINT, 1),
+        pytest.param("ray", signal.SIGINT, 130, marks=needs_ray),
+        pytest.param("ray", signal.SIGTERM, 143, marks=needs_ray),
+    ],
+)
+def test_interrupted_and_again(whole, tmp_path, kind, number, status):
     log, folder = tmp_path / "epochs.log", tmp_path / "out"
     process = start(kind, folder, log)
     while not log.exists():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, _ = process.communicate(timeout=240)
-    assert process.returncode == (1 if kind == "torchrun" else 130), printed
+    assert process.returncode == status, printed
     assert "goes on from the last checkpoint" in printed
     assert len(epochs_in(log)) < FLEETS * EPOCHS, "it had finished before it was interrupted"
     assert list((folder / "checkpoints").glob("*.pt"))
@@ -433,6 +441,42 @@ def test_sigterm_makes_a_checkpoint(monkeypatch, tmp_path):
         Torchrun("cpu").run([toy()], Store(tmp_path), watch=spy)
     assert len(spy.seen) == 1
     assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
+
+
+def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
+    """`ray.init` takes SIGTERM for itself, and would end the driver before its workers have a checkpoint."""
+    before = signal.getsignal(signal.SIGTERM)
+    init = fake_ray.init
+
+    def takes_sigterm(*address: str, **how: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        init(*address, **how)
+
+    monkeypatch.setattr(fake_ray, "init", takes_sigterm)
+
+    class Looking(Spy):
+        def epoch(self, fleet: Any, standing: Any) -> None:
+            super().epoch(fleet, standing)
+            assert signal.getsignal(signal.SIGTERM) == before
+
+    spy = Looking()
+    try:
+        Ray("cpu").run([toy(seeds=2)], Store(tmp_path), watch=spy)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert spy.seen
+
+
+@needs_ray
+def test_an_address_where_no_cluster_answers(monkeypatch, tmp_path):
+    """Neither a closed port nor one where something else listens; Ray would go on trying."""
+    monkeypatch.setattr(ray_engine, "_ANSWER_SECONDS", 3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port in (1, silent.getsockname()[1]):
+            with pytest.raises(
+                GappedError, match=f"127.0.0.1:{port}', where no Ray cluster answers within 3"
+            ):
+                Ray("cpu", f"127.0.0.1:{port}").run([toy(seeds=1)], Store(tmp_path))
 
 
 def test_every_rank_has_its_own_gpu(monkeypatch):

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +50,7 @@ __all__ = ["Ray"]
 # busy machine they would take many times as long as the local engine.
 SETTINGS = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 _POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 60
 # How often a fleet may lose its worker.
 _RETRIES = 3
 
@@ -242,6 +246,9 @@ def _connected(address: str | None) -> Iterator[None]:
         return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    if address is not None:
+        _check_answers(address)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if address is None:
             ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
@@ -249,7 +256,27 @@ def _connected(address: str | None) -> Iterator[None]:
             ray.init(address, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as problem:
         raise GappedError(f"--ray-address: got {address!r}: {str(problem).splitlines()[0]}") from None
+    for number, handler in handlers.items():
+        # Ray's own for SIGTERM ends the process at once, without a checkpoint.
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Fail if no cluster answers in time: Ray would try for ever. What else may be wrong, Ray itself says."""
+    connect = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
+    try:
+        subprocess.run(
+            [sys.executable, "-c", connect, address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER_SECONDS,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        answers = f"no Ray cluster answers within {_ANSWER_SECONDS} seconds"
+        raise GappedError(f"--ray-address: got {address!r}, where {answers}") from None
