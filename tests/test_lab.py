@@ -341,6 +341,48 @@ def test_checkpoints_are_written_at_intervals(tmp_path, monkeypatch):
     assert saved[:2] == [1, 2]
 
 
+def test_removed_records_are_trained_again_beside_an_interrupted_command(tmp_path):
+    """Also where the runs were not part of what was interrupted."""
+    asked = [recipe("gst", "reinmax", epochs=2)]
+    whole = run(asked, Store(tmp_path / "whole"), CPU)
+    store = Store(tmp_path / "o")
+    run([recipe("gst", epochs=2)], store, CPU)
+    with pytest.raises(Interrupted):
+        run(asked, store, CPU, watch=Spy(stop_after=1))
+    (tmp_path / "o" / "records.jsonl").unlink()
+    made = run(asked, Store(tmp_path / "o"), CPU)
+    assert [each["id"] for each in made] == [each["id"] for each in whole]
+    assert [each["status"] for each in made] == ["ok", "ok"]
+
+
+def test_checkpoints_of_runs_that_another_command_has_finished_go(tmp_path):
+    """Those that may still be used stay, until they are."""
+    small, large = (recipe("gst", "reinmax", epochs=2, runs_per_fleet=n) for n in (1, 2))
+    longer = recipe("gst", epochs=3)
+    for asked in (small, longer):
+        with pytest.raises(Interrupted):
+            run([asked], Store(tmp_path), CPU, watch=Spy(stop_after=1))
+    orphan = tmp_path / "checkpoints" / "0123456789abcdef.pt"
+    orphan.touch()
+    run([large], Store(tmp_path), CPU)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    spy = Spy()
+    run([longer], Store(tmp_path), CPU, watch=spy)
+    assert len(spy.seen) == 2, "its checkpoint was not used"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"k": 3}', b'{"k": ["unknown run"]}'])
+def test_a_plan_that_is_none_is_one_clear_line(tmp_path, content):
+    asked = [recipe(epochs=2)]
+    with pytest.raises(Interrupted):
+        run(asked, Store(tmp_path), CPU, watch=Spy(stop_after=1))
+    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
+    path.write_bytes(content)
+    with pytest.raises(GappedError, match=rf"{path.name}: not .* plan .*; remove it to start over"):
+        run(asked, Store(tmp_path), CPU)
+
+
 def bend(path: Path, **changes: Any) -> None:
     """Change entries of a checkpoint, which then lies about itself in no other respect."""
     store, key = Store(path.parents[1]), path.stem

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import pickle
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +213,95 @@ def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
     store.add([line("a"), line("a")], {"curves": twice, "images": twice})
     for name in ("records", "curves", "images"):
         assert len(records.load(tmp_path / f"{name}.jsonl")) == 1, name
+
+
+def test_the_last_line_beside_a_record_is_that_of_its_run(tmp_path):
+    """Records that were removed, to train the runs again, leave curves that are not theirs any more."""
+    curves = [{"id": key, "epoch": [1], "loss": [0.5]} for key in "ab"]
+    Store(tmp_path).add([line("a"), line("b")], {"curves": curves})
+    (tmp_path / "records.jsonl").write_text(json.dumps(line("b")) + "\n")
+    again = [{**each, "loss": [0.7]} for each in curves]
+    for _ in range(2):
+        Store(tmp_path).add([line("a"), line("b")], {"curves": again})
+    assert records.load(tmp_path / "curves.jsonl") == [*curves, again[0]]
+
+
+def test_a_store_sees_what_others_do_to_its_files(tmp_path):
+    store = Store(tmp_path)
+    store.add([line("a"), line("b")])
+    Store(tmp_path).add([line("c")])
+    assert [key for _, key in store.done()] == ["a", "b", "c"]
+    path = tmp_path / "records.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(b"\n") + 1])
+    assert [key for _, key in store.done()] == ["a"]
+    other = tmp_path / "other"
+    other.write_bytes(content.replace(b'"b"', b'"d"') + content)
+    other.replace(path)
+    assert [key for _, key in store.done()] == ["a", "d", "c", "b"]
+    path.write_bytes(path.read_bytes() + b"no json\n")
+    with pytest.raises(GappedError, match=r"records\.jsonl, line 7: not a JSON object"):
+        store.done()
+    path.unlink()
+    assert store.done() == {}
+
+
+def test_adding_to_many_records_takes_no_longer_than_to_few(tmp_path):
+    store, path = Store(tmp_path), tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(line(str(n), text="x" * 500)) + "\n" for n in range(20_000)))
+    began = time.perf_counter()
+    store.add([line("first")])
+    all_of_it = time.perf_counter() - began
+    times = []
+    for n in range(5):
+        began = time.perf_counter()
+        store.add([line(f"new {n}")], {"curves": [{"id": f"new {n}"}]})
+        times.append(time.perf_counter() - began)
+    assert min(times) < all_of_it / 5
+    assert len(store.done()) == 20_006
+
+
+RACES = {
+    "before the first file": ("mkdir", None),
+    "while it is made": ("mkdir", FileExistsError),
+    "before it is searched": ("glob", FileNotFoundError),
+}
+
+
+@pytest.mark.parametrize("when", RACES)
+def test_a_folder_that_another_process_tidies_away(monkeypatch, tmp_path, when):
+    """An empty `checkpoints/` is removed by whoever finishes, at any moment of another's work."""
+    name, problem = RACES[when]
+    function, calls = getattr(Path, name), []
+
+    def tidied(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name != "checkpoints" or calls:
+            return function(path, *arguments, **options)
+        calls.append(path)
+        if problem is not None:
+            raise problem(path)
+        function(path, *arguments, **options)
+        path.rmdir()
+        return None
+
+    monkeypatch.setattr(Path, name, tidied)
+    store = Store(tmp_path)
+    store.save_checkpoint("k", STATE)
+    assert calls
+    assert store.load_checkpoint("k", CPU) is not None
+
+
+@pytest.mark.parametrize("whose", ["another's", "own", "a dead one's"])
+def test_another_live_process_in_the_folder_is_announced(tmp_path, whose):
+    process = {"another's": os.getppid(), "own": os.getpid(), "a dead one's": 2**22 + 1}[whose]
+    with Store(tmp_path).occupied():
+        (mark,) = tmp_path.iterdir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / mark.name.replace(str(os.getpid()), str(process))).touch()
+    with warnings.catch_warnings(record=True, action="always") as caught, Store(tmp_path).occupied():
+        pass
+    announced = [f"process {process} trains into this folder, too" in str(each.message) for each in caught]
+    assert announced == [True] * (whose == "another's")
 
 
 def test_records_are_written_last(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from gapped.lab.lines import curve_lines, failure_lines, record_lines, shown_lin
 from gapped.lab.measure import alone, entropy, variance
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
-from gapped.lab.store import Store
+from gapped.lab.store import Store, plan_path
 from gapped.records import Line, has_failed
 
 __all__ = [
@@ -122,14 +122,14 @@ def run(
     an interrupted one stopped and ends with the same numbers.
     """
     watch = watch or Nobody()
-    work = prepare(recipes, store)
-    pending = remaining(work, store)
-    watch.start(pending)
-    with current(device):
+    with store.occupied(), current(device):
+        work = prepare(recipes, store)
+        pending = remaining(work, store)
+        watch.start(pending)
         for fleet in pending:
             store.keep(fleet.key, *attempt(fleet, device, store, data_dir, watch, checkpoint_seconds))
             watch.done(fleet)
-    return conclude(work, store)
+        return conclude(work, store)
 
 
 def prepare(recipes: Sequence[Recipe], store: Store) -> Work:
@@ -164,20 +164,25 @@ def conclude(work: Work, store: Store) -> list[Line]:
         )
     made = [lines[key] for key in keys]
     if not any(map(has_failed, made)):
-        store.finish(work.request, [fleet.key for fleet in work.fleets])
+        store.finish()
     return made
 
 
 def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Fleet]:
-    """The fleets of this request: those of its interrupted predecessor, or new ones."""
-    kept = store.load_plan(request)
-    if kept is None:
-        fleets = plan(recipes, store.done())
-        if fleets:
-            store.save_plan(request, [[spec.id for spec in fleet.specs] for fleet in fleets])
-        return fleets
+    """The fleets of this request: those of its interrupted predecessor, then those of runs not among them."""
     entries = entries_by_run(recipes)
-    return [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
+    kept = store.load_plan(request)
+    try:
+        fleets = [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
+    except KeyError:
+        where = plan_path(store.folder, request)
+        raise GappedError(f"{where}: not the plan of this command; remove it to start over") from None
+    planned = {spec.id for fleet in fleets for spec in fleet.specs}
+    new = plan(recipes, planned | {run_id for _, run_id in store.done()})
+    if new:
+        fleets += new
+        store.save_plan(request, {fleet.key: [spec.id for spec in fleet.specs] for fleet in fleets})
+    return fleets
 
 
 def attempt(

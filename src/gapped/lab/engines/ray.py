@@ -78,15 +78,16 @@ class Ray:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> list[Line]:
         watch = watch or Nobody()
-        work = prepare(recipes, store)
-        pending = remaining(work, store)
-        watch.start(pending)
-        if pending:
-            plan = plan_path(store.folder.resolve(), work.request)
-            with _connected(self.address):
-                job = _Job(plan, _kind(self.device, self.address), data_dir, checkpoint_seconds)
-                _train_all(pending, store, job, watch)
-        return conclude(work, store)
+        with store.occupied():
+            work = prepare(recipes, store)
+            pending = remaining(work, store)
+            watch.start(pending)
+            if pending:
+                plan = plan_path(store.folder.resolve(), work.request)
+                with _connected(self.address):
+                    job = _Job(plan, _kind(self.device, self.address), data_dir, checkpoint_seconds)
+                    _train_all(pending, store, job, watch)
+            return conclude(work, store)
 
 
 @dataclass(frozen=True)

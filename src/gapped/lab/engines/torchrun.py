@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -89,7 +89,7 @@ class Torchrun:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         channel = _channel()
-        with _terminated() as asked:
+        with store.occupied() if self.leads else nullcontext(), _terminated() as asked:
             work = self._agree(recipes, store, channel)
             pending = remaining(work, store)
             group = _Group(watch or Nobody(), channel, work.fleets, asked)
@@ -171,7 +171,7 @@ def _channel() -> Channel:
 
 def _sees_plan(recipes: Sequence[Recipe], store: Store) -> bool:
     """There is no plan where everything is finished."""
-    if store.load_plan(request_of(recipes)) is not None:
+    if store.load_plan(request_of(recipes)):
         return True
     done = store.done()
     return all((entry.recipe, entry.spec.id) in done for recipe in recipes for entry in recipe.entries)
