@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -159,16 +160,23 @@ def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["torchrun", pytest.param("ray", marks=needs_ray)])
-def test_ctrl_c_and_again(whole, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "number", "status"),
+    [
+        ("torchrun", signal.SIGINT, 1),
+        pytest.param("ray", signal.SIGINT, 130, marks=needs_ray),
+        pytest.param("ray", signal.SIGTERM, 143, marks=needs_ray),
+    ],
+)
+def test_interrupted_and_again(whole, tmp_path, kind, number, status):
     log, folder = tmp_path / "epochs.log", tmp_path / "out"
     process = start(kind, folder, log)
     while not log.exists():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, _ = process.communicate(timeout=240)
-    assert process.returncode == (1 if kind == "torchrun" else 130), printed
+    assert process.returncode == status, printed
     assert "goes on from the last checkpoint" in printed
     assert len(epochs_in(log)) < FLEETS * EPOCHS, "it had finished before it was interrupted"
     assert list((folder / "checkpoints").glob("*.pt"))
@@ -199,13 +207,13 @@ def write(own):
     store = Store(folder)
     if not safe:
         from contextlib import nullcontext
-        load = records.load
-        def look(path):
-            found = load(path)
+        append = records.append
+        def late(path, lines):
+            # Everybody has looked before anybody writes.
             if path.name == "records.jsonl":
                 barrier.wait(60)
-            return found
-        records.locked, records.load = nullcontext, look
+            append(path, lines)
+        records.locked, records.append = nullcontext, late
     barrier.wait(60)
     for n in range(10):
         # What everybody adds, and what only one does.
@@ -297,7 +305,7 @@ class Answer:
 class FakeRay:
     """As much of Ray as is used, in this process and without delay."""
 
-    exceptions = SimpleNamespace(RayTaskError=type("RayTaskError", (Exception,), {}))
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
 
     def __init__(self, gpus: int = 0) -> None:
         self.options: list[dict[str, Any]] = []
@@ -333,12 +341,7 @@ class FakeRay:
     def get(self, reference: Any) -> Any:
         if isinstance(reference, Answer):
             return reference.value
-        try:
-            return reference()
-        except GappedError as problem:
-            wrapped = self.exceptions.RayTaskError("a long traceback")
-            wrapped.cause = problem
-            raise wrapped from problem
+        return reference()
 
 
 @pytest.fixture
@@ -401,7 +404,7 @@ def test_ranks_share_all_fleets_and_none_twice(monkeypatch, tmp_path, world):
         lines = [{"recipe": "toy", "id": spec.id} for spec in fleet.specs]
         return lines, {}
 
-    monkeypatch.setattr(torchrun, "train", train)
+    monkeypatch.setattr(torchrun, "attempt", train)
     channel = FakeChannel()
     monkeypatch.setattr(torchrun, "_channel", lambda: channel)
     for rank in range(world):
@@ -440,6 +443,42 @@ def test_sigterm_makes_a_checkpoint(monkeypatch, tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
 
 
+def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
+    """`ray.init` takes SIGTERM for itself, and would end the driver before its workers have a checkpoint."""
+    before = signal.getsignal(signal.SIGTERM)
+    init = fake_ray.init
+
+    def takes_sigterm(*address: str, **how: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        init(*address, **how)
+
+    monkeypatch.setattr(fake_ray, "init", takes_sigterm)
+
+    class Looking(Spy):
+        def epoch(self, fleet: Any, standing: Any) -> None:
+            super().epoch(fleet, standing)
+            assert signal.getsignal(signal.SIGTERM) == before
+
+    spy = Looking()
+    try:
+        Ray("cpu").run([toy(seeds=2)], Store(tmp_path), watch=spy)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert spy.seen
+
+
+@needs_ray
+def test_an_address_where_no_cluster_answers(monkeypatch, tmp_path):
+    """Neither a closed port nor one where something else listens; Ray would go on trying."""
+    monkeypatch.setattr(ray_engine, "_ANSWER_SECONDS", 3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port in (1, silent.getsockname()[1]):
+            with pytest.raises(
+                GappedError, match=f"127.0.0.1:{port}', where no Ray cluster answers within 3"
+            ):
+                Ray("cpu", f"127.0.0.1:{port}").run([toy(seeds=1)], Store(tmp_path))
+
+
 def test_every_rank_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -465,12 +504,76 @@ def test_ray_without_a_shared_folder(monkeypatch, fake_ray, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_error_in_a_ray_worker_is_the_error_itself(fake_ray, tmp_path):
-    broken = toy(entropy_steps=10**6, epochs=1)
-    with pytest.raises(GappedError, match="entropy_steps: got 1000000") as caught:
-        Ray("cpu").run([broken], Store(tmp_path))
-    assert "traceback" not in str(caught.value)
+ENGINES = {
+    "local": lambda: Local("cpu"),
+    "torchrun": lambda: Torchrun("cpu"),
+    "ray": lambda: Ray("cpu"),
+    "ray, worker lost": lambda: Ray("cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_fleet_that_fails_fails_alone(monkeypatch, fake_ray, tmp_path, kind):
+    """Its runs are recorded as failed; the same command, given again, tries them again, and only them."""
+    as_rank(monkeypatch, 0, 1)
+    monkeypatch.setattr(torchrun, "_channel", FakeChannel)
+    local.run([toy()], Store(tmp_path / "a"), CPU)
+    bad = plan([toy()], {})[1]
+    build = local.build
+
+    def fail(specs: Any, device: Any, data_dir: Any, key: str) -> Any:
+        if key == bad.key:
+            if kind == "ray, worker lost":
+                raise fake_ray.exceptions.RayError("the machine\nis gone")
+            raise RuntimeError("the machine\nis gone")
+        return build(specs, device, data_dir, key)
+
+    if kind == "ray, worker lost":
+        monkeypatch.setattr(ray_engine, "attempt", local.train)
+    monkeypatch.setattr(local, "build", fail)
+    store = Store(tmp_path / "b")
+    for attempt in range(2):
+        spy = Spy()
+        made = ENGINES[kind]().run([toy()], store, watch=spy)
+        assert [line["status"] for line in made] == ["ok", "failed", "ok", "ok"]
+        assert made[1]["id"] == bad.specs[0].id
+        assert made[1]["fleet"] == bad.key
+        assert "Error: the machine is gone" in made[1]["error"]
+        assert len(spy.finished) == (1 if attempt else 4)
     assert not fake_ray.up, "the cluster was left running"
+    monkeypatch.setattr(local, "build", build)
+    ENGINES[kind]().run([toy()], store)
+    found = outcome(tmp_path / "b")
+    found["records"] = [line for line in found["records"] if line["status"] != "failed"]
+    assert found == outcome(tmp_path / "a")
+    assert not (tmp_path / "b" / "checkpoints").exists()
+
+
+def test_failures_are_listed_at_the_end(monkeypatch, capsys, tmp_path):
+    """With the fleet and the reason, after the tables of what is there; the exit status is 1."""
+    recipe = find_recipe("smoke", quick=True)
+    fleets = plan([recipe], {})
+    build = local.build
+
+    def fail(specs: Any, device: Any, data_dir: Any, key: str) -> Any:
+        if key in (fleets[0].key, fleets[2].key):
+            raise MemoryError(f"no room for {key}")
+        return build(specs, device, data_dir, key)
+
+    monkeypatch.setattr(local, "build", fail)
+    arguments = ["reproduce", "smoke", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "Report:" in printed.out
+    assert [line.partition(" failed (")[0] for line in printed.err.splitlines()] == [
+        f"gapped: fleet {fleets[n].key}" for n in (0, 2)
+    ]
+    for n, line in zip((0, 2), printed.err.splitlines(), strict=True):
+        assert f"): MemoryError: no room for {fleets[n].key}" in line
+        assert fleets[n].label(fleets[n].specs[0]) in line
+    monkeypatch.setattr(local, "build", build)
+    assert main(arguments) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_ray_gets_gpus_as_resources(fake_ray, tmp_path):

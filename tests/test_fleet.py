@@ -497,11 +497,14 @@ def test_derived_seeds_are_stable_and_distinct():
 HUGE = 1e200
 
 
-def test_a_run_that_diverges_is_frozen_and_leaves_the_others_alone():
+@pytest.mark.parametrize("name", gapped.estimators())
+def test_a_run_that_diverges_is_frozen_and_leaves_the_others_alone(name):
     def runs(rate: float) -> list[Run]:
-        return [Run(gapped.GST(), 1e-3), Run(gapped.GST(), rate), Run(gapped.StraightThrough(), 1e-3)]
+        one, other, third = gapped.estimator(name), gapped.estimator(name), gapped.StraightThrough()
+        return [Run(one, 1e-3), Run(other, rate), Run(third, 1e-3)]
 
-    broken, sound = fleet(runs(HUGE), [1, 1, 2]), fleet(runs(1e-3), [1, 1, 2])
+    protocol = replace(TINY, categories=2) if name == "disarm" else TINY
+    broken, sound = fleet(runs(HUGE), [1, 1, 2], protocol), fleet(runs(1e-3), [1, 1, 2], protocol)
     train(broken)
     frozen = [w.clone() for w in weights(broken.task.model, 1)]
     broken.epoch -= 1

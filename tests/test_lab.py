@@ -6,6 +6,8 @@ import base64
 import json
 import math
 import random
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ import gapped
 from gapped import records
 from gapped.errors import GappedError
 from gapped.fleet.trainer import Trainer
-from gapped.lab import local
+from gapped.lab import environment, local
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleets import Fleet
 from gapped.lab.local import Interrupted, run
@@ -171,8 +173,8 @@ def test_entropy_recipes_train_so_many_steps_and_no_more(tmp_path):
 
 
 def test_more_entropy_steps_than_an_epoch_has(tmp_path):
-    with pytest.raises(GappedError, match="entropy_steps"):
-        run([recipe("gst", entropy_steps=3, epochs=1)], Store(tmp_path), CPU)
+    (made,) = run([recipe("gst", entropy_steps=3, epochs=1)], Store(tmp_path), CPU)
+    assert made["error"] == "entropy_steps: got 3, expected at most 2, one epoch"
 
 
 def test_a_run_alone_has_its_time(tmp_path):
@@ -339,15 +341,121 @@ def test_checkpoints_are_written_at_intervals(tmp_path, monkeypatch):
     assert saved[:2] == [1, 2]
 
 
-def test_a_checkpoint_of_something_else_is_one_clear_line(tmp_path):
-    asked, spy = [recipe(epochs=2)], Spy(stop_after=1)
+def test_removed_records_are_trained_again_beside_an_interrupted_command(tmp_path):
+    """Also where the runs were not part of what was interrupted."""
+    asked = [recipe("gst", "reinmax", epochs=2)]
+    whole = run(asked, Store(tmp_path / "whole"), CPU)
+    store = Store(tmp_path / "o")
+    run([recipe("gst", epochs=2)], store, CPU)
     with pytest.raises(Interrupted):
-        run(asked, Store(tmp_path), CPU, watch=spy)
-    (path,) = (tmp_path / "checkpoints").glob("*.pt")
-    torch.save({"epoch": 1, "weights": torch.zeros(3)}, path)
-    with pytest.raises(GappedError, match="remove it") as caught:
+        run(asked, store, CPU, watch=Spy(stop_after=1))
+    (tmp_path / "o" / "records.jsonl").unlink()
+    made = run(asked, Store(tmp_path / "o"), CPU)
+    assert [each["id"] for each in made] == [each["id"] for each in whole]
+    assert [each["status"] for each in made] == ["ok", "ok"]
+
+
+def test_checkpoints_of_runs_that_another_command_has_finished_go(tmp_path):
+    """Those that may still be used stay, until they are."""
+    small, large = (recipe("gst", "reinmax", epochs=2, runs_per_fleet=n) for n in (1, 2))
+    longer = recipe("gst", epochs=3)
+    for asked in (small, longer):
+        with pytest.raises(Interrupted):
+            run([asked], Store(tmp_path), CPU, watch=Spy(stop_after=1))
+    orphan = tmp_path / "checkpoints" / "0123456789abcdef.pt"
+    orphan.touch()
+    run([large], Store(tmp_path), CPU)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    spy = Spy()
+    run([longer], Store(tmp_path), CPU, watch=spy)
+    assert len(spy.seen) == 2, "its checkpoint was not used"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"k": 3}', b'{"k": ["unknown run"]}'])
+def test_a_plan_that_is_none_is_one_clear_line(tmp_path, content):
+    asked = [recipe(epochs=2)]
+    with pytest.raises(Interrupted):
+        run(asked, Store(tmp_path), CPU, watch=Spy(stop_after=1))
+    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
+    path.write_bytes(content)
+    with pytest.raises(GappedError, match=rf"{path.name}: not .* plan .*; remove it to start over"):
         run(asked, Store(tmp_path), CPU)
-    assert "\n" not in str(caught.value)
+
+
+def bend(path: Path, **changes: Any) -> None:
+    """Change entries of a checkpoint, which then lies about itself in no other respect."""
+    store, key = Store(path.parents[1]), path.stem
+    state = store.load_checkpoint(key, CPU)
+    assert state is not None
+    store.save_checkpoint(key, {**state, **changes})
+
+
+BENT: dict[str, Any] = {
+    "one bit": lambda path: path.write_bytes(path.read_bytes()[:-9] + b"~" + path.read_bytes()[-8:]),
+    "too far": lambda path: bend(path, epoch=99),
+    "before the first": lambda path: bend(path, epoch=-1),
+    "other weights": lambda path: bend(path, model={"w": torch.zeros(3)}),
+    "no dictionary": lambda path: bend(path, adam=[]),
+    "another recipe's": None,
+}
+
+
+@pytest.mark.parametrize("what", BENT)
+def test_a_checkpoint_that_is_not_the_fleet_s_own_is_not_used(tmp_path, what):
+    """A line says so, and the fleet starts over: the numbers are those of a run without interruption."""
+    asked, spy = [recipe(epochs=3)], Spy(stop_after=1)
+    with pytest.raises(Interrupted):
+        run(asked, Store(tmp_path / "a"), CPU, watch=spy)
+    (path,) = (tmp_path / "a" / "checkpoints").glob("*.pt")
+    if BENT[what] is None:
+        other = recipe(epochs=3, learning_rate=0.1)
+        with pytest.raises(Interrupted):
+            run([other], Store(tmp_path / "other"), CPU, watch=Spy(stop_after=1))
+        (strange,) = (tmp_path / "other" / "checkpoints").glob("*.pt")
+        strange.rename(path)
+    else:
+        BENT[what](path)
+    spy = Spy()
+    with pytest.warns(UserWarning, match=rf"{path.name}: .*; its fleet starts over"):
+        made = run(asked, Store(tmp_path / "a"), CPU, watch=spy)
+    assert len(spy.seen) == 3
+    assert numbers(made) == numbers(run(asked, Store(tmp_path / "whole"), CPU))
+
+
+@pytest.mark.filterwarnings("always")
+def test_training_goes_on_where_no_checkpoint_can_be_written(tmp_path):
+    """A full disk, of which a file may hold no more than the records need."""
+    with limited(10_000), pytest.warns(UserWarning, match=r"\.pt: no checkpoint could be written \(File too"):
+        made = run([recipe()], Store(tmp_path), CPU, checkpoint_seconds=0)
+    assert numbers(made) == numbers(run([recipe()], Store(tmp_path / "whole"), CPU))
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Files may not grow beyond `size` bytes: the nearest thing to a full disk that a test may cause."""
+    resource = pytest.importorskip("resource", reason="needs limits on processes")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_that_is_removed_while_it_is_used(tmp_path):
+    class Remover(Spy):
+        def done(self, fleet: Fleet) -> None:
+            if not self.finished:
+                shutil.rmtree(tmp_path / "o")
+            super().done(fleet)
+
+    asked = [recipe("gst", "reinmax", runs_per_fleet=1)]
+    with pytest.raises(
+        GappedError, match="o: 1 of 2 records were removed while others were trained; the same"
+    ):
+        run(asked, Store(tmp_path / "o"), CPU, watch=Remover())
+    assert [line["status"] for line in run(asked, Store(tmp_path / "o"), CPU)] == ["ok", "ok"]
 
 
 # Surroundings
@@ -383,6 +491,33 @@ def test_the_commit_comes_from_the_environment_where_there_is_no_checkout(monkey
     assert describe(CPU)["commit"] == "1a2b3c4d5e6f"
     monkeypatch.delenv("GAPPED_COMMIT")
     assert describe(CPU)["commit"] is None
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize(
+    ("place", "name", "own"),
+    [
+        ("src/gapped", "gapped", True),
+        ("src/gapped", "another", False),
+        ("src/gapped", None, False),
+        (".venv/lib/python3.12/site-packages/gapped", "another", False),
+        ("vendor/gapped/src/gapped", "gapped", False),
+    ],
+)
+def test_the_commit_is_that_of_the_package_s_own_checkout(monkeypatch, tmp_path, place, name, own):
+    module = tmp_path / place / "lab" / "environment.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    for root in {tmp_path, *([module.parents[3]] if name == "gapped" else [])}:
+        if name is not None:
+            (root / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for step in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *step], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    monkeypatch.setattr(environment, "__file__", str(module))
+    monkeypatch.delenv("GAPPED_COMMIT", raising=False)
+    assert describe(CPU)["commit"] == (head[:12] if own else None)
 
 
 def test_unknown_data_fails_before_anything_is_trained(tmp_path):

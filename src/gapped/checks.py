@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeGuard
 
 import torch
@@ -22,6 +25,7 @@ __all__ = [
     "holds",
     "in_eager_mode",
     "is_known_finite",
+    "values_unseen",
 ]
 
 
@@ -86,7 +90,7 @@ def in_eager_mode() -> bool:
 
 def holds(condition: Tensor) -> bool:
     """Whether a CPU tensor is true anywhere; False where its values must not decide anything."""
-    if condition.device.type != "cpu" or torch.compiler.is_compiling():
+    if condition.device.type != "cpu" or torch.compiler.is_compiling() or _unseen.get():
         return False
     try:
         return bool(condition.any())
@@ -102,6 +106,19 @@ def is_known_finite(values: Tensor) -> bool:
         return math.isfinite(values.sum())
     except RuntimeError:  # a fake tensor has no values
         return False
+
+
+_unseen: ContextVar[bool] = ContextVar("_unseen", default=False)
+
+
+@contextmanager
+def values_unseen() -> Iterator[None]:
+    """No check of values, as on a GPU: the NaN of one run must not end those that it trains with."""
+    token = _unseen.set(True)
+    try:
+        yield
+    finally:
+        _unseen.reset(token)
 
 
 def check_logits(logits: object, dim: object = -1) -> None:

@@ -19,9 +19,24 @@ from typing import IO, Any
 
 from gapped.errors import GappedError
 
-__all__ = ["SCHEMA", "Line", "append", "atomic_write", "load", "locked", "sweep"]
+__all__ = [
+    "SCHEMA",
+    "Line",
+    "append",
+    "atomic_write",
+    "has_failed",
+    "load",
+    "locked",
+    "parse",
+    "partial_path",
+    "sweep",
+    "writers",
+]
 
 SCHEMA = 1
+_BLOCK = 1 << 16
+# How often a folder may vanish between its making and its first file.
+_ATTEMPTS = 100
 
 Line = dict[str, Any]
 
@@ -32,11 +47,18 @@ _KEYS = {
 }
 
 
+def has_failed(record: Line) -> bool:
+    """Whether an error ended the run: then the record holds no result, and the run is not finished."""
+    return record.get("status") == "failed"
+
+
 def load(path: Path) -> list[Line]:
     """All complete lines of `path`, in order; an absent file has none."""
-    if not path.exists():
-        return []
-    raw = path.read_bytes()
+    return parse(path, path.read_bytes())[0] if path.exists() else []
+
+
+def parse(path: Path, raw: bytes) -> tuple[list[Line], int]:
+    """The complete lines of `raw`, the content of `path` or an end of it, and how many bytes they take."""
     complete = _complete_length(raw)
     if complete < len(raw):
         warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=2)
@@ -56,7 +78,7 @@ def load(path: Path) -> list[Line]:
             if not isinstance(line.get(key), str):
                 raise GappedError(f"{path}, line {number}: {key}: got {line.get(key)!r}, expected a text")
         lines.append(line)
-    return lines
+    return lines, complete
 
 
 def append(path: Path, lines: Iterable[Line]) -> None:
@@ -65,12 +87,17 @@ def append(path: Path, lines: Iterable[Line]) -> None:
     if not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
-        file.seek(0)
-        raw = file.read()
+    with _naming(path), open(path, "ab+") as file:
+        # Only the last line can be torn: a long file is not read from its beginning.
+        start, raw = file.seek(0, os.SEEK_END), b""
+        while start and b"\n" not in raw:
+            size = min(start, _BLOCK)
+            start -= size
+            file.seek(start)
+            raw = file.read(size) + raw
         complete = _complete_length(raw)
         if complete < len(raw):
-            file.truncate(complete)
+            file.truncate(start + complete)
         lacks_newline = raw[:complete][-1:] not in (b"", b"\n")
         file.write(b"\n" * lacks_newline + text.encode("utf-8"))
         file.flush()
@@ -97,24 +124,69 @@ def locked(path: Path) -> Iterator[None]:
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
+    partial = partial_path(path)
     try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with _naming(path):
+            with _new_file(partial) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A block whose OSErrors name `path`, also those that torch hides behind an error of its own."""
+    try:
+        yield
+    except (OSError, RuntimeError) as problem:
+        cause = problem if isinstance(problem, OSError) else problem.__context__
+        if not isinstance(cause, OSError):
+            raise
+        cause.filename = cause.filename or str(path)
+        raise cause from None
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """A file in a folder that another process may remove as long as it is empty."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "w+b")
+        except (FileNotFoundError, FileExistsError):
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+def partial_path(path: Path) -> Path:
+    """What a file is called while this process writes it."""
+    return path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
+
+
+def writers(path: Path) -> list[int]:
+    """The other live processes of this machine that have a file under `partial_path`."""
+    owners = [owner for _, owner in _partials(path.parent, path.name)]
+    return [owner for owner in owners if owner != os.getpid() and _is_running(owner)]
+
+
 def sweep(folder: Path) -> None:
     """Remove what killed processes of this machine left of their `atomic_write`s in `folder`."""
-    for partial in folder.glob(f".*.{_machine()}.*.part"):
-        owner = partial.name.rsplit(".", 2)[1]
-        if owner.isdigit() and not _is_running(int(owner)):
+    for partial, owner in _partials(folder, "*"):
+        if not _is_running(owner):
             partial.unlink(missing_ok=True)
+
+
+def _partials(folder: Path, name: str) -> list[tuple[Path, int]]:
+    """The partial files of this machine's processes in `folder`, each with the number of its process."""
+    try:
+        partials = list(folder.glob(f".{name}.{_machine()}.*.part"))
+    except FileNotFoundError:  # gone since it was looked for
+        return []
+    owners = [(partial, partial.name.rsplit(".", 2)[1]) for partial in partials]
+    return [(partial, int(owner)) for partial, owner in owners if owner.isdigit()]
 
 
 def _machine() -> str:

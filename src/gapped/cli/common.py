@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gapped.records import Line, has_failed
+
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
@@ -101,8 +103,20 @@ def execute(
         raise Stopped(f"out of time; {goes_on}", 3) from None
     if not trains.leads:
         return
-    show(made, screen)
-    write_tables(made, out / "tables.md")
-    if tensorboard:
-        screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
-    screen.print(f"Report: {write_report(out)}", soft_wrap=True)
+    failed = {line["fleet"]: line for line in made if has_failed(line)}
+    sound = [line for line in made if not has_failed(line)]
+    if sound:
+        show(sound, screen)
+        write_tables(sound, out / "tables.md")
+        if tensorboard:
+            screen.print(f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
+        screen.print(f"Report: {write_report(out)}", soft_wrap=True)
+    if failed:
+        raise Stopped("\ngapped: ".join(_failure(line, made) for line in failed.values()), 1)
+
+
+def _failure(line: Line, made: Sequence[Line]) -> str:
+    """Which runs a failed fleet has, and why it failed."""
+    labels = sorted({each["label"] for each in made if each.get("fleet") == line["fleet"]})
+    runs = f"{line['runs_in_fleet']} run{'s' * (line['runs_in_fleet'] != 1)} of {', '.join(labels)}"
+    return f"fleet {line['fleet']} failed ({runs}): {line['error']}; the same command tries it again"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.checks import values_unseen
 from gapped.errors import GappedError
 from gapped.fleet.neighbours import Neighbours
 from gapped.fleet.stateful import Widths, joined, structure
@@ -107,6 +108,7 @@ class Grouped:
         """Whether the samples of all runs are one-hot."""
         return all(getattr(each, "hard", True) for _, _, each in self.groups)
 
+    @values_unseen()
     def sample(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -127,6 +129,7 @@ class Grouped:
         """In which parts `expectation` evaluates the costs: one for all where no gradient is asked for."""
         return self._parts if torch.is_grad_enabled() else (Part(0, self.groups[-1][1]),)
 
+    @values_unseen()
     def expectation(
         self,
         f: Callable[[Tensor, Part], Tensor],

@@ -203,6 +203,9 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; a ValueError if that is further than this trainer goes."""
+        if not 0 <= state["epoch"] == len(state["seconds"]) <= self.epochs:
+            raise ValueError(f"epoch {state['epoch']} of {self.epochs}")
         self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
         self.tested = state["tested"]
         self.alive.copy_(state["alive"])

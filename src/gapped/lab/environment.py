@@ -59,18 +59,27 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """``$GAPPED_COMMIT`` if it is set, else the commit of the checkout that the package lies in."""
+    """``$GAPPED_COMMIT`` if it is set, else the commit of this package's own checkout, if it is in one.
+
+    A checkout of something else that it is installed or copied into says nothing about this code.
+    """
     if given := os.environ.get("GAPPED_COMMIT"):
         return given[:_DIGITS] if len(given) == 40 else given
-    here = Path(__file__).parent
+    root = Path(__file__).resolve().parents[3]
+    # A hook's GIT_DIR would be asked in place of the folder.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        found = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", f"--short={_DIGITS}", "HEAD"],
+        if 'name = "gapped"' not in (root / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+            return None
+        answer = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--show-prefix", f"--short={_DIGITS}", "HEAD"],
             capture_output=True,
             text=True,
             timeout=10,
             check=True,
+            env=plain,
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    prefix, commit = answer.stdout.split("\n")[:2]
+    return commit if not prefix else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from gapped.fleet.trainer import Run, Trainer, derived_hash, derived_seed
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import show
-from gapped.records import Line
 from gapped.registry import estimators
 
 __all__ = ["Fleet", "build", "entries_by_run", "plan"]
@@ -37,9 +36,8 @@ class Fleet:
         return self.entries[spec.id][0].label
 
 
-def plan(recipes: Sequence[Recipe], done: dict[tuple[str, str], Line]) -> list[Fleet]:
-    """Fleets of the runs that no record in `done` has finished."""
-    finished = {run_id for _, run_id in done}
+def plan(recipes: Sequence[Recipe], finished: Collection[str]) -> list[Fleet]:
+    """Fleets of the runs whose ids are not among the `finished`."""
     entries = entries_by_run(recipes)
     shapes: dict[str, dict[str, RunSpec]] = {}
     limits: dict[str, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gapped.errors import GappedError
 from gapped.fleet.trainer import derived_hash
 from gapped.lab.environment import current
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
-from gapped.lab.lines import curve_lines, record_lines, shown_lines
+from gapped.lab.lines import curve_lines, failure_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
-from gapped.lab.store import Store
-from gapped.records import Line
+from gapped.lab.store import Store, plan_path
+from gapped.records import Line, has_failed
 
 __all__ = [
     "CHECKPOINT_SECONDS",
@@ -30,6 +32,7 @@ __all__ = [
     "Standing",
     "Watch",
     "Work",
+    "attempt",
     "conclude",
     "prepare",
     "remaining",
@@ -94,7 +97,7 @@ class Work:
 
 
 class Made(NamedTuple):
-    """The lines of a finished fleet."""
+    """The lines of a fleet that is finished, or has failed."""
 
     records: list[Line]
     beside: dict[str, list[Line]]
@@ -112,18 +115,21 @@ def run(
 ) -> list[Line]:
     """Train what is not finished yet, and return the records of all entries of `recipes`.
 
+    A fleet that fails does not keep the others from being trained: its runs' records have the status `failed`
+    and the error. They do not count as finished, so that a repeated command tries them again.
+
     Which runs form a fleet is settled, and kept, before the first step: a repeated command continues where
     an interrupted one stopped and ends with the same numbers.
     """
     watch = watch or Nobody()
-    work = prepare(recipes, store)
-    pending = remaining(work, store)
-    watch.start(pending)
-    with current(device):
+    with store.occupied(), current(device):
+        work = prepare(recipes, store)
+        pending = remaining(work, store)
+        watch.start(pending)
         for fleet in pending:
-            store.keep(fleet.key, *train(fleet, device, store, data_dir, watch, checkpoint_seconds))
+            store.keep(fleet.key, *attempt(fleet, device, store, data_dir, watch, checkpoint_seconds))
             watch.done(fleet)
-    return conclude(work, store)
+        return conclude(work, store)
 
 
 def prepare(recipes: Sequence[Recipe], store: Store) -> Work:
@@ -148,22 +154,53 @@ def remaining(work: Work, store: Store) -> list[Fleet]:
 
 
 def conclude(work: Work, store: Store) -> list[Line]:
-    """Tidy up after the last fleet. Returns the records of all entries."""
-    store.finish(work.request, [fleet.key for fleet in work.fleets])
-    done = store.done()
-    return [done[entry.recipe, entry.spec.id] for entry in work.entries]
+    """Tidy up after the last fleet, unless one has failed. Returns the records of all entries."""
+    lines = store.lines()
+    keys = [(entry.recipe, entry.spec.id) for entry in work.entries]
+    if lost := sum(key not in lines for key in keys):
+        raise GappedError(
+            f"{store.folder}: {lost} of {len(keys)} records were removed while others were trained; "
+            "the same command trains them again"
+        )
+    made = [lines[key] for key in keys]
+    if not any(map(has_failed, made)):
+        store.finish()
+    return made
 
 
 def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Fleet]:
-    """The fleets of this request: those of its interrupted predecessor, or new ones."""
-    kept = store.load_plan(request)
-    if kept is None:
-        fleets = plan(recipes, store.done())
-        if fleets:
-            store.save_plan(request, [[spec.id for spec in fleet.specs] for fleet in fleets])
-        return fleets
+    """The fleets of this request: those of its interrupted predecessor, then those of runs not among them."""
     entries = entries_by_run(recipes)
-    return [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
+    kept = store.load_plan(request)
+    try:
+        fleets = [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
+    except KeyError:
+        where = plan_path(store.folder, request)
+        raise GappedError(f"{where}: not the plan of this command; remove it to start over") from None
+    planned = {spec.id for fleet in fleets for spec in fleet.specs}
+    new = plan(recipes, planned | {run_id for _, run_id in store.done()})
+    if new:
+        fleets += new
+        store.save_plan(request, {fleet.key: [spec.id for spec in fleet.specs] for fleet in fleets})
+    return fleets
+
+
+def attempt(
+    fleet: Fleet,
+    device: torch.device,
+    checkpoints: Store | None,
+    data_dir: Path | None,
+    watch: Watch,
+    checkpoint_seconds: float,
+) -> Made:
+    """`train` a fleet; if that fails, the lines that say so."""
+    began = time.monotonic()
+    try:
+        return train(fleet, device, checkpoints, data_dir, watch, checkpoint_seconds)
+    except Interrupted:
+        raise
+    except Exception as problem:
+        return Made(list(failure_lines(fleet, problem, time.monotonic() - began, device)), {})
 
 
 def train(
@@ -187,8 +224,9 @@ def train(
     if checkpoints is not None and state is not None:
         try:
             trainer.load_state_dict(state)
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            raise checkpoints.unreadable(fleet.key) from None
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError):
+            checkpoints.pass_over(fleet.key, "not the state of this fleet")
+            trainer = build(fleet.specs, device, data_dir, fleet.key)
     extra: dict[str, list[float]] = {}
     if spec.entropy_steps:
         extra["surrogate_entropy"] = entropy(trainer, spec.entropy_steps)
@@ -202,7 +240,11 @@ def train(
         watch.epoch(fleet, trainer)
         stop = watch.wants_stop()
         if checkpoints is not None and (stop or time.monotonic() - saved >= checkpoint_seconds):
-            checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
+            try:
+                checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
+            except OSError as problem:
+                said = f"{problem.filename}: no checkpoint could be written ({problem.strerror})"
+                warnings.warn(f"{said}; training goes on", stacklevel=2)
             saved = time.monotonic()
         if stop:
             raise Interrupted

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gapped.errors import GappedError
-from gapped.records import load
+from gapped.records import has_failed, load
 from gapped.report.statistics import Floats
 
 __all__ = ["Cell", "Record", "cells", "groups", "label", "metric_name", "primary", "read", "temperature"]
@@ -57,11 +57,11 @@ class Cell:
 
 
 def read(folder: Path) -> list[Record]:
-    """The records of a folder; none at all is an error, since there is nothing to report."""
+    """The records of a folder, without runs that failed; none at all is an error: nothing to report."""
     path = folder / "records.jsonl"
     if not path.is_file():
         raise GappedError(f"{folder}: no records.jsonl in it, expected a folder that a gapped run wrote")
-    records = load(path)
+    records = [record for record in load(path) if not has_failed(record)]
     if not records:
         raise GappedError(f"{path}: holds no finished run yet, nothing to report")
     return records

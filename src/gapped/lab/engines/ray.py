@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ import torch
 
 from gapped.errors import GappedError, reject
 from gapped.lab.fleets import Fleet
+from gapped.lab.lines import failure_lines
 from gapped.lab.local import (
     CHECKPOINT_SECONDS,
     Interrupted,
@@ -26,10 +30,10 @@ from gapped.lab.local import (
     Nobody,
     Standing,
     Watch,
+    attempt,
     conclude,
     prepare,
     remaining,
-    train,
 )
 from gapped.lab.recipe import Recipe
 from gapped.lab.store import Store, plan_path
@@ -46,6 +50,7 @@ __all__ = ["Ray"]
 # busy machine they would take many times as long as the local engine.
 SETTINGS = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 _POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 60
 # How often a fleet may lose its worker.
 _RETRIES = 3
 
@@ -73,15 +78,16 @@ class Ray:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> list[Line]:
         watch = watch or Nobody()
-        work = prepare(recipes, store)
-        pending = remaining(work, store)
-        watch.start(pending)
-        if pending:
-            plan = plan_path(store.folder.resolve(), work.request)
-            with _connected(self.address):
-                job = _Job(plan, _kind(self.device, self.address), data_dir, checkpoint_seconds)
-                _train_all(pending, store, job, watch)
-        return conclude(work, store)
+        with store.occupied():
+            work = prepare(recipes, store)
+            pending = remaining(work, store)
+            watch.start(pending)
+            if pending:
+                plan = plan_path(store.folder.resolve(), work.request)
+                with _connected(self.address):
+                    job = _Job(plan, _kind(self.device, self.address), data_dir, checkpoint_seconds)
+                    _train_all(pending, store, job, watch)
+            return conclude(work, store)
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def _train_all(pending: Sequence[Fleet], store: Store, job: _Job, watch: Watch) 
                 watch.epoch(fleets[key], _Sent(*standing))
         for reference in ready:
             fleet = running.pop(reference)
-            made = _result(reference)
+            made = _result(reference, fleet)
             if made is None:
                 stopped = True
             else:
@@ -176,7 +182,7 @@ def _task(fleet: Fleet, job: _Job, board: Any) -> Made | None:
     if checkpoints is None:
         reporter.say(None)
     try:
-        return train(
+        return attempt(
             fleet, torch.device(job.device), checkpoints, job.data_dir, reporter, job.checkpoint_seconds
         )
     except Interrupted:
@@ -206,12 +212,14 @@ def _ask(reference: Any) -> bool:
     return answer
 
 
-def _result(reference: Any) -> Made | None:
-    """What a task returned; its own error where it had one, without Ray's traceback around it."""
+def _result(reference: Any, fleet: Fleet) -> Made | None:
+    """What a task returned; where its worker was lost for good, the lines of a failed fleet."""
     try:
         made: Made | None = ray.get(reference)
-    except ray.exceptions.RayTaskError as problem:
-        raise problem.cause from None
+    except ray.exceptions.RayError as problem:
+        # Ray's errors carry the traceback of the worker in their text.
+        cause = getattr(problem, "cause", None) or problem
+        made = Made(list(failure_lines(fleet, cause, 0.0, torch.device("cpu"))), {})
     return made
 
 
@@ -239,6 +247,9 @@ def _connected(address: str | None) -> Iterator[None]:
         return
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    if address is not None:
+        _check_answers(address)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if address is None:
             ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
@@ -246,7 +257,27 @@ def _connected(address: str | None) -> Iterator[None]:
             ray.init(address, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as problem:
         raise GappedError(f"--ray-address: got {address!r}: {str(problem).splitlines()[0]}") from None
+    for number, handler in handlers.items():
+        # Ray's own for SIGTERM ends the process at once, without a checkpoint.
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Fail if no cluster answers in time: Ray would try for ever. What else may be wrong, Ray itself says."""
+    connect = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False)"
+    try:
+        subprocess.run(
+            [sys.executable, "-c", connect, address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER_SECONDS,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        answers = f"no Ray cluster answers within {_ANSWER_SECONDS} seconds"
+        raise GappedError(f"--ray-address: got {address!r}, where {answers}") from None

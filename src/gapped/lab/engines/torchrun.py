@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -30,11 +30,11 @@ from gapped.lab.local import (
     Standing,
     Watch,
     Work,
+    attempt,
     conclude,
     prepare,
     remaining,
     request_of,
-    train,
 )
 from gapped.lab.recipe import Recipe
 from gapped.lab.store import Store
@@ -89,7 +89,7 @@ class Torchrun:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         channel = _channel()
-        with _terminated() as asked:
+        with store.occupied() if self.leads else nullcontext(), _terminated() as asked:
             work = self._agree(recipes, store, channel)
             pending = remaining(work, store)
             group = _Group(watch or Nobody(), channel, work.fleets, asked)
@@ -97,7 +97,7 @@ class Torchrun:
             for fleet in work.fleets[self.rank :: self.world]:
                 if fleet in pending:
                     store.keep(
-                        fleet.key, *train(fleet, self.device, store, data_dir, group, checkpoint_seconds)
+                        fleet.key, *attempt(fleet, self.device, store, data_dir, group, checkpoint_seconds)
                     )
                 channel.set(fleet.key, "done")
                 group.look()
@@ -162,15 +162,16 @@ class _Group:
 
 
 def _channel() -> Channel:
-    """The key-value store of torchrun's workers. What an earlier attempt left in it is still true."""
+    """The key-value store of torchrun's workers, anew for each start: what failed before is open again."""
     found, _, _ = next(iter(rendezvous("env://")))
-    channel: Channel = PrefixStore(f"gapped/{next(_calls)}", found)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    channel: Channel = PrefixStore(f"gapped/{start}/{next(_calls)}", found)
     return channel
 
 
 def _sees_plan(recipes: Sequence[Recipe], store: Store) -> bool:
     """There is no plan where everything is finished."""
-    if store.load_plan(request_of(recipes)) is not None:
+    if store.load_plan(request_of(recipes)):
         return True
     done = store.done()
     return all((entry.recipe, entry.spec.id) in done for recipe in recipes for entry in recipe.entries)
