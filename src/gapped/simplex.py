@@ -212,9 +212,12 @@ def expected_gap(p: Tensor) -> Tensor:
 
 def log_exponential(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """The logarithm of unit exponentials: Gumbel noise with its sign reversed; always finite."""
-    draws = torch.empty_like(like, memory_format=torch.contiguous_format)
+    # On a GPU torch's float32 exponentials end at 6e-8, and categories rarer than that would never win.
+    dtype = like.dtype if like.device.type == "cpu" else _accumulator(like)
+    draws = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
     # The clamp keeps an underflow to zero from becoming -inf.
-    return draws.exponential_(generator=generator).clamp(min=torch.finfo(like.dtype).tiny).log_()
+    draws = draws.exponential_(generator=generator).clamp(min=torch.finfo(like.dtype).tiny)
+    return draws.log_().to(like.dtype)
 
 
 def accumulated(weights: Tensor) -> Tensor:

@@ -256,9 +256,9 @@ class Pathwise(ABC):
 
 
 def _equal(a: object, b: object) -> bool:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return bool(a == b)
-    return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
+    return not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b)
 
 
 _P = TypeVar("_P", bound=Pathwise)
