@@ -232,7 +232,8 @@ def test_data_parallel_ranks_share_weights_and_not_noise(tmp_path: Path) -> None
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     printed = started([*launch, str(script), "--estimator", "gst", "--steps", "40"])
     check_columns(printed)
-    own, same, sharded = json.loads(printed.partition("\n")[0])
+    # Some releases of torch print about their connections first.
+    own, same, sharded = json.loads(next(line for line in printed.splitlines() if line.startswith("[{")))
     assert table_in(printed)["gst"] == {name: [pytest.approx(own[name], abs=5e-4)] for name in own}
     assert own["weights equal"] == same["weights equal"] == 1
     assert own["accuracy"] > 0.3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,13 @@ def test_the_version_stands_in_one_place() -> None:
         *ROOT.glob("docs/*.py"),
     ]
     assert [path.name for path in files if text.search(path.read_text("utf-8"))] == ["_version.py"]
+
+
+def test_every_dependency_has_a_floor_that_can_be_installed() -> None:
+    """`make floors` holds each one to its lowest version, so each must name one, and no more."""
+    pins = runpy.run_path(str(ROOT / "tools" / "floors.py"))["floors"]()
+    assert [pin for pin in pins if not re.fullmatch(r"[\w-]+==[\d.]+(; .*)?", pin)] == []
+    assert {"torch", "typer", "triton"} <= {pin.partition("==")[0] for pin in pins}
 
 
 def test_the_changelog_knows_the_version() -> None:
