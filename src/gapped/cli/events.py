@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gapped import records
-from gapped.errors import GappedError
+from gapped.errors import require
 from gapped.lab.kinds import KINDS
 from gapped.records import Line
 
@@ -16,10 +16,9 @@ __all__ = ["event_writer", "write_events"]
 
 def event_writer() -> type[Any]:
     """What writes event files; its absence is an error, better met before training than after."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise GappedError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+    require("--tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gapped.diagnostics.intervals import Interval
-from gapped.errors import listing, reject
+from gapped.errors import listing, reject, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,6 +192,7 @@ class Diagnosis:
 
     def plot(self) -> Figure:
         """A matplotlib figure: bias, variance and mean squared error with their intervals."""
+        require("Diagnosis.plot", "matplotlib")
         from matplotlib.figure import Figure
 
         shown = [c for c in COLUMNS[1:4] if self.rows and getattr(self.rows[0], c[1]) is not None]
