@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
+from gapped.plain import printable
+
 __all__ = ["GappedError", "MissingExtra", "listing", "reject", "require"]
 
 
@@ -35,7 +37,7 @@ def reject(argument: str, got: Any, accepted: str) -> GappedError:
     >>> reject("tau", 0, "a positive number")
     GappedError('tau: got 0, expected a positive number')
     """
-    shown = got if isinstance(got, str) and " " in got else repr(got)
+    shown = printable(got) if isinstance(got, str) and " " in got else repr(got)
     return GappedError(f"{argument}: got {shown}, expected {accepted}")
 
 

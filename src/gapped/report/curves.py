@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gapped.report.cells import metric_name
+from gapped.report.cells import finite, metric_name
 from gapped.report.figures import Curve, learning_curves
 from gapped.report.svg import SERIES
 from gapped.report.tables import Row
@@ -27,13 +27,13 @@ def series_of(rows: Sequence[Row], lines: Mapping[str, Line], metric: str) -> li
 
 def curve(row: Row, lines: Mapping[str, Line], series: str, name: str, key: str) -> Curve | None:
     """A cell's runs on one axis of epochs; none where nothing finite was logged."""
-    logged = [line for line in _lines(row, lines) if line.get(series)]
+    logged = [line for line in _lines(row, lines) if isinstance(line.get(series), list)]
     epochs = sorted({epoch for line in logged for epoch in _epochs(line, series)})
     column = {epoch: i for i, epoch in enumerate(epochs)}
     values = np.full((len(logged), len(epochs)), np.nan)
     for i, line in enumerate(logged):
         for epoch, value in zip(_epochs(line, series), line[series], strict=False):
-            values[i, column[epoch]] = np.nan if value is None else value
+            values[i, column[epoch]] = finite(value)
     if not np.isfinite(values).any():
         return None
     return Curve(name, key, np.array(epochs, dtype=np.float64), values)
