@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gapped.errors import GappedError
 from gapped.fleet.trainer import derived_hash
 from gapped.lab.environment import current
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
@@ -19,7 +20,7 @@ from gapped.lab.lines import curve_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
-from gapped.lab.store import Store
+from gapped.lab.store import Store, plan_path
 from gapped.records import Line
 
 __all__ = [
@@ -163,6 +164,10 @@ def _planned(recipes: Sequence[Recipe], store: Store, request: str) -> list[Flee
             store.save_plan(request, [[spec.id for spec in fleet.specs] for fleet in fleets])
         return fleets
     entries = entries_by_run(recipes)
+    planned, done = [each for ids in kept for each in ids], {each for _, each in store.done()}
+    if len(set(planned)) < len(planned) or not entries.keys() - done <= set(planned) <= entries.keys():
+        path = plan_path(store.folder, request)
+        raise GappedError(f"{path}: a plan of other runs than those of the recipe; remove it to start over")
     return [Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in kept]
 
 

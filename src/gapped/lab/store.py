@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from gapped import records
 from gapped.errors import GappedError
+from gapped.forms import Within, check
 from gapped.records import Line
 
 __all__ = ["Store", "plan_path"]
@@ -67,8 +68,9 @@ class Store:
             return None
         try:
             plan: list[list[str]] = json.loads(path.read_bytes())
-        except ValueError:
-            raise GappedError(f"{path}: not a plan that can be read; remove it to start over") from None
+            check(plan, list[Annotated[list[str], Within(1)]], "not a list of fleets")
+        except (ValueError, RecursionError) as problem:
+            raise GappedError(f"{path}: no plan ({problem}); remove it to start over") from None
         return plan
 
     def finish(self, request: str, keys: Iterable[str]) -> None:
