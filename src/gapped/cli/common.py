@@ -77,7 +77,7 @@ def execute(
     from gapped.lab.store import Store
     from gapped.report.html import write_report
     from gapped.report.markdown import write_tables
-    from gapped.report.terminal import console, show
+    from gapped.report.terminal import console, say, show
 
     if tensorboard:
         event_writer()
@@ -87,7 +87,7 @@ def execute(
     display = Display(screen, minutes)
     for recipe in recipes:
         named = ": ".join(filter(None, (recipe.name, recipe.title)))
-        screen.print(named, markup=False, highlight=False, soft_wrap=True)
+        say(screen, named)
     try:
         with display:
             made = trains.run(recipes, store, data_dir=data_dir, watch=display)
@@ -104,5 +104,5 @@ def execute(
     show(made, screen)
     write_tables(made, out / "tables.md")
     if tensorboard:
-        screen.print(f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
-    screen.print(f"Report: {write_report(out)}", soft_wrap=True)
+        say(screen, f"TensorBoard: tensorboard --logdir {write_events(made, out)}")
+    say(screen, f"Report: {write_report(out)}")

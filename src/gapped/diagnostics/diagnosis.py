@@ -207,8 +207,9 @@ class Diagnosis:
             positive = [getattr(row, name).value for row in self.rows if getattr(row, name).value > 0]
             if name != "relative_bias" and positive and max(positive) > 20 * min(positive):
                 place.set_xscale("symlog", linthresh=max(min(positive), max(positive) * 1e-6))
+                place.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             place.set_title(title)
-        axes[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows])
+        axes[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows], parse_math=False)
         axes[0].invert_yaxis()
         return figure
 
