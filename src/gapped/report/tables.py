@@ -24,6 +24,7 @@ __all__ = [
     "Row",
     "Table",
     "as_code",
+    "best_rows",
     "escaped",
     "number",
     "rows",
@@ -41,6 +42,10 @@ MEASURED = {
     "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
     "efficiency": "One short run of each estimator: only memory and time are compared.",
 }
+
+# How many cells a picture, and how many rows a table for the eye shows: the best ones. tables.md has all.
+DRAWN = 40
+LISTED = 200
 
 # Labels up to this length are not broken on a terminal.
 LABEL = 14
@@ -144,6 +149,14 @@ def number(value: float | None, metric: str = "") -> Entry:
 def tau_entry(tau: float | None) -> Entry:
     """A temperature, as short as it goes."""
     return Entry(NOTHING) if tau is None else Entry(f"{tau:g}", tau)
+
+
+def best_rows(table: Table) -> Table:
+    """The table with no more rows than anybody reads, and a note on how many were left out."""
+    if len(table.rows) <= LISTED:
+        return table
+    note = f"The best {LISTED} of {len(table.rows):,} cells; gapped report writes all of them to tables.md."
+    return Table(table.columns, table.rows[:LISTED], (*table.notes, note))
 
 
 def without_empty(table: Table) -> Table:

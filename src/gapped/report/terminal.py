@@ -11,7 +11,7 @@ from gapped.plain import printable
 from gapped.report.cells import Record, groups
 from gapped.report.markdown import is_published
 from gapped.report.paper import against_paper, paper_table
-from gapped.report.tables import Table, rows_of, summary_table, to_rich, verdict_of
+from gapped.report.tables import Table, best_rows, rows_of, summary_table, to_rich, verdict_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,8 @@ def show(records: Iterable[Record], console: Console) -> None:
         own = [r for cell in group for r in cell.records]
         quick = ", quick run" if any(r.get("quick") for r in own) else ""
         title = f"{recipe} {protocol}".strip() + quick
-        console.print(to_rich(summary_table(rows_of(group)), title, console.width))
+        console.print(to_rich(table := best_rows(summary_table(rows_of(group))), title, console.width))
+        console.print(*table.notes, end="\n" * bool(table.notes))
         if is_published(recipe, protocol):
             table = _notes_below(paper_table(against_paper(own, recipe, protocol), recipe))
             console.print(to_rich(table, "beside the paper", console.width))
