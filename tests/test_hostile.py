@@ -10,6 +10,7 @@ import json
 import random
 import re
 import time
+import tomllib
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from gapped.data.listops import files as listops_files
 from gapped.errors import GappedError
 from gapped.forms import Rest, Within, check
 from gapped.lab.local import request_of
-from gapped.lab.recipe import load_recipe
+from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
 from gapped.lab.store import Store, plan_path
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -133,6 +134,18 @@ def test_damaged_results_are_reported_or_refused(name: str, folder: dict[str, An
         tried, refused = tried + 1, refused + bool(said)
     assert tried > 4
     assert refused > 1
+
+
+def test_a_damaged_recipe_is_refused() -> None:
+    rng, refused = random.Random(0), 0
+    tables = [tomllib.loads(path.read_text("utf-8")) for path in known_recipes().values()]
+    for _ in range(500):
+        table = rng.choice(tables)
+        try:
+            recipe_from(mutant({**table, "seeds": 1, "cell": table["cell"][:2]}, rng), "a.toml")
+        except GappedError:
+            refused += 1
+    assert refused > 100
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:

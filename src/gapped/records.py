@@ -140,7 +140,7 @@ _FORMS: dict[str, Any] = {
     "images.jsonl": Images,
     "trees.jsonl": Trees,
 }
-_KINDS: dict[object, Any] = {"bench": Bench, "startup": Startup}
+_KINDS: dict[str, Any] = {"bench": Bench, "startup": Startup}
 
 
 def load(path: Path) -> list[Line]:
@@ -168,7 +168,7 @@ def load(path: Path) -> list[Line]:
             raise GappedError(
                 f"{path}, line {number}: schema {line['schema']!r}, this version reads {SCHEMA}"
             )
-        form = _KINDS.get(line.get("kind")) if path.name == "bench.jsonl" else _FORMS.get(path.name)
+        form = _KINDS.get(str(line.get("kind"))) if path.name == "bench.jsonl" else _FORMS.get(path.name)
         check(line, form or Any, f"{path}, line {number}")
         # JSON that is plain ASCII without escapes holds nothing that does not print.
         usual = text.isascii() and b"\\" not in text and b"\x7f" not in text

@@ -52,7 +52,7 @@ def load_recipe(path: Path, *, quick: bool = False, **overrides: Any) -> Recipe:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise GappedError(f"recipe: {path}: {problem.strerror or problem}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:  # TOMLDecodeError and UnicodeDecodeError among them
         raise GappedError(f"recipe: {path}: not valid TOML ({problem})") from None
     return recipe_from(table, str(path), quick=quick, **overrides)
 
@@ -140,6 +140,7 @@ def _expand(
         if rest["task"] in KINDS:  # else the spec says what is accepted
             rest.setdefault("data", KINDS[rest["task"]].data[0])
             rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
+        rest.setdefault("data", "")
         label = _label(cell.get("label"), kind, chosen, point, axes, origin)
         for seed in seeds:
             yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)
