@@ -135,3 +135,12 @@ def test_a_page_put_elsewhere_touches_nothing_else(out: str, tmp_path: Path, cap
     assert (there / "tables.md").read_text() == "mine"
     assert len(list(there.glob("*.html"))) == 1
     assert not (tmp_path / "runs" / "tables.md").exists()
+
+
+def test_a_page_does_not_replace_records(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "runs" / "records.jsonl"
+    records.append(path, many("GST", [1.0, 1.2]))
+    before = path.read_bytes()
+    assert main(["report", "runs", "--out", "runs/records.jsonl"]) == 2
+    assert "expected a page to write" in one_line(capsys)
+    assert path.read_bytes() == before
