@@ -90,9 +90,7 @@ def _compiled(form: Any) -> tuple[str, Check]:
         base, limit = parts
         return _object(base, limit.form) if isinstance(limit, Rest) else _limited(base, limit)
     if origin is Literal:
-        return _plain(
-            " or ".join(map(repr, parts)), lambda value: any(value is p or value == p for p in parts)
-        )
+        return _plain(" or ".join(map(repr, parts)), lambda value: any(value == part for part in parts))
     if origin in (Union, UnionType):
         return _union([_compiled(part) for part in parts])
     if origin in (list, dict):
@@ -112,10 +110,7 @@ def _limited(base: Any, limit: Within) -> tuple[str, Check]:
 
     def find(value: Any) -> Fault | None:
         fault = basic(value)
-        if (
-            fault is None
-            and not limit.least <= (len(value) if hasattr(value, "__len__") else value) <= limit.most
-        ):
+        if fault is None and not limit.least <= (len(value) if units else value) <= limit.most:
             return "", value, accepted
         return fault
 

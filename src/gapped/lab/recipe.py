@@ -137,10 +137,10 @@ def _expand(
         chosen = {k: point.pop(k) for k in grid}
         rest = {**merged, **point}
         _text(rest["protocol"], f"{origin}: protocol")
-        if rest["task"] in KINDS:  # else the spec says what is accepted
+        if rest["task"] in KINDS:
             rest.setdefault("data", KINDS[rest["task"]].data[0])
             rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
-        rest.setdefault("data", "")
+        rest.setdefault("data", "")  # of an unknown task: the spec says which are known
         label = _label(cell.get("label"), kind, chosen, point, axes, origin)
         for seed in seeds:
             yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)
@@ -165,12 +165,10 @@ def _label(
     values = {**chosen, **point}
     try:
         return _text(_filled(_text(text, what), values), what)
-    except (KeyError, ValueError, TypeError) as problem:
-        if isinstance(problem, GappedError):
-            raise
-        accepted = (
-            f"braces around {', '.join(values)}, with a format such as {{{next(iter(values))}:.2f}} at most"
-        )
+    except GappedError:
+        raise
+    except (KeyError, ValueError, TypeError):
+        accepted = f"braces around {', '.join(values)}, with a number format such as :.2f at most"
         raise reject(what, text, accepted) from None
 
 
