@@ -28,9 +28,10 @@ from gapped.cli.app import main
 from gapped.data.listops import files as listops_files
 from gapped.errors import GappedError
 from gapped.forms import Rest, Within, check
-from gapped.lab.local import request_of
+from gapped.lab.local import prepare
 from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
-from gapped.lab.store import Store, plan_path
+from gapped.lab.store import Store
+from gapped.schema import Curve
 
 RESULTS = Path(__file__).parents[1] / "results"
 SECONDS = 10
@@ -151,16 +152,16 @@ def test_a_damaged_recipe_is_refused() -> None:
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     rng, end = random.Random(0), time.monotonic() + SECONDS
-    recipe = load_recipe(Path(toy_recipe(tmp_path, seeds=2)))
-    request, runs = request_of([recipe]), [entry.spec.id for entry in recipe.entries]
-    plan = [runs[:2], runs[2:]]
-    refused = 0
+    prepare([load_recipe(Path(toy_recipe(tmp_path, seeds=2)), runs_per_fleet=2)], Store(tmp_path / "whole"))
+    (kept,) = (tmp_path / "whole" / "checkpoints").glob("*.plan.json")
+    plan, refused = json.loads(kept.read_bytes()), 0
     for attempt in range(40):
-        out = tmp_path / f"o{attempt}"
-        Store(out).save_plan(request, mutant(plan, rng))
-        if attempt % 5 == 0:
-            plan_path(out, request).write_bytes(damaged(json.dumps(plan).encode(), rng))
-        said = answer("reproduce", "toy.toml", "--seeds", "2", "--device", "cpu", "--out", str(out))
+        path = tmp_path / f"o{attempt}" / "checkpoints" / kept.name
+        path.parent.mkdir(parents=True)
+        text = json.dumps(mutant(plan, rng)).encode()
+        path.write_bytes(damaged(kept.read_bytes(), rng) if attempt % 5 == 0 else text)
+        asked = ["--seeds", "2", "--runs-per-fleet", "2", "--device", "cpu", "--out", f"o{attempt}"]
+        said = answer("reproduce", "toy.toml", *asked)
         assert not said or "plan" in said
         refused += bool(said)
         if time.monotonic() > end:
@@ -205,8 +206,8 @@ def test_damaged_logits_are_refused(tmp_path: Path) -> None:
         (2**63, int, "got 9223372036854775808, expected a whole number"),
         (0, Annotated[int, Within(1)], "got 0, expected a whole number from 1"),
         ("abc", Annotated[str, Within(0, 2)], "got 'abc', expected a text of 0 to 2 characters"),
-        ({"id": "x", "b": 1}, Annotated[records.Curve, Rest(list[float])], "b: got 1, expected a list"),
-        ({"b": []}, records.Curve, "id: got nothing, expected a text of 0 to 200 characters"),
+        ({"id": "x", "b": 1}, Annotated[Curve, Rest(list[float])], "b: got 1, expected a list"),
+        ({"b": []}, Curve, "id: got nothing, expected a text of 0 to 200 characters"),
         ({"a": {"b": "x" * 5000}}, dict[str, dict[str, int]], r"a\.b: got 'x+\.\.\.x+', expected .*"),
     ],
 )

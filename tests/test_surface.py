@@ -61,6 +61,7 @@ LAYERS = (
     ("plain", "_version"),
     ("errors",),
     ("forms",),
+    ("schema",),
     ("records", "checks"),
     ("simplex", "once"),
     ("kernels",),

@@ -18,8 +18,8 @@ from gapped.lab.kinds import KINDS
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
 from gapped.plain import file_name
-from gapped.records import Name, Size
 from gapped.registry import options_of
+from gapped.schema import Name, Size
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 
