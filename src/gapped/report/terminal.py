@@ -38,8 +38,8 @@ def show(records: Iterable[Record], console: Console) -> None:
         own = [r for cell in group for r in cell.records]
         quick = ", quick run" if any(r.get("quick") for r in own) else ""
         title = f"{recipe} {protocol}".strip() + quick
-        console.print(to_rich(table := best_rows(summary_table(rows_of(group))), title, console.width))
-        console.print(*table.notes, end="\n" * bool(table.notes))
+        table = best_rows(summary_table(rows_of(group)))
+        console.print(to_rich(table, title, console.width), *table.notes)
         if is_published(recipe, protocol):
             table = _notes_below(paper_table(against_paper(own, recipe, protocol), recipe))
             console.print(to_rich(table, "beside the paper", console.width))
