@@ -10,7 +10,7 @@ from gapped.errors import GappedError
 from gapped.forms import Rest, Within, check
 from gapped.plain import printable
 
-__all__ = ["SCHEMA", "Line", "Name", "Size", "read_line"]
+__all__ = ["SCHEMA", "Line", "Name", "read_line"]
 
 SCHEMA = 1
 
@@ -125,7 +125,7 @@ class Startup(TypedDict, total=False):
 # The forms of lines by file; those of a bench come in kinds.
 _FORMS: dict[str, Any] = {
     "records.jsonl": Record,
-    "curves.jsonl": Annotated[Curve, Rest(list[float | None] | Scalar)],
+    "curves.jsonl": Annotated[Curve, Rest(list[float | None] | bool | float | str | None)],
     "images.jsonl": Images,
     "trees.jsonl": Trees,
 }

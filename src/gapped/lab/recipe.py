@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 from gapped.forms import check
 from gapped.lab.kinds import KINDS
@@ -19,7 +20,7 @@ from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
 from gapped.plain import file_name
 from gapped.registry import options_of
-from gapped.schema import Name, Size
+from gapped.schema import Name
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 
@@ -80,7 +81,8 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
     if file_name(name) != name:
         raise reject(f"{origin}: name", name, "a plain file name, such as vae-30x10")
     per_fleet = settings.pop("runs_per_fleet", None)
-    check(per_fleet, Size | None, f"{origin}: runs_per_fleet")
+    if per_fleet is not None:
+        check_count(f"{origin}: runs_per_fleet", per_fleet)
     entries: list[Entry] = []
     for cell in cells:
         own = _seeds_of(cell, seeds, "seeds" in changed, origin)
