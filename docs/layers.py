@@ -27,7 +27,10 @@ BANDS = (
             (("kernels", "fused Triton twins"),),
             (("simplex", "normalising, drawing, noise"), ("once", "no second derivative")),
             (("records", "JSON lines on disk"), ("checks", "of arguments")),
+            (("schema", "what lines of records hold"),),
+            (("forms", "what an object from a file must be"),),
             (("errors", "one error family"),),
+            (("plain", "text that is safe to show"),),
         ),
     ),
 )

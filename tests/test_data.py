@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import os
 import struct
 import subprocess
@@ -348,9 +347,8 @@ def test_download_off(tmp_path, monkeypatch):
 
 
 def test_without_pooch(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pooch" else find(name))
-    with pytest.raises(GappedError, match=r"needs pooch \(pip install 'gapped\[lab\]'\); put "):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(GappedError, match=r'needs pooch: pip install "gapped\[lab\]"; put '):
         TINY.load(None, progress=False, download=True)
 
 

@@ -59,7 +59,7 @@ def test_what_is_absent_is_no_fault(
     monkeypatch.setenv("GAPPED_DATA", str(tmp_path / "nowhere"))
     status, found = ask(capsys)
     assert status == 0
-    assert found["pooch"] == ["absent", "needed for downloads", "pip install pooch"]
+    assert found["pooch"] == ["absent", "needed for downloads", 'pip install "gapped[lab]"']
     assert found["$GAPPED_DATA"][:2] == ["absent", f"{tmp_path / 'nowhere'} does not exist"]
     assert found["data mnist"][0] == "absent"
     assert found["data mnist"][1].startswith("missing: train-images-idx3-ubyte, ")

@@ -412,6 +412,8 @@ def test_missing_keys_are_named(key):
         (b"name = \n", "not valid TOML"),
         (b"name = 'a'\nname = 'b'\n", "not valid TOML"),
         (b"\xff\xfe\x00", "not valid TOML"),
+        (b"name = " + b"[" * 5000, "not valid TOML"),
+        (b"seeds = " + b"9" * 5000, "not valid TOML"),
         (b'nmae = "x"\n[[cell]]\nestimator = "gst"\n', "unknown key 'nmae', expected among .*name"),
     ],
 )

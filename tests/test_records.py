@@ -41,7 +41,7 @@ def test_lines_come_back_in_order(tmp_path):
     records.append(path, iter([line("c", value=0.1)]))
     assert records.load(path) == [
         line("a"),
-        line("b", label="τ = 1\u2028\x85\nnext"),
+        line("b", label=r"τ = 1\u2028\x85\nnext"),
         line("c", value=0.1),
     ]
     assert path.read_bytes().count(b"\n") == 3
@@ -116,10 +116,10 @@ def test_bytes_that_are_not_text_are_an_error_of_the_same_kind(tmp_path):
 @pytest.mark.parametrize(
     ("name", "bad", "problem"),
     [
-        ("records", {"id": "x"}, "recipe: got None"),
-        ("records", {"recipe": "r"}, "id: got None"),
+        ("records", {"id": "x"}, "recipe: got nothing"),
+        ("records", {"recipe": "r"}, "id: got nothing"),
         ("records", {"recipe": "r", "id": 3}, "id: got 3"),
-        ("curves", {"epoch": [1]}, "id: got None"),
+        ("curves", {"epoch": [1]}, "id: got nothing"),
     ],
 )
 def test_a_line_that_does_not_say_whose_it_is_is_an_error_that_names_it(tmp_path, name, bad, problem):

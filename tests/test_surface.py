@@ -58,7 +58,10 @@ SURFACE = {
 
 # Lowest first; a module imports from lower lines, or from its own subpackage.
 LAYERS = (
-    ("errors", "_version"),
+    ("plain", "_version"),
+    ("errors",),
+    ("forms",),
+    ("schema",),
     ("records", "checks"),
     ("simplex", "once"),
     ("kernels",),

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["GappedError", "listing", "reject"]
+from gapped.plain import printable
+
+__all__ = ["GappedError", "MissingExtra", "listing", "reject", "require"]
 
 
 class GappedError(ValueError):
     """Bad input, in one line: which argument, what came, what is accepted."""
+
+
+class MissingExtra(GappedError, ImportError):
+    """A package of the extra ``lab`` is not installed."""
+
+
+def require(what: str, *modules: str) -> None:
+    """Say at once that `what` needs packages which ``pip install gapped`` alone does not bring.
+
+    >>> require("counting", "math", "numbers_of_mine")
+    Traceback (most recent call last):
+    gapped.errors.MissingExtra: counting needs numbers_of_mine: pip install "gapped[lab]"
+    """
+    absent = ["scikit-learn" if name == "sklearn" else name for name in modules if find_spec(name) is None]
+    if absent:
+        raise MissingExtra(f'{what} needs {listing(absent)}: pip install "gapped[lab]"')
 
 
 def reject(argument: str, got: Any, accepted: str) -> GappedError:
@@ -18,7 +37,7 @@ def reject(argument: str, got: Any, accepted: str) -> GappedError:
     >>> reject("tau", 0, "a positive number")
     GappedError('tau: got 0, expected a positive number')
     """
-    shown = got if isinstance(got, str) and " " in got else repr(got)
+    shown = printable(got) if isinstance(got, str) and " " in got else repr(got)
     return GappedError(f"{argument}: got {shown}, expected {accepted}")
 
 

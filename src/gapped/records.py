@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from gapped.errors import GappedError
+from gapped.schema import SCHEMA, Line, read_line
 
 __all__ = [
     "SCHEMA",
@@ -33,18 +33,9 @@ __all__ = [
     "writers",
 ]
 
-SCHEMA = 1
 _BLOCK = 1 << 16
 # How often a folder may vanish between its making and its first file.
 _ATTEMPTS = 100
-
-Line = dict[str, Any]
-
-# What every line of these files says of itself, in text.
-_KEYS = {
-    "records.jsonl": ("recipe", "id"),
-    **dict.fromkeys(("curves.jsonl", "images.jsonl", "trees.jsonl"), ("id",)),
-}
 
 
 def has_failed(record: Line) -> bool:
@@ -66,18 +57,7 @@ def parse(path: Path, raw: bytes) -> tuple[list[Line], int]:
     for number, text in enumerate(raw[:complete].split(b"\n"), start=1):
         if not text.strip():
             continue
-        try:
-            line = json.loads(text)
-        except ValueError as problem:  # JSONDecodeError and UnicodeDecodeError
-            raise GappedError(f"{path}, line {number}: not a JSON object ({problem})") from None
-        if not isinstance(line, dict):
-            raise GappedError(f"{path}, line {number}: not a JSON object")
-        if line.get("schema", SCHEMA) != SCHEMA:
-            raise GappedError(f"{path}, line {number}: schema {line['schema']}, this version reads {SCHEMA}")
-        for key in _KEYS.get(path.name, ()):
-            if not isinstance(line.get(key), str):
-                raise GappedError(f"{path}, line {number}: {key}: got {line.get(key)!r}, expected a text")
-        lines.append(line)
+        lines.append(read_line(text, path, number))
     return lines, complete
 
 
@@ -209,6 +189,6 @@ def _complete_length(raw: bytes) -> int:
     ended = raw.rfind(b"\n") + 1
     try:
         whole = isinstance(json.loads(raw[ended:]), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = False
     return len(raw) if whole else ended

@@ -20,6 +20,7 @@ from gapped.cli.properties import properties
 from gapped.cli.report import report
 from gapped.cli.reproduce import reproduce
 from gapped.errors import GappedError
+from gapped.plain import printable
 
 __all__ = ["app", "main"]
 
@@ -74,13 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
         print("gapped: interrupted", file=sys.stderr)
         return 130
     except Stopped as stop:
-        print(f"gapped: {stop}", file=sys.stderr)
+        print(*(printable(line) for line in f"gapped: {stop}".split("\n")), sep="\n", file=sys.stderr)
         return stop.status
     except Exception as problem:
         if "--debug" in arguments:
             raise
         line, status = _explain(problem)
-        print(f"gapped: {line}", file=sys.stderr)
+        print(f"gapped: {printable(line)}", file=sys.stderr)
         return status
 
 
@@ -102,7 +103,9 @@ def _one_line(
 ) -> str:
     """A warning as people read it, if it is ours; the source line that gave it says nothing to them."""
     ours = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1])
-    return f"gapped: {message}\n" if ours else _usual(message, category, filename, lineno, line)
+    return (
+        f"gapped: {printable(str(message))}\n" if ours else _usual(message, category, filename, lineno, line)
+    )
 
 
 _usual = warnings.formatwarning

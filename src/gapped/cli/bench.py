@@ -78,14 +78,15 @@ def _measure(
     jobs: Sequence[Job], where: torch.device, seconds: float, path: Path, screen: Console, startup: bool
 ) -> list[Line]:
     """Measure everything; each shape is on disk as soon as it is done."""
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gapped import records
     from gapped.lab.bench import run
     from gapped.lab.bench import startup as import_cost
 
     made: list[Line] = []
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(job.cases) + 1 for job in jobs) + startup)
 
         def watch(what: str) -> None:
@@ -109,8 +110,9 @@ def present(made: Sequence[Line], out: Path, screen: Console) -> None:
     from gapped.report.bench_figure import bench_figure
     from gapped.report.tables import to_rich
     from gapped.report.targets import target_table
+    from gapped.report.terminal import say
 
-    said = partial(screen.print, markup=False, highlight=False, soft_wrap=True)
+    said = partial(say, screen)
     for found in benches(made):
         screen.print(to_rich(table_of(found), title_of(found), screen.width))
         for reason in reasons(found):

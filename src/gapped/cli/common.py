@@ -79,7 +79,7 @@ def execute(
     from gapped.lab.store import Store
     from gapped.report.html import write_report
     from gapped.report.markdown import write_tables
-    from gapped.report.terminal import console, show
+    from gapped.report.terminal import console, say, show
 
     if tensorboard:
         event_writer()
@@ -89,7 +89,7 @@ def execute(
     display = Display(screen, minutes)
     for recipe in recipes:
         named = ": ".join(filter(None, (recipe.name, recipe.title)))
-        screen.print(named, markup=False, highlight=False, soft_wrap=True)
+        say(screen, named)
     try:
         with display:
             made = trains.run(recipes, store, data_dir=data_dir, watch=display)
@@ -109,8 +109,8 @@ def execute(
         show(sound, screen)
         write_tables(sound, out / "tables.md")
         if tensorboard:
-            screen.print(f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
-        screen.print(f"Report: {write_report(out)}", soft_wrap=True)
+            say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
+        say(screen, f"Report: {write_report(out)}")
     if failed:
         raise Stopped("\ngapped: ".join(_failure(line, made) for line in failed.values()), 1)
 

@@ -89,7 +89,7 @@ def diagnose(
     from gapped.lab.problems import Problem
     from gapped.lab.problems import problem as known_problem
     from gapped.lab.store import Store
-    from gapped.report.terminal import console
+    from gapped.report.terminal import console, say
 
     members, places = _members(estimator, tau, axes)
     where = function or problem
@@ -115,7 +115,7 @@ def diagnose(
             generator=torch.Generator().manual_seed(seed),
             progress=bar,
         )
-    screen.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    screen.print(str(found), soft_wrap=True)
     settings = {"problem": where, "shape": list(point.shape), "tau": tau, "seed": seed, "sweep": axes}
     record = {**settings, **found.to_dict(), "environment": describe(point.device)}
     _write(out / "diagnosis.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -123,7 +123,7 @@ def diagnose(
     for name, svg in pictures.items():
         _write(out / f"{name}.svg", svg)
     written = ", ".join(["diagnosis.json", *(f"{name}.svg" for name in pictures)])
-    screen.print(f"Written to {out}: {written}", soft_wrap=True, markup=False, highlight=False)
+    say(screen, f"Written to {out}: {written}")
     return 0
 
 
@@ -193,17 +193,17 @@ def _normal(shape: tuple[int, int], seed: int) -> Tensor:
 
 
 def _load(path: Path) -> Tensor:
-    import pickle
-
     import torch
 
     try:
-        found = torch.load(path, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError):
-        found = None
-    if not isinstance(found, torch.Tensor):
-        raise reject("--logits", str(path), "a file with one tensor, written by torch.save")
-    return found
+        logits = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception:  # a damaged file may fail in any way
+        logits = None
+    if not isinstance(logits, torch.Tensor) or logits.layout != torch.strided or logits.device.type != "cpu":
+        raise reject("--logits", str(path), "a file with one dense tensor, written by torch.save")
+    return logits.detach()
 
 
 def _users(text: str) -> Callable[[Tensor], Tensor]:
@@ -247,7 +247,7 @@ class _Bar:
     def __init__(self, screen: Console, members: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
         self.screen = screen
         self.progress = Progress(*columns, console=screen, transient=True)
         self.bar = self.progress.add_task("measuring", total=members)
@@ -266,7 +266,7 @@ class _Bar:
         measured = sum(share for name, share in self.done.items() if name != "reference")
         self.progress.update(self.bar, description=label, completed=measured)
         if done == total and not self.screen.is_terminal:
-            self.screen.print(f"measured {label}", markup=False, highlight=False)
+            self.screen.print(f"measured {label}")
 
 
 def _picture(found: Diagnosis, where: str) -> str:

@@ -68,7 +68,8 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(name, OK, version(name))
         except PackageNotFoundError:
-            yield Finding(name, ABSENT, f"needed for {purpose}", f"pip install {name}")
+            extra = "triton" if name == "triton" else "lab"
+            yield Finding(name, ABSENT, f"needed for {purpose}", f'pip install "gapped[{extra}]"')
 
 
 def _machine() -> Iterator[Finding]:

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from gapped import records
-from gapped.errors import GappedError
+from gapped.errors import require
 from gapped.lab.kinds import KINDS
+from gapped.plain import file_name
 from gapped.records import Line
+from gapped.report.cells import label
 
 __all__ = ["event_writer", "write_events"]
 
 
 def event_writer() -> type[Any]:
     """What writes event files; its absence is an error, better met before training than after."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise GappedError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+    require("--tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter
 
 
@@ -34,10 +35,10 @@ def write_events(made: Iterable[Line], folder: Path) -> Path:
         if curve is None or run.exists():
             continue
         with writer_of(str(run)) as writer:
-            for name, values in curve.items():
-                if name in ("id", "epoch"):
-                    continue
-                for epoch, value in zip(curve["epoch"], values, strict=True):
+            epochs = curve.get("epoch") or ()
+            series = {name: v for name, v in curve.items() if isinstance(v, list) and name != "epoch"}
+            for name, values in series.items():
+                for epoch, value in zip(epochs, values, strict=False):
                     if value is not None:
                         writer.add_scalar(name, value, epoch)
     return target
@@ -48,7 +49,11 @@ def _place(record: Line) -> Path:
 
     The end is the run's id: a cell may have been trained for another number of epochs before.
     """
-    data = "" if record["data"] == KINDS[record["task"]].data[0] else f"-{record['data']}"
-    at = "" if record["tau"] is None else f"-tau{record['tau']:g}"
-    cell = f"{record['label']}{at}-seed{record['seed']}-{record['id'][:6]}"
-    return Path(*(part.replace("/", "_") for part in (record["recipe"], record["protocol"] + data, cell)))
+    kind = KINDS.get(record.get("task", ""))
+    data = record.get("data")
+    named = "" if data is None or (kind and data == kind.data[0]) else f"-{data}"
+    tau = record.get("tau")
+    at = "" if tau is None else f"-tau{tau:g}"
+    run = f"{at}-seed{record.get('seed', 0)}-{file_name(record['id'][:6])}"
+    table = file_name(f"{record.get('protocol') or ''}{named}")
+    return Path(file_name(record["recipe"]), table, file_name(label(record)) + run)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gapped.plain import printable
+
 __all__ = ["FIGURES", "PICTURES", "draw_figures", "figures"]
 
 FIGURES = "figures"
@@ -24,7 +26,7 @@ def draw_figures(folder: Path, quick: bool) -> None:
     made = figures(quick)
     for name, text in made.items():
         new = write(folder / name, text)
-        print(f"{'written' if new else 'unchanged'}: {folder / name}")
+        print(printable(f"{'written' if new else 'unchanged'}: {folder / name}"))
 
 
 def figures(quick: bool = False) -> dict[str, str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import typer
 
+from gapped.plain import printable
+
 __all__ = ["show_rows"]
 
 
@@ -18,10 +20,10 @@ def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     if not console.is_terminal:
         for row in rows:
-            typer.echo("\t".join(row))
+            typer.echo("\t".join(map(printable, row)))
         return
     table = Table(*titles)
     for row in rows:
         # Text, because a path may hold brackets, which rich would read as markup.
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
     console.print(table)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gapped.plain import printable
+
 __all__ = ["report"]
 
 
@@ -19,7 +21,11 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to put the report; RUNS/report.html without it.", show_default=False),
+        typer.Option(
+            help="Write the page to this file, or as report.html into this folder, and nothing else. Without "
+            "it, RUNS/report.html and RUNS/tables.md are written.",
+            show_default=False,
+        ),
     ] = None,
     update: Annotated[
         list[Path] | None,
@@ -45,7 +51,7 @@ def report(
 
         words = {True: "updated", False: "unchanged", None: "left out, with nothing in the records to show"}
         for path, new in update_documents(runs, update or [], figures):
-            print(f"{words[new]}: {path}")
+            print(printable(f"{words[new]}: {path}"))
         return
 
     if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():
@@ -58,11 +64,12 @@ def report(
 
     from gapped.report import read, write_report
     from gapped.report.markdown import write_tables
-    from gapped.report.terminal import console, show
+    from gapped.report.terminal import console, say, show
 
     records = read(runs)
     path = write_report(runs, out)
-    write_tables(records, path.with_name("tables.md"))
+    if out is None:
+        write_tables(records, runs / "tables.md")
     screen = console()
     show(records, screen)
-    screen.print(f"report: {path}", soft_wrap=True, highlight=False, markup=False)
+    say(screen, f"report: {path}")

@@ -43,7 +43,12 @@ class Display:
     def __init__(self, console: Console, minutes: float | None = None) -> None:
         self.console = console
         self.deadline = inf if minutes is None else time.monotonic() + 60 * minutes
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("epochs"),
+        )
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.live = Live(console=console, refresh_per_second=4, transient=True)
         self.epochs: dict[str, int] = {}

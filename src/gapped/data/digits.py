@@ -10,7 +10,7 @@ import torch
 
 from gapped.data.dataset import Dataset
 from gapped.data.source import Part
-from gapped.errors import GappedError
+from gapped.errors import GappedError, require
 
 __all__ = ["DigitsSource"]
 
@@ -39,10 +39,9 @@ class DigitsSource:
         return [Part("load_digits", "inside scikit-learn", "shape")]
 
     def load(self, data_dir: Path | None, progress: bool, download: bool) -> Dataset:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise GappedError("digits: needs scikit-learn (pip install 'gapped[lab]')") from None
+        require("the data set digits", "sklearn")
+        from sklearn.datasets import load_digits
+
         bunch = load_digits()
         images = torch.from_numpy(bunch.data).to(torch.uint8)
         labels = torch.from_numpy(bunch.target).to(torch.int64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, require
 
 __all__ = ["download"]
 
@@ -20,8 +20,7 @@ def download(file: str, mirrors: Sequence[str], md5: str, progress: bool) -> byt
     Nothing is kept on disk: the bytes arrive in a temporary folder that is gone on return, whatever
     happens. The caller stores them, in one atomic step, once it is content with them.
     """
-    if importlib.util.find_spec("pooch") is None:
-        raise GappedError("downloading needs pooch (pip install 'gapped[lab]')")
+    require("downloading", "pooch")
     failures = []
     for mirror in mirrors:
         try:

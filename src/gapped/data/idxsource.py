@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -124,7 +125,7 @@ class IdxSource:
 
     def _check(self, file: IdxFile, raw: bytes) -> tuple[torch.Tensor, str]:
         """The values in `raw`, packed or not, and in words what vouches for them."""
-        content = unpack(raw)
+        content = unpack(raw, 4 + 4 * len(file.dims) + prod(file.dims))
         values = idx.parse(content)
         if values.shape != file.dims:
             raise GappedError(f"shape {tuple(values.shape)}, expected {file.dims}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gapped.diagnostics.intervals import Interval
-from gapped.errors import listing, reject
+from gapped.errors import listing, reject, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,6 +192,7 @@ class Diagnosis:
 
     def plot(self) -> Figure:
         """A matplotlib figure: bias, variance and mean squared error with their intervals."""
+        require("Diagnosis.plot", "matplotlib")
         from matplotlib.figure import Figure
 
         shown = [c for c in COLUMNS[1:4] if self.rows and getattr(self.rows[0], c[1]) is not None]
@@ -206,8 +207,9 @@ class Diagnosis:
             positive = [getattr(row, name).value for row in self.rows if getattr(row, name).value > 0]
             if name != "relative_bias" and positive and max(positive) > 20 * min(positive):
                 place.set_xscale("symlog", linthresh=max(min(positive), max(positive) * 1e-6))
+                place.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             place.set_title(title)
-        axes[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows])
+        axes[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows], parse_math=False)
         axes[0].invert_yaxis()
         return figure
 

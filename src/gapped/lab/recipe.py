@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
+from gapped.checks import check_count
 from gapped.errors import GappedError, reject
+from gapped.forms import check
 from gapped.lab.kinds import KINDS
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
+from gapped.plain import file_name
 from gapped.registry import options_of
+from gapped.schema import Name
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
+
+# How a label may write a number: sign, width and digits, of two figures at most.
+_FORMAT = re.compile(r"\+?0?\d{0,2}(\.\d{1,2})?[defg%]?")
 
 # A seed is easily written where their number belongs.
 _MOST_SEEDS = 1_000_000
@@ -44,7 +53,7 @@ def load_recipe(path: Path, *, quick: bool = False, **overrides: Any) -> Recipe:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise GappedError(f"recipe: {path}: {problem.strerror or problem}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:  # TOMLDecodeError and UnicodeDecodeError among them
         raise GappedError(f"recipe: {path}: not valid TOML ({problem})") from None
     return recipe_from(table, str(path), quick=quick, **overrides)
 
@@ -68,12 +77,12 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
             raise GappedError(f"{origin}: missing key {key!r}")
     _text(settings["task"], f"{origin}: task")
     seeds = _seeds(settings.pop("seeds"), origin) if "seeds" in settings else None
-    name, title = settings.pop("name"), _text(settings.pop("title", ""), f"{origin}: title")
-    if not isinstance(name, str) or not name:
-        raise GappedError(f"{origin}: name: got {name!r}, expected a text")
+    name, title = (_text(settings.pop(key, ""), f"{origin}: {key}") for key in ("name", "title"))
+    if file_name(name) != name:
+        raise reject(f"{origin}: name", name, "a plain file name, such as vae-30x10")
     per_fleet = settings.pop("runs_per_fleet", None)
-    if per_fleet is not None and (type(per_fleet) is not int or per_fleet < 1):
-        raise GappedError(f"{origin}: runs_per_fleet: got {per_fleet!r}, expected a positive integer")
+    if per_fleet is not None:
+        check_count(f"{origin}: runs_per_fleet", per_fleet)
     entries: list[Entry] = []
     for cell in cells:
         own = _seeds_of(cell, seeds, "seeds" in changed, origin)
@@ -130,9 +139,10 @@ def _expand(
         chosen = {k: point.pop(k) for k in grid}
         rest = {**merged, **point}
         _text(rest["protocol"], f"{origin}: protocol")
-        if rest["task"] in KINDS:  # else the spec says what is accepted
+        if rest["task"] in KINDS:
             rest.setdefault("data", KINDS[rest["task"]].data[0])
             rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
+        rest.setdefault("data", "")  # of an unknown task: the spec says which are known
         label = _label(cell.get("label"), kind, chosen, point, axes, origin)
         for seed in seeds:
             yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)
@@ -150,14 +160,30 @@ def _label(
 
     A temperature is shown beside every label.
     """
+    what = f"{origin} [[cell]]: label"
     if text is None:
         varied = [f"{k}={point[k]}" for k in _AXES if k != "tau" and len(axes.get(k, ())) > 1]
-        return ", ".join([show(kind, chosen), *varied])
+        return _text(", ".join([show(kind, chosen), *varied]), what)
+    values = {**chosen, **point}
     try:
-        return _text(text, f"{origin} [[cell]]: label").format(**chosen, **point)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
-        known = ", ".join([*chosen, *point])
-        raise GappedError(f"{origin} [[cell]]: label: got {text!r}, expected braces around {known}") from None
+        return _text(_filled(_text(text, what), values), what)
+    except GappedError:
+        raise
+    except (KeyError, ValueError, TypeError):
+        accepted = f"braces around {', '.join(values)}, with a number format such as :.2f at most"
+        raise reject(what, text, accepted) from None
+
+
+def _filled(text: str, values: Mapping[str, Any]) -> str:
+    """A template with its values. Not `str.format`, which also reads attributes and pads without a limit."""
+    made = ""
+    for literal, name, form, conversion in Formatter().parse(text):
+        made += literal
+        if name is not None:
+            if conversion or not _FORMAT.fullmatch(form or ""):
+                raise ValueError
+            made += format(values[name], form or "")
+    return made
 
 
 def _kept(cells: list[Any], skip: object, origin: str) -> list[Any]:
@@ -226,16 +252,16 @@ def _listed(value: Any, what: str) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _table(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise GappedError(f"{what}: got {value!r}, expected a table")
-    return value
+def _table(value: Any, what: str) -> dict[str, Any]:
+    check(value, dict[str, Any], what)
+    return value  # type: ignore[no-any-return]
 
 
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise GappedError(f"{what}: got {value!r}, expected a text")
-    return value
+def _text(value: Any, what: str) -> str:
+    check(value, Name, what)
+    if not value.isprintable():
+        raise reject(what, value, "a text that prints, in one line")
+    return value  # type: ignore[no-any-return]
 
 
 def _check_keys(table: Mapping[str, Any], known: set[str], origin: str) -> None:

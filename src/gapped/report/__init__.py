@@ -1,5 +1,10 @@
 """Records to tables, figures and one self-contained HTML file. Needs neither torch nor data."""
 
+from gapped.errors import require
+
+# Before any of these is imported, and so before anything is trained whose report could not be written.
+require("gapped.report", "numpy", "scipy", "matplotlib", "jinja2")
+
 from gapped.report.cells import Cell, cells, groups, read
 from gapped.report.html import render_html, write_report
 from gapped.report.markdown import render_markdown, update_markers

@@ -116,7 +116,7 @@ def _describe(cell: Cell) -> str:
     record = cell.records[0]
     options = ", ".join(f"{key} {value}" for key, value in (record.get("options") or {}).items())
     rate = f", learning rate {record['learning_rate']:g}" if record.get("learning_rate") else ""
-    return f"`{record['estimator']}`, {options}, τ={cell.tau:g}, {_relu(cell)} on the logits{rate}"
+    return f"{record['estimator']}, {options}, τ={cell.tau:g}, {_relu(cell)} on the logits{rate}"
 
 
 def _relu(cell: Cell) -> str:

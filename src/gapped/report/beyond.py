@@ -39,7 +39,7 @@ def gap_grid(evidence: Evidence) -> str:
             gap = row.cell.gap
             body.append(
                 (
-                    Entry(f"`{protocol}`"),
+                    Entry(protocol, code=True),
                     Entry(f"{gap:g}", gap) if gap is not None else Entry(NOTHING),
                     tau_entry(row.tau),
                     Entry(mean_std(s), s.mean),

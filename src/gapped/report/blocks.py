@@ -80,5 +80,12 @@ def render_block(evidence: Evidence, name: str) -> str:
         raise GappedError(f"records:{name}: no such block, expected one that these records fill: {known}")
     one = DERIVED.get(name)
     if one is not None and set(one.needs) <= set(evidence.recipes()):
-        return one.make(evidence)
+        try:
+            return one.make(evidence)
+        except GappedError:
+            raise
+        except (LookupError, TypeError, ValueError) as problem:
+            raise GappedError(
+                f"records:{name}: the records lack runs or curves that it tells of"
+            ) from problem
     return render_markdown(evidence.records, name)

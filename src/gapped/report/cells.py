@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,26 @@ from gapped.errors import GappedError
 from gapped.records import has_failed, load
 from gapped.report.statistics import Floats
 
-__all__ = ["Cell", "Record", "cells", "groups", "label", "metric_name", "primary", "read", "temperature"]
+__all__ = [
+    "Cell",
+    "Record",
+    "cells",
+    "finite",
+    "groups",
+    "label",
+    "metric_name",
+    "primary",
+    "read",
+    "temperature",
+]
 
 Record = dict[str, Any]
 
 # The first of these that a group of records carries is the one it is judged by.
 PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "surrogate_entropy")
 
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 # What a protocol is for: with one of these, its name says enough.
 _USUAL = ("mnist", "digits", "listops")
@@ -150,6 +164,11 @@ def has_temperatures(group: Iterable[Cell]) -> bool:
     return len({cell.tau for cell in group}) > 1
 
 
+def finite(value: float | None) -> float:
+    """A logged number, NaN where a run had none. Beyond float32, in which runs train, is no number either."""
+    return float(value) if value is not None and abs(value) <= _LARGEST else nan
+
+
 def _value(record: Record, metric: str) -> float:
     value = (record.get("metrics") or {}).get(metric)
-    return float("nan") if value is None or record.get("status") == "diverged" else float(value)
+    return nan if record.get("status") == "diverged" else finite(value)

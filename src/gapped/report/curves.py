@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gapped.report.cells import metric_name
+from gapped.report.cells import finite, metric_name
 from gapped.report.figures import Curve, learning_curves
 from gapped.report.svg import SERIES
-from gapped.report.tables import Row
+from gapped.report.tables import DRAWN, Row
 
 __all__ = ["colour_key", "curve", "curve_figures", "palette", "series_of"]
 
@@ -27,13 +27,13 @@ def series_of(rows: Sequence[Row], lines: Mapping[str, Line], metric: str) -> li
 
 def curve(row: Row, lines: Mapping[str, Line], series: str, name: str, key: str) -> Curve | None:
     """A cell's runs on one axis of epochs; none where nothing finite was logged."""
-    logged = [line for line in _lines(row, lines) if line.get(series)]
+    logged = [line for line in _lines(row, lines) if isinstance(line.get(series), list)]
     epochs = sorted({epoch for line in logged for epoch in _epochs(line, series)})
     column = {epoch: i for i, epoch in enumerate(epochs)}
     values = np.full((len(logged), len(epochs)), np.nan)
     for i, line in enumerate(logged):
         for epoch, value in zip(_epochs(line, series), line[series], strict=False):
-            values[i, column[epoch]] = np.nan if value is None else value
+            values[i, column[epoch]] = finite(value)
     if not np.isfinite(values).any():
         return None
     return Curve(name, key, np.array(epochs, dtype=np.float64), values)
@@ -42,17 +42,22 @@ def curve(row: Row, lines: Mapping[str, Line], series: str, name: str, key: str)
 def curve_figures(
     rows: Sequence[Row], lines: Mapping[str, Line], series: str, colours: Mapping[str, str], salt: str
 ) -> list[tuple[str, str, str]]:
-    """(name, title, SVG) of one figure, or of one for each temperature where one would be crowded."""
+    """(name, title, SVG) of one figure, or of one for each temperature where one would be crowded.
+
+    Of many cells the best are drawn, and of many temperatures those that have the best cells.
+    """
     taus = list(dict.fromkeys(r.tau for r in rows if r.tau is not None)) if len(rows) > len(SERIES) else []
     parts: list[tuple[str, str, Sequence[Row]]] = [("", "", rows)]
     if len(taus) > 1:
         parts = [
-            (f"-tau-{tau:g}", f" at τ={tau:g}", [r for r in rows if r.tau in (tau, None)]) for tau in taus
+            (f"-tau-{tau:g}", f" at τ={tau:g}", [r for r in rows if r.tau in (tau, None)])
+            for tau in taus[: len(SERIES)]
         ]
     made = []
     for suffix, at, part in parts:
         # Where all cells of a figure share the temperature its title names, the legend need not repeat it.
-        candidates = [curve(r, lines, series, r.label if at else r.name, colour_key(r, rows)) for r in part]
+        best = part[:DRAWN]
+        candidates = [curve(r, lines, series, r.label if at else r.name, colour_key(r, rows)) for r in best]
         curves = [c for c in candidates if c is not None]
         if not curves:
             continue

@@ -180,9 +180,9 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, rank: int, log: bool, run
         axes.plot(curve.epochs, curve.values.T, color=colour, linewidth=0.7, alpha=0.45, zorder=2)
     else:
         axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(
-        curve.epochs, mean, marker=mark, color=colour, linestyle=dash, label=curve.name, zorder=4 - rank / 10
-    )
+    # matplotlib keeps names that begin with an underscore out of its legends.
+    name = f" {curve.name}" if curve.name.startswith("_") else curve.name
+    axes.plot(curve.epochs, mean, marker=mark, color=colour, linestyle=dash, label=name, zorder=4 - rank / 10)
     return mean
 
 

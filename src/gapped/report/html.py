@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, reject
 from gapped.records import atomic_write
 from gapped.report.cells import Record
 from gapped.report.paper import paper
@@ -21,8 +21,10 @@ NAMES = {"gapped": "gapped", "commit": "commit", "torch": "torch", "device": "de
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write `report.html` from the records in `folder`, to `out` (a file or an existing folder) if given."""
-    page = render_html(sections(folder))
     path = folder / "report.html" if out is None else out / "report.html" if out.is_dir() else out
+    if path.suffix == ".jsonl":
+        raise reject("out", str(path), "a page to write, not a file of records")
+    page = render_html(sections(folder))
     try:
         with atomic_write(path) as file:
             file.write(page.encode("utf-8"))

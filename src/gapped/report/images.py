@@ -6,6 +6,7 @@ import base64
 import binascii
 import struct
 import zlib
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,12 @@ def tiles(line: dict[str, Any], kind: str) -> Pixels | None:
     """The (count, height, width) images of a line of `images.jsonl`; none where it has no such kind."""
     if not line.get(kind):
         return None
-    shape = (int(line["count"]), int(line["height"]), int(line["width"]))
+    shape = (line.get("count", 0), line.get("height", 0), line.get("width", 0))
     try:
         raw = base64.b64decode(line[kind], validate=True)
     except (binascii.Error, ValueError):
         raise GappedError(f"images.jsonl, {line.get('id')}: {kind} is not base64") from None
-    if len(raw) != int(np.prod(shape)):
+    if len(raw) != prod(shape):
         raise GappedError(f"images.jsonl, {line.get('id')}: {kind} has {len(raw)} bytes, expected {shape}")
     return np.frombuffer(raw, dtype=np.uint8).reshape(shape)
 

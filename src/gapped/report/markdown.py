@@ -10,7 +10,15 @@ from gapped.errors import GappedError
 from gapped.records import atomic_write
 from gapped.report.cells import Record, cells, groups, read
 from gapped.report.paper import against_paper, is_papers, paper, paper_table
-from gapped.report.tables import rows_of, summary_table, to_markdown, verdict_of, without_empty
+from gapped.report.tables import (
+    as_code,
+    escaped,
+    rows_of,
+    summary_table,
+    to_markdown,
+    verdict_of,
+    without_empty,
+)
 
 __all__ = ["command", "duration", "hardware", "minutes", "render_markdown", "update_markers", "write_tables"]
 
@@ -31,15 +39,15 @@ def render_markdown(source: Path | Iterable[Record], recipe: str) -> str:
     for (_, protocol), group in grouped.items():
         beside = against_paper(mine, recipe, protocol) if is_published(recipe, protocol) else []
         table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
-        title = f"Protocol `{protocol}`: " if len(grouped) > 1 else ""
-        parts.append(f"{title}{verdict_of(group)}\n\n{to_markdown(table)}")
+        title = f"Protocol {as_code(protocol)}: " if len(grouped) > 1 else ""
+        parts.append(f"{title}{escaped(verdict_of(group))}\n\n{to_markdown(table)}")
     return "\n".join([*parts, provenance(mine, recipe) + "\n"])
 
 
 def write_tables(records: list[Record], path: Path) -> None:
     """All recipes of the records as one Markdown file."""
     recipes = dict.fromkeys(str(r.get("recipe", "runs")) for r in records)
-    text = "\n".join(f"## {recipe}\n\n{render_markdown(records, recipe)}" for recipe in recipes)
+    text = "\n".join(f"## {escaped(recipe)}\n\n{render_markdown(records, recipe)}" for recipe in recipes)
     try:
         with atomic_write(path) as file:
             file.write(text.encode("utf-8"))
@@ -52,7 +60,7 @@ def provenance(records: list[Record], recipe: str) -> str:
     quick = "**Quick run**, scaled down. " if any(r.get("quick") for r in records) else ""
     runs = len([r for cell in cells(records) for r in cell.records])
     return (
-        f"{quick}`{command(records, recipe)}` on {hardware(records)}: "
+        f"{quick}{as_code(command(records, recipe))} on {escaped(hardware(records))}: "
         f"{runs} run{'s' * (runs != 1)} in {duration(records)}.{_shared(records)}{_shorter(records, recipe)}"
     )
 

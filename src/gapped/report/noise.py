@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from gapped.errors import GappedError, listing
-from gapped.report.cells import Record
+from gapped.report.cells import Record, finite
 from gapped.report.evidence import Evidence
 from gapped.report.statistics import Floats, band
 from gapped.report.tables import Entry, Table, to_markdown
@@ -98,7 +98,7 @@ def _records(evidence: Evidence, label: str) -> Sequence[Record]:
 
 
 def _seeds(evidence: Evidence, label: str) -> list[int]:
-    return [int(r["seed"]) for r in _records(evidence, label)]
+    return [int(r.get("seed") or 0) for r in _records(evidence, label)]
 
 
 def _runs(evidence: Evidence, label: str) -> Floats:
@@ -106,4 +106,4 @@ def _runs(evidence: Evidence, label: str) -> Floats:
     lines = [evidence.curves.get(str(r["id"]), {}).get(SERIES) for r in _records(evidence, label)]
     if not lines or any(line is None for line in lines):
         raise GappedError(f"records: no curve of {SERIES} of {label} in variance, which a block needs")
-    return np.array(lines, dtype=np.float64)
+    return np.array([[finite(value) for value in line or ()] for line in lines], dtype=np.float64)

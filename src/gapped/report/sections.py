@@ -13,7 +13,7 @@ from gapped.report.figures import final_values, heat_map
 from gapped.report.images import Pixels, strip, tiles
 from gapped.report.markdown import command, duration, hardware, is_published
 from gapped.report.paper import against_paper, paper_table
-from gapped.report.tables import Row, Table, rows_of, summary_table, verdict_of
+from gapped.report.tables import DRAWN, Row, Table, best_rows, rows_of, summary_table, verdict_of
 from gapped.report.trees import details, tree_pictures
 
 __all__ = ["Gallery", "Picture", "Section", "sections"]
@@ -75,6 +75,7 @@ def _section(
 ) -> Section:
     records = [r for cell in cells for r in cell.records]
     rows = rows_of(cells)
+    best = rows[:DRAWN]
     beside = against_paper(records, recipe, protocol) if is_published(recipe, protocol) else []
     at = {(r.label, r.tau): r.paper_mean for r in beside if r.metric == primary(cells)}
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
@@ -86,12 +87,12 @@ def _section(
         facts=_facts(records, recipe),
         pictures=(
             *_pictures(salt, rows, curves, published),
-            *(Picture(*each) for each in tree_pictures(rows, trees, salt)),
+            *(Picture(*each) for each in tree_pictures(best, trees, salt)),
         ),
-        table=summary_table(rows),
+        table=best_rows(summary_table(rows)),
         against_paper=paper_table(beside, recipe) if beside else None,
-        details=tuple(details(rows)),
-        galleries=tuple(_galleries(rows, drawn)),
+        details=tuple((title, best_rows(table)) for title, table in details(rows)),
+        galleries=tuple(_galleries(best, drawn)),
         quick=any(r.get("quick") for r in records),
         records=tuple(records),
     )
@@ -112,9 +113,11 @@ def _pictures(
     colours = palette(rows)
     made = []
     if any(row.value.count for row in rows):
-        dots = {r.name: colours[colour_key(r, rows)] for r in rows} if colours else {}
-        svg = final_values(rows, what, dots, published, f"{salt}-final")
-        made.append(Picture("final", "Where the runs end, best first.", svg))
+        best = rows[:DRAWN]
+        dots = {r.name: colours[colour_key(r, rows)] for r in best} if colours else {}
+        svg = final_values(best, what, dots, published, f"{salt}-final")
+        which = f", the best {DRAWN} of {len(rows):,} cells" if len(rows) > DRAWN else ""
+        made.append(Picture("final", f"Where the runs end, best first{which}.", svg))
     for series in series_of(rows, curves, metric):
         for name, title, svg in curve_figures(rows, curves, series, colours, salt):
             mean = "geometric mean" if "variance" in series else "mean"
@@ -123,7 +126,8 @@ def _pictures(
         ((gap, r.tau), r.value.mean) for r in rows if (gap := r.cell.gap) is not None and r.tau is not None
     ]
     grid = dict(fields)
-    square = min(len({gap for gap, _ in grid}), len({tau for _, tau in grid})) > 1 if grid else False
+    sides = len({gap for gap, _ in grid}), len({tau for _, tau in grid})
+    square = min(sides) > 1 and max(sides) <= DRAWN
     # Cells that differ in more than gap and temperature would hide each other on the map.
     distinct = len(grid) == len(fields)
     if square and distinct and any(mean == mean for mean in grid.values()):

@@ -36,7 +36,7 @@ def speed(evidence: Evidence) -> str:
         hours = AUTHORS_SECONDS * one.size * one.epochs / 3600
         body.append(
             (
-                Entry(", ".join(f"`{name}`" for name in one.recipes)),
+                Entry(", ".join(one.recipes), code=True),
                 Entry(str(one.size), one.size),
                 Entry(str(one.epochs), one.epochs),
                 Entry(f"{one.seconds:.1f}", one.seconds),

@@ -197,8 +197,9 @@ def _sentence(
     tests = [difference(arrays[best], arrays[name]).p for name in others]
     separated = holm(tests)
     open_ = [name for name, apart in zip(others, separated, strict=True) if not apart]
-    spread = "" if isnan(lead.std) else f", std {lead.std:.{digits}f}"
-    number = f"mean {lead.mean:.{digits}f}{spread}, {lead.count} seed{'s' * (lead.count != 1)}"
+    mean, std = (f"{x:.{digits}f}" if abs(x) < 1e6 else f"{x:.3g}" for x in (lead.mean, lead.std))
+    spread = "" if isnan(lead.std) else f", std {std}"
+    number = f"mean {mean}{spread}, {lead.count} seed{'s' * (lead.count != 1)}"
     lost = int((~np.isfinite(arrays[best])).sum())
     losses = _casualties({name: x for name, x in arrays.items() if name != best})
     if not others:

@@ -47,6 +47,8 @@ def style(name: str) -> Any:
     return matplotlib.rc_context(
         {
             "svg.hashsalt": name,
+            # A name may hold dollar signs: they are no mathematics.
+            "text.parse_math": False,
             # Text stays text: it is selectable, takes the page's font, and costs few bytes.
             "svg.fonttype": "none",
             "font.size": 11,

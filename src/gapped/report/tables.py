@@ -5,6 +5,7 @@ A `Table` knows nothing of its medium: every entry is a text and, where it has o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -22,6 +23,9 @@ __all__ = [
     "Entry",
     "Row",
     "Table",
+    "as_code",
+    "best_rows",
+    "escaped",
     "number",
     "rows",
     "summary_table",
@@ -38,6 +42,10 @@ MEASURED = {
     "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
     "efficiency": "One short run of each estimator: only memory and time are compared.",
 }
+
+# How many cells a picture, and how many rows a table for the eye shows: the best ones. tables.md has all.
+DRAWN = 40
+LISTED = 200
 
 # Labels up to this length are not broken on a terminal.
 LABEL = 14
@@ -68,10 +76,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a table shows, and the number it sorts by; texts sort as texts."""
+    """What a table shows, and the number it sorts by; texts sort as texts. Markdown sets `code` as code."""
 
     text: str
     value: float | None = None
+    code: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,7 @@ def number(value: float | None, metric: str = "") -> Entry:
     """A number as its metric wants it: nats to two decimals, accuracy to three, the rest to three digits."""
     if value is None or not isfinite(value):
         return Entry(NOTHING)
-    if metric.endswith(("elbo", "accuracy")):
+    if metric.endswith(("elbo", "accuracy")) and abs(value) < 1e6:
         return Entry(f"{value:.{_digits(metric)}f}", value)
     return Entry(f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}", value)
 
@@ -140,6 +149,14 @@ def number(value: float | None, metric: str = "") -> Entry:
 def tau_entry(tau: float | None) -> Entry:
     """A temperature, as short as it goes."""
     return Entry(NOTHING) if tau is None else Entry(f"{tau:g}", tau)
+
+
+def best_rows(table: Table) -> Table:
+    """The table with no more rows than anybody reads, and a note on how many were left out."""
+    if len(table.rows) <= LISTED:
+        return table
+    note = f"The best {LISTED} of {len(table.rows):,} cells; gapped report writes all of them to tables.md."
+    return Table(table.columns, table.rows[:LISTED], (*table.notes, note))
 
 
 def without_empty(table: Table) -> Table:
@@ -155,9 +172,34 @@ def to_markdown(table: Table) -> str:
     """A Markdown table: texts to the left, numbers to the right."""
     head = "| " + " | ".join(table.columns) + " |"
     rule = "|" + "|".join("---:" if right else ":---" for right in aligned_right(table)) + "|"
-    body = ["| " + " | ".join(e.text.replace("|", "\\|") for e in row) + " |" for row in table.rows]
+    texts = [[_in_markdown(entry) for entry in row] for row in table.rows]
+    body = ["| " + " | ".join(row) + " |" for row in texts]
     notes = [f"\n{note}" for note in table.notes]
     return "\n".join([head, rule, *body, *notes]) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""Text as Markdown that shows it, whatever is in it.
+
+    >>> escaped("GST[/1] | $x$"), escaped("gst:gap=1.2"), escaped("# x_y _z_")
+    ('GST\\[/1\\] \\| \\$x\\$', 'gst:gap=1.2', '\\# x_y \\_z\\_')
+    """
+    shown = re.sub(r"([\\`*\[\]<>|$~&#]|\b_|_\b)", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])(?=\s|[-=]|$)", r"\1\\\2", shown)
+
+
+def as_code(text: str) -> str:
+    """Text as code in Markdown; a longer fence where it holds the sign of one.
+
+    >>> as_code("vae"), as_code("a`b")
+    ('`vae`', '`` a`b ``')
+    """
+    shown = text.replace("|", "\\|")
+    return f"`` {shown} ``" if "`" in text else f"`{shown}`"
+
+
+def _in_markdown(entry: Entry) -> str:
+    return ", ".join(map(as_code, entry.text.split(", "))) if entry.code else escaped(entry.text)
 
 
 def to_rich(table: Table, title: str | None = None, width: int | None = None) -> rich.table.Table:

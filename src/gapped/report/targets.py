@@ -54,7 +54,7 @@ def target_table(lines: Sequence[Line]) -> Table:
     for line in startup_lines(lines):
         what, most = IMPORT_TARGET
         if line["what"] == what:
-            body.append(_verdict("after `import torch`", f"`{what}`", most, time(line), " ms"))
+            body.append(_verdict("after import torch", what, most, time(line), " ms", code=True))
     return Table(("where", "what", "target", "measured", "verdict"), tuple(body))
 
 
@@ -69,8 +69,10 @@ def _verdicts(bench: Bench, target: Target, line: Line) -> list[tuple[Entry, ...
     return [_verdict(bench.title, what, most, got, unit) for most, got, unit in asked if most is not None]
 
 
-def _verdict(where: str, what: str, most: float, got: float | None, unit: str) -> tuple[Entry, ...]:
+def _verdict(
+    where: str, what: str, most: float, got: float | None, unit: str, code: bool = False
+) -> tuple[Entry, ...]:
     """The number is judged as measured, not as rounded for the table."""
     word = NOTHING if got is None else "met" if got <= most else "missed"
     measured = NOTHING if got is None else f"{number(got).text}{unit}"
-    return (Entry(where), Entry(what), Entry(f"≤ {most:g}{unit}"), Entry(measured), Entry(word))
+    return (Entry(where), Entry(what, code=code), Entry(f"≤ {most:g}{unit}"), Entry(measured), Entry(word))

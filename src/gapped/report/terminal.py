@@ -7,23 +7,29 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from gapped.plain import printable
 from gapped.report.cells import Record, groups
 from gapped.report.markdown import is_published
 from gapped.report.paper import against_paper, paper_table
-from gapped.report.tables import Table, rows_of, summary_table, to_rich, verdict_of
+from gapped.report.tables import Table, best_rows, rows_of, summary_table, to_rich, verdict_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "show"]
+__all__ = ["console", "say", "show"]
 
 
 def console(*, quiet: bool = False) -> Console:
-    """The terminal at its width; a file or a pipe gets room enough for every column."""
+    """The terminal at its width; a file or a pipe gets room enough for every column. Text is never markup."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
-    return Console(width=width, quiet=quiet)
+    return Console(width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+
+def say(screen: Console, text: str) -> None:
+    """Print a line that may hold anything, such as a path; it is not broken at the terminal's width."""
+    screen.print(printable(text), soft_wrap=True)
 
 
 def show(records: Iterable[Record], console: Console) -> None:
@@ -32,13 +38,14 @@ def show(records: Iterable[Record], console: Console) -> None:
         own = [r for cell in group for r in cell.records]
         quick = ", quick run" if any(r.get("quick") for r in own) else ""
         title = f"{recipe} {protocol}".strip() + quick
-        console.print(to_rich(summary_table(rows_of(group)), title, console.width))
+        table = best_rows(summary_table(rows_of(group)))
+        console.print(to_rich(table, title, console.width), *table.notes)
         if is_published(recipe, protocol):
             table = _notes_below(paper_table(against_paper(own, recipe, protocol), recipe))
             console.print(to_rich(table, "beside the paper", console.width))
             for note in table.notes:
-                console.print(note.replace("*", ""), markup=False, highlight=False)
-        console.print(verdict_of(group), markup=False, highlight=False, style="bold", soft_wrap=True)
+                console.print(note.replace("*", ""))
+        console.print(verdict_of(group), style="bold", soft_wrap=True)
 
 
 def _notes_below(table: Table) -> Table:

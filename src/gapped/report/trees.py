@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from gapped.errors import listing
+from gapped.errors import GappedError, listing
 from gapped.report.cells import Cell, Record
 from gapped.report.curves import Line
 from gapped.report.evidence import Evidence
@@ -89,7 +89,7 @@ def tree_table(rows: Sequence[Row]) -> Table:
 def binned_table(rows: Sequence[Row], kind: str, what: str) -> Table:
     """Mean test accuracy of each cell in the bins of one kind that its records name."""
     prefix = f"{ACCURACY}_{kind}_"
-    names = {name for row in rows for name in _metrics(row.cell) if name.startswith(prefix)}
+    names = {name for row in rows for name in _metrics(row.cell) if re.match(rf"{prefix}\d", name)}
     ordered = sorted(names, key=lambda name: int(re.findall(r"\d+", name)[0]))
     columns = ("estimator", "τ", *(f"{what} {_bin(name.removeprefix(prefix))}" for name in ordered))
     body = [
@@ -137,7 +137,9 @@ def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> 
     with style(salt):
         figure, axes = new_figure(180)
         for start, end in spans:
-            middle = ends[start]
+            middle = ends.get(start)
+            if start not in open_ or middle not in open_ or ends[middle] != end:
+                raise GappedError(f"trees.jsonl, {label}: {which}: got {[start, end]}, expected two nodes")
             left, right = open_[start], open_.pop(middle)
             x, y = (left[0] + right[0]) / 2, max(left[1], right[1]) + 1
             colour = SERIES[2] if (start, end) in true else SERIES[1]
