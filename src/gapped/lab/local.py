@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, MissingExtra
 from gapped.fleet.trainer import derived_hash
 from gapped.lab.environment import current
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
@@ -193,11 +193,11 @@ def attempt(
     watch: Watch,
     checkpoint_seconds: float,
 ) -> Made:
-    """`train` a fleet; if that fails, the lines that say so."""
+    """`train` a fleet; if that fails, the lines that say so. A package that is missing ends the command."""
     began = time.monotonic()
     try:
         return train(fleet, device, checkpoints, data_dir, watch, checkpoint_seconds)
-    except Interrupted:
+    except (Interrupted, MissingExtra):
         raise
     except Exception as problem:
         return Made(list(failure_lines(fleet, problem, time.monotonic() - began, device)), {})
