@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gapped.fleet.trainer import Trainer, matmul_precision
 from gapped.lab.environment import describe, pick_device
+from gapped.lab.fleet.trainer import Trainer, matmul_precision
 from gapped.lab.fleets import build, plan
 from gapped.lab.recipe import Recipe, find_recipe
 

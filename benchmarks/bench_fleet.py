@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from gapped.cli.compare import default_recipe
+from gapped.lab.cli.compare import default_recipe
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleets import build, plan
 from gapped.lab.recipe import Recipe, find_recipe

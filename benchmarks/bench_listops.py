@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from gapped.fleet.trainer import Trainer, matmul_precision
 from gapped.lab.environment import describe, pick_device
+from gapped.lab.fleet.trainer import Trainer, matmul_precision
 from gapped.lab.fleets import build, plan
 from gapped.lab.recipe import find_recipe
 

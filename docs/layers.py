@@ -9,28 +9,27 @@ TARGET = Path(__file__).parent / "figures" / "layers.svg"
 # What a band is for, and its layers from the highest: name and a few words for each part.
 BANDS = (
     (
-        "laboratory",
+        "laboratory: gapped.lab",
         (
             (("cli", "one file per command"),),
-            (("report", "records to tables and pages"), ("lab", "recipes to records")),
+            (("report", "records to tables and pages"), ("lab", "recipes to records; engines, bench")),
             (("tasks", "models, losses, protocols"),),
-            (("fleet", "many runs, one program"), ("data", "data sets"), ("diagnostics", "moments")),
+            (("fleet", "many runs, one program"), ("data", "data sets")),
+            (("records", "JSON lines on disk, and what they hold"),),
         ),
     ),
     (
         "library: torch alone",
         (
+            (("diagnostics", "bias and variance of any estimator on any cost"),),
             (("nn", "sampling as a module"), ("distributions", "with rsample")),
             (("registry", "name to estimator"), ("objective", "one expectation")),
-            (("exact", "enumeration, the oracle"),),
             (("pathwise", "the sample carries the gradient"), ("score", "the cost must be known")),
+            (("choice", "an index instead of a one-hot vector"),),
             (("kernels", "fused Triton twins"),),
-            (("simplex", "normalising, drawing, noise"), ("once", "no second derivative")),
-            (("records", "JSON lines on disk"), ("checks", "of arguments")),
-            (("schema", "what lines of records hold"),),
-            (("forms", "what an object from a file must be"),),
+            (("simplex", "normalising, drawing, noise"), ("gradient", "estimated, not differentiable")),
+            (("checks", "of arguments"),),
             (("errors", "one error family"),),
-            (("plain", "text that is safe to show"),),
         ),
     ),
 )

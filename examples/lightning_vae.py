@@ -18,8 +18,8 @@ from torch.distributions import kl_divergence
 from torch.utils.data import DataLoader
 
 import gapped
-from gapped.data import load
 from gapped.distributions import OneHotCategorical
+from gapped.lab.data import load
 
 LATENTS, CATEGORIES, PIXELS, HIDDEN, BATCH = 10, 8, 64, 128, 100
 digits = load("digits")

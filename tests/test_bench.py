@@ -11,17 +11,18 @@ import pytest
 import torch
 
 import gapped
-from gapped import records
-from gapped.cli.app import main
 from gapped.errors import GappedError
-from gapped.lab import bench, jobs, timing
-from gapped.report.bench import Bench, benches, ratio, reasons, table_of
-from gapped.report.bench_blocks import BLOCKS, render_bench
-from gapped.report.bench_figure import bench_figure
-from gapped.report.documents import filled, names_in
-from gapped.report.drawings import draw
-from gapped.report.evidence import gather
-from gapped.report.targets import target_table
+from gapped.lab import jobs, records
+from gapped.lab.bench import suite as bench
+from gapped.lab.bench import timing
+from gapped.lab.cli.app import main
+from gapped.lab.report.bench import Bench, benches, ratio, reasons, table_of
+from gapped.lab.report.bench_blocks import BLOCKS, render_bench
+from gapped.lab.report.bench_figure import bench_figure
+from gapped.lab.report.documents import filled, names_in
+from gapped.lab.report.drawings import draw
+from gapped.lab.report.evidence import gather
+from gapped.lab.report.targets import target_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -109,7 +110,7 @@ def test_every_default_shape_is_written_as_it_is_shown() -> None:
 
 
 def test_the_default_plan_for_a_gpu_holds_every_target(roomy: None) -> None:
-    from gapped.report.targets import TARGETS
+    from gapped.lab.report.targets import TARGETS
 
     planned = {str(job.shape): job.cases for job in jobs.plan(CUDA)}
     for target in TARGETS:

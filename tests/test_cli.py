@@ -19,13 +19,12 @@ import torch
 from rich.console import Console
 
 import gapped
-from gapped import records
-from gapped.cli.app import main
-from gapped.cli.compare import default_recipe
-from gapped.cli.events import write_events
-from gapped.cli.watch import Display
 from gapped.errors import GappedError
-from gapped.lab import local
+from gapped.lab import local, records
+from gapped.lab.cli.app import main
+from gapped.lab.cli.compare import default_recipe
+from gapped.lab.cli.events import write_events
+from gapped.lab.cli.watch import Display
 from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
 from gapped.lab.store import Store
 
@@ -123,7 +122,7 @@ def test_without_a_command_help_is_shown_as_help(capsys):
 def test_help_does_not_wait_for_torch(arguments):
     code = (
         "import sys\n"
-        "from gapped.cli.app import main\n"
+        "from gapped.lab.cli.app import main\n"
         f"assert main({arguments!r}) == 0\n"
         "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -133,7 +132,7 @@ def test_help_does_not_wait_for_torch(arguments):
 
 def test_help_is_quick():
     """Processor time, the least of five: what the start costs, whatever else the machine is doing."""
-    code = "import sys; from gapped.cli.app import main; sys.exit(main(['--help']))"
+    code = "import sys; from gapped.lab.cli.app import main; sys.exit(main(['--help']))"
     took = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -453,7 +452,7 @@ def one_thread():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_with_a_checkpoint_and_the_same_command_completes(number, capsys, tmp_path):
     arguments = ["reproduce", toy_recipe(tmp_path, epochs=300), "--device", "cpu", "--out"]
-    code = "from gapped.cli.app import entry; entry()"
+    code = "from gapped.lab.cli.app import entry; entry()"
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", code, *arguments, str(tmp_path / "stopped")],
         stdout=subprocess.PIPE,

@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gapped.cli.data import data
-from gapped.data.mnist import MNIST
 from gapped.errors import GappedError
+from gapped.lab.cli.data import data
+from gapped.lab.data.mnist import MNIST
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +68,9 @@ def test_a_terminal_gets_a_table(monkeypatch, tmp_path):
 def test_import_leaves_torch_alone():
     """As far as this file goes: the package's own `__init__` is measured elsewhere."""
     code = (
-        "import sys, gapped; before = set(sys.modules); import gapped.cli.data;"
-        "print(sorted({'torch', 'numpy', 'sklearn', 'pooch', 'gapped.data'} & (set(sys.modules) - before)))"
+        "import sys, gapped; before = set(sys.modules); import gapped.lab.cli.data;"
+        "print(sorted({'torch', 'numpy', 'sklearn', 'pooch', 'gapped.lab.data'}"
+        "& (set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

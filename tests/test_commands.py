@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from test_docs import CALLS
 
-from gapped.cli import common
-from gapped.cli.app import main
+from gapped.lab.cli import common
+from gapped.lab.cli.app import main
 from gapped.lab.recipe import Recipe
 
 
@@ -128,7 +128,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         return common.execute([shrunk(recipe) for recipe in asked], *how)
 
     for command in ("compare", "reproduce"):
-        monkeypatch.setattr(f"gapped.cli.{command}.execute", execute)
+        monkeypatch.setattr(f"gapped.lab.cli.{command}.execute", execute)
 
 
 @pytest.mark.usefixtures("_small")

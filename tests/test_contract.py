@@ -35,8 +35,8 @@ from conftest import (
 from torch import Tensor
 
 import gapped
-from gapped.lab.timing import peak_memory
-from gapped.pathwise.carry import jacobian_product
+from gapped.gradient import jacobian_product
+from gapped.lab.bench.timing import peak_memory
 
 K = 5
 SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K)]
@@ -715,7 +715,7 @@ def test_blocks_of_rows_change_nothing(
     results = []
     for block in (None, 4 * K + 2):
         if block is not None:
-            monkeypatch.setattr("gapped.pathwise.carry.BLOCK", block)
+            monkeypatch.setattr("gapped.gradient.BLOCK", block)
             monkeypatch.setattr("gapped.pathwise.base.BLOCK", block)
         results.append(pull(make(name, tau=taus), logits, weight))
     (sample, gradient), (in_blocks, gradient_in_blocks) = results
@@ -733,7 +733,7 @@ def test_blocks_of_rows_change_nothing(
 def test_the_backward_in_blocks_is_the_backward(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     points, grad = torch.softmax(normal(2, 6, K), -1), normal(6, K, seed=2)
     expected = jacobian_product(grad, points, weights, grad)
-    monkeypatch.setattr("gapped.pathwise.carry.BLOCK", 4 * K)
+    monkeypatch.setattr("gapped.gradient.BLOCK", 4 * K)
     assert torch.equal(jacobian_product(grad, points, weights, grad), expected)
 
 

@@ -15,12 +15,12 @@ import pooch
 import pytest
 import torch
 
-from gapped import data
-from gapped.data import folders, idx
-from gapped.data.download import _bar
-from gapped.data.idxsource import IdxFile, IdxSource
-from gapped.data.mnist import FASHION_MNIST, MNIST
 from gapped.errors import GappedError
+from gapped.lab import data
+from gapped.lab.data import folders, idx
+from gapped.lab.data.download import _bar
+from gapped.lab.data.idxsource import IdxFile, IdxSource
+from gapped.lab.data.mnist import FASHION_MNIST, MNIST
 
 MIRROR = "https://mirror.invalid/tiny/"
 SECOND = "https://second.invalid/tiny/"
@@ -456,6 +456,6 @@ def test_checksums_are_well_formed_and_mirrors_end_in_a_slash():
 
 
 def test_import_is_light():
-    code = "import sys, gapped.data; print(sorted({'sklearn', 'pooch', 'requests'} & set(sys.modules)))"
+    code = "import sys, gapped.lab.data; print(sorted({'sklearn', 'pooch', 'requests'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -20,7 +20,6 @@ from conftest import (
 from statistical import LEVEL, binomial, mean_is, require_law, require_rejected
 
 import gapped
-from gapped.cli.app import main
 from gapped.diagnostics.gradients import CostGradients
 from gapped.diagnostics.intervals import Interval, norm_interval
 from gapped.diagnostics.measure import errors_of
@@ -28,6 +27,7 @@ from gapped.diagnostics.moments import Moments
 from gapped.diagnostics.reference import Coordinates, Reference
 from gapped.diagnostics.stream import GradientStream
 from gapped.errors import GappedError
+from gapped.lab.cli.app import main
 from gapped.lab.problems import problem
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
@@ -480,7 +480,7 @@ def test_without_a_reference_only_the_variance_is_measured():
 def test_the_papers_variance_is_one_call():
     from test_vae import toy_task
 
-    from gapped.fleet.grouping import Grouped
+    from gapped.lab.fleet.grouping import Grouped
 
     task, images, samples = toy_task(runs=1), 20, 25
 

@@ -20,9 +20,9 @@ import typer
 from typer.main import get_command
 
 import gapped
-from gapped.cli.app import app
-from gapped.cli.reproduce import wanted
 from gapped.errors import GappedError
+from gapped.lab.cli.app import app
+from gapped.lab.cli.reproduce import wanted
 from gapped.lab.text import parse
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import gapped
-from gapped.cli import doctor
-from gapped.cli.app import main
-from gapped.data.mnist import MNIST
+from gapped.lab.cli import doctor
+from gapped.lab.cli.app import main
+from gapped.lab.data.mnist import MNIST
 
 
 @pytest.fixture(autouse=True)

@@ -23,15 +23,14 @@ from typing import Any
 import pytest
 import torch
 
-from gapped import records
-from gapped.cli.app import main
 from gapped.errors import GappedError
-from gapped.fleet.trainer import Trainer
-from gapped.lab import local
+from gapped.lab import local, records
+from gapped.lab.cli.app import main
 from gapped.lab.engines import Local, engine, torchrun
 from gapped.lab.engines import ray as ray_engine
 from gapped.lab.engines.ray import Ray
 from gapped.lab.engines.torchrun import Torchrun
+from gapped.lab.fleet.trainer import Trainer
 from gapped.lab.fleets import plan
 from gapped.lab.local import Interrupted, Nobody, request_of
 from gapped.lab.recipe import Recipe, find_recipe, recipe_from
@@ -193,7 +192,7 @@ def test_interrupted_and_again(whole, tmp_path, kind, number, status):
 CROWD = """
 import multiprocessing, sys
 from pathlib import Path
-from gapped import records
+from gapped.lab import records
 from gapped.lab.store import Store
 
 folder, safe = Path(sys.argv[1]), sys.argv[2] == "locked"

@@ -205,7 +205,7 @@ def test_enumeration_in_several_calls(graph: bool, monkeypatch: pytest.MonkeyPat
     mask = torch.rand(3, 4, 3, generator=seeded(4)) < 0.8
     results = []
     for call in (2**22, 20 * logits.numel()):
-        monkeypatch.setattr("gapped.exact.CALL", call)
+        monkeypatch.setattr("gapped.score.exact.CALL", call)
         leaf, model = logits.clone().requires_grad_(), Model()
         model.weight.requires_grad_(graph)
         alive: list[Any] = []

@@ -43,11 +43,11 @@ def test_nothing_is_trained_that_could_not_be_reported(hidden: str, tmp_path: Pa
 @pytest.mark.parametrize(
     "program",
     [
-        "import gapped.report",
-        "from gapped.report.svg import to_svg",
-        "import gapped.cli.app",
-        "import gapped.data; gapped.data.load('digits')",
-        "from gapped.cli import events",
+        "import gapped.lab.report",
+        "from gapped.lab.report.svg import to_svg",
+        "import gapped.lab.cli.app",
+        "import gapped.lab.data; gapped.lab.data.load('digits')",
+        "from gapped.lab.cli import events",
         "import gapped; gapped.diagnose(lambda z: z[..., 0].sum(-1), gapped.simplex.torch.zeros(2, 3), "
         "[gapped.GST()], samples=16).plot()",
     ],

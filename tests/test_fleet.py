@@ -20,14 +20,14 @@ from conftest import assert_close, normal, seeded
 from torch import Tensor, nn
 
 import gapped
-from gapped.data import Dataset
-from gapped.fleet.adam import Adam
-from gapped.fleet.grouping import Grouped, group_key
-from gapped.fleet.layers import Linear, generators
-from gapped.fleet.schedule import Mixed
-from gapped.fleet.trainer import Run, Trainer, derived_seed
-from gapped.tasks.vae.protocol import Protocol
-from gapped.tasks.vae.task import VAETask
+from gapped.lab.data import Dataset
+from gapped.lab.fleet.adam import Adam
+from gapped.lab.fleet.grouping import Grouped, group_key
+from gapped.lab.fleet.layers import Linear, generators
+from gapped.lab.fleet.schedule import Mixed
+from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
+from gapped.lab.tasks.vae.protocol import Protocol
+from gapped.lab.tasks.vae.task import VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 LATENTS, CATEGORIES, PIXELS, BATCH, STEPS, EPOCHS = 3, 4, 12, 8, 5, 4

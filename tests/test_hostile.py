@@ -23,15 +23,15 @@ from test_cli import toy_recipe
 from test_data import TINY
 from test_report import many
 
-from gapped import records
-from gapped.cli.app import main
-from gapped.data.listops import files as listops_files
 from gapped.errors import GappedError
-from gapped.forms import Rest, Within, check
+from gapped.lab import records
+from gapped.lab.cli.app import main
+from gapped.lab.data.listops import files as listops_files
 from gapped.lab.local import prepare
 from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
+from gapped.lab.records.forms import Rest, Within, check
+from gapped.lab.records.schema import Curve
 from gapped.lab.store import Store
-from gapped.schema import Curve
 
 RESULTS = Path(__file__).parents[1] / "results"
 SECONDS = 10

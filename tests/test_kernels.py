@@ -24,10 +24,10 @@ if not torch.cuda.is_available():
 
 import gapped
 from gapped import simplex
+from gapped.gradient import with_points
 from gapped.kernels import blocks, launch
 from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise
-from gapped.pathwise.carry import carry
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -100,7 +100,7 @@ def reference(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor) 
     points, weights = estimator.points(shifted, Draw(index.clamp(max=categories - 1), extra))
     points = torch.where(exists, points, 0.0)
     leaf = logits.clone().requires_grad_()
-    carry(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)
+    with_points(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)
     assert leaf.grad is not None
     return points.mean(0), leaf.grad
 

@@ -19,11 +19,10 @@ import torch
 from conftest import MEMBERS
 
 import gapped
-from gapped import records
 from gapped.errors import GappedError
-from gapped.fleet.trainer import Trainer
-from gapped.lab import environment, local
+from gapped.lab import environment, local, records
 from gapped.lab.environment import describe, pick_device
+from gapped.lab.fleet.trainer import Trainer
 from gapped.lab.fleets import Fleet
 from gapped.lab.local import Interrupted, run
 from gapped.lab.recipe import Recipe, recipe_from

@@ -14,13 +14,13 @@ from test_listops_task import toy_data as toy_trees
 from torch import Tensor
 
 import gapped
-from gapped.fleet import grouping
-from gapped.fleet.capture import Captured
-from gapped.fleet.trainer import Run, Trainer
 from gapped.kernels import lanes as kernel_lanes
 from gapped.kernels.lanes import Lanes
-from gapped.tasks.listops.task import ListOpsTask
-from gapped.tasks.vae.task import VAETask
+from gapped.lab.fleet import grouping
+from gapped.lab.fleet.capture import Captured
+from gapped.lab.fleet.trainer import Run, Trainer
+from gapped.lab.tasks.listops.task import ListOpsTask
+from gapped.lab.tasks.vae.task import VAETask
 
 # A trained prior makes the cost look at a tensor of the encoder's.
 OWN_PRIOR = replace(TINY, sampled_divergence=True, prior_rate=1e-2)

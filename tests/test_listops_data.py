@@ -17,10 +17,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from gapped import data
-from gapped.cli.data import data as data_command
-from gapped.data import folders
-from gapped.data.listops import (
+from gapped.errors import GappedError
+from gapped.lab import data
+from gapped.lab.cli.data import data as data_command
+from gapped.lab.data import folders
+from gapped.lab.data.listops import (
     LISTOPS,
     PADDING,
     VOCABULARY,
@@ -33,12 +34,11 @@ from gapped.data.listops import (
     load,
     parse,
 )
-from gapped.data.listops import files as listops_files
-from gapped.data.listops.examples import stack
-from gapped.data.listops.files import count_tokens, examples
-from gapped.data.listops.generator import MAX_DEPTH, draw
-from gapped.data.listops.source import TEST, VALID, OfficialFile
-from gapped.errors import GappedError
+from gapped.lab.data.listops import files as listops_files
+from gapped.lab.data.listops.examples import stack
+from gapped.lab.data.listops.files import count_tokens, examples
+from gapped.lab.data.listops.generator import MAX_DEPTH, draw
+from gapped.lab.data.listops.source import TEST, VALID, OfficialFile
 
 
 def official_folder() -> Path:
@@ -270,7 +270,7 @@ def test_length_law_beyond_repetitions(monkeypatch, operators, same):
         long = [n >= 100 for n in lengths if n >= 15]
         return statistics.mean(long), len(long)
 
-    monkeypatch.setattr("gapped.data.listops.generator._OPERATOR_SHARE", operators)
+    monkeypatch.setattr("gapped.lab.data.listops.generator._OPERATOR_SHARE", operators)
     theirs, n = share([count_tokens(text) for _, text in official_rows(TEST.name)])
     ours, m = share([count_tokens(text) for _, text in generate(4_000, seed=1)])
     error = (theirs * (1 - theirs) * (1 / n + 1 / m)) ** 0.5
@@ -443,7 +443,7 @@ def test_generated_files_cannot_be_taken_for_official_ones(tmp_path):
 
 def test_the_cache_is_read_not_made_again(tmp_path, monkeypatch):
     first = SMALL.load(None, progress=False, download=False)
-    monkeypatch.setattr("gapped.data.listops.source.generate", None)
+    monkeypatch.setattr("gapped.lab.data.listops.source.generate", None)
     again = SMALL.load(None, progress=False, download=False)
     for one, two in ((first.train, again.train), (first.valid, again.valid), (first.test, again.test)):
         assert torch.equal(one.tokens, two.tokens)
@@ -514,7 +514,7 @@ def test_an_interrupted_generation_leaves_whole_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["load", "fetch"])
 def test_generated_labels_are_checked_too(monkeypatch, method):
     wrong = [((label + 1) % 10, text) for label, text in generate(400)]
-    monkeypatch.setattr("gapped.data.listops.source.generate", lambda *_, **__: list(wrong))
+    monkeypatch.setattr("gapped.lab.data.listops.source.generate", lambda *_, **__: list(wrong))
     with pytest.raises(GappedError, match=r"generated-train-\w+\.tsv, line 2: label"):
         getattr(SMALL, method)(None, progress=False, download=False)
 

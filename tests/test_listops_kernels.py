@@ -22,16 +22,16 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import gapped
-from gapped.fleet.grouping import Grouped
-from gapped.tasks.listops import parts
-from gapped.tasks.listops.leaf import lstm
-from gapped.tasks.listops.sampler import Greedy
-from gapped.tasks.listops.sweep import Sweep
-from gapped.tasks.listops.tables import Tables, lines
-from gapped.tasks.listops.tree import latent_tree
+from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.tasks.listops import parts
+from gapped.lab.tasks.listops.leaf import lstm
+from gapped.lab.tasks.listops.sampler import Greedy
+from gapped.lab.tasks.listops.sweep import Sweep
+from gapped.lab.tasks.listops.tables import Tables, lines
+from gapped.lab.tasks.listops.tree import latent_tree
 
 pytest.importorskip("triton", reason="the kernels need Triton")
-fused = pytest.importorskip("gapped.tasks.listops.fused")
+fused = pytest.importorskip("gapped.lab.tasks.listops.fused")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
@@ -345,7 +345,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.tasks.listops import kernels, leaf_kernels, sweep_kernels
+from gapped.lab.tasks.listops import kernels, leaf_kernels, sweep_kernels
 
 MODULES = (kernels, leaf_kernels, sweep_kernels)
 FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}

@@ -15,24 +15,24 @@ from conftest import assert_close, seeded
 from torch import Tensor, nn
 
 import gapped
-from gapped.data.listops import ListOps, decode, encode, generate, parse
-from gapped.data.listops.examples import Split, stack
 from gapped.errors import GappedError
-from gapped.fleet.clip import Gradient, clip_scales, scaled
-from gapped.fleet.selection import Selection, SelectionRule
-from gapped.fleet.trainer import Run, Trainer, derived_seed
 from gapped.lab import kinds
+from gapped.lab.data.listops import ListOps, decode, encode, generate, parse
+from gapped.lab.data.listops.examples import Split, stack
+from gapped.lab.fleet.clip import Gradient, clip_scales, scaled
+from gapped.lab.fleet.selection import Selection, SelectionRule
+from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
 from gapped.lab.local import run as run_recipes
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.spec import RunSpec
 from gapped.lab.store import Store
-from gapped.tasks.listops import task as listops_task
-from gapped.tasks.listops.brackets import agreement, left_branching, merged_spans
-from gapped.tasks.listops.model import TreeClassifier, drop
-from gapped.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
-from gapped.tasks.listops.reference import reference_tree
-from gapped.tasks.listops.sampler import Greedy, Sampler
-from gapped.tasks.listops.task import ListOpsTask, depths
+from gapped.lab.tasks.listops import task as listops_task
+from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
+from gapped.lab.tasks.listops.model import TreeClassifier, drop
+from gapped.lab.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
+from gapped.lab.tasks.listops.reference import reference_tree
+from gapped.lab.tasks.listops.sampler import Greedy, Sampler
+from gapped.lab.tasks.listops.task import ListOpsTask, depths
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 TINY = Protocol(
@@ -447,7 +447,7 @@ def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
         assert {"test_accuracy_length_1_to_9", "test_accuracy_depth_1"} <= metrics.keys()
         assert metrics["best_valid_accuracy"] >= metrics["valid_accuracy"]
         assert line["fleet_gpu_memory_gb"] is None
-    from gapped.records import load
+    from gapped.lab.records import load
 
     trees = load(tmp_path / "trees.jsonl")
     assert len(trees) == 4

@@ -10,13 +10,13 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.fleet.grouping import Grouped
+from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.tasks.listops.cell import compose, compose_vjp
+from gapped.lab.tasks.listops.leaf import lstm
+from gapped.lab.tasks.listops.reference import reference_tree
+from gapped.lab.tasks.listops.sampler import Greedy, Sampler
+from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.registry import Pathwise
-from gapped.tasks.listops.cell import compose, compose_vjp
-from gapped.tasks.listops.leaf import lstm
-from gapped.tasks.listops.reference import reference_tree
-from gapped.tasks.listops.sampler import Greedy, Sampler
-from gapped.tasks.listops.tree import latent_tree
 
 ESTIMATORS: list[Pathwise] = [
     gapped.GumbelSoftmax(tau=0.5),

@@ -14,10 +14,10 @@ from statistical import mean_is, require_law, require_rejected
 from test_reproduction import same_drawing
 
 import gapped
-from gapped.cli import reproduce
-from gapped.cli.app import main
-from gapped.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped.diagnostics.scenes import gaps, movements, surrogates
+from gapped.lab.cli import reproduce
+from gapped.lab.cli.app import main
+from gapped.lab.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped.lab.recipe import known_recipes
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ def test_the_command_draws_the_same_bytes_again(
 def test_a_folder_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gapped.cli.figures.figures", lambda quick: {"a.svg": ""})
+    monkeypatch.setattr("gapped.lab.cli.figures.figures", lambda quick: {"a.svg": ""})
     Path("file").write_text("")
     assert main(["reproduce", "figures", "--quick", "--out", "file"]) == 2
     assert re.fullmatch(r"gapped: file\S* cannot be written \(.*\)\n", capsys.readouterr().err)

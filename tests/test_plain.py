@@ -11,12 +11,11 @@ import pytest
 from test_cli import RECIPE, one_line
 from test_report import many
 
-from gapped import records
-from gapped.cli.app import main
-from gapped.cli.events import write_events
-from gapped.errors import GappedError
+from gapped.errors import GappedError, printable
+from gapped.lab import records
+from gapped.lab.cli.app import main
+from gapped.lab.cli.events import write_events
 from gapped.lab.recipe import recipe_from
-from gapped.plain import printable
 
 LABELS = [
     "GST[/1]",

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.cli.figures import GAP, LOGITS, SAMPLES, TAU
-from gapped.report.playground import render_playground
+from gapped.lab.cli.figures import GAP, LOGITS, SAMPLES, TAU
+from gapped.lab.report.playground import render_playground
 
 N, K = 40, 3
 TEMPERATURES = (0.2, 1.0, 2.5)

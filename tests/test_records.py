@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gapped import records
 from gapped.errors import GappedError
+from gapped.lab import records
 from gapped.lab.store import Store, _identity
 
 CPU = torch.device("cpu")

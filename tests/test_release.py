@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import gapped
-from gapped.report.paper import paper
+from gapped.lab.report.paper import paper
 
 ROOT = Path(__file__).parents[1]
 # Files that need nothing of the repository beside themselves.
@@ -113,14 +113,14 @@ def run(*command: str, where: Path) -> str:
 def test_the_wheel_holds_everything_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    recipes = {f"gapped/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
+    recipes = {f"gapped/lab/recipes/{path.name}" for path in (ROOT / "src/gapped/lab/recipes").glob("*.toml")}
     kept = [p for p in (ROOT / "src").rglob("*") if p.is_file() and p.suffix != ".pyc"]
     sources = {str(path.relative_to(ROOT / "src")) for path in kept}
     assert names == {name for name in names if ".dist-info/" in name} | recipes | sources
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "LICENSE", "CITATION.cff", "recipes/vae.toml", "tests/conftest.py"} <= held
+    assert {"README.md", "LICENSE", "CITATION.cff", "src/gapped/lab/recipes/vae.toml", "tests/conftest.py"} <= held
 
 
 @pytest.mark.slow

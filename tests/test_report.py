@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapped import records
 from gapped.errors import GappedError
-from gapped.report import (
+from gapped.lab import records
+from gapped.lab.report import (
     FAILED_ABOVE,
     against_paper,
     cells,
@@ -30,8 +30,8 @@ from gapped.report import (
     verdict_of,
     write_report,
 )
-from gapped.report.images import strip, tiles
-from gapped.report.paper import paper, paper_label
+from gapped.lab.report.images import strip, tiles
+from gapped.lab.report.paper import paper, paper_label
 
 Record = dict[str, Any]
 
@@ -426,7 +426,7 @@ def test_broken_images_are_named(broken: str) -> None:
 
 
 def test_the_command_prints_table_verdict_and_path(compare: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from gapped.cli.report import report
+    from gapped.lab.cli.report import report
 
     report(compare, None)
     shown = capsys.readouterr().out
@@ -444,7 +444,7 @@ def test_the_command_prints_table_verdict_and_path(compare: Path, capsys: pytest
 def test_tables_fit_an_ordinary_terminal(
     tmp_path: Path, write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gapped.report.terminal import console, show
+    from gapped.lab.report.terminal import console, show
 
     monkeypatch.setenv("COLUMNS", "80")
     show(records.load(write(tmp_path) / "records.jsonl"), console())
@@ -458,10 +458,10 @@ def test_tables_fit_an_ordinary_terminal(
 
 
 def test_the_report_needs_no_other_layer() -> None:
-    import gapped.report
+    import gapped.lab.report
 
-    allowed = ("gapped.errors", "gapped.plain", "gapped.records", "gapped.report")
-    for path in Path(gapped.report.__file__).parent.glob("*.py"):
+    allowed = ("gapped.errors", "gapped.lab.records", "gapped.lab.report")
+    for path in Path(gapped.lab.report.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -474,7 +474,7 @@ def test_a_report_of_very_many_cells_shows_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As many pictures, rows and marks as anybody looks at; tables.md has every cell."""
-    from gapped.cli.report import report
+    from gapped.lab.cli.report import report
 
     grid = [(gap, tau) for gap in range(20) for tau in range(1, 14)]
     runs = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_report import write_compare, write_vae
 
-from gapped.report import write_report
+from gapped.lab.report import write_report
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gapped.report.blocks import AWAITED, render_block
-from gapped.report.cells import cells
-from gapped.report.coupled import PROTOCOL
-from gapped.report.evidence import Evidence
-from gapped.report.paper import against_paper, paper_table
-from gapped.report.tables import to_markdown
+from gapped.lab.report.blocks import AWAITED, render_block
+from gapped.lab.report.cells import cells
+from gapped.lab.report.coupled import PROTOCOL
+from gapped.lab.report.evidence import Evidence
+from gapped.lab.report.paper import against_paper, paper_table
+from gapped.lab.report.tables import to_markdown
 
 LEVELS = {
     "RLOO": 103.0,

@@ -10,14 +10,14 @@ import pytest
 import torch
 from test_listops_task import TINY, toy_data
 
-from gapped import records
+from gapped.lab import records
 from gapped.lab.kinds import KINDS
+from gapped.lab.report.blocks import render_block
+from gapped.lab.report.cells import groups
+from gapped.lab.report.evidence import gather
+from gapped.lab.report.paper import against_paper, paper
 from gapped.lab.spec import RunSpec
-from gapped.report.blocks import render_block
-from gapped.report.cells import groups
-from gapped.report.evidence import gather
-from gapped.report.paper import against_paper, paper
-from gapped.tasks.listops.task import ListOpsTask
+from gapped.lab.tasks.listops.task import ListOpsTask
 
 
 def run(seed: int, value: float | None, **more: Any) -> dict[str, Any]:

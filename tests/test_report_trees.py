@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from gapped.report import figures
-from gapped.report.blocks import render_block
-from gapped.report.evidence import gather
-from gapped.report.html import write_report
-from gapped.report.markdown import render_markdown
-from gapped.report.tables import rows_of
-from gapped.report.trees import binned_table, brackets, details, draw_tree, tree_table
+from gapped.lab.report import figures
+from gapped.lab.report.blocks import render_block
+from gapped.lab.report.evidence import gather
+from gapped.lab.report.html import write_report
+from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.tables import rows_of
+from gapped.lab.report.trees import binned_table, brackets, details, draw_tree, tree_table
 
 TOKENS = ["[", "MAX", "2", "9", "]"]
 TRUE = [[0, 2], [0, 3], [0, 4], [0, 5]]

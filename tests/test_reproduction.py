@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapped import records
-from gapped.cli.app import main
-from gapped.cli.figures import PICTURES
 from gapped.errors import GappedError
-from gapped.report.better import chosen_cell, validation_cells
-from gapped.report.beyond import best_of
-from gapped.report.blocks import DERIVED, known_blocks, render_block
-from gapped.report.cells import Cell
-from gapped.report.documents import filled, names_in, update_documents
-from gapped.report.drawings import draw, known_drawings
-from gapped.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, gather, judge
-from gapped.report.noise import ranges
-from gapped.report.paper import against_paper, paper
-from gapped.report.tables import rows_of, verdict_of
+from gapped.lab import records
+from gapped.lab.cli.app import main
+from gapped.lab.cli.figures import PICTURES
+from gapped.lab.report.better import chosen_cell, validation_cells
+from gapped.lab.report.beyond import best_of
+from gapped.lab.report.blocks import DERIVED, known_blocks, render_block
+from gapped.lab.report.cells import Cell
+from gapped.lab.report.documents import filled, names_in, update_documents
+from gapped.lab.report.drawings import draw, known_drawings
+from gapped.lab.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, gather, judge
+from gapped.lab.report.noise import ranges
+from gapped.lab.report.paper import against_paper, paper
+from gapped.lab.report.tables import rows_of, verdict_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -130,7 +130,7 @@ def test_an_altered_drawing_is_detected() -> None:
 def test_every_published_cell_has_its_seeds(recipe: str, numbers: int, evidence: Evidence) -> None:
     rows = [r for r in against_paper(evidence.records, recipe) if r.paper_mean is not None]
     assert len(rows) == numbers
-    wanted = tomllib.loads(read(ROOT / "recipes" / f"{recipe}.toml"))["seeds"]
+    wanted = tomllib.loads(read(ROOT / "src/gapped/lab/recipes" / f"{recipe}.toml"))["seeds"]
     assert wanted == paper()[recipe].get("seeds", wanted)
     assert [r.ours.count if r.ours else 0 for r in rows] == [wanted] * numbers
     for cell in (c for c in evidence.cells if c.recipe == recipe):
@@ -163,7 +163,7 @@ def test_the_chosen_cell_is_the_one_that_pick_best_picks(evidence: Evidence) -> 
     assert count == len(validation_cells(evidence))
     assert {key: chosen_cell(evidence).records[0].get(key) for key in chosen} == chosen
     assert all(r["split"] == "test" for r in chosen_cell(evidence).records)
-    assert read(ROOT / "recipes" / "better.toml") == module.recipe(chosen, mean, count)
+    assert read(ROOT / "src/gapped/lab/recipes" / "better.toml") == module.recipe(chosen, mean, count)
     assert f"{mean:.2f} ± " in render_block(evidence, "better")
 
 

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from gapped import data as data_sets
-from gapped import records
+from gapped.lab import data as data_sets
+from gapped.lab import records
 from gapped.lab.local import run
 from gapped.lab.recipe import recipe_from
 from gapped.lab.store import Store

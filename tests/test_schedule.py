@@ -12,9 +12,9 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.fleet.grouping import Grouped
-from gapped.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
-from gapped.fleet.trainer import Run, Trainer
+from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
+from gapped.lab.fleet.trainer import Run, Trainer
 
 STEPS, EPOCHS = 5, 3
 CPU = torch.device("cpu")

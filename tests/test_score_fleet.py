@@ -32,15 +32,15 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.fleet.clip import clip_scales, scaled
-from gapped.fleet.grouping import Grouped, Part
-from gapped.fleet.layers import Linear, generators
-from gapped.fleet.stateful import Widths
-from gapped.fleet.trainer import Run, Trainer
+from gapped.lab.fleet.clip import clip_scales, scaled
+from gapped.lab.fleet.grouping import Grouped, Part
+from gapped.lab.fleet.layers import Linear, generators
+from gapped.lab.fleet.stateful import Widths
+from gapped.lab.fleet.trainer import Run, Trainer
 from gapped.lab.spec import RunSpec
-from gapped.tasks.vae.model import VAE
-from gapped.tasks.vae.protocol import protocol
-from gapped.tasks.vae.task import VAETask
+from gapped.lab.tasks.vae.model import VAE
+from gapped.lab.tasks.vae.protocol import protocol
+from gapped.lab.tasks.vae.task import VAETask
 
 STATEFUL: dict[str, dict[str, Any]] = {
     "nvil": {},

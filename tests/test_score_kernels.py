@@ -18,8 +18,8 @@ if not torch.cuda.is_available():
 
 import gapped
 from gapped import simplex
-from gapped.fleet.grouping import Grouped, Part
 from gapped.kernels import blocks, launch, score_launch
+from gapped.lab.fleet.grouping import Grouped, Part
 from gapped.score.base import Cost, Sampled
 
 pytest.importorskip("triton", reason="the kernels need Triton")

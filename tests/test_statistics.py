@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gapped.report.statistics import Summary, band, difference, holm, standard_errors, summary, verdict
+from gapped.lab.report.statistics import Summary, band, difference, holm, standard_errors, summary, verdict
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 200])

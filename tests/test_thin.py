@@ -15,12 +15,12 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from gapped.fleet.trainer import matmul_precision
-from gapped.tasks.listops import parts
+from gapped.lab.fleet.trainer import matmul_precision
+from gapped.lab.tasks.listops import parts
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 thin = pytest.importorskip("gapped.kernels.thin")
-fused = pytest.importorskip("gapped.tasks.listops.fused")
+fused = pytest.importorskip("gapped.lab.tasks.listops.fused")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.distributions import Bernoulli, OneHotCategorical, kl_divergence
 
 import gapped
-from gapped import data as data_sets
-from gapped.data import Dataset
 from gapped.errors import GappedError
-from gapped.fleet.grouping import Grouped, Part
-from gapped.fleet.layers import generators
+from gapped.lab import data as data_sets
+from gapped.lab.data import Dataset
+from gapped.lab.fleet.grouping import Grouped, Part
+from gapped.lab.fleet.layers import generators
 from gapped.lab.fleets import build
 from gapped.lab.spec import RunSpec
-from gapped.tasks.vae.model import VAE
-from gapped.tasks.vae.protocol import PROTOCOLS, Protocol, protocol
-from gapped.tasks.vae.task import VAETask
+from gapped.lab.tasks.vae.model import VAE
+from gapped.lab.tasks.vae.protocol import PROTOCOLS, Protocol, protocol
+from gapped.lab.tasks.vae.task import VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 LATENTS, CATEGORIES, PIXELS, SCALE = 2, 3, 12, 16

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gapped.diagnostics.measure import diagnose, diagnose_model
     from gapped.diagnostics.properties import properties
     from gapped.errors import GappedError
-    from gapped.exact import Exact
     from gapped.kernels.launch import backend_used
     from gapped.objective import expectation
     from gapped.pathwise.base import Pathwise
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from gapped.score.base import Score
     from gapped.score.disarm import DisARM
     from gapped.score.disarm_tree import DisARMTree
+    from gapped.score.exact import Exact
     from gapped.score.muprop import MuProp
     from gapped.score.nvil import NVIL
     from gapped.score.rebar import REBAR, RELAX
@@ -96,7 +96,6 @@ _HOME = {
         "diagnostics.measure": ["diagnose", "diagnose_model"],
         "diagnostics.properties": ["properties"],
         "errors": ["GappedError"],
-        "exact": ["Exact"],
         "kernels.launch": ["backend_used"],
         "objective": ["expectation"],
         "pathwise.base": ["Pathwise"],
@@ -111,6 +110,7 @@ _HOME = {
         "score.base": ["Score"],
         "score.disarm": ["DisARM"],
         "score.disarm_tree": ["DisARMTree"],
+        "score.exact": ["Exact"],
         "score.muprop": ["MuProp"],
         "score.nvil": ["NVIL"],
         "score.rebar": ["REBAR", "RELAX"],

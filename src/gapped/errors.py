@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
-from gapped.plain import printable
-
-__all__ = ["GappedError", "MissingExtra", "listing", "reject", "require"]
+__all__ = ["GappedError", "MissingExtra", "listing", "printable", "reject", "require"]
 
 
 class GappedError(ValueError):
@@ -51,3 +49,14 @@ def listing(names: Iterable[str], most: int | None = None) -> str:
     if most is not None and len(known) > most:
         known = [*known[: most - 1], f"{len(known) - most + 1} more"]
     return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else "none"
+
+
+def printable(text: str) -> str:
+    r"""The text with escapes for what does not print: it cannot move the cursor, end a line or turn round.
+
+    >>> printable("plain τ"), printable("\x1b[31mred\n")
+    ('plain τ', '\\x1b[31mred\\n')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -10,9 +10,8 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_generator, check_logits, check_mask
 from gapped.errors import reject
-from gapped.once import is_differentiated
+from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise.base import Pathwise
-from gapped.score.attach import attach
 from gapped.score.base import Cost, Score, check_costs
 
 __all__ = ["expectation"]
@@ -73,7 +72,7 @@ def expectation(
     if gradient is None:
         return value
     gradient = torch.where(rows.detach() == -torch.inf, 0.0, gradient)
-    return attach(value, rows, gradient, keep=estimator.remembers)
+    return with_gradient(value, rows, gradient, keep=estimator.remembers)
 
 
 def _through_the_sample(

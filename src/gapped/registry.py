@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gapped.errors import GappedError, reject
-from gapped.exact import Exact
 from gapped.pathwise.base import Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax
 from gapped.pathwise.gst import GST
@@ -20,6 +19,7 @@ from gapped.score.arsm import ARSM
 from gapped.score.base import Score
 from gapped.score.disarm import DisARM
 from gapped.score.disarm_tree import DisARMTree
+from gapped.score.exact import Exact
 from gapped.score.muprop import MuProp
 from gapped.score.nvil import NVIL
 from gapped.score.rebar import REBAR, RELAX

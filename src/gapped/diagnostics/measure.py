@@ -20,9 +20,9 @@ from gapped.diagnostics.moments import Moments
 from gapped.diagnostics.reference import Coordinates, Reference
 from gapped.diagnostics.stream import LEAST, GradientStream
 from gapped.errors import reject
-from gapped.exact import LIMIT, Exact
 from gapped.pathwise.base import Pathwise
 from gapped.score.base import Score
+from gapped.score.exact import LIMIT, Exact
 from gapped.score.rloo import RLOO
 
 __all__ = ["Progress", "check_settings", "diagnose", "diagnose_model", "errors_of"]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gapped.gradient import first_order
 from gapped.kernels import blocks
 from gapped.kernels.lanes import Lanes
 from gapped.kernels.runner import Launch, run
-from gapped.once import once
 
 __all__ = [
     "BACKENDS",
@@ -159,7 +159,7 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, index, stats, key, *_ = ctx.saved_tensors
-        return once(_product, logits, grad, logits, index, stats, key, ctx.fused), None, None
+        return first_order(_product, logits, grad, logits, index, stats, key, ctx.fused), None, None
 
 
 def _product(
@@ -224,7 +224,7 @@ class _SideBySide(torch.autograd.Function):
             lanes.join()
             return gradient
 
-        return once(product, logits, grad), None, None, None
+        return first_order(product, logits, grad), None, None, None
 
 
 def forward(

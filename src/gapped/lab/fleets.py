@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from gapped.fleet.grouping import is_level
-from gapped.fleet.trainer import Run, Trainer, derived_hash, derived_seed
+from gapped.lab.fleet.grouping import is_level
+from gapped.lab.fleet.trainer import Run, Trainer, derived_hash, derived_seed
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import show

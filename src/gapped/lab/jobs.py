@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gapped.errors import GappedError, reject
+from gapped.lab.bench.timing import free_memory
 from gapped.lab.text import parse, show
-from gapped.lab.timing import free_memory
 from gapped.registry import estimators
 
 __all__ = ["BACKENDS", "DTYPES", "REFERENCE", "Case", "Job", "Shape", "parse_shape", "plan"]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from gapped import data as data_sets
-from gapped.data.listops import LISTOPS, ListOpsSource
-from gapped.fleet.trainer import Task, Trainer, derived_seed
-from gapped.tasks.listops.protocol import protocol as listops_protocol
-from gapped.tasks.listops.shown import shown_trees
-from gapped.tasks.listops.task import ListOpsTask
-from gapped.tasks.vae.protocol import protocol as vae_protocol
-from gapped.tasks.vae.task import VAETask
+from gapped.lab import data as data_sets
+from gapped.lab.data.listops import LISTOPS, ListOpsSource
+from gapped.lab.fleet.trainer import Task, Trainer, derived_seed
+from gapped.lab.tasks.listops.protocol import protocol as listops_protocol
+from gapped.lab.tasks.listops.shown import shown_trees
+from gapped.lab.tasks.listops.task import ListOpsTask
+from gapped.lab.tasks.vae.protocol import protocol as vae_protocol
+from gapped.lab.tasks.vae.task import VAETask
 
 if TYPE_CHECKING:
     from gapped.lab.spec import RunSpec

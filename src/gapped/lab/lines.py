@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from gapped import records
 from gapped.errors import GappedError
-from gapped.fleet.trainer import Trainer
+from gapped.lab import records
 from gapped.lab.environment import describe
+from gapped.lab.fleet.trainer import Trainer
 from gapped.lab.fleets import Fleet
+from gapped.lab.records import Line
 from gapped.lab.spec import Entry
-from gapped.records import Line
 
 __all__ = ["curve_lines", "explain", "failure_lines", "record_lines", "shown_lines"]
 

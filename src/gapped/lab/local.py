@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from gapped.errors import GappedError, MissingExtra
-from gapped.fleet.trainer import derived_hash
 from gapped.lab.environment import current
+from gapped.lab.fleet.trainer import derived_hash
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
 from gapped.lab.lines import curve_lines, failure_lines, record_lines, shown_lines
 from gapped.lab.measure import alone, entropy, variance
 from gapped.lab.recipe import Recipe
+from gapped.lab.records import Line, has_failed
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.store import Store, plan_path
-from gapped.records import Line, has_failed
 
 __all__ = [
     "CHECKPOINT_SECONDS",

@@ -7,9 +7,9 @@ import math
 import torch
 
 from gapped.errors import GappedError
-from gapped.fleet.trainer import Trainer, derived_seed, matmul_precision
+from gapped.lab.fleet.trainer import Trainer, derived_seed, matmul_precision
 from gapped.lab.spec import RunSpec
-from gapped.tasks.vae.task import VAETask
+from gapped.lab.tasks.vae.task import VAETask
 
 __all__ = ["alone", "entropy", "variance"]
 

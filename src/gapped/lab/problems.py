@@ -47,11 +47,11 @@ def problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Proble
 
 
 def _vae(seed: int) -> Problem:
-    from gapped.data import load
-    from gapped.fleet.trainer import Run, Trainer
+    from gapped.lab.data import load
+    from gapped.lab.fleet.trainer import Run, Trainer
+    from gapped.lab.tasks.vae.protocol import protocol
+    from gapped.lab.tasks.vae.task import VAETask
     from gapped.pathwise.gst import GST
-    from gapped.tasks.vae.protocol import protocol
-    from gapped.tasks.vae.task import VAETask
 
     rules, device = protocol("digits-8x8"), torch.device("cpu")
     task = VAETask(rules, load("digits"), [seed], device)

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from string import Formatter
@@ -14,13 +13,13 @@ from typing import Any
 
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
-from gapped.forms import check
 from gapped.lab.kinds import KINDS
+from gapped.lab.records import file_name
+from gapped.lab.records.forms import check
+from gapped.lab.records.schema import Name
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
-from gapped.plain import file_name
 from gapped.registry import options_of
-from gapped.schema import Name
 
 __all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
 
@@ -93,10 +92,7 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
 
 def known_recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name."""
-    packaged = Path(str(resources.files("gapped"))) / "recipes"
-    # An editable install has them beside the sources instead.
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.toml"))}
 
 
 def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **overrides: Any) -> Recipe:

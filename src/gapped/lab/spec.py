@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gapped.checks import check_count, check_flag, check_level
 from gapped.errors import reject
-from gapped.fleet.schedule import Schedule, schedule
+from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.kinds import KINDS, Kind
 from gapped.lab.text import make
 from gapped.registry import Estimator, Score, options_of

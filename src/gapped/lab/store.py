@@ -14,10 +14,10 @@ from typing import IO, Any, Generic, TypeVar
 
 import torch
 
-from gapped import records
 from gapped._version import __version__
 from gapped.errors import GappedError
-from gapped.records import Line
+from gapped.lab import records
+from gapped.lab.records import Line
 
 __all__ = ["Store", "plan_path"]
 

@@ -28,11 +28,10 @@ from gapped.checks import (
     in_eager_mode,
     is_known_finite,
 )
+from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
+from gapped.gradient import BLOCK, Points, blocks, is_differentiated, with_points
 from gapped.kernels import launch
-from gapped.once import is_differentiated
-from gapped.pathwise.carry import BLOCK, Weights, blocks, carry
-from gapped.pathwise.choice import Choice, fused_choice, plain_choice
 
 __all__ = ["Draw", "Pathwise", "Points", "check_fit", "divide", "made", "per_row"]
 
@@ -44,15 +43,6 @@ class Draw(NamedTuple):
     """The index drawn for each row, ``(*rows)``."""
     noise: Tensor | None = None
     """What else the surrogate depends on, in the estimator's own form."""
-
-
-class Points(NamedTuple):
-    """Where a sample's gradient comes from: see `gapped.pathwise.carry.carry`."""
-
-    points: Tensor
-    """Points of the simplex, ``(m, *rows, K)``."""
-    weights: Weights
-    """Their weights."""
 
 
 class Outcome(NamedTuple):
@@ -150,7 +140,7 @@ class Pathwise(ABC):
         if kernel is not None:
             return launch.sample(rows, kernel, generator)
         value, index, gradient = self.outcome(rows.detach(), generator, is_differentiated(rows))
-        return value if gradient is None else carry(value, self.carrier(rows, index), *gradient)
+        return value if gradient is None else with_points(value, self.carrier(rows, index), *gradient)
 
     def outcome(self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool) -> Outcome:
         """A sample of these rows; large ones are computed in blocks, for the sake of memory."""

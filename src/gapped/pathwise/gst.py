@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_flag, check_level, holds
+from gapped.choice import Choice
 from gapped.errors import reject
 from gapped.kernels.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, divide, made, per_row
-from gapped.pathwise.choice import Choice
 
 __all__ = ["GST", "Gap", "gst", "gst_index"]
 

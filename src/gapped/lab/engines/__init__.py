@@ -11,8 +11,8 @@ from gapped.lab import local
 from gapped.lab.environment import pick_device
 from gapped.lab.local import CHECKPOINT_SECONDS, Watch
 from gapped.lab.recipe import Recipe
+from gapped.lab.records import Line
 from gapped.lab.store import Store
-from gapped.records import Line
 
 __all__ = ["Engine", "Local", "engine"]
 

@@ -36,8 +36,8 @@ from gapped.lab.local import (
     remaining,
 )
 from gapped.lab.recipe import Recipe
+from gapped.lab.records import Line
 from gapped.lab.store import Store, plan_path
-from gapped.records import Line
 
 try:
     import ray

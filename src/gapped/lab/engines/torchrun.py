@@ -37,8 +37,8 @@ from gapped.lab.local import (
     request_of,
 )
 from gapped.lab.recipe import Recipe
+from gapped.lab.records import Line
 from gapped.lab.store import Store
-from gapped.records import Line
 
 __all__ = ["Torchrun"]
 

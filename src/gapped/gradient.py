@@ -1,0 +1,219 @@
+"""A value forward, an estimated gradient backward.
+
+Such a gradient is an estimator's choice: it has a value, but no derivative. Each function below returns its
+`value` bit for bit and refuses a second derivative with a message that says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gapped.checks import in_eager_mode
+
+Weights = float | tuple[float, ...] | Tensor
+"""Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
+# On a CPU, larger inputs are computed so many numbers at a time: what is needed in between stays in the cache
+# and takes no memory to speak of.
+BLOCK = 1 << 17
+
+
+class Points(NamedTuple):
+    """Where a sample's gradient comes from: see `with_points`."""
+
+    points: Tensor
+    """Points of the simplex, ``(m, *rows, K)``."""
+    weights: Weights
+    """Their weights."""
+
+
+def is_differentiated(logits: Tensor) -> bool:
+    """Whether somebody wants a derivative by these logits.
+
+    A derivative along with the forward pass counts: there is none, and a sample without a gradient would
+    pass for one whose derivative is zero, where torch says that it is missing.
+    """
+    if torch.is_grad_enabled() and logits.requires_grad:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad.unpack_dual(logits).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def first_order(product: Callable[..., Tensor], logits: Tensor, grad: Tensor, *rest: Any) -> Tensor:
+    """The gradient ``product(grad, *rest)`` of `logits`; differentiating it again says why it cannot be.
+
+    It stays connected to the logits and to the incoming gradient `grad`: otherwise a second derivative
+    would silently be zero.
+    """
+    if not torch.is_grad_enabled():
+        return product(grad, *rest)
+    with torch.no_grad():
+        gradient = product(grad, *rest)
+    return _FirstOrder.apply(gradient, grad, logits)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FirstOrder(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, grad: Tensor, logits: Tensor) -> Tensor:
+        # A fresh view: autograd forbids returning an input as it is.
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        raise RuntimeError(
+            "gapped: an estimated gradient cannot be differentiated twice: it is the estimator's choice, "
+            "not the derivative of a function of the logits"
+        )
+
+
+# torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
+_FirstOrder.forward.__signature__ = inspect.signature(_FirstOrder.forward)  # type: ignore[attr-defined]
+
+
+def with_points(value: Tensor, logits: Tensor, points: Tensor, weights: Weights) -> Tensor:
+    r"""Return `value`, bit for bit, as a function of `logits` with gradient :math:`\sum_m w_m J(q_m) g`.
+
+    Shapes: `value` and `logits` ``(*rows, K)``, `points` ``(m, *rows, K)``. `value` must be the caller's to
+    give away: outside of compilers and function transforms, it is what is returned. For the backward pass
+    `points` and `weights` are kept and nothing else, so sample and logits may be changed in place.
+    """
+    if in_eager_mode():
+        return _WithPoints.apply(logits, value, points, weights)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _TransformedWithPoints.apply(logits, value, points, weights)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tensor) -> Tensor:
+    r"""The product :math:`\sum_m w_m J(q_m) g`, computed in the dtype of `points`, in the dtype of `like`."""
+    if points.device.type != "cpu" or points.numel() <= BLOCK or not in_eager_mode():
+        return _product(grad.to(points.dtype), points, weights).to(like.dtype)
+    categories = points.shape[-1]
+    result = torch.empty(grad.shape, dtype=like.dtype)
+    out, grad, points = result.view(-1, categories), grad.reshape(-1, categories), points.flatten(1, -2)
+    if isinstance(weights, Tensor):
+        weights = weights.expand(*result.shape[:-1], 1).reshape(-1, 1)
+    for rows in blocks(len(out), points.numel() // max(len(out), 1)):
+        these = weights[rows] if isinstance(weights, Tensor) else weights
+        out[rows] = _product(grad[rows].to(points.dtype), points[:, rows], these)
+    return result
+
+
+def blocks(rows: int, numbers: int) -> Iterator[slice]:
+    """`rows` rows of so many `numbers` each, in blocks."""
+    step = max(BLOCK // max(numbers, 1), 1)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
+    if isinstance(weights, tuple):
+        first, *others = (
+            _weighted(grad, point, weight) for point, weight in zip(points, weights, strict=True)
+        )
+        return sum(others, first)
+    if points.shape[0] == 1:
+        return _weighted(grad, points[0], weights)
+    # Point by point, so that a point at a corner of the simplex adds exactly nothing.
+    return (points * weights * (grad - (points * grad).sum(-1, keepdim=True))).sum(0)
+
+
+def _weighted(grad: Tensor, point: Tensor, weight: float | Tensor) -> Tensor:
+    # J(q) g = q (g - <q, g>) is what torch's softmax does in its own backward, in one pass.
+    product: Tensor = torch._softmax_backward_data(grad, point, -1, grad.dtype)
+    if isinstance(weight, Tensor):
+        return product * weight
+    return product if weight == 1 else product.mul_(weight)
+
+
+class _WithPoints(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, value: Tensor, points: Tensor, weights: Weights
+    ) -> tuple[Tensor, Tensor]:
+        ctx.mark_dirty(value)
+        ctx.set_materialize_grads(False)
+        # An output without entries, kept for the backward pass: what depends on it depends on the logits.
+        anchor = logits.new_empty(0)
+        ctx.number = None if isinstance(weights, Tensor) else weights
+        ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
+        return value, anchor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None]:
+        anchor, points, *tensors = ctx.saved_tensors
+        weights = tensors[0] if tensors else ctx.number
+        return first_order(jacobian_product, anchor, grad, points, weights, anchor), None, None, None
+
+
+class _TransformedWithPoints(torch.autograd.Function):
+    """`_WithPoints` in the form that compilers and function transforms understand."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, value: Tensor, points: Tensor, weights: Weights) -> Tensor:
+        # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, _, points, weights = inputs
+        ctx.number = None if isinstance(weights, Tensor) else weights
+        ctx.save_for_backward(logits, points, *([weights] if ctx.number is None else []))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, points, *tensors = ctx.saved_tensors
+        weights = tensors[0] if tensors else ctx.number
+        return first_order(jacobian_product, logits, grad, points, weights, logits), None, None, None
+
+
+def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = False) -> Tensor:
+    """Return `value`, bit for bit, as a function of `logits` whose derivative is `gradient`.
+
+    `value` has the shape ``batch``; `logits` and `gradient` are ``(*batch, *variables, K)`` and each example
+    depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. A gradient to
+    `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
+    """
+    kept = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
+    return _WithGradient.apply(value, logits, kept)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
+    grad = grad.to(gradient.dtype)
+    return grad.reshape(grad.shape + (1,) * (gradient.dim() - grad.dim())) * gradient
+
+
+class _WithGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, logits: Tensor, gradient: Tensor | tuple[Tensor]) -> Tensor:
+        # A fresh view: autograd forbids returning an input as it is.
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, logits, gradient = inputs
+        ctx.kept = gradient if isinstance(gradient, tuple) else None
+        ctx.save_for_backward(logits, *(() if ctx.kept else (gradient,)))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        logits, *saved = ctx.saved_tensors
+        (gradient,) = ctx.kept or saved
+        return grad, first_order(_per_example, logits, grad, gradient), None
+
+
+# torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
+_WithGradient.forward.__signature__ = inspect.signature(_WithGradient.forward)  # type: ignore[attr-defined]

@@ -1,0 +1,128 @@
+"""`gapped bench`: time and memory of the samplers on this machine, beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gapped.errors import reject
+from gapped.lab.cli.common import Device, Stopped
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from gapped.lab.jobs import Job
+    from gapped.lab.records import Line
+
+__all__ = ["bench", "present"]
+
+
+def bench(
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(help="name or name:option=value,...; repeatable. Four by default.", show_default=False),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ROWSxCATEGORIES[:f32|bf16|f16|f64]; repeatable. With a third number, xWIDTH, the sample "
+            "selects from an embedding of that width. Those of docs/performance.md by default.",
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help="torch or triton; repeatable. All that run here by default.", show_default=False),
+    ] = None,
+    compiled: Annotated[bool, typer.Option(help="Also time torch.compile of F.gumbel_softmax.")] = True,
+    device: Device = "auto",
+    seconds: Annotated[float, typer.Option(help="Time to spend on each measurement.")] = 0.5,
+    out: Annotated[Path, typer.Option(help="bench.jsonl and bench.svg go here.")] = Path("runs/bench"),
+) -> int:
+    """Time forward and backward of the samplers beside torch's F.gumbel_softmax, and their peak memory.
+
+    Without --shape, the cost of importing the package is measured as well.
+
+    \b
+    Examples:
+      gapped bench
+      gapped bench --estimator gst --estimator gumbel-rao:samples=100 --shape 6400x64 --no-compiled
+    """
+    if not 0 < seconds < float("inf"):
+        raise reject("--seconds", seconds, "a positive number")
+
+    from gapped.lab.environment import current, pick_device
+    from gapped.lab.jobs import plan
+    from gapped.lab.report.terminal import console
+    from gapped.lab.store import Store
+
+    where = pick_device(device)
+    screen = console()
+    with current(where):
+        jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
+        Store(out)  # fails here, not after minutes, if nothing can be written
+        try:
+            made = _measure(jobs, where, seconds, out / "bench.jsonl", screen, startup=not shape)
+        except KeyboardInterrupt:
+            raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
+    present(made, out, screen)
+    return 0
+
+
+def _measure(
+    jobs: Sequence[Job], where: torch.device, seconds: float, path: Path, screen: Console, startup: bool
+) -> list[Line]:
+    """Measure everything; each shape is on disk as soon as it is done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from gapped.lab import records
+    from gapped.lab.bench.suite import run
+    from gapped.lab.bench.suite import startup as import_cost
+
+    made: list[Line] = []
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        bar = progress.add_task("", total=sum(len(job.cases) + 1 for job in jobs) + startup)
+
+        def watch(what: str) -> None:
+            progress.update(bar, advance=1, description=what)
+
+        for lines in run(jobs, where, seconds, watch):
+            records.append(path, lines)
+            made += lines
+        if startup:
+            watch("import gapped")
+            lines = import_cost(where)
+            records.append(path, lines)
+            made += lines
+    return made
+
+
+def present(made: Sequence[Line], out: Path, screen: Console) -> None:
+    """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
+    from gapped.lab.records import atomic_write
+    from gapped.lab.report.bench import benches, reasons, startup_lines, table_of, title_of
+    from gapped.lab.report.bench_figure import bench_figure
+    from gapped.lab.report.tables import to_rich
+    from gapped.lab.report.targets import target_table
+    from gapped.lab.report.terminal import say
+
+    said = partial(say, screen)
+    for found in benches(made):
+        screen.print(to_rich(table_of(found), title_of(found), screen.width))
+        for reason in reasons(found):
+            said(reason)
+    for line in startup_lines(made):
+        said(f"{line['what']}, after torch: {line['milliseconds']['median']:.0f} ms")
+    targets = target_table(made)
+    if targets.rows:
+        screen.print(to_rich(targets, "targets", screen.width))
+    if any(found.reference("eager") for found in benches(made)):
+        with atomic_write(out / "bench.svg") as file:
+            file.write(bench_figure(made).encode("utf-8"))
+        said(f"Plot: {out / 'bench.svg'}")

@@ -1,0 +1,103 @@
+"""`gapped compare`: the same model, several estimators and seeds, one fleet, one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gapped.errors import reject
+from gapped.lab.cli.common import (
+    DataDir,
+    Device,
+    Engine,
+    Minutes,
+    RayAddress,
+    RunsPerFleet,
+    TensorBoard,
+    execute,
+)
+
+if TYPE_CHECKING:
+    from gapped.lab.recipe import Recipe
+
+__all__ = ["compare", "default_recipe"]
+
+DEFAULT = (
+    "gumbel-softmax",
+    "straight-through:tau=1.0",
+    "gumbel-rao:samples=10",
+    "gst:gap=1.0",
+    "reinmax:tau=1.0",
+)
+PROTOCOLS = {"digits": "digits-8x8"}
+
+
+def compare(
+    data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(help="name or name:option=value,...; repeatable. Five by default.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(help="The protocol's own by default.", show_default=False)
+    ] = None,
+    tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 0.5,
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
+    data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
+    minutes: Minutes = None,
+    engine: Engine = "local",
+    ray_address: RayAddress = None,
+    runs_per_fleet: RunsPerFleet = None,
+) -> None:
+    """Train the same VAE with several estimators and seeds together, and say which one did best.
+
+    \b
+    Examples:
+      gapped compare
+      gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
+      gapped compare --engine ray --runs-per-fleet 5
+    """
+    recipe = default_recipe(
+        data=data,
+        estimators=estimator,
+        seeds=seeds,
+        epochs=epochs,
+        tau=tau,
+        runs_per_fleet=runs_per_fleet,
+    )
+    execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
+
+
+def default_recipe(
+    data: str = "digits",
+    estimators: Sequence[str] | None = None,
+    seeds: int = 3,
+    epochs: int | None = None,
+    tau: float = 0.5,
+    runs_per_fleet: int | None = None,
+) -> Recipe:
+    """The recipe behind the command."""
+    from gapped.lab.data import IMAGES
+    from gapped.lab.recipe import recipe_from
+
+    if data not in IMAGES:
+        raise reject("--data", data, f"one of {', '.join(IMAGES)}")
+    table: dict[str, Any] = {
+        "name": "compare",
+        "title": f"Estimators on {data}",
+        "task": "vae",
+        "protocol": PROTOCOLS.get(data, "paper-30x10"),
+        "data": data,
+        "tau": tau,
+        "seeds": seeds,
+        "variance_samples": 30,
+        "variance_images": 200,
+        "cell": [{"estimator": text} for text in estimators or DEFAULT],
+    }
+    return recipe_from(table, "compare", epochs=epochs, runs_per_fleet=runs_per_fleet)

@@ -1,0 +1,128 @@
+"""`gapped doctor`: what this machine offers, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gapped._version import __version__
+from gapped.errors import GappedError
+from gapped.lab.cli.common import DataDir
+from gapped.lab.cli.data import whereabouts
+from gapped.lab.cli.listing import show_rows
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PACKAGES", "Finding", "doctor"]
+
+# What the extras of pyproject.toml bring, and what it is for.
+PACKAGES = {
+    "numpy": "the laboratory and Triton",
+    "scipy": "tests and intervals of the report",
+    "scikit-learn": "the data set digits",
+    "matplotlib": "the figures of the report",
+    "jinja2": "report.html",
+    "rich": "tables and progress in a terminal",
+    "typer": "this command line",
+    "pooch": "downloads",
+    "tqdm": "progress of downloads",
+    "tensorboard": "--tensorboard",
+    "triton": "fused kernels on a GPU",
+}
+OK, ABSENT, BROKEN = "ok", "absent", "broken"
+
+
+class Finding(NamedTuple):
+    """One line: a part, how it is (`ok`, `absent` or `broken`), what there is, and what would help."""
+
+    part: str
+    state: str
+    what: str
+    hint: str = ""
+
+
+def doctor(data_dir: DataDir = None) -> int:
+    """Show versions, devices, backends and data sets, with a hint for whatever is missing.
+
+    The exit status is 1 if something that is there does not work; what is absent is no fault.
+    """
+    found = [*_versions(), *_machine()]
+    if found[-1].part != "torch":  # without torch no data set can be asked
+        found += _data(data_dir)
+    show_rows(("part", "state", "what", "hint"), found)
+    return 1 if any(finding.state == BROKEN for finding in found) else 0
+
+
+def _versions() -> Iterator[Finding]:
+    # Slow to import, and only needed here.
+    from importlib.metadata import PackageNotFoundError, version
+
+    yield Finding("gapped", OK, f"{__version__} in {Path(__file__).parents[2]}")
+    yield Finding("python", OK, f"{platform.python_version()} at {sys.executable}")
+    for name, purpose in PACKAGES.items():
+        try:
+            yield Finding(name, OK, version(name))
+        except PackageNotFoundError:
+            extra = "triton" if name == "triton" else "lab"
+            yield Finding(name, ABSENT, f"needed for {purpose}", f'pip install "gapped[{extra}]"')
+
+
+def _machine() -> Iterator[Finding]:
+    """torch, its devices, and one hard sample with its gradient on each of them."""
+    try:
+        import torch
+    except (ImportError, OSError) as problem:
+        yield Finding("torch", BROKEN, _first_line(problem), "reinstall torch: https://pytorch.org")
+        return
+    yield Finding("torch", OK, torch.__version__)
+    yield _sampled(torch.device("cpu"), f"threads: {torch.get_num_threads()}")
+    if not torch.cuda.is_available():
+        reason = "this build of torch has no CUDA" if torch.version.cuda is None else "no CUDA device seen"
+        yield Finding("cuda", ABSENT, reason, "everything runs on the CPU, without fused kernels")
+        return
+    for index in range(torch.cuda.device_count()):
+        yield _sampled(torch.device("cuda", index), torch.cuda.get_device_name(index))
+
+
+def _sampled(device: torch.device, what: str) -> Finding:
+    """Whether a sample drawn on `device` is one-hot and carries a finite gradient; names the backend."""
+    import torch
+
+    import gapped
+
+    try:
+        logits = torch.zeros(4, 3, device=device, requires_grad=True)
+        sample = gapped.gst(logits, tau=0.5, hard=True, generator=torch.Generator(device).manual_seed(0))
+        (gradient,) = torch.autograd.grad(sample[:, 0].sum(), logits)
+        good = bool((sample.sum(-1) == 1).all() and gradient.isfinite().all())
+    except Exception as problem:
+        return Finding(str(device), BROKEN, f"{what}: {_first_line(problem)}")
+    backend = gapped.backend_used()
+    if not good:
+        return Finding(str(device), BROKEN, f"{what}: {backend} drew a wrong sample")
+    return Finding(str(device), OK, f"{what}; samples by {backend}")
+
+
+def _data(data_dir: Path | None) -> Iterator[Finding]:
+    from gapped.lab.data import SOURCES
+
+    named = os.environ.get("GAPPED_DATA")
+    if named and not Path(named).expanduser().exists():
+        yield Finding("$GAPPED_DATA", ABSENT, f"{named} does not exist", "unset it, or name a folder")
+    for name, source in SOURCES.items():
+        try:
+            here, missing = whereabouts(source.locate(data_dir))
+        except GappedError as problem:
+            yield Finding(f"data {name}", BROKEN, str(problem))
+            continue
+        state, hint = (ABSENT, f"gapped data {name}") if missing else (OK, "")
+        yield Finding(f"data {name}", state, "; ".join(filter(None, (here, missing))), hint)
+
+
+def _first_line(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}".partition("\n")[0]

@@ -1,0 +1,75 @@
+"""`gapped report`: tables, figures and report.html from records, without training anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gapped.errors import printable
+
+__all__ = ["report"]
+
+
+def report(
+    runs: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder with records.jsonl or bench.jsonl, as compare, reproduce and bench write it."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the page to this file, or as report.html into this folder, and nothing else. Without "
+            "it, RUNS/report.html and RUNS/tables.md are written.",
+            show_default=False,
+        ),
+    ] = None,
+    update: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Fill the blocks between <!-- records:NAME --> and <!-- /records:NAME --> of this document; "
+            "may be given more than once.",
+            show_default=False,
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the figures that these documents show into this folder.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Rebuild the tables, the figures and report.html from records.
+
+    With --update or --figures, only documents and figures are written.
+    """
+    if update or figures:
+        from gapped.lab.report.documents import update_documents
+
+        words = {True: "updated", False: "unchanged", None: "left out, with nothing in the records to show"}
+        for path, new in update_documents(runs, update or [], figures):
+            print(printable(f"{words[new]}: {path}"))
+        return
+
+    if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():
+        from gapped.lab.cli.bench import present
+        from gapped.lab.records import load
+        from gapped.lab.report.terminal import console
+
+        present(load(runs / "bench.jsonl"), runs, console())
+        return
+
+    from gapped.lab.report import read, write_report
+    from gapped.lab.report.markdown import write_tables
+    from gapped.lab.report.terminal import console, say, show
+
+    records = read(runs)
+    path = write_report(runs, out)
+    if out is None:
+        write_tables(records, runs / "tables.md")
+    screen = console()
+    show(records, screen)
+    say(screen, f"report: {path}")

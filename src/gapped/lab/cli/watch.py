@@ -1,0 +1,135 @@
+"""What a person sees while fleets train: a bar with the time left, and the cells as they stand."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from math import inf, isinf
+from statistics import fmean
+from types import FrameType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from gapped.lab.fleets import Fleet
+from gapped.lab.local import Standing
+from gapped.lab.report.cells import higher_is_better
+
+__all__ = ["Display"]
+
+_PLAIN_LINES = 10
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Display:
+    """A watch for a terminal; plain lines, ten per fleet, where the output is not one.
+
+    The first Ctrl-C asks for a checkpoint at the end of the epoch, as do SIGTERM, by which batch systems and
+    containers end a program, and the end of the `minutes` that the command has, counted from here; the second
+    signal stops at once.
+    """
+
+    def __init__(self, console: Console, minutes: float | None = None) -> None:
+        self.console = console
+        self.deadline = inf if minutes is None else time.monotonic() + 60 * minutes
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("epochs"),
+        )
+        self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+        self.live = Live(console=console, refresh_per_second=4, transient=True)
+        self.epochs: dict[str, int] = {}
+        self.bar: Any = None
+        self.asked = 0
+        """The number of the signal that asked for an end; 0 if none did."""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Display:
+        self._before = {each: signal.signal(each, self._interrupted) for each in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def start(self, fleets: Sequence[Fleet]) -> None:
+        if not fleets:
+            self.console.print("All runs are finished already.")
+            return
+        epochs = sum(fleet.specs[0].epochs for fleet in fleets)
+        runs = sum(len(fleet.specs) for fleet in fleets)
+        self.bar = self.progress.add_task(f"{runs} runs", total=epochs)
+        if self.console.is_terminal:
+            self.live.start()
+            self.live.update(self.progress)
+        else:
+            fleet = "one fleet" if len(fleets) == 1 else f"{len(fleets)} fleets"
+            self.console.print(f"training {runs} runs in {fleet}")
+
+    def epoch(self, fleet: Fleet, standing: Standing) -> None:
+        self._advance(fleet, standing.epoch)
+        if self.console.is_terminal:
+            self.live.update(Group(_cells(fleet, standing), self.progress))
+        elif standing.epoch % max(standing.epochs // _PLAIN_LINES, 1) == 0:
+            left = self.progress.tasks[0].time_remaining
+            rest = "" if left is None else f", {left:.0f} s left"
+            self.console.print(f"epoch {standing.epoch} of {standing.epochs}{rest}")
+
+    def done(self, fleet: Fleet) -> None:
+        self._advance(fleet, fleet.specs[0].epochs)
+
+    def wants_stop(self) -> bool:
+        return self.asked > 0 or self.is_late()
+
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def _advance(self, fleet: Fleet, epoch: int) -> None:
+        """Fleets may train side by side, or be finished by another process."""
+        self.epochs[fleet.key] = epoch
+        self.progress.update(self.bar, completed=sum(self.epochs.values()))
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = number
+        self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
+
+
+def _cells(fleet: Fleet, standing: Standing) -> Table:
+    """The test metric of each cell so far, best first."""
+    tests = [key for key in standing.history if not key.startswith("train_")]
+    name = tests[0] if tests else "not tested yet"
+    last = standing.history[name][-1] if tests else [float("nan")] * len(fleet.specs)
+    alive = standing.alive.tolist()
+    found: dict[tuple[str, float | None], list[int]] = {}
+    for place, spec in enumerate(fleet.specs):
+        found.setdefault((fleet.label(spec), spec.tau), []).append(place)
+    table = Table("estimator", "tau", "runs", name.replace("_", " "), "diverged")
+    rows = []
+    for (label, tau), places in found.items():
+        sound = [last[place] for place in places if alive[place]]
+        rows.append(
+            (fmean(sound) if sound else float("inf"), label, tau, len(places), len(places) - len(sound))
+        )
+    up = higher_is_better(name)
+    rows.sort(key=lambda row: (isinf(row[0]), -row[0] if up else row[0], *row[1:]))
+    for mean, label, tau, count, lost in rows[:24]:
+        at = "" if tau is None else f"{tau:g}"
+        table.add_row(label, at, str(count), f"{mean:.{3 if up else 2}f}", str(lost or ""))
+    return table

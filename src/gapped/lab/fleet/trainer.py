@@ -1,0 +1,307 @@
+"""The training loop: all runs of a fleet, step by step, epoch by epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gapped.lab.fleet.adam import Adam
+from gapped.lab.fleet.capture import Captured
+from gapped.lab.fleet.clip import Gradient, clip_scales, scaled
+from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.schedule import Constant, Schedule
+from gapped.lab.fleet.selection import Selection, SelectionRule
+from gapped.lab.fleet.stateful import Widths
+from gapped.registry import Estimator
+
+__all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision", "permutation"]
+
+
+class Task(Protocol):
+    """What a trainer needs of a task: a model with a run axis, batches, a loss, and metrics."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The runs' weights."""
+
+    steps: int
+    """Steps per epoch."""
+    row_axes: int
+    """How many axes of the sampled logits lie between run and category."""
+    loss_name: str
+    """What the loss is called in records, after ``train_``."""
+    clip: float | None
+    """Largest norm of a run's gradient, if there is one."""
+    widths: Widths | None
+    """How many numbers an example has, for estimators with networks of their own; None if it has none."""
+    selection: SelectionRule | None
+    """How runs are validated while they train; then the best weights are tested, at the end. If None, the
+    present weights are tested after each epoch."""
+
+    @property
+    def descended(self) -> Sequence[tuple[Tensor, float]]:
+        """What is trained by plain gradient descent instead of Adam, each with its rate."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the order of the examples for an epoch; a function of the runs' seeds and `epoch` alone."""
+
+    def load_batch(self, step: int) -> None:
+        """Put the batch of a step where `loss` finds it."""
+
+    def program(self, step: int) -> Hashable:
+        """What the loss of a step must have in common with that of another to be recorded as one graph."""
+
+    def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """The loss of each run on the loaded batch, ``(R,)``."""
+
+    def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
+        """Test metrics of each run, ``(R,)`` each."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What may differ between the runs of a fleet, apart from their seeds."""
+
+    estimator: Estimator
+    learning_rate: float
+    schedule: Schedule = Constant()  # noqa: RUF009 - frozen
+    decays: bool = False
+    """Whether the learning rate falls to zero along a half cosine, epoch by epoch."""
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch."""
+        return self.learning_rate * (0.5 * (1 + math.cos(math.pi * epoch / epochs)) if self.decays else 1)
+
+
+class Trainer:
+    """Trains R runs as one program and keeps their history.
+
+    Everything random in an epoch follows from `seed` and the epoch's number, so a checkpoint at the end of
+    an epoch needs no generator state. A run whose loss is not finite is frozen where it stands.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        runs: Sequence[Run],
+        epochs: int,
+        seed: int,
+        device: torch.device,
+        *,
+        compiled: bool = False,
+        test_every: int = 1,
+    ) -> None:
+        first = next(task.model.parameters())
+        self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
+        self.descended = list(task.descended)
+        apart = {id(p) for p, _ in self.descended}
+        self.parameters = [p for p in task.model.parameters() if p.requires_grad and id(p) not in apart]
+        rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
+        self.adam = Adam(self.parameters, rates, compiled=compiled)
+        estimators = [run.estimator for run in runs]
+        self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, task.widths)
+        # Estimators with a state are trained beside the model, each run's share at the run's own rate.
+        self.tuned = [(part, each, list(each.parameters())) for part, each in self.sampler.stateful]
+        self.tuners = [Adam(own, rates[part.runs]) for part, _, own in self.tuned]
+        self.base_tau = self.sampler.tau.clone()
+        self.generator = torch.Generator(device)
+        self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
+        self.loss_sum = torch.zeros(len(runs), dtype=torch.float64, device=device)
+        self.epoch, self.test_every = 0, test_every
+        self.tested: list[int] = []
+        self.seconds: list[float] = []
+        self.history: dict[str, list[list[float]]] = {}
+        self.selection = None if task.selection is None else Selection(task.selection, self.parameters)
+        self._observe = torch.compile(observe, dynamic=False) if compiled else observe
+        self._clip_scales = torch.compile(clip_scales, dynamic=False) if compiled else clip_scales
+        self._step = Captured(self._train_step, self.generator, self._state)
+
+    def train_epoch(self) -> None:
+        """One pass over the data; every `test_every` epochs and after the last one, the metrics too.
+
+        They are those of the test, or the latest validation's where runs are validated while they train.
+
+        `history` holds the losses and metrics of the epochs in `tested`.
+        """
+        began = time.perf_counter()
+        with matmul_precision(self.device):
+            self.train_steps(self.task.steps)
+            if (self.epoch + 1) % self.test_every == 0 or self.epoch + 1 == self.epochs:
+                self._test()
+        self.epoch += 1
+        self.seconds.append(time.perf_counter() - began)
+
+    def train_steps(self, steps: int, before_step: Callable[[], None] | None = None) -> None:
+        """The first `steps` steps of the epoch; `before_step` is called with each batch already loaded."""
+        self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
+        self.task.start_epoch(self.epoch)
+        self.loss_sum.zero_()
+        self._set_rates()
+        temperatures = self._temperatures()
+        for step in range(steps):
+            self.task.load_batch(step)
+            if temperatures is not None:
+                self.sampler.tau.copy_(temperatures[step])
+            if before_step is not None:
+                before_step()
+            self._step(self.task.program(step))
+            if self.selection is not None and self.selection.rule.due(step, self.task.steps):
+                self.selection.observe(self.selection.rule.score())
+                self._set_rates()
+
+    def test(self) -> dict[str, list[float]]:
+        """Metrics that are taken once, after training: those of the best weights, where they are kept."""
+        if self.selection is None:
+            return {}
+        with matmul_precision(self.device), self.selection.best_weights():
+            metrics = self.evaluate()
+        return {f"best_{self.selection.rule.metric}": self.selection.best.tolist()} | {
+            name: values.double().tolist() for name, values in metrics.items()
+        }
+
+    def evaluate(self) -> dict[str, Tensor]:
+        """Test metrics at each run's own temperature."""
+        self.sampler.tau.copy_(self.base_tau)
+        self.generator.manual_seed(derived_seed(self.seed, "test", self.epoch))
+        with torch.no_grad():
+            return self.task.evaluate(self.sampler, self.generator)
+
+    def _test(self) -> None:
+        metrics = {f"train_{self.task.loss_name}": self.loss_sum / self.task.steps}
+        if self.selection is None:
+            metrics |= self.evaluate()
+        else:
+            metrics |= {self.selection.rule.metric: self.selection.last}
+        for name, values in metrics.items():
+            # A step can break a run without its own loss showing it: the test does.
+            self.alive &= values.isfinite()
+            self.history.setdefault(name, []).append(values.double().tolist())
+        self.tested.append(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training depends on, as plain containers and tensors."""
+        return {
+            "epoch": self.epoch,
+            "seconds": self.seconds,
+            "history": self.history,
+            "tested": self.tested,
+            "alive": self.alive,
+            "model": self.task.model.state_dict(),
+            "adam": self.adam.state_dict(),
+            "estimators": [each.state_dict() for _, each, _ in self.tuned],
+            "tuners": [tuner.state_dict() for tuner in self.tuners],
+            "selection": None if self.selection is None else self.selection.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; a ValueError if that is further than this trainer goes."""
+        if not 0 <= state["epoch"] == len(state["seconds"]) <= self.epochs:
+            raise ValueError(f"epoch {state['epoch']} of {self.epochs}")
+        self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
+        self.tested = state["tested"]
+        self.alive.copy_(state["alive"])
+        self.task.model.load_state_dict(state["model"])
+        self.adam.load_state_dict(state["adam"])
+        for (_, each, _), tuner, own, moments in zip(
+            self.tuned, self.tuners, state["estimators"], state["tuners"], strict=True
+        ):
+            each.load_state_dict(own)
+            tuner.load_state_dict(moments)
+        if self.selection is not None:
+            self.selection.load_state_dict(state["selection"])
+
+    def _train_step(self) -> None:
+        loss = self.task.loss(self.sampler, self.generator)
+        everything = [*self.parameters, *(p for p, _ in self.descended)]
+        gradients = self._gradients(loss.sum(), everything)
+        self._observe(loss.detach(), self.loss_sum, self.alive)
+        scales = None if self.task.clip is None else self._clip_scales(gradients, self.task.clip)
+        self.adam.step(gradients[: len(self.parameters)], self.alive, scales)
+        for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
+            with torch.no_grad():
+                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scaled(g, scales), 0.0))
+        for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
+            if own:
+                # The estimator's loss is a mean over its runs; each run is to have its own.
+                loss = each.variance_loss() * len(part)
+                slopes = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
+                tuner.step(slopes, self.alive[part.runs])
+
+    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Gradient]:
+        """The gradients of the parameters, in pieces where the model took them so."""
+        pieces_of = getattr(self.task.model, "pieces", None)
+        if pieces_of is None:
+            return list(torch.autograd.grad(loss, parameters))
+        pieces = [pieces_of(p) for p in parameters]
+        found = iter(torch.autograd.grad(loss, [piece for some in pieces for piece in some]))
+        own = [tuple(islice(found, len(some))) for some in pieces]
+        return [some[0] if len(some) == 1 else some for some in own]
+
+    def _set_rates(self) -> None:
+        rates = [run.rate(self.epoch, self.epochs) for run in self.runs]
+        self.adam.learning_rate.copy_(torch.tensor(rates, dtype=torch.float64))
+        if self.selection is not None:
+            self.adam.learning_rate.mul_(self.selection.factor)
+
+    def _temperatures(self) -> Tensor | None:
+        """The temperatures of the epoch, ``(steps, R)``, or None if they never change."""
+        if all(isinstance(run.schedule, Constant) for run in self.runs):
+            self.sampler.tau.copy_(self.base_tau)
+            return None
+        total, first = self.epochs * self.task.steps, self.epoch * self.task.steps
+        table = [
+            [
+                run.schedule.tau(base, first + step, total)
+                for run, base in zip(self.runs, self.base_tau.tolist(), strict=True)
+            ]
+            for step in range(self.task.steps)
+        ]
+        return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
+
+    def _state(self) -> list[Tensor]:
+        moments = [m for adam in (self.adam, *self.tuners) for m in (*adam.first, *adam.second, adam.count)]
+        states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
+        states += [p for p, _ in self.descended]
+        return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
+
+
+def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
+    """Add the runs' losses to their `total`; runs are `alive` as long as these are finite."""
+    total += loss
+    alive &= loss.isfinite()
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed that depends on all `parts`, and on nothing else."""
+    return int(derived_hash(*parts)[:14], 16)
+
+
+def derived_hash(*parts: object) -> str:
+    """Sixteen hexadecimal digits that depend on all `parts`, and on nothing else."""
+    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def permutation(count: int, *parts: object) -> Tensor:
+    """An order of `count` examples that depends on all `parts`, and on nothing else."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(*parts)))
+
+
+@contextmanager
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """TF32 products on a GPU while training, and the caller's setting afterwards."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,244 @@
+"""Our numbers beside those of the paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from math import isnan
+from typing import Any
+
+from gapped.lab.report.cells import Cell, Record, cells, metric_name, primary
+from gapped.lab.report.statistics import Summary, standard_errors, summary
+from gapped.lab.report.tables import NOTHING, Entry, Table, number, seconds_per_epoch, tau_entry
+
+__all__ = ["FAILED_ABOVE", "PaperRow", "against_paper", "is_papers", "paper", "paper_label", "paper_table"]
+
+FAILED_ABOVE = 148.67
+"""Nats of test negative ELBO above which a run counts as not having converged.
+
+The worst cell that the paper's comparison table still calls converging (STGS at temperature 0.01) has
+141.61 with a standard deviation of 3.53; this is two of its standard deviations above it.
+"""
+
+RULE = (
+    f"A cell *fails to converge* if at least half of its seeds diverge or end above {FAILED_ABOVE} nats: "
+    "two standard deviations above the worst cell that the paper's table calls converging."
+)
+
+# Differences smaller than these are not worth a mark, however small their standard error.
+MARGIN = {"listops": 0.01, "coupled": 0.5}
+NATS = 0.3
+
+DISAGREES = "≠"
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One cell, ours and the paper's; either side may be missing, and `note` says why.
+
+    `lost` of our runs ended without a value. A cell that has such runs disagrees with the paper's.
+    """
+
+    label: str
+    tau: float | None
+    metric: str
+    ours: Summary | None
+    paper_mean: float | None = None
+    paper_std: float | None = None
+    paper_count: int | None = None
+    difference: float | None = None
+    standard_errors: float | None = None
+    disagrees: bool = False
+    note: str = ""
+    lost: int = 0
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The published numbers, by the name of the recipe that reproduces them."""
+    numbers: dict[str, Any] = json.loads(files("gapped.lab.report").joinpath("paper.json").read_text("utf-8"))
+    return numbers
+
+
+def paper_label(record: Record) -> str:
+    """What the paper calls the estimator of a record that carries no label of its own.
+
+    >>> paper_label({"estimator": "gumbel-rao", "options": {"samples": 100}})
+    'GR-MC100'
+    """
+    if record.get("label"):
+        return str(record["label"])
+    options = record.get("options") or {}
+    gap = options.get("gap", 1.0)
+    names = {
+        "gst": "GST-pi"
+        if gap == "expected"
+        else f"GST-{float(gap):.1f}"
+        if _is_number(gap)
+        else f"GST-{gap}",
+        "gumbel-rao": f"GR-MC{options.get('samples', 100)}",
+        "gumbel-softmax": "STGS",
+        "straight-through": "ST",
+        "rloo": "RLOO",
+        "disarm-tree": "DisARM-Tree",
+    }
+    name = str(record.get("estimator"))
+    return names.get(name, name)
+
+
+def against_paper(records: Iterable[Record], recipe: str, protocol: str | None = None) -> list[PaperRow]:
+    """The paper's rows in its order, then what it marks as failing, then cells that it does not have.
+
+    Only records under `protocol` count; without one, those whose protocol is the paper's own (its name
+    begins with "paper", or there is none), because numbers of two protocols do not belong in one row.
+    """
+    table = paper().get(recipe, {})
+    ours = [c for c in cells(records) if c.recipe == recipe and _is_papers(c.protocol, protocol)]
+    made: list[PaperRow] = []
+    seen: list[Cell] = []
+    for row in table.get("rows", []):
+        name, tau, published = _published(recipe, row)
+        matching = [c for c in ours if _matches(c, name, tau)]
+        seen += matching
+        if name in table.get("quoted", ()):
+            made += [_quoted(c, published[0]) for c in matching]
+            continue
+        for metric, mean, std in published:
+            absent = PaperRow(name, tau, metric, None, mean, std, table.get("seeds"), note="not run here")
+            made += [_compare(c, recipe, metric, mean, std, table.get("seeds")) for c in matching] or [absent]
+    for name, tau in table.get("fails_to_converge", []):
+        failing = [c for c in ours if _matches(c, name, tau)]
+        seen += failing
+        made += [_failure(c) for c in failing]
+    return made + [_beyond(c, primary(ours)) for c in ours if c not in seen]
+
+
+def paper_table(made: Sequence[PaperRow], recipe: str = "") -> Table:
+    """Rows as a table, with the notes that its marks need; the margin in them is that of `recipe`."""
+    several = len({r.metric for r in made}) > 1
+    spread = any(r.ours and r.ours.count > 1 for r in made)
+    columns = ("estimator", "τ", *(["measure"] * several), "ours", "seeds", "paper", "seeds")
+    columns += ("difference", "std. errors", "mark", "note")
+    notes = ["Mean ± standard deviation over seeds."] if spread else []
+    if any(r.disagrees for r in made):
+        unit = "of accuracy" if any(r.metric.endswith("accuracy") for r in made) else "nats"
+        margin = f"{MARGIN.get(recipe, NATS)} {unit}"
+        notes.append(
+            f"{DISAGREES}: further apart than two standard errors and {margin}, or in whether it converges."
+        )
+    if any(r.note.startswith("paper: X") for r in made):
+        notes.append(RULE)
+    return Table(columns, tuple(_entries(r, several) for r in made), tuple(notes))
+
+
+def _entries(row: PaperRow, several: bool) -> tuple[Entry, ...]:
+    ours = row.ours or summary([])
+    errors = None if row.standard_errors is None or isnan(row.standard_errors) else row.standard_errors
+    return (
+        Entry(row.label),
+        tau_entry(row.tau),
+        *([Entry(metric_name(row.metric))] * several),
+        _mean_std(ours.mean, ours.std, row.metric),
+        Entry(str(ours.count), ours.count) if row.ours else Entry(NOTHING),
+        _mean_std(row.paper_mean, row.paper_std, row.metric),
+        Entry(str(row.paper_count), row.paper_count) if row.paper_count else Entry(NOTHING),
+        _signed(number(row.difference, row.metric)),
+        _signed(Entry(NOTHING) if errors is None else Entry(f"{errors:.1f}", errors)),
+        Entry(DISAGREES if row.disagrees else ""),
+        Entry(row.note),
+    )
+
+
+def _signed(entry: Entry) -> Entry:
+    """A difference with its sign, unless it rounds to nothing."""
+    if entry.value is None or float(entry.text) == 0:
+        return Entry(entry.text.removeprefix("-"), entry.value)
+    return Entry(("+" if entry.value > 0 else "") + entry.text, entry.value)
+
+
+def _mean_std(mean: float | None, std: float | None, metric: str) -> Entry:
+    shown, spread = number(mean, metric), number(std, metric)
+    return Entry(f"{shown.text} ± {spread.text}", shown.value) if spread.value is not None else shown
+
+
+def _published(
+    recipe: str, row: list[Any]
+) -> tuple[str, float | None, list[tuple[str, float, float | None]]]:
+    """A row of the paper's data as label, temperature, and (metric, mean, std) for each of its numbers."""
+    if recipe == "efficiency":
+        return row[0], None, [("gpu_memory_gb", row[1], None), ("seconds_per_epoch", row[2], None)]
+    if recipe == "entropy":
+        return row[0], None, [("surrogate_entropy", row[1], None)]
+    metric = "test_accuracy" if recipe == "listops" else "test_negative_elbo"
+    return row[0], row[1], [(metric, row[2], row[3])]
+
+
+def _compare(
+    cell: Cell, recipe: str, metric: str, mean: float, std: float | None, count: int | None
+) -> PaperRow:
+    ours = summary(_values(cell, metric))
+    lost = len(cell.records) - ours.count
+    note = f"{lost} of {len(cell.records)} runs without a value" if lost else ""
+    published = (mean, std, count)
+    if not ours.count:
+        return PaperRow(cell.label, cell.tau, metric, ours, *published, disagrees=True, note=note, lost=lost)
+    quick = any(r.get("quick") for r in cell.records)
+    gap = ours.mean - mean
+    errors = standard_errors(ours, mean, std, count) if std is not None and count else None
+    far = errors is not None and abs(errors) > 2 and abs(gap) > MARGIN.get(recipe, NATS)
+    remark = paper().get(recipe, {}).get("remarks", {}).get(cell.label, "")
+    scaled = "quick run, scaled down: not comparable" if quick else ""
+    note = "; ".join(filter(None, [scaled, remark, note]))
+    apart = (far or lost > 0) and not quick
+    return PaperRow(cell.label, cell.tau, metric, ours, *published, gap, errors, apart, note, lost)
+
+
+def _quoted(cell: Cell, published: tuple[str, float, float | None]) -> PaperRow:
+    """A cell for which the paper quotes a number that was measured under another protocol."""
+    metric, mean, std = published
+    note = f"the paper quotes {mean:.2f} ± {std:.2f} from elsewhere, of another protocol: not comparable"
+    return PaperRow(cell.label, cell.tau, metric, summary(_values(cell, metric)), note=note)
+
+
+def _failure(cell: Cell) -> PaperRow:
+    """A cell that the paper marks X: what happened here, under the stated rule."""
+    values = cell.values("test_negative_elbo")
+    bad = int((~(values <= FAILED_ABOVE)).sum())
+    failed = 2 * bad >= values.size
+    note = f"paper: X; here {bad} of {values.size} seeds fail, so it {'fails too' if failed else 'converges'}"
+    quick = any(r.get("quick") for r in cell.records)
+    mark = not failed and not quick
+    return PaperRow(cell.label, cell.tau, "test_negative_elbo", summary(values), disagrees=mark, note=note)
+
+
+def _beyond(cell: Cell, metric: str) -> PaperRow:
+    return PaperRow(cell.label, cell.tau, metric, summary(_values(cell, metric)), note="not in the paper")
+
+
+def _values(cell: Cell, metric: str) -> Any:
+    """A metric of each run; the pace is not a metric but follows from the record."""
+    if metric == "seconds_per_epoch" and metric not in (cell.records[0].get("metrics") or {}):
+        return [seconds_per_epoch(r) for r in cell.records]
+    return cell.values(metric)
+
+
+def _matches(cell: Cell, name: str, tau: float | None) -> bool:
+    labels = {cell.label, paper_label(cell.records[0])}
+    return (tau is None or cell.tau == tau) and any(fnmatchcase(one, name) for one in labels)
+
+
+def is_papers(protocol: str) -> bool:
+    """Whether numbers of this protocol can be set beside the paper's: it is the paper's, on its data."""
+    return not protocol or (protocol.startswith("paper") and " on " not in protocol)
+
+
+def _is_papers(protocol: str, wanted: str | None) -> bool:
+    return protocol == wanted if wanted is not None else is_papers(protocol)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

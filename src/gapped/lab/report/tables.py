@@ -1,0 +1,274 @@
+"""Cells to rows, rows to tables, and tables to text.
+
+A `Table` knows nothing of its medium: every entry is a text and, where it has one, the number to sort by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gapped.lab.report.cells import (
+    Cell,
+    Record,
+    cells,
+    has_temperatures,
+    higher_is_better,
+    metric_name,
+    primary,
+)
+from gapped.lab.report.statistics import Summary, summary, verdict
+
+if TYPE_CHECKING:
+    import rich.table
+
+__all__ = [
+    "Entry",
+    "Row",
+    "Table",
+    "as_code",
+    "best_rows",
+    "escaped",
+    "number",
+    "rows",
+    "summary_table",
+    "to_markdown",
+    "to_rich",
+    "verdict_of",
+    "without_empty",
+]
+
+NOTHING = "–"
+
+# Recipes that measure without a contest: what is said in place of a verdict.
+MEASURED = {
+    "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
+    "efficiency": "One short run of each estimator: only memory and time are compared.",
+}
+
+# How many cells a picture, and how many rows a table for the eye shows: the best ones. tables.md has all.
+DRAWN = 40
+LISTED = 200
+
+# Labels up to this length are not broken on a terminal.
+LABEL = 14
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell, summarised; `name` tells it from the cells it is compared with."""
+
+    cell: Cell
+    name: str
+    metric: str
+    value: Summary
+    runs: int
+    diverged: int
+    epochs: int | None
+    seconds_per_epoch: float | None
+    gradient_variance: float | None
+
+    @property
+    def label(self) -> str:
+        return self.cell.label
+
+    @property
+    def tau(self) -> float | None:
+        return self.cell.tau
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a table shows, and the number it sorts by; texts sort as texts. Markdown sets `code` as code."""
+
+    text: str
+    value: float | None = None
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column names and entries; `notes` explain marks below the table."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def rows(records: Iterable[Record], metric: str | None = None) -> list[Row]:
+    """A row for every cell, best mean first, cells without a single finished run last."""
+    return rows_of(cells(records), metric)
+
+
+def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:
+    """The same for cells already gathered."""
+    judge = metric or primary(group)
+    sign = -1 if higher_is_better(judge) else 1
+    named = has_temperatures(group)
+    made = [_row(cell, judge, named) for cell in group]
+    return sorted(
+        made, key=lambda r: (r.value.count == 0, sign * r.value.mean if r.value.count else 0.0, r.name)
+    )
+
+
+def verdict_of(group: Sequence[Cell]) -> str:
+    """The verdict on cells that share recipe and protocol."""
+    if group and group[0].recipe in MEASURED:
+        return MEASURED[group[0].recipe]
+    metric = primary(group)
+    named = has_temperatures(group)
+    values = {cell.name(named): cell.values(metric) for cell in group}
+    return verdict(values, higher_is_better(metric), metric_name(metric), _digits(metric))
+
+
+def summary_table(made: Sequence[Row]) -> Table:
+    """Rows as a table; a column that no row fills is left out."""
+    metric = made[0].metric if made else primary([])
+    columns = ("estimator", "τ", metric_name(metric), "std", "95% interval", "seeds")
+    optional = {
+        "diverged": [Entry(str(r.diverged or NOTHING), r.diverged) for r in made],
+        "gradient variance": [number(r.gradient_variance) for r in made],
+        "ms / epoch / run": [
+            number(None if r.seconds_per_epoch is None else 1e3 * r.seconds_per_epoch) for r in made
+        ],
+    }
+    extra = {name: column for name, column in optional.items() if any(entry.value for entry in column)}
+    body = [
+        (Entry(r.label), tau_entry(r.tau), *_value_entries(r), *(column[i] for column in extra.values()))
+        for i, r in enumerate(made)
+    ]
+    return Table(columns + tuple(extra), tuple(body))
+
+
+def number(value: float | None, metric: str = "") -> Entry:
+    """A number as its metric wants it: nats to two decimals, accuracy to three, the rest to three digits."""
+    if value is None or not isfinite(value):
+        return Entry(NOTHING)
+    if metric.endswith(("elbo", "accuracy")) and abs(value) < 1e6:
+        return Entry(f"{value:.{_digits(metric)}f}", value)
+    return Entry(f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}", value)
+
+
+def tau_entry(tau: float | None) -> Entry:
+    """A temperature, as short as it goes."""
+    return Entry(NOTHING) if tau is None else Entry(f"{tau:g}", tau)
+
+
+def best_rows(table: Table) -> Table:
+    """The table with no more rows than anybody reads, and a note on how many were left out."""
+    if len(table.rows) <= LISTED:
+        return table
+    note = f"The best {LISTED} of {len(table.rows):,} cells; gapped report writes all of them to tables.md."
+    return Table(table.columns, table.rows[:LISTED], (*table.notes, note))
+
+
+def without_empty(table: Table) -> Table:
+    """The table without the columns that no row fills."""
+    kept = [
+        i for i in range(len(table.columns)) if any(row[i].text not in ("", NOTHING) for row in table.rows)
+    ]
+    body = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return Table(tuple(table.columns[i] for i in kept), body, table.notes)
+
+
+def to_markdown(table: Table) -> str:
+    """A Markdown table: texts to the left, numbers to the right."""
+    head = "| " + " | ".join(table.columns) + " |"
+    rule = "|" + "|".join("---:" if right else ":---" for right in aligned_right(table)) + "|"
+    texts = [[_in_markdown(entry) for entry in row] for row in table.rows]
+    body = ["| " + " | ".join(row) + " |" for row in texts]
+    notes = [f"\n{note}" for note in table.notes]
+    return "\n".join([head, rule, *body, *notes]) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""Text as Markdown that shows it, whatever is in it.
+
+    >>> escaped("GST[/1] | $x$"), escaped("gst:gap=1.2"), escaped("# x_y _z_")
+    ('GST\\[/1\\] \\| \\$x\\$', 'gst:gap=1.2', '\\# x_y \\_z\\_')
+    """
+    shown = re.sub(r"([\\`*\[\]<>|$~&#]|\b_|_\b)", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])(?=\s|[-=]|$)", r"\1\\\2", shown)
+
+
+def as_code(text: str) -> str:
+    """Text as code in Markdown; a longer fence where it holds the sign of one.
+
+    >>> as_code("vae"), as_code("a`b")
+    ('`vae`', '`` a`b ``')
+    """
+    shown = text.replace("|", "\\|")
+    return f"`` {shown} ``" if "`" in text else f"`{shown}`"
+
+
+def _in_markdown(entry: Entry) -> str:
+    return ", ".join(map(as_code, entry.text.split(", "))) if entry.code else escaped(entry.text)
+
+
+def to_rich(table: Table, title: str | None = None, width: int | None = None) -> rich.table.Table:
+    """The table for a terminal of `width`; a narrow one breaks headings and long labels, never numbers."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    right = aligned_right(table)
+    entries = [max((len(row[i].text) for row in table.rows), default=0) for i in range(len(right))]
+    natural = [max(len(name), wide) for name, wide in zip(table.columns, entries, strict=True)]
+    narrow = width is not None and sum(natural) + len(natural) + 1 > width
+    shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
+    for name, wide, number_ in zip(table.columns, entries, right, strict=True):
+        least = max([wide if number_ else min(wide, LABEL), *map(len, name.split())])
+        justify: Literal["left", "right"] = "right" if number_ else "left"
+        shown.add_column(name, justify=justify, width=least if narrow else None, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(entry.text) for entry in row))
+    return shown
+
+
+def aligned_right(table: Table) -> list[bool]:
+    """Which columns hold numbers."""
+    return [any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))]
+
+
+def seconds_per_epoch(record: Record) -> float:
+    """A run's share of its fleet's wall time, an epoch; NaN where the record does not say."""
+    seconds, epochs = record.get("seconds"), record.get("epochs")
+    return (
+        float(seconds) / float(epochs) / float(record.get("runs_in_fleet") or 1)
+        if seconds and epochs
+        else nan
+    )
+
+
+def _row(cell: Cell, metric: str, named: bool) -> Row:
+    values = cell.values(metric)
+    pace = summary([seconds_per_epoch(r) for r in cell.records])
+    variance = summary(cell.values("gradient_variance"))
+    epochs = [int(r["epochs"]) for r in cell.records if r.get("epochs")]
+    return Row(
+        cell=cell,
+        name=cell.name(named),
+        metric=metric,
+        value=summary(values),
+        runs=len(cell.records),
+        diverged=int((~np.isfinite(values)).sum()),
+        epochs=max(epochs, default=None),
+        seconds_per_epoch=pace.mean if pace.count else None,
+        gradient_variance=variance.mean if variance.count else None,
+    )
+
+
+def _value_entries(row: Row) -> tuple[Entry, ...]:
+    s = row.value
+    low, high = number(s.low, row.metric), number(s.high, row.metric)
+    interval = Entry(NOTHING) if s.count < 2 else Entry(f"{low.text} to {high.text}", s.low)
+    return number(s.mean, row.metric), number(s.std, row.metric), interval, Entry(str(s.count), s.count)
+
+
+def _digits(metric: str) -> int:
+    return 3 if metric.endswith("accuracy") else 2

@@ -1,0 +1,192 @@
+"""Latent trees: accuracy by length and depth, agreement with the true parse, brackets and drawings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from gapped.errors import GappedError, listing
+from gapped.lab.report.cells import Cell, Record
+from gapped.lab.report.curves import Line
+from gapped.lab.report.evidence import Evidence
+from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.statistics import summary
+from gapped.lab.report.svg import INK, SERIES, new_figure, style, to_svg
+from gapped.lab.report.tables import Entry, Row, Table, number, rows_of, tau_entry, to_markdown
+
+__all__ = ["binned_table", "brackets", "draw_tree", "latent_trees", "listops", "tree_pictures", "tree_table"]
+
+ACCURACY = "test_accuracy"
+F1 = "test_tree_f1"
+RECIPES = ("listops", "listops-more")
+NONE = "These records hold no ListOps runs: `gapped reproduce listops` makes them."
+
+DEFINITION = (
+    "F1: unlabelled bracketing F1 of the greedy tree against the parse in the file, mean over the test "
+    "expressions of three tokens or more. Every tree has the single tokens and the whole expression, so "
+    "these do not count; an expression of n tokens then has n - 2 spans in both trees, and precision, "
+    "recall and F1 are one number. Mean ± standard deviation over seeds."
+)
+
+
+def listops(evidence: Evidence) -> str:
+    """The table beside the paper's, or a sentence where there are no runs."""
+    return render_markdown(evidence.records, "listops") if "listops" in evidence.recipes() else NONE
+
+
+def latent_trees(evidence: Evidence) -> str:
+    """What the trees are like: accuracy by length and by depth, F1, one expression in brackets."""
+    group = [cell for recipe in RECIPES for cell in evidence.group(recipe, "paper")]
+    if not group:
+        return NONE
+    rows = rows_of(group, ACCURACY)
+    parts = [to_markdown(table) for _, table in details(rows)]
+    return "\n".join([*parts, *_bracket_lines(rows, evidence.trees)])
+
+
+def details(rows: Sequence[Row]) -> list[tuple[str, Table]]:
+    """Tables, each with a title, for cells whose runs recorded trees; none for others."""
+    if not any(F1 in _metrics(row.cell) for row in rows):
+        return []
+    return [
+        ("Trees", tree_table(rows)),
+        ("Accuracy by number of tokens", binned_table(rows, "length", "tokens")),
+        ("Accuracy by depth", binned_table(rows, "depth", "depth")),
+    ]
+
+
+def tree_table(rows: Sequence[Row]) -> Table:
+    """Agreement of each cell's trees with the true parse."""
+    body = []
+    for row in rows:
+        f1, best = (summary(row.cell.values(name)) for name in (F1, "best_valid_accuracy"))
+        spread = f" ± {f1.std:.3f}" if f1.count > 1 else ""
+        body.append(
+            (
+                Entry(row.label),
+                tau_entry(row.tau),
+                number(row.value.mean, ACCURACY),
+                number(best.mean, ACCURACY),
+                Entry(f"{f1.mean:.3f}{spread}" if f1.count else "–", f1.mean if f1.count else None),
+                Entry(str(f1.count), f1.count),
+            )
+        )
+    columns = ("estimator", "τ", "test accuracy", "best validation accuracy", "F1", "seeds")
+    known = (row.cell.values("left_branching_f1").tolist() for row in rows)
+    plain = sorted({value for values in known for value in values if isfinite(value)})
+    found = [summary(row.cell.values(F1)) for row in rows]
+    means = [one.mean for one in found if one.count]
+    above = sum(mean > max(plain, default=1.0) for mean in means)
+    baseline = (
+        f"Trees that always branch to the left have F1 {listing(f'{v:.3f}' for v in plain)}; "
+        f"{above or 'none'} of the {len(means)} means above {'are' if above > 1 else 'is'} higher."
+    )
+    return Table(columns, tuple(body), (DEFINITION, baseline))
+
+
+def binned_table(rows: Sequence[Row], kind: str, what: str) -> Table:
+    """Mean test accuracy of each cell in the bins of one kind that its records name."""
+    prefix = f"{ACCURACY}_{kind}_"
+    names = {name for row in rows for name in _metrics(row.cell) if re.match(rf"{prefix}\d", name)}
+    ordered = sorted(names, key=lambda name: int(re.findall(r"\d+", name)[0]))
+    columns = ("estimator", "τ", *(f"{what} {_bin(name.removeprefix(prefix))}" for name in ordered))
+    body = [
+        (
+            Entry(row.label),
+            tau_entry(row.tau),
+            *(number(summary(row.cell.values(name)).mean, ACCURACY) for name in ordered),
+        )
+        for row in rows
+    ]
+    return Table(columns, tuple(body))
+
+
+def brackets(tokens: Sequence[str], spans: Sequence[Sequence[int]]) -> str:
+    """A tree as text, every inner node in parentheses.
+
+    >>> brackets(["[", "MAX", "2"], [[0, 2], [0, 3]])
+    '(([ MAX) 2)'
+    """
+    opened = [sum(start == i for start, _ in spans) for i in range(len(tokens))]
+    closed = [sum(end == i + 1 for _, end in spans) for i in range(len(tokens))]
+    return " ".join("(" * a + word + ")" * b for a, word, b in zip(opened, tokens, closed, strict=True))
+
+
+def tree_pictures(rows: Sequence[Row], trees: Mapping[str, Line], salt: str) -> list[tuple[str, str, str]]:
+    """(name, caption, SVG): the true parse of the longest expression shown, and what each estimator found."""
+    made: list[tuple[str, str, str]] = []
+    for row, example in _examples(rows, trees):
+        if not made:
+            svg = draw_tree(example, "true", "the true parse", f"{salt}-tree-true")
+            made.append(("tree-true", f"The true parse; the value is {example['label']}.", svg))
+        name = f"tree-{len(made)}"
+        caption = f"{row.name}: greedy tree, answer {example['predicted']}. Orange: not in the true parse."
+        made.append((name, caption, draw_tree(example, "found", row.name, f"{salt}-{name}")))
+    return made
+
+
+def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> str:
+    """One tree above its tokens; nodes that the true parse does not have stand out."""
+    tokens, spans = example["tokens"], example[which]
+    true = {tuple(span) for span in example["true"]}
+    # By their first token, the nodes that have no parent yet: position and height.
+    open_: dict[int, tuple[float, float]] = {i: (float(i), 0.0) for i in range(len(tokens))}
+    ends = {i: i + 1 for i in range(len(tokens))}
+    with style(salt):
+        figure, axes = new_figure(180)
+        for start, end in spans:
+            middle = ends.get(start)
+            if start not in open_ or middle not in open_ or ends[middle] != end:
+                raise GappedError(f"trees.jsonl, {label}: {which}: got {[start, end]}, expected two nodes")
+            left, right = open_[start], open_.pop(middle)
+            x, y = (left[0] + right[0]) / 2, max(left[1], right[1]) + 1
+            colour = SERIES[2] if (start, end) in true else SERIES[1]
+            # Right angles: a slanted line to a far leaf would cross a high tree beside it.
+            xs, ys = (left[0], left[0], right[0], right[0]), (left[1], y, y, right[1])
+            axes.plot(xs, ys, color=colour, linewidth=1.3)
+            open_[start], ends[start] = (x, y), end
+        for i, word in enumerate(tokens):
+            axes.text(i, -0.3, word, ha="center", va="top", color=INK, fontsize=9)
+        axes.set_axis_off()
+        axes.set_ylim(bottom=-1.5)
+        return to_svg(figure, f"{label}: {brackets(tokens, spans)}", [])
+
+
+def _bracket_lines(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[str]:
+    """One expression, its parse, and the trees that the estimators' first seeds find in it."""
+    lines: list[str] = []
+    for row, example in _examples(rows, trees):
+        tokens = example["tokens"]
+        if not lines:
+            lines.append(f"true parse, value {example['label']}: {brackets(tokens, example['true'])}")
+        lines.append(f"{row.name}, answer {example['predicted']}: {brackets(tokens, example['found'])}")
+    return ["```text", *lines, "```"] if lines else []
+
+
+def _examples(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[tuple[Row, Mapping[str, Any]]]:
+    """The longest expression shown, by the first run of each cell that has one."""
+    found = []
+    for row in rows:
+        lines = [trees[str(r.get("id"))] for r in row.cell.records if str(r.get("id")) in trees]
+        if lines:
+            found.append((row, lines[0]["examples"][-1]))
+    return found
+
+
+def _metrics(cell: Cell) -> set[str]:
+    return {name for record in cell.records for name in _named(record)}
+
+
+def _named(record: Record) -> Mapping[str, Any]:
+    return record.get("metrics") or {}
+
+
+def _bin(name: str) -> str:
+    """A bin as readers write it.
+
+    >>> _bin("10_to_19"), _bin("3"), _bin("70_up")
+    ('10 to 19', '3', '70 and more')
+    """
+    return name.replace("_to_", " to ").replace("_up", " and more")

@@ -1,0 +1,218 @@
+"""ListOps as a fleet's task: batches by length, losses, validation, test, trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gapped.errors import reject
+from gapped.lab.data.listops import ListOps, Split, buckets
+from gapped.lab.data.listops.tokens import CLOSE, OPEN
+from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.layers import generators, spread
+from gapped.lab.fleet.selection import SelectionRule
+from gapped.lab.fleet.stateful import Widths
+from gapped.lab.fleet.trainer import permutation
+from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
+from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
+from gapped.lab.tasks.listops.protocol import Protocol
+from gapped.lab.tasks.listops.sampler import Greedy
+
+__all__ = ["DEPTHS", "LENGTHS", "ListOpsTask", "Parsed"]
+
+# Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
+_CHUNK = 6400
+# Lower edges of the bins in which accuracy is reported; the last has no upper one.
+LENGTHS = (1, 10, 20, 40, 70)
+DEPTHS = (0, 1, 2, 3, 4, 5, 6)
+
+
+class _Bucket(NamedTuple):
+    """Training expressions of similar length, padded to the longest."""
+
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+
+class Parsed(NamedTuple):
+    """What greedy models say of n expressions."""
+
+    right: Tensor
+    """Whether the class is right, ``(R, n)``; NaN where the logits are not finite."""
+    predicted: Tensor
+    merges: Tensor
+    """The trees, ``(R, n, L - 1)``, as `merged_spans` takes them."""
+
+
+class ListOpsTask:
+    """R classifiers with the data on the device.
+
+    The lengths of an epoch's batches are the same for all runs, in an order drawn for the epoch; the
+    examples of a batch are each run's own. What does not fill a last batch of its bucket sits out the epoch.
+    """
+
+    row_axes = 1
+    loss_name = "cross_entropy"
+    widths: Widths | None = None
+    descended: Sequence[tuple[Tensor, float]] = ()
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        data: ListOps,
+        seeds: Sequence[int],
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        compiled: bool = False,
+    ) -> None:
+        self.protocol, self.seeds = protocol, list(seeds)
+        self.clip: float | None = protocol.clip
+        self.selection: SelectionRule | None = SelectionRule(
+            "valid_accuracy", self.valid_accuracy, protocol.validations, protocol.patience
+        )
+        self._distinct = sorted(set(self.seeds))
+        self._places = torch.tensor([self._distinct.index(seed) for seed in self.seeds], device=device)
+        self.model = TreeClassifier(protocol, generators(self._distinct), fused=compiled)
+        self.model.to(device, dtype)
+        spread(self.model, self._places.tolist())
+        self.valid, self.test = data.valid, data.test
+        self.buckets = _buckets(data.train, protocol, device)
+        counts = [len(bucket.labels) // protocol.batch for bucket in self.buckets]
+        self._sequence = torch.repeat_interleave(torch.tensor(counts))
+        self.steps = len(self._sequence)
+        self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
+        self._schedule: list[tuple[int, int]] = []
+        self._orders: list[Tensor] = []
+        self._bucket = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """The bucket of each step and, for each run, the order of the examples in each bucket."""
+        sequence = self._sequence[permutation(self.steps, "buckets", epoch)].tolist()
+        used = [0] * len(self.buckets)
+        self._schedule = []
+        for bucket in sequence:
+            self._schedule.append((bucket, used[bucket]))
+            used[bucket] += 1
+        self._orders = []
+        for number, bucket in enumerate(self.buckets):
+            size = len(bucket.labels)
+            drawn = [permutation(size, seed, epoch, number) for seed in self._distinct]
+            self._orders.append(torch.stack(drawn).to(self.batch.device)[self._places])
+
+    def load_batch(self, step: int) -> None:
+        self._bucket, turn = self._schedule[step]
+        size = self.protocol.batch
+        self.batch.copy_(self._orders[self._bucket][:, turn * size : (turn + 1) * size])
+
+    def program(self, step: int) -> int:
+        return self._schedule[step][0]
+
+    def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """Mean cross-entropy of the loaded batch, with sampled trees."""
+        bucket = self.buckets[self._bucket]
+        tokens, lengths = bucket.tokens[self.batch], bucket.lengths[self.batch]
+        logits, _ = self.model(tokens, lengths, sampler, generator)
+        labels = bucket.labels[self.batch]
+        losses = F.cross_entropy(logits.view(-1, CLASSES), labels.view(-1), reduction="none")
+        return losses.view(labels.shape).mean(1)
+
+    def valid_accuracy(self) -> Tensor:
+        """Accuracy of greedy trees on the validation split."""
+        return self.parse(self.valid).right.double().mean(1)
+
+    def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
+        """Accuracy of greedy trees on the test split, in all and by length and depth; F1 of the trees."""
+        test = self.test
+        parsed = self.parse(test)
+        right = parsed.right.double()
+        metrics = {"test_accuracy": right.mean(1)}
+        for name, values, edges in (
+            ("length", test.lengths, LENGTHS),
+            ("depth", depths(test.tokens), DEPTHS),
+        ):
+            for low, high in zip(edges, (*edges[1:], None), strict=True):
+                inside = (values >= low) & (values < (high or values.max() + 1))
+                if inside.any():
+                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[
+                        :, inside.to(right.device)
+                    ].mean(1)
+        true = test.spans.to(right.device), test.lengths.to(right.device)
+        metrics["test_tree_f1"] = agreement(merged_spans(parsed.merges), *true).nanmean(1)
+        plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))
+        baseline = agreement(plain, test.spans, test.lengths).nanmean()
+        metrics["left_branching_f1"] = baseline.to(right.device).expand(len(self.seeds))
+        return metrics
+
+    @torch.no_grad()
+    def parse(self, split: Split) -> Parsed:
+        """Classes and greedy trees of all expressions of a split, by all runs."""
+        runs, device = len(self.seeds), self.batch.device
+        # Once, and nothing comes back: the device never waits for a chunk's end.
+        tokens, lengths, labels = (x.to(device) for x in (split.tokens, split.lengths, split.labels))
+        right = torch.empty(runs, len(split), device=device)
+        predicted = torch.empty(runs, len(split), dtype=torch.int64, device=device)
+        merges = predicted.new_full((runs, len(split), tokens.shape[1] - 1), -1)
+        for rows, longest in _chunks(split.lengths, device):
+            shape = (runs, len(rows))
+            logits, found = self.model(
+                tokens[rows, :longest].long().expand(*shape, longest),
+                lengths[rows].expand(shape),
+                Greedy(),
+                dropout=False,
+            )
+            guess = logits.argmax(-1)
+            right[:, rows] = torch.where(logits.isfinite().all(-1), guess == labels[rows], torch.nan)
+            predicted[:, rows] = guess
+            merges[:, rows, : longest - 1] = found
+        return Parsed(right, predicted, merges)
+
+
+def bin_name(low: int, high: int | None) -> str:
+    """What a bin is called in the name of a metric.
+
+    >>> bin_name(1, 10), bin_name(3, 4), bin_name(6, None)
+    ('1_to_9', '3', '6_up')
+    """
+    if high is None:
+        return f"{low}_up"
+    return str(low) if high == low + 1 else f"{low}_to_{high - 1}"
+
+
+def depths(tokens: Tensor) -> Tensor:
+    """How many operators are open at most, ``(N,)``: 0 for a digit alone."""
+    steps = (tokens == OPEN).long() - (tokens == CLOSE).long()
+    return steps.cumsum(1).amax(1)
+
+
+def _buckets(train: Split, protocol: Protocol, device: torch.device) -> list[_Bucket]:
+    """Buckets that fill at least one batch."""
+    found = []
+    for rows in buckets(train.lengths, protocol.waste):
+        if len(rows) >= protocol.batch:
+            lengths = train.lengths[rows]
+            tokens = train.tokens[rows, : int(lengths.max())].long()
+            found.append(_Bucket(tokens.to(device), lengths.to(device), train.labels[rows].to(device)))
+    if not found:
+        raise reject("count", len(train), f"enough expressions for a batch of {protocol.batch}")
+    return found
+
+
+def _chunks(lengths: Tensor, device: torch.device) -> Iterator[tuple[Tensor, int]]:
+    """Places of some expressions and the longest's length, as many at a time as `_CHUNK` allows.
+
+    Shortest first, and on the `device`; `lengths` are on the CPU, so that nobody waits for their values.
+    """
+    order = torch.argsort(lengths, stable=True)
+    places, start = order.to(device), 0
+    ordered = lengths[order].tolist()
+    for stop, length in enumerate(ordered):
+        if stop > start and (stop + 1 - start) * length > _CHUNK:
+            yield places[start:stop], ordered[stop - 1]
+            start = stop
+    yield places[start:], ordered[-1]
