@@ -71,8 +71,9 @@ from gapped.kernels import scores
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i64"}
 FLAGS = {"DEPTH": 4, "BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16}
-for name in scores.__all__:
-    kernel = getattr(scores, name)
+for name, kernel in list(vars(scores).items()):
+    if not name.endswith("_kernel"):
+        continue
     flags = {name: value for name, value in FLAGS.items() if name in kernel.arg_names}
     types = {name: POINTERS.get(name, "*fp32") if name[0] == "p" else "i32" for name in kernel.arg_names}
     source = ASTSource(kernel, types | dict.fromkeys(flags, "constexpr"), flags)

@@ -351,7 +351,7 @@ MODULES = (kernels, leaf_kernels, sweep_kernels)
 FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}
 WHOLE = ("p_children", "p_pairs", "p_nodes", "p_merged_at", "p_merges", "p_lengths",
          "p_next_nodes", "p_next_pairs", "p_around")
-for name, kernel in [(name, getattr(module, name)) for module in MODULES for name in module.__all__]:
+for name, kernel in [(name, kernel) for module in MODULES for name, kernel in vars(module).items()]:
     if not name.endswith("_kernel"):
         continue
     flags = {key: value for key, value in FLAGS.items() if key in kernel.arg_names}

@@ -120,7 +120,13 @@ def test_the_wheel_holds_everything_and_nothing_else(built: Path) -> None:
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "LICENSE", "CITATION.cff", "src/gapped/lab/recipes/vae.toml", "tests/conftest.py"} <= held
+    assert {
+        "README.md",
+        "LICENSE",
+        "CITATION.cff",
+        "src/gapped/lab/recipes/vae.toml",
+        "tests/conftest.py",
+    } <= held
 
 
 @pytest.mark.slow

@@ -132,6 +132,15 @@ def test_the_surface_is_pinned() -> None:
         assert hasattr(gapped, name)
 
 
+def test_a_misspelt_name_is_an_error_for_a_type_checker() -> None:
+    pytest.importorskip("mypy", reason="needs mypy")
+    program = "import gapped\ngapped.GST(tau=0.5).sample\ngapped.anything_misspelt"
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parents[1])
+    assert "anything_misspelt" in done.stdout
+    assert "Found 1 error" in done.stdout
+
+
 def test_every_public_name_is_documented() -> None:
     for name in SURFACE - {"__version__"}:
         assert (getattr(gapped, name).__doc__ or "").strip(), name

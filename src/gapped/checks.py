@@ -14,21 +14,6 @@ from torch import Tensor
 
 from gapped.errors import reject
 
-__all__ = [
-    "broadcasts",
-    "check_count",
-    "check_flag",
-    "check_generator",
-    "check_level",
-    "check_logits",
-    "check_mask",
-    "holds",
-    "in_eager_mode",
-    "is_known_finite",
-    "values_unseen",
-]
-
-
 # Half precision is computed in float32: what that cannot hold is no level. Its subnormals have no reciprocal.
 _FLOAT32 = torch.finfo(torch.float32)
 

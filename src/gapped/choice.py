@@ -17,8 +17,6 @@ from gapped.errors import reject
 from gapped.gradient import Points, first_order, jacobian_product
 from gapped.kernels import launch
 
-__all__ = ["Choice", "fused_choice", "plain_choice"]
-
 Pull = Callable[..., Tensor]
 """``pull(index, grad, at_index, *kept)``: the gradient of the logits for one of the sample, dense or at the
 chosen entries only."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["GappedError", "MissingExtra", "listing", "printable", "reject", "require"]
-
 
 class GappedError(ValueError):
     """Bad input, in one line: which argument, what came, what is accepted."""

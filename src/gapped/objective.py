@@ -14,8 +14,6 @@ from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise.base import Pathwise
 from gapped.score.base import Cost, Score, check_costs
 
-__all__ = ["expectation"]
-
 
 def expectation(
     f: Callable[[Tensor], Tensor],

@@ -27,8 +27,6 @@ from gapped.score.reinforce import Reinforce
 from gapped.score.rloo import RLOO
 from gapped.score.sticks import DisARMSticks
 
-__all__ = ["Estimator", "Pathwise", "Score", "estimator", "estimators", "options_of"]
-
 Estimator = Pathwise | Score
 
 _FAMILIES: Mapping[str, Mapping[str, type[Estimator]]] = MappingProxyType(

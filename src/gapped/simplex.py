@@ -18,28 +18,6 @@ from torch import Tensor
 
 from gapped.checks import in_eager_mode
 
-__all__ = [
-    "accumulated",
-    "argmax_index",
-    "computed",
-    "conditional_gumbel",
-    "draw_index",
-    "expected_gap",
-    "gumbel",
-    "inverse_cdf",
-    "inverse_cdf_samples",
-    "lawful_one_hot",
-    "log_exponential",
-    "log_softmax",
-    "masked",
-    "normalised",
-    "one_hot",
-    "place",
-    "shift",
-    "softmax",
-    "uniform",
-]
-
 _GAP_GUARD = 1e-5
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
 _FEW = 256

@@ -11,8 +11,6 @@ from gapped import simplex
 from gapped.errors import GappedError, reject
 from gapped.score.base import check_costs
 
-__all__ = ["batch_axes_of"]
-
 PROBES = 64
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-__all__ = ["Diagnosis", "Row"]
 
 # Title and attribute of each measured column, and its factor for display.
 COLUMNS = (

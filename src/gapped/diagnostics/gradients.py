@@ -16,8 +16,6 @@ from gapped.score.base import Score, check_costs
 from gapped.score.nvil import NVIL
 from gapped.score.trained import Trained
 
-__all__ = ["CostGradients", "ModelGradients", "Source"]
-
 
 class Source(Protocol):
     """Something that independent gradients can be drawn from."""

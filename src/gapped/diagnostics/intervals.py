@@ -24,8 +24,6 @@ from statistics import NormalDist
 
 import torch
 
-__all__ = ["Interval", "chi_squared_quantile", "mean_interval", "norm_interval", "normal_quantile"]
-
 
 @dataclass(frozen=True)
 class Interval:

@@ -25,8 +25,6 @@ from gapped.score.base import Score
 from gapped.score.exact import LIMIT, Exact
 from gapped.score.rloo import RLOO
 
-__all__ = ["Progress", "check_settings", "diagnose", "diagnose_model", "errors_of"]
-
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, how many of its gradients are done, and how many there will be."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Moments"]
-
 
 class Moments:
     """Mean and unbiased variance of a stream of equal-shaped tensors, element by element.

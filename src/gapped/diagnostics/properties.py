@@ -13,8 +13,6 @@ from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
 from gapped.pathwise.base import Pathwise, per_row
 
-__all__ = ["Finding", "Properties", "properties"]
-
 # How many rows of how many normal logits are looked at where none are given.
 ROWS, CATEGORIES = 32, 5
 # The chi-squared law of a cell needs it to expect about so many draws.

@@ -13,8 +13,6 @@ from gapped.diagnostics.intervals import Interval, norm_interval
 from gapped.diagnostics.stream import GradientStream
 from gapped.score.base import Cost, Sampled, Score, draw_independent
 
-__all__ = ["Coordinates", "Reference"]
-
 
 @dataclass(frozen=True)
 class Coordinates(Score):

@@ -18,8 +18,6 @@ from gapped.pathwise.base import Draw, Pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
 
-__all__ = ["Gaps", "Surrogates", "gaps", "movements", "surrogates"]
-
 Floats = NDArray[np.float64]
 
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from gapped.diagnostics.moments import Moments
 
-__all__ = ["LEAST", "GradientStream"]
-
 LEAST = 8
 """The smallest group: four pairs."""
 

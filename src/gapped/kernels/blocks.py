@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["most_parts", "partition", "parts_of", "power", "shares_of"]
-
 # Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 BLOCK = (1024, 4)
 RAO_BLOCK = (256, 2)

@@ -29,17 +29,6 @@ from gapped.kernels.parts import (
     selected_gap,
 )
 
-__all__ = [
-    "backward_kernel",
-    "exceeds",
-    "forward_kernel",
-    "load_rows",
-    "noise_kernel",
-    "normalised",
-    "row_block",
-    "store_rows",
-]
-
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 

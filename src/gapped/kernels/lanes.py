@@ -9,8 +9,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["Lanes"]
-
 
 class Lanes:
     """Streams that begin where they are made and end where they `join`; elsewhere than on a GPU, nothing.

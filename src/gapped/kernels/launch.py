@@ -18,22 +18,6 @@ from gapped.kernels import blocks
 from gapped.kernels.lanes import Lanes
 from gapped.kernels.runner import Launch, run
 
-__all__ = [
-    "BACKENDS",
-    "Fused",
-    "Sampled",
-    "backend_used",
-    "backward",
-    "draw_key",
-    "forward",
-    "index_dtype",
-    "refusal",
-    "row_matrix",
-    "runs_on",
-    "sample",
-    "sample_side_by_side",
-]
-
 BACKENDS = ("auto", "torch", "triton")
 LONGEST_BLOCK = 4096
 """Rows up to this length are held by one program at once; longer ones are streamed."""

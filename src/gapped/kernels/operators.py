@@ -10,8 +10,6 @@ from torch import Tensor
 from gapped.kernels import launch
 from gapped.kernels.launch import Fused
 
-__all__ = ["sample"]
-
 
 @torch.library.custom_op("gapped::sample", mutates_args=())
 def _sample(

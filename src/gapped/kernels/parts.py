@@ -10,29 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "CONDITIONAL",
-    "DECOUPLED",
-    "GST",
-    "GUMBEL",
-    "MODES",
-    "RAO",
-    "REINMAX",
-    "capped",
-    "exp2",
-    "exponential",
-    "gumbel",
-    "lawless",
-    "level",
-    "rao_bits",
-    "rao_odds",
-    "rao_weight",
-    "reciprocal",
-    "row_uniforms",
-    "selected_gap",
-    "tf32",
-]
-
 MODES = {"gst": 0, "straight-through": 1, "reinmax": 2, "gumbel-softmax": 3, "decoupled": 4, "gumbel-rao": 5}
 GST = tl.constexpr(MODES["gst"])
 REINMAX = tl.constexpr(MODES["reinmax"])

@@ -9,8 +9,6 @@ from gapped.kernels.blocks import partition
 from gapped.kernels.launch import LONGEST_BLOCK, Fused, draw_key, refusal, row_matrix
 from gapped.kernels.runner import run
 
-__all__ = ["applies", "depth", "draw", "one_hot", "score", "tree_gradient", "tree_index"]
-
 # What the rule is asked about: a plain sample.
 _PLAIN = Fused("straight-through", 1.0)
 

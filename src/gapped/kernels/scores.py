@@ -13,8 +13,6 @@ import triton.language as tl
 from gapped.kernels.fused import exceeds, load_rows, normalised, row_block, store_rows
 from gapped.kernels.parts import row_uniforms
 
-__all__ = ["draw_kernel", "one_hot_kernel", "score_kernel", "tree_gradient_kernel", "tree_index_kernel"]
-
 # The smallest normal number.
 _TINY = tl.constexpr(1.1754943508222875e-38)
 

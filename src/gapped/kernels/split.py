@@ -19,8 +19,6 @@ import triton.language as tl
 from gapped.kernels.parts import GST, REINMAX, exp2, level
 from gapped.kernels.streamed import centres, gradient, row_gap, weights, write
 
-__all__ = ["split_backward_kernel"]
-
 _SIGN = tl.constexpr(1 << 31)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -34,16 +34,6 @@ from gapped.kernels.parts import (
     selected_gap,
 )
 
-__all__ = [
-    "centres",
-    "gradient",
-    "row_gap",
-    "streamed_backward_kernel",
-    "streamed_forward_kernel",
-    "weights",
-    "write",
-]
-
 # Whether the cache should expect another reading.
 _ONCE = tl.constexpr(0)
 _AGAIN = tl.constexpr(1)

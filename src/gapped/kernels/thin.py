@@ -17,8 +17,6 @@ from gapped.kernels.blocks import power
 from gapped.kernels.parts import tf32
 from gapped.kernels.runner import run
 
-__all__ = ["MOST_ROWS", "product", "product_kernel", "round_kernel", "rounded"]
-
 # Rows that one program can hold. With more there is enough to compute, and cuBLAS is good at that.
 MOST_ROWS = 32
 # The columns of a program, how many rows of the weight it takes at a time, and how many if there are at least

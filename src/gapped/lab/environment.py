@@ -13,8 +13,6 @@ import torch
 from gapped._version import __version__
 from gapped.errors import GappedError
 
-__all__ = ["current", "describe", "pick_device"]
-
 # As many of a commit's 40 digits as records hold.
 _DIGITS = 12
 

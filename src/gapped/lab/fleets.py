@@ -16,8 +16,6 @@ from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import show
 from gapped.registry import estimators
 
-__all__ = ["Fleet", "build", "entries_by_run", "plan"]
-
 _RUNS_PER_FLEET = 400
 
 

@@ -19,8 +19,6 @@ from gapped.lab.bench.timing import free_memory
 from gapped.lab.text import parse, show
 from gapped.registry import estimators
 
-__all__ = ["BACKENDS", "DTYPES", "REFERENCE", "Case", "Job", "Shape", "parse_shape", "plan"]
-
 BACKENDS = ("torch", "triton")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 REFERENCE = "F.gumbel_softmax"

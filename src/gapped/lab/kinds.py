@@ -23,7 +23,6 @@ from gapped.lab.tasks.vae.task import VAETask
 if TYPE_CHECKING:
     from gapped.lab.spec import RunSpec
 
-__all__ = ["KINDS", "Kind", "Rules"]
 
 _PICTURES = 10
 

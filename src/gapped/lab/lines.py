@@ -17,8 +17,6 @@ from gapped.lab.fleets import Fleet
 from gapped.lab.records import Line
 from gapped.lab.spec import Entry
 
-__all__ = ["curve_lines", "explain", "failure_lines", "record_lines", "shown_lines"]
-
 _PACKAGE = str(Path(__file__).parents[1])
 
 

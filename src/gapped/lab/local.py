@@ -24,23 +24,6 @@ from gapped.lab.records import Line, has_failed
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.store import Store, plan_path
 
-__all__ = [
-    "CHECKPOINT_SECONDS",
-    "Interrupted",
-    "Made",
-    "Nobody",
-    "Standing",
-    "Watch",
-    "Work",
-    "attempt",
-    "conclude",
-    "prepare",
-    "remaining",
-    "request_of",
-    "run",
-    "train",
-]
-
 CHECKPOINT_SECONDS = 180.0
 
 

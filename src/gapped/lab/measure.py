@@ -11,8 +11,6 @@ from gapped.lab.fleet.trainer import Trainer, derived_seed, matmul_precision
 from gapped.lab.spec import RunSpec
 from gapped.lab.tasks.vae.task import VAETask
 
-__all__ = ["alone", "entropy", "variance"]
-
 
 def variance(trainer: Trainer, spec: RunSpec) -> list[float]:
     trainer.generator.manual_seed(derived_seed(trainer.seed, "variance", trainer.epoch))

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from gapped.errors import reject
 
-__all__ = ["PROBLEMS", "Problem", "problem"]
-
 VAE_IMAGES, VAE_EPOCHS = 2, 10
 PROBLEMS = ("linear", "quadratic", "cubic", "classic", "vae")
 

@@ -21,8 +21,6 @@ from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
 from gapped.registry import options_of
 
-__all__ = ["Recipe", "find_recipe", "known_recipes", "load_recipe"]
-
 # How a label may write a number: sign, width and digits, of two figures at most.
 _FORMAT = re.compile(r"\+?0?\d{0,2}(\.\d{1,2})?[defg%]?")
 

@@ -12,9 +12,8 @@ from gapped.errors import reject
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.kinds import KINDS, Kind
 from gapped.lab.text import make
-from gapped.registry import Estimator, Score, options_of
-
-__all__ = ["Entry", "RunSpec"]
+from gapped.registry import Estimator, options_of
+from gapped.score.base import Score
 
 # Name, least value, and whether None is accepted.
 _COUNTS = (

@@ -19,8 +19,6 @@ from gapped.errors import GappedError
 from gapped.lab import records
 from gapped.lab.records import Line
 
-__all__ = ["Store", "plan_path"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

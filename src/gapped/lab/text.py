@@ -8,8 +8,6 @@ from gapped.errors import GappedError, reject
 from gapped.registry import Estimator, estimator
 from gapped.simplex import expected_gap
 
-__all__ = ["make", "parse", "show"]
-
 Option = bool | int | float | str
 
 # The functions that an option may name.

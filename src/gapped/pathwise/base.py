@@ -33,8 +33,6 @@ from gapped.errors import reject
 from gapped.gradient import BLOCK, Points, blocks, is_differentiated, with_points
 from gapped.kernels import launch
 
-__all__ = ["Draw", "Pathwise", "Points", "check_fit", "divide", "made", "per_row"]
-
 
 class Draw(NamedTuple):
     """Everything random about a sample."""

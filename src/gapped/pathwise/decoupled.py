@@ -9,10 +9,9 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_level
+from gapped.gradient import Points
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, divide, made, per_row
-
-__all__ = ["DecoupledGumbelSoftmax", "decoupled_gumbel_softmax"]
+from gapped.pathwise.base import Draw, Pathwise, check_fit, divide, made, per_row
 
 
 @dataclass(frozen=True, eq=False)

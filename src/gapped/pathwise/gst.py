@@ -13,10 +13,9 @@ from gapped import simplex
 from gapped.checks import check_flag, check_level, holds
 from gapped.choice import Choice
 from gapped.errors import reject
+from gapped.gradient import Points
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, check_fit, divide, made, per_row
-
-__all__ = ["GST", "Gap", "gst", "gst_index"]
+from gapped.pathwise.base import Draw, Pathwise, check_fit, divide, made, per_row
 
 Gap = float | Tensor | Callable[[Tensor], Tensor]
 

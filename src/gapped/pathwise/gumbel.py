@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.gradient import Points
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
-
-__all__ = ["GumbelSoftmax", "gumbel_softmax"]
+from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_count, in_eager_mode
+from gapped.gradient import Points
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
-
-__all__ = ["GumbelRao", "gumbel_rao"]
+from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
+from gapped.gradient import Points
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, Points, divide, made, per_row
-
-__all__ = ["ReinMax", "reinmax"]
+from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,6 @@ from gapped import simplex
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score
 
-__all__ = ["ARSM", "LIMIT"]
-
 LIMIT = 16
 
 

@@ -21,17 +21,6 @@ from gapped.checks import holds, in_eager_mode
 from gapped.errors import GappedError, reject
 from gapped.kernels import score_launch
 
-__all__ = [
-    "Cost",
-    "Sampled",
-    "Score",
-    "check_costs",
-    "draw_independent",
-    "one_hot_rows",
-    "pullback",
-    "score_product",
-]
-
 
 @dataclass
 class Cost:

@@ -11,8 +11,6 @@ from gapped import simplex
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 
-__all__ = ["DisARM", "antithetic_bits", "difference", "direction_of_pair", "fine_uniform", "settled"]
-
 
 @dataclass(frozen=True)
 class DisARM(Score):

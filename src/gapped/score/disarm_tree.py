@@ -12,8 +12,6 @@ from gapped.kernels import score_launch
 from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
 
-__all__ = ["DisARMTree", "node_probabilities"]
-
 
 @dataclass(frozen=True)
 class DisARMTree(Score):

@@ -16,8 +16,6 @@ from gapped.checks import in_eager_mode
 from gapped.errors import GappedError
 from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 
-__all__ = ["LIMIT", "Exact"]
-
 LIMIT = 65_536
 # Numbers that the cost is given in one call.
 CALL = 2**22
@@ -45,7 +43,7 @@ class Exact(Score):
     >>> import gapped
     >>> logits = torch.zeros(2, 3, requires_grad=True)
     >>> gapped.expectation(lambda z: z[..., 0].prod(-1), logits, Exact())
-    tensor(0.1111, grad_fn=<_AttachBackward>)
+    tensor(0.1111, grad_fn=<_WithGradientBackward>)
     """
 
     def check_size(self, variables: int, categories: int) -> None:

@@ -10,8 +10,6 @@ from torch import Tensor
 from gapped import simplex
 from gapped.score.base import Cost, Sampled, Score, draw_independent, one_hot_rows, pullback, score_product
 
-__all__ = ["MuProp"]
-
 
 @dataclass(frozen=True)
 class MuProp(Score):

@@ -8,8 +8,6 @@ from torch import Tensor
 from gapped.checks import in_eager_mode
 from gapped.errors import reject
 
-__all__ = ["Perceptron", "check_width", "network_of"]
-
 
 class Perceptron(torch.nn.Module):
     """One hidden layer, from all that an example has to one number; it learns its width at its first call.

@@ -11,8 +11,6 @@ from gapped.score.base import Cost, Sampled, draw_independent, score_product
 from gapped.score.network import Perceptron, check_width, network_of
 from gapped.score.trained import Trained, is_recomputation
 
-__all__ = ["NVIL"]
-
 
 class NVIL(Trained):
     r"""NVIL: a running mean, a learned baseline of the input, and a running scale.

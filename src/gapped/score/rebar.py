@@ -15,8 +15,6 @@ from gapped.score.base import Cost, Sampled, one_hot_rows, pullback
 from gapped.score.network import Perceptron, check_width, network_of
 from gapped.score.trained import Trained
 
-__all__ = ["REBAR", "RELAX", "conditional_scores"]
-
 # Stands for the logarithm of zero where minus infinity would turn derivatives into NaN.
 _LOWEST = -1e30
 

@@ -12,8 +12,6 @@ from gapped.checks import check_count
 from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
 
-__all__ = ["Reinforce", "leave_one_out"]
-
 
 @dataclass(frozen=True)
 class Reinforce(Score):
@@ -30,7 +28,7 @@ class Reinforce(Score):
     >>> import gapped
     >>> logits = torch.zeros(3, requires_grad=True)
     >>> gapped.expectation(lambda z: z.sum(-1), logits, Reinforce(samples=4))
-    tensor(1., grad_fn=<_AttachBackward>)
+    tensor(1., grad_fn=<_WithGradientBackward>)
 
     References: Williams (1992).
     """

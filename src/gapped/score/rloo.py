@@ -11,8 +11,6 @@ from gapped.checks import check_count
 from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
 from gapped.score.reinforce import leave_one_out
 
-__all__ = ["RLOO"]
-
 
 @dataclass(frozen=True)
 class RLOO(Score):

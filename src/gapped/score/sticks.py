@@ -13,8 +13,6 @@ from gapped.errors import reject
 from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
 
-__all__ = ["DisARMSticks", "stick_probabilities"]
-
 ORDERS = ("ascending", "descending", "given")
 
 

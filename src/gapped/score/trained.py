@@ -14,8 +14,6 @@ from gapped.checks import in_eager_mode
 from gapped.errors import GappedError, reject
 from gapped.score.base import Score
 
-__all__ = ["Trained", "is_recomputation"]
-
 _T = TypeVar("_T")
 
 

@@ -22,9 +22,7 @@ from gapped.lab.environment import describe
 from gapped.lab.jobs import DTYPES, REFERENCE, Case, Job, Shape
 from gapped.lab.records import SCHEMA, Line
 from gapped.lab.text import make, parse
-from gapped.registry import Pathwise
-
-__all__ = ["run", "startup"]
+from gapped.pathwise.base import Pathwise
 
 # Inputs take turns until they fill this many bytes, more than any cache, or are so many.
 ROTATED, SETS = 2**27, 16

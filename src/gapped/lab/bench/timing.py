@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Call", "Clock", "Timing", "clock", "free_memory", "interleaved", "peak_memory", "quantiles"]
-
 Call = Callable[[], object]
 
 Clock = Callable[[Call, int], float]

@@ -21,8 +21,6 @@ from gapped.lab.cli.properties import properties
 from gapped.lab.cli.report import report
 from gapped.lab.cli.reproduce import reproduce
 
-__all__ = ["app", "main"]
-
 EXAMPLES = """
 Categorical samples that carry a gradient: compare estimators, reproduce the paper, report.
 

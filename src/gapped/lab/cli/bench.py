@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gapped.lab.jobs import Job
     from gapped.lab.records import Line
 
-__all__ = ["bench", "present"]
-
 
 def bench(
     estimator: Annotated[

@@ -14,18 +14,6 @@ from gapped.lab.records import Line, has_failed
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = [
-    "DataDir",
-    "Device",
-    "Engine",
-    "Minutes",
-    "RayAddress",
-    "RunsPerFleet",
-    "Stopped",
-    "TensorBoard",
-    "execute",
-]
-
 
 class Stopped(Exception):
     """The command ended before its work did, at the user's wish. The message says why, and what is kept."""

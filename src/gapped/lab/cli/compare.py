@@ -23,7 +23,6 @@ from gapped.lab.cli.common import (
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = ["compare", "default_recipe"]
 
 DEFAULT = (
     "gumbel-softmax",

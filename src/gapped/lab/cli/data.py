@@ -13,8 +13,6 @@ from gapped.lab.cli.listing import show_rows
 if TYPE_CHECKING:
     from gapped.lab.data import Part
 
-__all__ = ["data", "whereabouts"]
-
 
 def data(
     name: Annotated[

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from gapped.diagnostics.diagnosis import Diagnosis
 
-__all__ = ["diagnose"]
 
 DEFAULT = (
     "gumbel-softmax",

@@ -18,7 +18,6 @@ from gapped.lab.cli.listing import show_rows
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PACKAGES", "Finding", "doctor"]
 
 # What the extras of pyproject.toml bring, and what it is for.
 PACKAGES = {

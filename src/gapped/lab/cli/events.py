@@ -12,8 +12,6 @@ from gapped.lab.kinds import KINDS
 from gapped.lab.records import Line, file_name
 from gapped.lab.report.cells import label
 
-__all__ = ["event_writer", "write_events"]
-
 
 def event_writer() -> type[Any]:
     """What writes event files; its absence is an error, better met before training than after."""

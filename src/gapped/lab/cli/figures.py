@@ -6,8 +6,6 @@ from pathlib import Path
 
 from gapped.errors import printable
 
-__all__ = ["FIGURES", "PICTURES", "draw_figures", "figures"]
-
 FIGURES = "figures"
 """The name under which `gapped reproduce` knows them."""
 PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")

@@ -8,8 +8,6 @@ import typer
 
 from gapped.errors import printable
 
-__all__ = ["show_rows"]
-
 
 def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table for a terminal; lines with tabs, which other programs can cut, for a pipe."""

@@ -9,8 +9,6 @@ import typer
 
 from gapped.errors import printable
 
-__all__ = ["report"]
-
 
 def report(
     runs: Annotated[

@@ -22,8 +22,6 @@ from gapped.lab.cli.figures import FIGURES, draw_figures
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-__all__ = ["reproduce", "wanted"]
-
 
 def reproduce(
     names: Annotated[

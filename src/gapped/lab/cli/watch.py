@@ -26,8 +26,6 @@ from gapped.lab.fleets import Fleet
 from gapped.lab.local import Standing
 from gapped.lab.report.cells import higher_is_better
 
-__all__ = ["Display"]
-
 _PLAIN_LINES = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

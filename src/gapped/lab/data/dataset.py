@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["Dataset"]
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

@@ -12,8 +12,6 @@ from gapped.errors import GappedError, require
 from gapped.lab.data.dataset import Dataset
 from gapped.lab.data.source import Part
 
-__all__ = ["DigitsSource"]
-
 _TRAIN = 1500
 _SEED = 0
 

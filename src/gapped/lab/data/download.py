@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 
 from gapped.errors import GappedError, require
 
-__all__ = ["download"]
-
 
 def download(file: str, mirrors: Sequence[str], md5: str, progress: bool) -> bytes:
     """The content of `file`, verified against `md5`; an error names each mirror and what it said.

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from gapped.errors import GappedError
 
-__all__ = ["cache", "destination", "find", "roots"]
-
 
 def cache() -> Path:
     """``$XDG_CACHE_HOME/gapped``, by default ``~/.cache/gapped``."""

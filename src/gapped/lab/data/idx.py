@@ -12,8 +12,6 @@ import torch
 
 from gapped.errors import GappedError
 
-__all__ = ["UNSIGNED_BYTE", "parse"]
-
 UNSIGNED_BYTE = 0x08
 _TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 

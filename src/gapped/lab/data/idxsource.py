@@ -17,8 +17,6 @@ from gapped.lab.data.packed import unpack
 from gapped.lab.data.source import Part
 from gapped.lab.records import atomic_write
 
-__all__ = ["IdxFile", "IdxSource"]
-
 
 @dataclass(frozen=True)
 class IdxFile:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from gapped.lab.data.idxsource import IdxFile, IdxSource
 
-__all__ = ["FASHION_MNIST", "MNIST"]
-
 MNIST = IdxSource(
     "mnist",
     "60,000 + 10,000 handwritten digits, 28x28",

@@ -8,8 +8,6 @@ import zlib
 
 from gapped.errors import GappedError
 
-__all__ = ["unpack"]
-
 
 def unpack(raw: bytes, most: int) -> bytes:
     """The content of a file. Told by its first bytes, not its name: browsers unpack and keep the ``.gz``.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-__all__ = ["Part", "Source"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

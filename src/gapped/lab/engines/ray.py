@@ -44,7 +44,6 @@ try:
 except ImportError:
     ray = None
 
-__all__ = ["Ray"]
 
 # Of a cluster on this machine. By default Ray's workers give way to every other process (niceness 15): on a
 # busy machine they would take many times as long as the local engine.

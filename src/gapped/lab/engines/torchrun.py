@@ -40,8 +40,6 @@ from gapped.lab.recipe import Recipe
 from gapped.lab.records import Line
 from gapped.lab.store import Store
 
-__all__ = ["Torchrun"]
-
 _POLL_SECONDS = 0.05
 # A network file system may take its time to show a file to other machines.
 _SHARED_SECONDS = 60.0

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gapped.lab.fleet.clip import Gradient, scaled
 
-__all__ = ["Adam"]
-
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
 

@@ -8,8 +8,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["Captured"]
-
 _WARM_UP = 3
 
 

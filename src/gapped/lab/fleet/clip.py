@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Gradient", "clip_scales", "scaled"]
-
 _EPS = 1e-6
 
 Gradient = Tensor | Sequence[Tensor]

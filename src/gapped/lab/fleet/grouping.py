@@ -20,11 +20,10 @@ from gapped.kernels.lanes import Lanes
 from gapped.lab.fleet.neighbours import Neighbours
 from gapped.lab.fleet.stateful import Widths, joined, structure
 from gapped.objective import expectation
-from gapped.registry import Estimator, Pathwise
+from gapped.pathwise.base import Pathwise
+from gapped.registry import Estimator
 from gapped.score.base import Score, draw_independent, one_hot_rows
 from gapped.score.trained import Trained
-
-__all__ = ["Grouped", "Part", "group_key", "is_level"]
 
 _LEVELS = ("tau", "gap", "tau_forward", "eta")
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Linear", "affine", "generators", "spread"]
-
 
 def generators(seeds: Sequence[int]) -> list[torch.Generator]:
     """One generator per seed on the CPU, so that a run's initial weights depend on its own seed alone."""

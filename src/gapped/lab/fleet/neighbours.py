@@ -11,8 +11,6 @@ from torch import Tensor
 
 from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 
-__all__ = ["Neighbours"]
-
 
 @dataclass(frozen=True)
 class Neighbours(Score):

@@ -9,8 +9,6 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 
-__all__ = ["SCHEDULES", "Annealed", "Constant", "Mixed", "Schedule", "schedule"]
-
 
 @dataclass(frozen=True)
 class Constant:

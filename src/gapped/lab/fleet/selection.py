@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Selection", "SelectionRule"]
-
 _FACTOR = 0.5
 _THRESHOLD = 1e-4
 

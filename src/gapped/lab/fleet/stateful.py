@@ -16,8 +16,6 @@ from gapped.score.nvil import NVIL
 from gapped.score.rebar import REBAR
 from gapped.score.trained import Trained
 
-__all__ = ["RunPerceptron", "Widths", "joined", "structure"]
-
 
 class Widths(NamedTuple):
     """How many numbers an example has."""

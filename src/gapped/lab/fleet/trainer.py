@@ -23,8 +23,6 @@ from gapped.lab.fleet.selection import Selection, SelectionRule
 from gapped.lab.fleet.stateful import Widths
 from gapped.registry import Estimator
 
-__all__ = ["Run", "Task", "Trainer", "derived_hash", "derived_seed", "matmul_precision", "permutation"]
-
 
 class Task(Protocol):
     """What a trainer needs of a task: a model with a run axis, batches, a loss, and metrics."""

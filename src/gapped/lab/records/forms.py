@@ -27,8 +27,6 @@ from typing import (
 
 from gapped.errors import GappedError
 
-__all__ = ["Rest", "Within", "check"]
-
 
 @dataclass(frozen=True)
 class Within:

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 from gapped.errors import GappedError, printable
 from gapped.lab.records.forms import Rest, Within, check
 
-__all__ = ["SCHEMA", "Line", "Name", "read_line"]
-
 SCHEMA = 1
 
 Line = dict[str, Any]

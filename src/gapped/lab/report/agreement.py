@@ -24,8 +24,6 @@ from gapped.lab.report.statistics import (
 from gapped.lab.report.tables import Entry, Table, tau_entry, to_markdown
 from gapped.lab.report.trees import NONE
 
-__all__ = ["agreement", "failing", "listops_agreement", "second_look"]
-
 TABLES = ("ablation", "vae", "mixed-temperature")
 
 

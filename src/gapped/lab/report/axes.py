@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["legend", "outer", "power", "scale", "window"]
-
 
 def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool = False) -> None:
     """Limits from what comes after the first steep tenth, so that the ends can be told apart, or from all."""

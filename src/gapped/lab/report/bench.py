@@ -12,21 +12,6 @@ from dataclasses import dataclass
 from gapped.lab.records import Line
 from gapped.lab.report.tables import NOTHING, Entry, Table, without_empty
 
-__all__ = [
-    "FLOOR",
-    "REFERENCE",
-    "Bench",
-    "as_milliseconds",
-    "as_ratio",
-    "benches",
-    "ratio",
-    "reasons",
-    "startup_lines",
-    "table_of",
-    "time",
-    "title_of",
-]
-
 REFERENCE = "F.gumbel_softmax"
 
 FLOOR = 2.5

@@ -18,8 +18,6 @@ from gapped.lab.report.bench import (
 from gapped.lab.report.tables import NOTHING, Entry, Table, to_markdown, without_empty
 from gapped.lab.report.targets import target_table
 
-__all__ = ["BLOCKS", "render_bench"]
-
 
 def render_bench(lines: Sequence[Line], name: str) -> str:
     """The text of a block."""

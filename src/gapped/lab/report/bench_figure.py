@@ -11,8 +11,6 @@ from gapped.lab.report.axes import legend
 from gapped.lab.report.bench import Bench, benches, ratio, time
 from gapped.lab.report.svg import GRID, INK, SERIES, Tip, new_figure, style, to_svg
 
-__all__ = ["bench_figure"]
-
 # A mark and a colour for each backend: told apart without colour, too.
 MARKS: dict[str, dict[str, Any]] = {
     "eager": {"marker": "D", "markersize": 5, "color": INK},

@@ -12,8 +12,6 @@ from gapped.lab.report.paper import paper
 from gapped.lab.report.statistics import Summary, between, from_moments, standard_errors, summary
 from gapped.lab.report.tables import NOTHING, Entry, Table, rows_of, to_markdown
 
-__all__ = ["GOAL", "better", "chosen_cell", "validation_cells"]
-
 GOAL = 104.0
 """Nats of test negative ELBO that this project set out to reach at 40 epochs."""
 

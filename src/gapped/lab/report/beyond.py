@@ -7,8 +7,6 @@ from gapped.lab.report.evidence import ELBO, PLAIN, RECTIFIED, Evidence, judge, 
 from gapped.lab.report.statistics import Difference, Floats, summary
 from gapped.lab.report.tables import NOTHING, Entry, Table, rows_of, tau_entry, to_markdown
 
-__all__ = ["advantage", "best_of", "best_temperatures", "gap_grid"]
-
 VALIDATION = "validation_negative_elbo"
 
 ORDER = ("STGS", "GR-MC100", "GR-MC1000", "GST-1.0", "GST-1.2", "ReinMax", "Decoupled", "ST")

@@ -21,8 +21,6 @@ from gapped.lab.report.noise import variance
 from gapped.lab.report.speed import speed
 from gapped.lab.report.trees import latent_trees, listops
 
-__all__ = ["DERIVED", "Derived", "known_blocks", "render_block"]
-
 
 @dataclass(frozen=True)
 class Derived:

@@ -14,19 +14,6 @@ from gapped.errors import GappedError
 from gapped.lab.records import has_failed, load
 from gapped.lab.report.statistics import Floats
 
-__all__ = [
-    "Cell",
-    "Record",
-    "cells",
-    "finite",
-    "groups",
-    "label",
-    "metric_name",
-    "primary",
-    "read",
-    "temperature",
-]
-
 Record = dict[str, Any]
 
 # The first of these that a group of records carries is the one it is judged by.

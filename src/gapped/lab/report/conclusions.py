@@ -12,8 +12,6 @@ from gapped.lab.report.paper import against_paper
 from gapped.lab.report.statistics import summary
 from gapped.lab.report.tables import verdict_of
 
-__all__ = ["conclusions"]
-
 WHERE = {RECTIFIED: "with the ReLU", PLAIN: "without the ReLU"}
 TAUS = (1.0, 0.5)
 LOW = (0.1, 0.01)

@@ -7,8 +7,6 @@ import numpy as np
 from gapped.lab.report.cells import Cell
 from gapped.lab.report.evidence import ELBO, Evidence, interval, judge
 
-__all__ = ["PROTOCOL", "coupled_findings"]
-
 PROTOCOL = "paper-32x64"
 
 

@@ -12,8 +12,6 @@ from gapped.lab.report.figures import Curve, learning_curves
 from gapped.lab.report.svg import SERIES
 from gapped.lab.report.tables import DRAWN, Row
 
-__all__ = ["colour_key", "curve", "curve_figures", "palette", "series_of"]
-
 Line = dict[str, Any]
 
 

@@ -17,8 +17,6 @@ from gapped.lab.report.drawings import Unfilled, draw, known_drawings
 from gapped.lab.report.evidence import Evidence, gather
 from gapped.lab.report.markdown import update_markers
 
-__all__ = ["filled", "names_in", "update_documents", "write"]
-
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
 FIGURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+\.svg)\)")
 

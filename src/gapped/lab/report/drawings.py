@@ -16,8 +16,6 @@ from gapped.lab.report.paper import against_paper
 from gapped.lab.report.svg import SERIES
 from gapped.lab.report.tables import Row, rows_of
 
-__all__ = ["DRAWINGS", "Drawing", "Unfilled", "draw", "known_drawings"]
-
 # A colour for each estimator, the same in all figures.
 NAMES = ("GR-MC100", "STGS", "GST-1.0", "GST-1.2", "GST-pi", "GST-0.8")
 COLOURS = dict(zip(NAMES, SERIES, strict=False))

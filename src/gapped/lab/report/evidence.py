@@ -12,8 +12,6 @@ from gapped.lab.report.cells import Cell, Record, cells, read
 from gapped.lab.report.curves import Line
 from gapped.lab.report.statistics import Difference, Floats, Summary, difference, summary
 
-__all__ = ["ELBO", "PLAIN", "RECTIFIED", "Evidence", "gather", "interval", "judge", "mean_std"]
-
 ELBO = "test_negative_elbo"
 
 # The two protocols that differ in nothing but the ReLU on the logits.

@@ -18,7 +18,6 @@ from gapped.lab.report.tables import Row, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Curve", "final_values", "heat_map", "learning_curves"]
 
 TIPS_PER_CURVE = 20
 

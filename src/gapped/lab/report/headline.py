@@ -8,8 +8,6 @@ from gapped.lab.report.markdown import provenance
 from gapped.lab.report.paper import PaperRow, against_paper
 from gapped.lab.report.tables import NOTHING, Entry, Table, to_markdown, verdict_of
 
-__all__ = ["demo", "headline"]
-
 RECIPE = "vae"
 TAUS = (1.0, 0.5)
 

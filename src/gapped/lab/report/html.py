@@ -13,8 +13,6 @@ from gapped.lab.report.paper import paper
 from gapped.lab.report.sections import Section, sections
 from gapped.lab.report.tables import aligned_right
 
-__all__ = ["fill", "packaged", "render_html", "write_report"]
-
 # A key of the environment, and what a reader calls it; unknown keys show under their own name.
 NAMES = {"gapped": "gapped", "commit": "commit", "torch": "torch", "device": "device", "python": "Python"}
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from gapped.errors import GappedError
 
-__all__ = ["strip", "tiles"]
-
 Pixels = NDArray[np.uint8]
 
 GAP = 1

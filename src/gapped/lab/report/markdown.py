@@ -20,8 +20,6 @@ from gapped.lab.report.tables import (
     without_empty,
 )
 
-__all__ = ["command", "duration", "hardware", "minutes", "render_markdown", "update_markers", "write_tables"]
-
 
 def render_markdown(source: Path | Iterable[Record], recipe: str) -> str:
     """The block for one recipe: verdict, table, and how it came about. The same records give the same text.

@@ -12,8 +12,6 @@ from gapped.lab.report.evidence import Evidence
 from gapped.lab.report.statistics import Floats, band
 from gapped.lab.report.tables import Entry, Table, to_markdown
 
-__all__ = ["claim", "ranges", "variance"]
-
 SERIES = "gradient_variance"
 OURS = "GST-1.0"
 OTHERS = ("STGS", "GR-MC100")

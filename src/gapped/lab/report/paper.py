@@ -15,8 +15,6 @@ from gapped.lab.report.cells import Cell, Record, cells, metric_name, primary
 from gapped.lab.report.statistics import Summary, standard_errors, summary
 from gapped.lab.report.tables import NOTHING, Entry, Table, number, seconds_per_epoch, tau_entry
 
-__all__ = ["FAILED_ABOVE", "PaperRow", "against_paper", "is_papers", "paper", "paper_label", "paper_table"]
-
 FAILED_ABOVE = 148.67
 """Nats of test negative ELBO above which a run counts as not having converged.
 

@@ -8,8 +8,6 @@ from gapped.lab.report.html import fill, packaged
 from gapped.lab.report.paper import paper
 from gapped.lab.report.triangle import CATEGORIES, COLOURS
 
-__all__ = ["render_playground"]
-
 
 def render_playground(logits: Sequence[float], tau: float, gap: float, samples: int) -> str:
     """The page as text; the arguments are where its sliders stand at first.

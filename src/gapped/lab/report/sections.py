@@ -16,8 +16,6 @@ from gapped.lab.report.paper import against_paper, paper_table
 from gapped.lab.report.tables import DRAWN, Row, Table, best_rows, rows_of, summary_table, verdict_of
 from gapped.lab.report.trees import details, tree_pictures
 
-__all__ = ["Gallery", "Picture", "Section", "sections"]
-
 
 @dataclass(frozen=True)
 class Picture:

@@ -8,8 +8,6 @@ from gapped.errors import listing
 from gapped.lab.report.evidence import Evidence
 from gapped.lab.report.tables import Entry, Table, to_markdown
 
-__all__ = ["AUTHORS_SECONDS", "speed"]
-
 AUTHORS_SECONDS = 4.6
 """Seconds that the authors' script takes for one epoch of one run, measured on the same kind of GPU."""
 

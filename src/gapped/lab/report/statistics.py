@@ -15,22 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from gapped.errors import listing
 
-__all__ = [
-    "LEVEL",
-    "Difference",
-    "Summary",
-    "band",
-    "between",
-    "chance_beyond",
-    "difference",
-    "from_moments",
-    "holm",
-    "sign_test",
-    "standard_errors",
-    "summary",
-    "verdict",
-]
-
 LEVEL = 0.05
 # How many names a sentence has at most.
 _NAMED = 4

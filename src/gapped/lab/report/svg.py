@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["GRID", "INK", "SERIES", "WIDTH", "Tip", "new_figure", "style", "to_svg"]
 
 # Drawing units. A phone shows them at 0.8 pixels, a desk at 1.3; fonts are chosen to be readable at both.
 WIDTH = 440

@@ -27,21 +27,6 @@ from gapped.lab.report.statistics import Summary, summary, verdict
 if TYPE_CHECKING:
     import rich.table
 
-__all__ = [
-    "Entry",
-    "Row",
-    "Table",
-    "as_code",
-    "best_rows",
-    "escaped",
-    "number",
-    "rows",
-    "summary_table",
-    "to_markdown",
-    "to_rich",
-    "verdict_of",
-    "without_empty",
-]
 
 NOTHING = "–"
 

@@ -9,8 +9,6 @@ from gapped.lab.records import Line
 from gapped.lab.report.bench import Bench, benches, ratio, startup_lines, time
 from gapped.lab.report.tables import NOTHING, Entry, Table, number
 
-__all__ = ["TARGETS", "Target", "target_table"]
-
 
 @dataclass(frozen=True)
 class Target:

@@ -16,8 +16,6 @@ from gapped.lab.report.tables import Table, best_rows, rows_of, summary_table, t
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "say", "show"]
-
 
 def console(*, quiet: bool = False) -> Console:
     """The terminal at its width; a file or a pipe gets room enough for every column. Text is never markup."""

@@ -16,8 +16,6 @@ from gapped.lab.report.statistics import summary
 from gapped.lab.report.svg import INK, SERIES, new_figure, style, to_svg
 from gapped.lab.report.tables import Entry, Row, Table, number, rows_of, tau_entry, to_markdown
 
-__all__ = ["binned_table", "brackets", "draw_tree", "latent_trees", "listops", "tree_pictures", "tree_table"]
-
 ACCURACY = "test_accuracy"
 F1 = "test_tree_f1"
 RECIPES = ("listops", "listops-more")

@@ -15,7 +15,6 @@ from gapped.lab.report.svg import GRID, INK, SERIES, Tip, new_figure, style, to_
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["CATEGORIES", "COLOURS", "Cloud", "draw_gaps", "draw_movements", "draw_samples"]
 
 # As in the paper: which corner is whose, in reading order.
 CATEGORIES = ("top", "left", "right")

@@ -12,8 +12,6 @@ import torch
 from gapped.lab.data.listops.expression import Expression
 from gapped.lab.data.listops.tokens import PADDING
 
-__all__ = ["ListOps", "Split", "stack"]
-
 
 @dataclass(frozen=True, eq=False)
 class Split:

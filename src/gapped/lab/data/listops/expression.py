@@ -13,8 +13,6 @@ from typing import NamedTuple, TypeAlias
 from gapped.errors import GappedError
 from gapped.lab.data.listops.tokens import LEAVES, OPERATORS, unknown
 
-__all__ = ["MAX_ARGUMENTS", "MIN_ARGUMENTS", "OPERATIONS", "Expression", "evaluate", "parse"]
-
 MIN_ARGUMENTS = 2
 MAX_ARGUMENTS = 5
 

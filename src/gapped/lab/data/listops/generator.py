@@ -17,8 +17,6 @@ from gapped.errors import reject
 from gapped.lab.data.listops.expression import MAX_ARGUMENTS, MIN_ARGUMENTS, OPERATIONS
 from gapped.lab.data.listops.tokens import OPERATORS
 
-__all__ = ["MAX_DEPTH", "RULE", "draw", "generate"]
-
 # To be raised by one when the same seed gives other expressions than before.
 RULE = 1
 MAX_DEPTH = 20

@@ -6,8 +6,6 @@ import torch
 
 from gapped.errors import reject
 
-__all__ = ["buckets"]
-
 
 def buckets(lengths: torch.Tensor, waste: float = 0.1) -> list[torch.Tensor]:
     """Indices of the examples, in the fewest groups that keep the padding in bounds, shortest first.

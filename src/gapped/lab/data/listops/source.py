@@ -16,8 +16,6 @@ from gapped.lab.data.listops.examples import ListOps, Split, stack
 from gapped.lab.data.listops.generator import RULE, generate
 from gapped.lab.data.source import Part
 
-__all__ = ["COUNT", "LISTOPS", "MAX_TOKENS", "TEST", "VALID", "ListOpsSource", "OfficialFile"]
-
 COUNT = 90_000
 MAX_TOKENS = 100
 # Ends of spans are 16-bit numbers.

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from gapped.errors import GappedError, reject
 
-__all__ = ["CLOSE", "LEAVES", "OPEN", "OPERATORS", "PADDING", "VOCABULARY", "decode", "encode", "unknown"]
-
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 # The place of a symbol is its id. The order is part of every stored model and must not change.
 VOCABULARY = ("<pad>", "[", "]", *OPERATORS, *"0123456789")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["agreement", "left_branching", "merged_spans"]
-
 
 def merged_spans(merges: Tensor) -> Tensor:
     """Half-open ranges of tokens, ``(..., T, 2)``, of the nodes that `merges` ``(..., T)`` built in turn.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["compose", "compose_vjp"]
-
 
 def compose(gates: Tensor, c_left: Tensor, c_right: Tensor) -> tuple[Tensor, Tensor]:
     r"""State of a node from the gates ``(..., 5d)`` and the cells ``(..., d)`` of its children.

@@ -16,23 +16,6 @@ from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.sweep_kernels import collect_kernel, pull_kernel, push_kernel, relate_kernel
 from gapped.lab.tasks.listops.tables import Tables
 
-__all__ = [
-    "advance",
-    "collect",
-    "form",
-    "merge",
-    "product",
-    "pull",
-    "push",
-    "relate",
-    "retreat",
-    "rounded",
-    "scores",
-    "select",
-    "slopes",
-    "totals",
-]
-
 # A block: one warp for each line, and 128 columns, four adjacent ones for each thread.
 _ROWS, _COLUMNS = 4, 128
 # Up to so many lines, one of them for each program: nothing is left to wait for but the memory.

@@ -9,19 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "block",
-    "form_kernel",
-    "load",
-    "merge_kernel",
-    "scores_kernel",
-    "select_kernel",
-    "slopes_kernel",
-    "store",
-    "tanh",
-    "totals_kernel",
-]
-
 
 @triton.jit
 def tanh(b_x):

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gapped.lab.tasks.listops.parts import parts_for
 
-__all__ = ["lstm"]
-
 
 def lstm(inputs: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
     """States ``(R, B, M, 2d)``, h and c side by side, of an LSTM that starts from zero.

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from gapped.lab.tasks.listops.kernels import block, load, store, tanh
 
-__all__ = ["advance_kernel", "retreat_kernel"]
-
 
 @triton.jit
 def _line(b_row, s_batch, s_run, s_row):

@@ -15,8 +15,6 @@ from gapped.lab.tasks.listops.protocol import Protocol
 from gapped.lab.tasks.listops.sampler import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree
 
-__all__ = ["CLASSES", "TreeClassifier"]
-
 CLASSES = 10
 _SMALL = 0.002
 

@@ -15,26 +15,12 @@ from torch import Tensor
 from gapped.kernels import launch
 from gapped.lab.tasks.listops.cell import compose, compose_vjp
 from gapped.lab.tasks.listops.sampler import allowed_pairs
-from gapped.lab.tasks.listops.sweep import Sweep, collect, pull, push, relate
+from gapped.lab.tasks.listops.sweep import Sweep
+from gapped.lab.tasks.listops.sweep import collect as collect
+from gapped.lab.tasks.listops.sweep import pull as pull
+from gapped.lab.tasks.listops.sweep import push as push
+from gapped.lab.tasks.listops.sweep import relate as relate
 from gapped.lab.tasks.listops.tables import Tables, lines, near, take
-
-__all__ = [
-    "advance",
-    "collect",
-    "form",
-    "merge",
-    "parts_for",
-    "product",
-    "pull",
-    "push",
-    "relate",
-    "retreat",
-    "rounded",
-    "scores",
-    "select",
-    "slopes",
-    "totals",
-]
 
 
 def parts_for(x: Tensor, fused: bool) -> Any:

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from gapped.errors import reject
 
-__all__ = ["PROTOCOLS", "Protocol", "protocol"]
-
 
 @dataclass(frozen=True)
 class Protocol:

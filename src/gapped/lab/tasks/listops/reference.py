@@ -13,8 +13,6 @@ from torch import Tensor
 from gapped.lab.tasks.listops.cell import compose
 from gapped.lab.tasks.listops.sampler import Sampler, allowed_pairs
 
-__all__ = ["reference_tree"]
-
 
 def reference_tree(
     leaves: Tensor,

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gapped import simplex
 
-__all__ = ["Greedy", "Sampler", "allowed_pairs"]
-
 
 class Sampler(Interface):
     """Chooses one pair of each layer."""

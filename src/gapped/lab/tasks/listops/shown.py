@@ -12,8 +12,6 @@ from gapped.lab.data.listops import VOCABULARY, Split
 from gapped.lab.tasks.listops.brackets import merged_spans
 from gapped.lab.tasks.listops.task import ListOpsTask
 
-__all__ = ["shown_trees"]
-
 # The first test expression of each of these numbers of tokens, or the next larger.
 _SIZES = (6, 11, 16)
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from gapped.lab.tasks.listops.sampler import allowed_pairs
 from gapped.lab.tasks.listops.tables import Tables, lines, near, take
 
-__all__ = ["Sweep", "collect", "pull", "push", "relate"]
-
 
 @dataclass(frozen=True)
 class Sweep:

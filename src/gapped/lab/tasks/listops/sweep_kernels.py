@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["collect_kernel", "pull_kernel", "push_kernel", "relate_kernel"]
-
 
 @triton.jit
 def _take(p, s_line, b_columns, b_inside, START: tl.constexpr, STRIDE: tl.constexpr):

@@ -22,8 +22,6 @@ from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
 from gapped.lab.tasks.listops.protocol import Protocol
 from gapped.lab.tasks.listops.sampler import Greedy
 
-__all__ = ["DEPTHS", "LENGTHS", "ListOpsTask", "Parsed"]
-
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
 # Lower edges of the bins in which accuracy is reported; the last has no upper one.

@@ -34,8 +34,6 @@ from gapped.lab.tasks.listops.sampler import Sampler
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tables import Tables, lines
 
-__all__ = ["latent_tree"]
-
 
 def latent_tree(
     leaves: Tensor,

@@ -15,9 +15,6 @@ from gapped.lab.fleet.grouping import Part
 from gapped.lab.fleet.layers import Linear, affine
 from gapped.lab.tasks.vae.protocol import Protocol
 
-__all__ = ["VAE", "Sampler"]
-
-
 # How close to 0 and 1 the mean image may come before its logit is taken.
 _CLIP = 1e-3
 

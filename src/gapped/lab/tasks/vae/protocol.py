@@ -9,8 +9,6 @@ from typing import Literal
 
 from gapped.errors import reject
 
-__all__ = ["PROTOCOLS", "Protocol", "protocol"]
-
 
 @dataclass(frozen=True)
 class Protocol:

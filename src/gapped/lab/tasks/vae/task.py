@@ -19,8 +19,6 @@ from gapped.lab.fleet.trainer import permutation
 from gapped.lab.tasks.vae.model import VAE
 from gapped.lab.tasks.vae.protocol import Protocol
 
-__all__ = ["VAETask"]
-
 _TEST_CHUNK = 500
 
 
