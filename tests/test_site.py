@@ -103,8 +103,5 @@ def test_the_picture_of_the_layers_is_true() -> None:
     made = runpy.run_path(str(DOCS / "layers.py"))
     assert made["TARGET"].read_text("utf-8") == made["draw"](), "run: python docs/layers.py"
     drawn = [[name for name, _ in layer] for _, band in made["BANDS"] for layer in band]
-    listed = [
-        [part.removeprefix("lab.") for part in layer if not part.startswith("_")]
-        for layer in reversed(LAYERS)
-    ]
+    shown = [[part.removeprefix("lab.") for part in layer if part[0] != "_"] for layer in reversed(LAYERS)]
     assert [sorted(layer) for layer in drawn] == [sorted(layer) for layer in shown if layer]
