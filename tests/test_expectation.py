@@ -170,6 +170,23 @@ def test_a_cost_may_write_into_its_input(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
+@every_score
+def test_value_and_logits_may_be_changed_in_place(name: str) -> None:
+    leaf = normal(5, 2, 3, dtype=torch.float32).requires_grad_()
+    rows = leaf * 1
+    value = gapped.expectation(Model(), rows, made(name), generator=seeded())
+    rows.zero_()
+    value *= 2
+    expected = run(name, leaf.detach(), Model())[1]
+    assert_close(torch.autograd.grad(value.sum(), leaf)[0], 2 * expected, 1e-5)
+
+
+def test_a_level_of_the_costs_does_not_hide_the_exact_value() -> None:
+    logits, worth = normal(3, dtype=torch.float32), normal(3, seed=2)
+    value = gapped.expectation(lambda z: z.double() @ worth + 1e9, logits, gapped.Exact()) - 1e9
+    assert_close(value, (torch.softmax(logits.double(), -1) * worth).sum(), 1e-6)
+
+
 @pytest.mark.parametrize("name", [name for name in (*SCORES, "disarm") if name != "reinforce"])
 def test_a_level_of_the_costs_hides_nothing(name: str) -> None:
     """Costs in float64 for logits in float32: at 1e9 their differences are below float32's resolution."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.gradient import Points, first_order, jacobian_product
+from gapped.gradient import Points, first_order, handle, jacobian_product, transformable
 from gapped.kernels import launch
 
 Pull = Callable[..., Tensor]
@@ -64,11 +63,15 @@ class Choice:
             accepted = "a floating-point tensor; for others take table[choice.index]"
             raise reject("table", f"a tensor of {table.dtype}", accepted)
         self._check_versions()
+        if not self._kept:
+            return _look_up(table, self.index)
         return _Select.apply(self._logits, table, self.index, self._pull, *self._kept)[0]  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
         self._check_versions()
+        if not self._kept:
+            return _gate_of(self._logits, self.index)
         return _Gate.apply(self._logits, self.index, self._pull, *self._kept)[0]  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_versions(self) -> None:
@@ -88,8 +91,10 @@ def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     logits = rows.detach()
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
     kept = (logits, index, stats, key, *kernel.tensors)
-    versions = _versions(kept) if rows.requires_grad else ()
-    return Choice(index.view(rows.shape[:-1]).long(), rows, partial(_pull_kernel, kernel), kept, versions)
+    chosen = index.view(rows.shape[:-1]).long()
+    if not rows.requires_grad:
+        return Choice(chosen, rows, _pull_points, ())
+    return Choice(chosen, handle(rows), partial(_pull_kernel, kernel), kept, _versions(kept))
 
 
 def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
@@ -98,8 +103,8 @@ def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice
         return Choice(index, rows, _pull_points, ())
     points, weights = gradient
     if isinstance(weights, Tensor):
-        return Choice(index, rows, _pull_points, (points, weights))
-    return Choice(index, rows, partial(_pull_points, number=weights), (points,))
+        return Choice(index, handle(rows), _pull_points, (points, weights))
+    return Choice(index, handle(rows), partial(_pull_points, number=weights), (points,))
 
 
 def _pull_kernel(
@@ -139,17 +144,25 @@ def _only_sampled(values: Tensor, index: Tensor, categories: int) -> Tensor:
     return torch.where(index > categories, torch.nan, values)
 
 
-class _Select(torch.autograd.Function):
-    generate_vmap_rule = True
+def _look_up(table: Tensor, index: Tensor) -> Tensor:
+    categories = table.shape[0]
+    rows = table.index_select(0, index.reshape(-1).clamp(max=categories - 1))
+    return _only_sampled(rows.view(*index.shape, *table.shape[1:]), index, categories)
 
+
+def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
+    ones = torch.ones(index.shape, dtype=logits.dtype, device=logits.device)
+    return _only_sampled(ones, index, logits.shape[-1])
+
+
+@transformable
+class _Select(torch.autograd.Function):
     @staticmethod
     def forward(
         logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *kept: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        categories = table.shape[0]
-        rows = _only_sampled(table[index.clamp(max=categories - 1)], index, categories)
-        # An output without entries, kept for the backward pass: what depends on it depends on the logits.
-        return rows, logits.new_empty(0)
+        # With an output without entries for the backward pass: what depends on it depends on the logits.
+        return _look_up(table, index), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -162,7 +175,9 @@ class _Select(torch.autograd.Function):
         categories, width = table.shape[0], math.prod(table.shape[1:])
 
         def for_logits(grad: Tensor) -> Tensor:
-            flat = grad.reshape(*index.shape, width) @ table.reshape(categories, width).mT
+            # Whoever calls backward inside of autocast wants no gradient in half precision.
+            with torch.autocast(grad.device.type, enabled=False):
+                flat = grad.reshape(*index.shape, width) @ table.reshape(categories, width).mT
             pulled: Tensor = ctx.pull(index, flat.to(anchor.dtype), False, *kept)
             return pulled
 
@@ -177,13 +192,11 @@ class _Select(torch.autograd.Function):
         return first, second, None, None, *(None for _ in kept)
 
 
+@transformable
 class _Gate(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(logits: Tensor, index: Tensor, pull: Pull, *kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        ones = torch.ones(index.shape, dtype=logits.dtype, device=logits.device)
-        return _only_sampled(ones, index, logits.shape[-1]), logits.new_empty(0)
+        return _gate_of(logits, index), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -199,8 +212,3 @@ class _Gate(torch.autograd.Function):
             return pulled
 
         return first_order(product, anchor, grad), None, None, *(None for _ in kept)
-
-
-# torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
-_Select.forward.__signature__ = inspect.signature(_Select.forward)  # type: ignore[attr-defined]
-_Gate.forward.__signature__ = inspect.signature(_Gate.forward)  # type: ignore[attr-defined]

@@ -21,7 +21,8 @@ class OneHotCategorical(Distribution):
 
     Parameters: `probs` or `logits` (exactly one, categories on the last axis; torch's order), the pathwise
     `estimator` behind `rsample` (GST by default), and a boolean `mask` of the categories that exist. Half
-    precision is computed in float32 and rounded once, at the end.
+    precision is computed in float32 and rounded once, at the end. A row without categories, or whose `probs`
+    are all 0, is no error, as it is in torch: its samples are zero, which `log_prob` validates as no sample.
 
     All but `rsample` know the categorical distribution of the logits alone: take an estimator that draws from
     it, which all do but `DecoupledGumbelSoftmax` with another forward temperature than 1.
@@ -76,6 +77,10 @@ class OneHotCategorical(Distribution):
     @property
     def probs(self) -> Tensor:
         return self._log_p.exp().to(self._dtype)
+
+    @property
+    def param_shape(self) -> torch.Size:
+        return self._log_p.shape
 
     @property
     def mean(self) -> Tensor:
@@ -145,14 +150,14 @@ def _divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 @register_kl(OneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_ours_ours(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
-    return _divergence(p._log_p, q._log_p).to(p._dtype)
+    return _divergence(p._log_p, q._log_p).to(torch.promote_types(p._dtype, q._dtype))
 
 
 @register_kl(OneHotCategorical, TorchOneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_ours_torch(p: OneHotCategorical, q: TorchOneHotCategorical) -> Tensor:
-    return _divergence(p._log_p, q.logits).to(p._dtype)
+    return _divergence(p._log_p, q.logits).to(torch.promote_types(p._dtype, q.logits.dtype))
 
 
 @register_kl(TorchOneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _kl_torch_ours(p: TorchOneHotCategorical, q: OneHotCategorical) -> Tensor:
-    return _divergence(p.logits, q._log_p).to(q._dtype)
+    return _divergence(p.logits, q._log_p).to(torch.promote_types(p.logits.dtype, q._dtype))

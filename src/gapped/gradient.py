@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,9 +58,21 @@ def first_order(product: Callable[..., Tensor], logits: Tensor, grad: Tensor, *r
     return _FirstOrder.apply(gradient, grad, logits)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _FirstOrder(torch.autograd.Function):
-    generate_vmap_rule = True
+_F = TypeVar("_F", bound=type[torch.autograd.Function])
 
+
+def transformable(function: _F) -> _F:
+    """Give a Function with `setup_context` rules for function transforms, and keep its signature ready.
+
+    torch asks for the signature of `forward` at every call, which takes 60 µs instead of 2.
+    """
+    function.generate_vmap_rule = True
+    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    return function
+
+
+@transformable
+class _FirstOrder(torch.autograd.Function):
     @staticmethod
     def forward(gradient: Tensor, grad: Tensor, logits: Tensor) -> Tensor:
         # A fresh view: autograd forbids returning an input as it is.
@@ -78,10 +90,6 @@ class _FirstOrder(torch.autograd.Function):
         )
 
 
-# torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
-_FirstOrder.forward.__signature__ = inspect.signature(_FirstOrder.forward)  # type: ignore[attr-defined]
-
-
 def with_points(value: Tensor, logits: Tensor, points: Tensor, weights: Weights) -> Tensor:
     r"""Return `value`, bit for bit, as a function of `logits` with gradient :math:`\sum_m w_m J(q_m) g`.
 
@@ -91,7 +99,7 @@ def with_points(value: Tensor, logits: Tensor, points: Tensor, weights: Weights)
     """
     if in_eager_mode():
         return _WithPoints.apply(logits, value, points, weights)[0]  # type: ignore[no-any-return, no-untyped-call]
-    return _TransformedWithPoints.apply(logits, value, points, weights)  # type: ignore[no-any-return, no-untyped-call]
+    return _TransformedWithPoints.apply(logits, value, points, weights)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tensor) -> Tensor:
@@ -99,8 +107,9 @@ def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tenso
     if points.device.type != "cpu" or points.numel() <= BLOCK or not in_eager_mode():
         return _product(grad.to(points.dtype), points, weights).to(like.dtype)
     categories = points.shape[-1]
-    result = torch.empty(grad.shape, dtype=like.dtype)
-    out, grad, points = result.view(-1, categories), grad.reshape(-1, categories), points.flatten(1, -2)
+    result = torch.empty(grad.shape, dtype=like.dtype, device=points.device)
+    out, grad = result.view(-1, categories), grad.reshape(-1, categories)
+    points = points.reshape(len(points), -1, categories)
     if isinstance(weights, Tensor):
         weights = weights.expand(*result.shape[:-1], 1).reshape(-1, 1)
     for rows in blocks(len(out), points.numel() // max(len(out), 1)):
@@ -149,33 +158,34 @@ class _WithPoints(torch.autograd.Function):
         return value, anchor
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, None, None, None]:
+        if grad is None:
+            return None, None, None, None
         anchor, points, *tensors = ctx.saved_tensors
         weights = tensors[0] if tensors else ctx.number
         return first_order(jacobian_product, anchor, grad, points, weights, anchor), None, None, None
 
 
+@transformable
 class _TransformedWithPoints(torch.autograd.Function):
     """`_WithPoints` in the form that compilers and function transforms understand."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(logits: Tensor, value: Tensor, points: Tensor, weights: Weights) -> Tensor:
+    def forward(logits: Tensor, value: Tensor, points: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
         # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
-        return value.clone()
+        return value.clone(), logits.new_empty(0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, _, points, weights = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, _, points, weights = inputs
         ctx.number = None if isinstance(weights, Tensor) else weights
-        ctx.save_for_backward(logits, points, *([weights] if ctx.number is None else []))
+        ctx.save_for_backward(output[1], points, *([weights] if ctx.number is None else []))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, points, *tensors = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None]:
+        anchor, points, *tensors = ctx.saved_tensors
         weights = tensors[0] if tensors else ctx.number
-        return first_order(jacobian_product, logits, grad, points, weights, logits), None, None, None
+        return first_order(jacobian_product, anchor, grad, points, weights, anchor), None, None, None
 
 
 def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = False) -> Tensor:
@@ -186,7 +196,7 @@ def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = 
     `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
     """
     kept = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
-    return _WithGradient.apply(value, logits, kept)  # type: ignore[no-any-return, no-untyped-call]
+    return _WithGradient.apply(value, logits, kept)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
@@ -194,26 +204,44 @@ def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
     return grad.reshape(grad.shape + (1,) * (gradient.dim() - grad.dim())) * gradient
 
 
+@transformable
 class _WithGradient(torch.autograd.Function):
-    generate_vmap_rule = True
+    @staticmethod
+    def forward(value: Tensor, logits: Tensor, gradient: Tensor | tuple[Tensor]) -> tuple[Tensor, Tensor]:
+        # A copy and an anchor, as above: value and logits may be changed in place.
+        return value.clone(), logits.new_empty(0)
 
     @staticmethod
-    def forward(value: Tensor, logits: Tensor, gradient: Tensor | tuple[Tensor]) -> Tensor:
-        # A fresh view: autograd forbids returning an input as it is.
-        return value.view_as(value)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        gradient = inputs[2]
+        ctx.kept = gradient if isinstance(gradient, tuple) else None
+        ctx.save_for_backward(output[1], *(() if ctx.kept else (gradient,)))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, None]:
+        anchor, *saved = ctx.saved_tensors
+        (gradient,) = ctx.kept or saved
+        return grad, first_order(_per_example, anchor, grad, gradient), None
+
+
+def handle(logits: Tensor) -> Tensor:
+    """A tensor without entries of its own in the place of `logits`: its gradient is theirs.
+
+    It stays connected to the logits as they are now, whatever is written into them later.
+    """
+    return _Handle.apply(logits)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@transformable
+class _Handle(torch.autograd.Function):
+    @staticmethod
+    def forward(logits: Tensor) -> Tensor:
+        return logits.new_zeros(()).expand(logits.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, logits, gradient = inputs
-        ctx.kept = gradient if isinstance(gradient, tuple) else None
-        ctx.save_for_backward(logits, *(() if ctx.kept else (gradient,)))
+        pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        logits, *saved = ctx.saved_tensors
-        (gradient,) = ctx.kept or saved
-        return grad, first_order(_per_example, logits, grad, gradient), None
-
-
-# torch asks for the signature of `forward` at every call; kept ready, that takes 2 µs instead of 60.
-_WithGradient.forward.__signature__ = inspect.signature(_WithGradient.forward)  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad

@@ -1,8 +1,8 @@
 """Arithmetic on the probability simplex: normalising, drawing, perturbing.
 
 Everything here acts on the last axis, in the dtype of its input, and is a plain function of tensors; the
-only sources of randomness are `uniform` (and `inverse_cdf` and `draw_index` through it), `gumbel` and
-`conditional_gumbel`.
+only sources of randomness are `uniform` (and all that draws an index through it) and `log_exponential` (and
+`gumbel` and `conditional_gumbel` through it).
 
 Two conventions hold throughout. A category whose logit is -inf does not exist: it gets exactly zero mass.
 A row without a sample has an index outside of the categories: `K` if it has no category (all -inf), `K + 1`

@@ -152,7 +152,7 @@ class Pathwise(ABC):
             if isinstance(level, Tensor)
         }
         value = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        index = torch.empty(shape[:-1], dtype=torch.int64)
+        index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
         points: Tensor | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)

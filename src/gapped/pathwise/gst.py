@@ -69,7 +69,9 @@ class GST(Pathwise):
         logits = simplex.shift(simplex.computed(rows))
         selected = simplex.place(index, rows.shape[-1])
         # Only the graph counts: a logit that is raised or lowered, if only to where it is, moves nothing.
-        stopped = logits >= -self._gap_of(logits.detach(), selected)
+        # A row with a NaN has no gap to speak of; its gradient is NaN all the same.
+        known = torch.where(logits.detach().isnan(), 0.0, logits.detach())
+        stopped = logits >= -self._gap_of(known, selected)
         return logits.masked_fill(stopped, 0.0).scatter(-1, selected, 0.0)
 
     def _perturbed(self, logits: Tensor, drawn: Draw) -> Tensor:

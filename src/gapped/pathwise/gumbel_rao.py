@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +35,11 @@ class GumbelRao(Pathwise):
         # checkpointing repeats a forward pass that wanted none. So noise that may be left out has a generator
         # of its own; where there can be none, it is never left out.
         if logits.device.type == "cpu" and in_eager_mode():
-            seed = torch.randint(2**63 - 1, (), generator=generator)
+            seed = torch.randint(2**63 - 1, (), generator=generator, device="cpu")
             if not surrogate:
                 return Draw(index)
-            generator = torch.Generator().manual_seed(int(seed))
+            with suppress(RuntimeError):  # a fake tensor has no values
+                generator = torch.Generator("cpu").manual_seed(int(seed))
         log_p = torch.log_softmax(logits, -1)
         return Draw(index, simplex.conditional_gumbel(log_p, index, self.samples, generator))
 

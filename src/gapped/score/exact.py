@@ -77,7 +77,7 @@ class Exact(Score):
                 return value, None
             with torch.no_grad():
                 # Relative to the mode's cost, which changes nothing but the rounding.
-                signal = weights * (costs - level).to(logits.dtype)
+                signal = (weights * (costs - level)).to(logits.dtype)
                 points = one_hot_rows(logits, index) - simplex.normalised(logits)
                 return value, (cost.spread(signal) * points).sum(0)
 
@@ -110,7 +110,8 @@ def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor)
     categories, variables = logits.shape[-1], logits.shape[batch_axes:-1]
     digits = categories ** torch.arange(variables.numel(), device=logits.device).flip(0).view(variables)
     index = (number.view(-1, *(1 for _ in logits.shape[:-1])) // digits) % categories
-    p = simplex.normalised(logits)
+    # A large level of the costs shows how far the weights are from a sum of 1.
+    p = simplex.normalised(simplex.accumulated(logits))
     # A row without categories has one value, whatever the number it gets.
     p = torch.where(mode.unsqueeze(-1) == categories, _first(p), p)
     index = index.expand(len(number), *logits.shape[:-1])

@@ -107,7 +107,10 @@ def is_recomputation() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         name = frame.f_code.co_name
-        if name in ("recompute_fn", "backward") and frame.f_globals["__name__"] == "torch.utils.checkpoint":
+        if (
+            name in ("recompute_fn", "backward")
+            and frame.f_globals.get("__name__") == "torch.utils.checkpoint"
+        ):
             return name == "recompute_fn"
         frame = frame.f_back
     return False

@@ -111,7 +111,7 @@ def _peak_on_cpu(call: Call) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         call()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
