@@ -1,30 +1,25 @@
 """Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
-`gapped.kernels.blocks`, `gapped.kernels.launch` and `gapped.kernels.thin`.
+`gapped.kernels.blocks` and `gapped.kernels.launch`.
 
-Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [thin]
+Usage: python benchmarks/bench_blocks.py [short] [rao] [long]
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench
 
-from gapped.kernels import blocks, launch, thin
+from gapped.kernels import blocks, launch
 from gapped.kernels.launch import Fused
 
 SHORT = ((1_048_576, 64), (262_144, 256))
 FEW = ((144, 64, 100), (576, 64, 100), (2_000, 64, 100))
 RAO = ((6_400, 64, 1000), (32_000, 64, 100), (120_000, 10, 100))
 PARTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
-# The products of ListOps at a token or a merge: depth, columns, pieces, whether the weight is transposed.
-THIN = ((300, 1500, 2, False), (1500, 600, 1, True), (300, 1200, 1, False), (1200, 300, 1, True))
-THIN_RUNS, THIN_ROWS = 54, 16
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 
 
@@ -92,31 +87,8 @@ def long_rows() -> Iterator[str]:
             yield f"{shape}, backward twice {block} elements, {warps} warps: {times}"
 
 
-def thin_products() -> Iterator[str]:
-    torch.set_float32_matmul_precision("high")
-    settings = [(depth, stages, warps) for depth in (32, 64, 128) for stages in (3, 4) for warps in (2, 4)]
-    for depth, columns, pieces, transposed in THIN:
-        x = torch.randn(THIN_RUNS, THIN_ROWS, depth, device="cuda")
-        shape = (columns, depth) if transposed else (pieces * depth, columns)
-        weight = torch.randn(THIN_RUNS, *shape, device="cuda")
-        out = torch.empty(THIN_RUNS, THIN_ROWS, pieces * columns, device="cuda")
-        # cuBLAS would be given the pieces side by side.
-        beside = weight.mT if transposed else weight.unflatten(1, (pieces, depth)).transpose(1, 2).flatten(2)
-        what = f"{THIN_RUNS} x {THIN_ROWS} x {depth} to {pieces * columns}"
-        cublas = partial(torch.bmm, x, beside, out=out)
-        yield f"{what}, cuBLAS: {1e3 * do_bench(cublas, return_mode='median', rep=20):.1f} us"
-        product = partial(thin.product, x, thin.rounded(weight), out, transposed=transposed)
-        for thin.DEPTH, thin.STAGES, thin.WARPS in settings:
-            thin.LONG_DEPTH = thin.DEPTH
-            block = f"depth {thin.DEPTH}, {thin.STAGES} stages, {thin.WARPS} warps"
-            try:
-                yield f"{what}, {block}: {1e3 * do_bench(product, return_mode='median', rep=20):.1f} us"
-            except OutOfResources:
-                yield f"{what}, {block}: too large"
-
-
 def main() -> None:
-    parts = {"short": short_rows, "rao": conditional_draws, "long": long_rows, "thin": thin_products}
+    parts = {"short": short_rows, "rao": conditional_draws, "long": long_rows}
     for name in sys.argv[1:] or parts:
         for line in parts[name]():
             print(line, flush=True)

@@ -246,19 +246,6 @@ def test_adam_equals_torch_s_with_a_rate_per_run():
     assert (stacked[0][0] - apart[1][0].detach()).abs().max() > 1e-3
 
 
-def test_a_gradient_in_pieces_is_that_gradient():
-    weights = [normal(3, 4, 2), normal(3, 1, 2, seed=2)]
-    gradients = [normal(3, 4, 2, seed=3), normal(3, 1, 2, seed=4)]
-    found = []
-    for given in (gradients, [torch.split(gradients[0], [2, 1]), gradients[1]]):
-        own = [w.clone() for w in weights]
-        Adam(own, torch.full((3,), 0.1, dtype=DOUBLE)).step(given, torch.ones(3, dtype=torch.bool))
-        found.append(own)
-    for one, other, before in zip(*found, weights, strict=True):
-        assert torch.equal(one, other)
-        assert (one != before).all()
-
-
 def test_adam_scales_what_it_reads():
     scales = torch.tensor([1.0, 0.5, 0.01], dtype=DOUBLE)
     stacked, mine, _, _ = adam_pair([1e-2, 1e-2, 1e-2])

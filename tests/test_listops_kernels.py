@@ -37,7 +37,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
     fused._ROWS, fused._COLUMNS, fused._FEW = 64, 256, 0
-    fused.thin.COLUMNS = fused.thin.DEPTH = 256
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 # Sums of hundreds of products, of size one in all, in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

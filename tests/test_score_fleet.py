@@ -162,26 +162,6 @@ def test_pathwise_runs_start_as_they_would_alone():
             assert_close(one, other, 1e-12)
 
 
-def test_gradients_come_in_the_pieces_that_the_loss_took():
-    trainer = fleet([Run(e, 3e-3) for e in MIXED], [5] * 7)
-    trainer.task.start_epoch(0)
-    trainer.task.load_batch(0)
-    found = []
-    for whole in (False, True):
-        loss = trainer.task.loss(trainer.sampler, trainer.generator.manual_seed(3)).sum()
-        if whole:
-            found.append(torch.autograd.grad(loss, trainer.parameters))
-        else:
-            found.append(trainer._gradients(loss, trainer.parameters))
-    split = 0
-    for pieces, expected in zip(*found, strict=True):
-        if not isinstance(pieces, Tensor):
-            assert [len(piece) for piece in pieces] == [3, 3, 1]
-            split += 1
-        assert torch.equal(pieces if isinstance(pieces, Tensor) else torch.cat(pieces), expected)
-    assert split == 2 * len(trainer.task.model.decoder)
-
-
 def test_every_family_learns():
     trainer = fleet([Run(e, 1e-2) for e in (*MIXED, *map(stateful, STATEFUL))], [5] * 11)
     history = train(trainer)
@@ -394,7 +374,7 @@ def test_the_prior_is_trained_by_plain_descent(clip):
     trainer.task.start_epoch(0)
     trainer.task.load_batch(0)
     loss = trainer.task.loss(trainer.sampler, seeded(4))
-    gradients = trainer._gradients(loss.sum(), [*trainer.parameters, prior])
+    gradients = torch.autograd.grad(loss.sum(), [*trainer.parameters, prior])
     # The norm is that of all weights.
     gradient = scaled(gradients[-1], None if clip is None else clip_scales(gradients, clip))
     trainer.generator.manual_seed(4)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gapped.gradient import first_order
 from gapped.kernels import blocks
-from gapped.kernels.lanes import Lanes
 from gapped.kernels.runner import Launch, run
 
 BACKENDS = ("auto", "torch", "triton")
@@ -167,19 +166,10 @@ class _SideBySide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], every: Sequence[Fused]) -> Tensor:
         value = _empty(logits)
-        lanes, chosen = Lanes("samplers", logits.device), []
-        for number, (piece, key, fused, out) in enumerate(
-            zip(
-                torch.split(logits, sizes),
-                torch.split(keys, 1),
-                every,
-                torch.split(value, sizes),
-                strict=True,
-            )
-        ):
-            with lanes.lane(number):
-                chosen.append(forward(piece, key, fused, out=out).chosen)
-        lanes.join()
+        shares = torch.split(logits, sizes), torch.split(keys, 1), every, torch.split(value, sizes)
+        chosen = [
+            forward(share, key, fused, out=out).chosen for share, key, fused, out in zip(*shares, strict=True)
+        ]
         ctx.sizes, ctx.every = sizes, every
         ctx.save_for_backward(logits, keys, *chosen, *(level for fused in every for level in fused.tensors))
         return value
@@ -191,21 +181,10 @@ class _SideBySide(torch.autograd.Function):
 
         def product(grad: Tensor) -> Tensor:
             gradient = _empty(logits)
-            lanes = Lanes("samplers", logits.device)
-            for number, (piece, index, key, of, fused, out) in enumerate(
-                zip(
-                    torch.split(logits, ctx.sizes),
-                    chosen,
-                    torch.split(keys, 1),
-                    torch.split(grad, ctx.sizes),
-                    ctx.every,
-                    torch.split(gradient, ctx.sizes),
-                    strict=True,
-                )
-            ):
-                with lanes.lane(number):
-                    backward(piece, index, None, key, of, fused, out=out)
-            lanes.join()
+            rows, grads, outs = (torch.split(each, ctx.sizes) for each in (logits, grad, gradient))
+            shares = rows, chosen, torch.split(keys, 1), grads, ctx.every, outs
+            for share, index, key, own, fused, out in zip(*shares, strict=True):
+                backward(share, index, None, key, own, fused, out=out)
             return gradient
 
         return first_order(product, logits, grad), None, None, None

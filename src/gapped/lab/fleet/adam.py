@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gapped.lab.fleet.clip import Gradient, scaled
+from gapped.lab.fleet.clip import scaled
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -34,10 +34,10 @@ class Adam:
         self._update = torch.compile(update, dynamic=False) if compiled else update
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Gradient], alive: Tensor, scales: Tensor | None = None) -> None:
+    def step(self, gradients: Sequence[Tensor], alive: Tensor, scales: Tensor | None = None) -> None:
         """One update of the runs that are `alive`, a boolean per run, by gradients times `scales`, if any.
 
-        Compiled, the update reads a gradient in pieces where they are, and multiplies as it reads.
+        Compiled, the update multiplies as it reads.
         """
         self.count += 1
         size, root = self._sizes(self.learning_rate, self.count)
@@ -61,7 +61,7 @@ def step_sizes(learning_rate: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 def update(
     parameters: Sequence[Tensor],
-    gradients: Sequence[Gradient],
+    gradients: Sequence[Tensor],
     scales: Tensor | None,
     first: Sequence[Tensor],
     second: Sequence[Tensor],

@@ -9,30 +9,25 @@ from torch import Tensor
 
 _EPS = 1e-6
 
-Gradient = Tensor | Sequence[Tensor]
-"""Of a weight whose first axis is the run axis; it may be in pieces along that axis."""
-
 
 @torch.no_grad()
-def clip_scales(gradients: Sequence[Gradient], limit: float) -> Tensor:
+def clip_scales(gradients: Sequence[Tensor], limit: float) -> Tensor:
     """What to multiply each run's gradients by for a norm of at most `limit` over all weights, ``(R,)``.
 
-    The rule of `torch.nn.utils.clip_grad_norm_`. The products are left to those who read the gradients
-    anyway: as tensors of their own, all weights would go through memory twice more.
+    The rule of `torch.nn.utils.clip_grad_norm_`, for gradients whose first axis is the run axis. The products
+    are left to those who read the gradients anyway: as tensors of their own, all weights would go through
+    memory twice more.
     """
     norms = _norms(torch.stack([_norms(gradient) for gradient in gradients], 1))
     return (limit / (norms + _EPS)).clamp(max=1.0)
 
 
-def scaled(gradient: Gradient, scales: Tensor | None) -> Tensor:
-    """A gradient in one piece, times the runs' `scales` if there are any."""
-    together = gradient if isinstance(gradient, Tensor) else torch.cat(list(gradient))
+def scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
+    """A gradient times the runs' `scales`, if there are any."""
     # Not in place: autograd may give two weights one and the same tensor.
-    return together if scales is None else together * scales.view(-1, *(1,) * (together.dim() - 1))
+    return gradient if scales is None else gradient * scales.view(-1, *(1,) * (gradient.dim() - 1))
 
 
-def _norms(gradient: Gradient) -> Tensor:
-    if not isinstance(gradient, Tensor):
-        return torch.cat([_norms(piece) for piece in gradient])
+def _norms(gradient: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
     return norms

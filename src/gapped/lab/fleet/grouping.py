@@ -16,7 +16,6 @@ from gapped import simplex
 from gapped.checks import values_unseen
 from gapped.errors import GappedError
 from gapped.kernels import launch
-from gapped.kernels.lanes import Lanes
 from gapped.lab.fleet.neighbours import Neighbours
 from gapped.lab.fleet.stateful import Widths, joined, structure
 from gapped.objective import expectation
@@ -135,40 +134,34 @@ class Grouped:
         logits: Tensor,
         generator: torch.Generator | None = None,
         context: Tensor | None = None,
-        uses: Sequence[Tensor] = (),
     ) -> Tensor:
         """Estimate each run's expected cost and its gradient, as `gapped.expectation` does; ``(R, *batch)``.
 
         `f` maps samples ``(n, r, *rows, K)`` of the runs of a part to costs ``(n, r, *batch)``. `context` is
         what learned baselines look at, ``(R, *batch, ...)``. Without a gradient there is one sample of each
-        run, whatever its estimator. On a GPU the parts run side by side; then `f` has to name what it `uses`
-        beside its samples, the context, and what outlives the backward pass.
+        run, whatever its estimator.
         """
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
             return f(self.sample(logits, generator=generator).unsqueeze(0), parts[0]).squeeze(0)
-        seen = [logits, *uses, *([] if context is None else [context])]
-        lanes = Lanes("parts", logits.device, seen)
         costs = []
-        pieces = torch.split(logits, [len(part) for part in parts])
-        for number, (part, estimator, piece) in enumerate(zip(parts, self._estimators, pieces, strict=True)):
-            with lanes.lane(number):
-                if isinstance(estimator, Grouped):
-                    samples = estimator.sample(piece, generator=generator)
-                    costs.append(f(samples.unsqueeze(0), part).squeeze(0))
-                    continue
-                looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
-                wanted = looks and not part.differentiated and context is not None
-                costs.append(
-                    expectation(
-                        lambda z, part=part: f(z, part),  # type: ignore[misc]
-                        piece,
-                        estimator,
-                        generator=generator,
-                        context=context[part.runs] if wanted else None,  # type: ignore[index]
-                    )
+        shares = torch.split(logits, [len(part) for part in parts])
+        for part, estimator, share in zip(parts, self._estimators, shares, strict=True):
+            if isinstance(estimator, Grouped):
+                samples = estimator.sample(share, generator=generator)
+                costs.append(f(samples.unsqueeze(0), part).squeeze(0))
+                continue
+            looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
+            wanted = looks and not part.differentiated and context is not None
+            costs.append(
+                expectation(
+                    lambda z, part=part: f(z, part),  # type: ignore[misc]
+                    share,
+                    estimator,
+                    generator=generator,
+                    context=context[part.runs] if wanted else None,  # type: ignore[index]
                 )
-        lanes.join(costs)
+            )
         return torch.cat(costs)
 
     @property

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gapped.lab.fleet.adam import Adam
 from gapped.lab.fleet.capture import Captured
-from gapped.lab.fleet.clip import Gradient, clip_scales, scaled
+from gapped.lab.fleet.clip import clip_scales, scaled
 from gapped.lab.fleet.grouping import Grouped
 from gapped.lab.fleet.schedule import Constant, Schedule
 from gapped.lab.fleet.selection import Selection, SelectionRule
@@ -220,7 +219,7 @@ class Trainer:
     def _train_step(self) -> None:
         loss = self.task.loss(self.sampler, self.generator)
         everything = [*self.parameters, *(p for p, _ in self.descended)]
-        gradients = self._gradients(loss.sum(), everything)
+        gradients = torch.autograd.grad(loss.sum(), everything)
         self._observe(loss.detach(), self.loss_sum, self.alive)
         scales = None if self.task.clip is None else self._clip_scales(gradients, self.task.clip)
         self.adam.step(gradients[: len(self.parameters)], self.alive, scales)
@@ -233,16 +232,6 @@ class Trainer:
                 loss = each.variance_loss() * len(part)
                 slopes = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
                 tuner.step(slopes, self.alive[part.runs])
-
-    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Gradient]:
-        """The gradients of the parameters, in pieces where the model took them so."""
-        pieces_of = getattr(self.task.model, "pieces", None)
-        if pieces_of is None:
-            return list(torch.autograd.grad(loss, parameters))
-        pieces = [pieces_of(p) for p in parameters]
-        found = iter(torch.autograd.grad(loss, [piece for some in pieces for piece in some]))
-        own = [tuple(islice(found, len(some))) for some in pieces]
-        return [some[0] if len(some) == 1 else some for some in own]
 
     def _set_rates(self) -> None:
         rates = [run.rate(self.epoch, self.epochs) for run in self.runs]

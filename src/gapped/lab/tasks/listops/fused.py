@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.kernels import thin
 from gapped.kernels.blocks import power
 from gapped.kernels.runner import run
-from gapped.lab.tasks.listops import kernels, parts
+from gapped.lab.tasks.listops import kernels
 from gapped.lab.tasks.listops.leaf_kernels import advance_kernel, retreat_kernel
+from gapped.lab.tasks.listops.parts import product as product
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.sweep_kernels import collect_kernel, pull_kernel, push_kernel, relate_kernel
 from gapped.lab.tasks.listops.tables import Tables
@@ -22,15 +22,6 @@ _ROWS, _COLUMNS = 4, 128
 _FEW = 8192
 # Elements of a block where nothing but places matters.
 _PLACES = 256
-
-
-def rounded(weight: Tensor, rows: int) -> Tensor:
-    return thin.rounded(weight) if rows <= thin.MOST_ROWS else weight
-
-
-def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
-    few = x.shape[1] <= thin.MOST_ROWS and x.stride(-1) == out.stride(-1) == 1
-    (thin if few else parts).product(x, weight, out, transposed=transposed)
 
 
 def form(tables: Tables, start: int, count: int) -> None:

@@ -25,7 +25,6 @@ class _LSTM(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, fused: bool) -> Tensor:
         runs, batch, count, four = inputs.shape
         ctx.parts = parts_for(inputs, fused)
-        weight = ctx.parts.rounded(weight, batch)
         gates = torch.empty_like(inputs)
         states = inputs.new_empty(runs, count + 1, batch, four // 2)
         states[:, 0] = 0

@@ -32,13 +32,8 @@ def parts_for(x: Tensor, fused: bool) -> Any:
     return sys.modules[__name__]
 
 
-def rounded(weight: Tensor, rows: int) -> Tensor:
-    """A weight as products of so many rows of a run take it: torch's round it themselves, if at all."""
-    return weight
-
-
 def product(x: Tensor, weight: Tensor, out: Tensor, *, transposed: bool = False) -> None:
-    """Write the products of rows ``(R, B, K)`` with each run's `rounded` weight ``(R, K, N)`` to `out`.
+    """Write the products of rows ``(R, B, K)`` with each run's weight ``(R, K, N)`` to `out`.
 
     Several weights one below the other, ``(R, P * K, N)``, have their products side by side, and one that is
     `transposed` is ``(R, N, K)``.

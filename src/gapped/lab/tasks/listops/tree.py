@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped.kernels.lanes import Lanes
 from gapped.lab.tasks.listops.parts import parts_for
 from gapped.lab.tasks.listops.sampler import Sampler
 from gapped.lab.tasks.listops.sweep import Sweep
@@ -93,7 +92,6 @@ class _Tree(torch.autograd.Function):
         runs, batch, count, double = leaves.shape
         width = double // 2
         parts = parts_for(leaves, fused)
-        weight = parts.rounded(weight, batch)
         tables = _tables(leaves, bias, query, lengths)
         _project(parts, tables, weight, 0, count)
         parts.form(tables, 0, count - 1)
@@ -139,15 +137,13 @@ class _Tree(torch.autograd.Function):
         selected = grad.new_empty(runs, len(ctx.layers), batch, 5 * width)
         for number, layer in reversed(list(enumerate(ctx.layers))):
             upstream = parts.pull(tables, sweep, layer.pairs, number)
-            lanes, delta = Lanes("tree", grad.device), None
+            delta = None
             if layer.sample is not None:
                 (delta,) = torch.autograd.grad(layer.sample, layer.scores, upstream)
-            with lanes.lane(1):
-                g_gates = selected[:, number]
-                g_cells = parts.select(tables, sweep, layer.pairs, number, g_gates)
-                g_h = grad.new_empty(runs, batch, 2 * width)
-                parts.product(g_gates, weight, g_h, transposed=True)
-            lanes.join()
+            g_gates = selected[:, number]
+            g_cells = parts.select(tables, sweep, layer.pairs, number, g_gates)
+            g_h = grad.new_empty(runs, batch, 2 * width)
+            parts.product(g_gates, weight, g_h, transposed=True)
             parts.push(tables, sweep, layer.nodes, layer.pairs, number, g_h, g_cells, delta)
         leaves, weights = parts.collect(sweep, len(ctx.layers) + 1), sweep.weights
         ctx.tables = ctx.layers = None

@@ -34,7 +34,6 @@ class Sampler(Interface):
         logits: Tensor,
         generator: torch.Generator | None = None,
         context: Tensor | None = None,
-        uses: Sequence[Tensor] = (),
     ) -> Tensor: ...
 
 
@@ -73,7 +72,6 @@ class VAE(torch.nn.Module):
             with torch.no_grad():
                 self.decoder[-1].bias.copy_(mean.clamp(_CLIP, 1 - _CLIP).logit())  # type: ignore[operator]
         self._training_parts = (self.posterior, self.costs)
-        self._pieces: dict[Tensor, tuple[Tensor, ...]] = {}
 
     def encode(self, x: Tensor) -> Tensor:
         """Logits ``(R, B, latents, categories)`` of images ``(R, B, pixels)``."""
@@ -133,7 +131,6 @@ class VAE(torch.nn.Module):
         parts = sampler.parts()
         shares = _shares(_weights(self.decoder), parts)
         decoders = dict(zip(parts, shares, strict=True))
-        self._remember(shares)
         sampled = self.protocol.sampled_divergence
         ratios = dict(zip(parts, _split(divergence, parts), strict=True)) if sampled else {}
 
@@ -142,15 +139,8 @@ class VAE(torch.nn.Module):
             f = self.costs if part.differentiated else costs
             return f(z, x if len(parts) == 1 else x[part.runs], decoders[part], ratios.get(part))
 
-        expected = sampler.expectation(cost, logits, generator, x, uses=[divergence])
+        expected = sampler.expectation(cost, logits, generator, x)
         return expected if sampled else expected + divergence
-
-    def pieces(self, parameter: Tensor) -> tuple[Tensor, ...]:
-        """What the last loss was computed from in the place of a parameter: its runs, part by part.
-
-        Whoever asks for gradients with respect to these is spared the copy that puts them together.
-        """
-        return self._pieces.get(parameter, (parameter,))
 
     def bound(self, x: Tensor, sampler: Sampler, generator: torch.Generator, samples: int) -> Tensor:
         """The importance-weighted bound on -log p(x) with so many samples of each image, ``(R, B)``."""
@@ -169,11 +159,6 @@ class VAE(torch.nn.Module):
         """
         compiled = (torch.compile(part, dynamic=False) for part in self._training_parts)
         self._training_parts = tuple(compiled)  # type: ignore[assignment]
-
-    def _remember(self, shares: Sequence[Weights]) -> None:
-        weights = [p for layer in _weights(self.decoder) for p in layer]
-        taken = zip(*([p for layer in share for p in layer] for share in shares), strict=True)
-        self._pieces = dict(zip(weights, taken, strict=True)) if len(shares) > 1 else {}
 
     def _signed(self, z: Tensor) -> Tensor:
         return 2 * z - 1 if self.protocol.signed else z
