@@ -50,16 +50,11 @@ def shares_of(rows: int, categories: int) -> int:
 
 @cache
 def most_parts(device: torch.device) -> int:
-    """Over how many programs a row may be split on this device; 0 for none.
+    """Over how many programs a row may be split on this device.
 
     A row's programs wait for each other, so there must be places for all of them. Every multiprocessor has
     two at the least; half of that leaves room for other streams.
     """
-    from triton import __version__
-
-    # Before, a loop that waits was compiled so that most threads never saw what they waited for.
-    if tuple(map(int, __version__.split(".")[:2])) < (3, 5):
-        return 0
     if device.type != "cuda":
         return MOST_PARTS
     return min(MOST_PARTS, torch.cuda.get_device_properties(device).multi_processor_count)

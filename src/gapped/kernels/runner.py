@@ -57,20 +57,16 @@ class Launch:
 
 
 def _watched() -> bool:
-    """Whether someone, such as a profiler, wants to know of every launch, or this Triton does not say."""
+    """Whether someone, such as a profiler, wants to know of every launch."""
     hooks = _hooks()
-    if hooks is None:
-        return True
     enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 @cache
 def _hooks() -> Any:
-    try:
-        from triton import knobs
-    except ImportError:  # before Triton 3.4
-        return None
+    from triton import knobs
+
     return knobs.runtime
 
 
