@@ -52,13 +52,20 @@ def test_nothing_is_written_for_no_lines(tmp_path):
     assert not (tmp_path / "records.jsonl").exists()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_line_that_is_not_json_is_refused_before_anything_is_written(tmp_path, value):
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"value": float("nan")}, "JSON compliant"),
+        ({"value": float("inf")}, "JSON compliant"),
+        ({"environment": {"commit": 300 * "a"}}, "environment.commit: got .* of 0 to 200 characters"),
+    ],
+)
+def test_a_line_that_could_not_be_read_is_refused_before_anything_is_written(tmp_path, bad, why):
     path = tmp_path / "records.jsonl"
     records.append(path, [line("a")])
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="JSON compliant"):
-        records.append(path, [line("b"), line("c", value=value)])
+    with pytest.raises(ValueError, match=why):
+        records.append(path, [line("b"), line("c", **bad)])
     assert path.read_bytes() == before
 
 
@@ -97,7 +104,10 @@ def test_a_file_that_is_but_a_torn_line(tmp_path):
     assert records.load(path) == [line("a")]
 
 
-@pytest.mark.parametrize("bad", [b"{]\n", b"3\n", b'{"schema": 2}\n', b'{"id": "x"}{"id": "y"}\n'])
+ENDLESS = [b'{"recipe": "r", "id": "z", "new": [%b]}\n' % value for value in (b"NaN", b"-Infinity", b"1e999")]
+
+
+@pytest.mark.parametrize("bad", [b"{]\n", b"3\n", b'{"schema": 2}\n', b'{"id": "x"}{"id": "y"}\n', *ENDLESS])
 def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path, bad):
     path = tmp_path / "records.jsonl"
     path.write_bytes(b'{"recipe": "r", "id": "x"}\n\n' + bad + b'{"recipe": "r", "id": "y"}\n')
