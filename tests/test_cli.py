@@ -392,13 +392,22 @@ def test_a_hostile_checkpoint_is_not_executed(tmp_path):
 # Interruption
 
 
-def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):
-    def interrupted(*_: object, **__: object) -> None:
-        raise local.Interrupted
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_command_interrupted_on_a_full_disk_says_what_is_kept(capsys, tmp_path, monkeypatch, earlier):
+    command = ["reproduce", toy_recipe(tmp_path, epochs=3), "--device", "cpu", "--out", "o", "--minutes", "0"]
+    if earlier:
+        assert main(command) == 3
+        assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
 
-    monkeypatch.setattr(local, "run", interrupted)
-    assert main(["reproduce", toy_recipe(tmp_path)]) == 130
-    assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "k.pt")
+
+    monkeypatch.setattr(Store, "save_checkpoint", full)
+    kept = "the last one" if earlier else "nothing"
+    with pytest.warns(UserWarning, match=rf"\(No space left on device\); {kept} is kept of its fleet"):
+        assert main(command) == 3
+    said = "goes on from the last checkpoint" if earlier else "starts its unfinished fleets over"
+    assert said in capsys.readouterr().err
 
 
 def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_path, one_thread):

@@ -28,7 +28,7 @@ CHECKPOINT_SECONDS = 180.0
 
 
 class Interrupted(Exception):
-    """Stopped on request, after a checkpoint."""
+    """Stopped on request, after a checkpoint if one could be written."""
 
 
 class Standing(Protocol):
@@ -227,7 +227,9 @@ def train(
                 checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
             except OSError as problem:
                 said = f"{problem.filename}: no checkpoint could be written ({problem.strerror})"
-                warnings.warn(f"{said}; training goes on", stacklevel=2)
+                kept = "the last one" if checkpoints.has_checkpoint(fleet.key) else "nothing"
+                then = f"{kept} is kept of its fleet" if stop else "training goes on"
+                warnings.warn(f"{said}; {then}", stacklevel=2)
             saved = time.monotonic()
         if stop:
             raise Interrupted

@@ -164,6 +164,10 @@ class Store:
         self.pass_over(key, why)
         return None
 
+    def has_checkpoint(self, key: str = "*") -> bool:
+        """Whether there is a checkpoint of the fleet `key`, or else of any."""
+        return any(self._checkpoints.glob(f"{key}.pt"))
+
     def pass_over(self, key: str, why: str) -> None:
         """Say that a fleet's checkpoint is not used."""
         warnings.warn(f"{self._checkpoint(key)}: {why}; its fleet starts over", stacklevel=2)

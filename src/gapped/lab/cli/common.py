@@ -84,6 +84,8 @@ def execute(
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
         goes_on = "the same command goes on from the last checkpoint"
+        if not store.has_checkpoint():
+            goes_on = "there is no checkpoint, the same command starts its unfinished fleets over"
         if display.asked or not display.is_late():
             raise Stopped(f"interrupted; {goes_on}", 128 + (display.asked or signal.SIGINT)) from None
         if trains.restarts:
