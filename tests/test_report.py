@@ -15,6 +15,7 @@ import pytest
 
 from gapped.errors import GappedError
 from gapped.lab import records
+from gapped.lab.cli.app import main
 from gapped.lab.report import (
     FAILED_ABOVE,
     against_paper,
@@ -496,3 +497,20 @@ def test_a_report_of_very_many_cells_shows_the_best(
     assert page.count("<svg") == 1 + 8 + 1
     assert page.count("<img") == 81
     assert (tmp_path / "tables.md").read_text("utf-8").count("\n| GST-") == 260
+
+
+def test_failed_runs_are_named_wherever_a_report_lasts(tmp_path, capsys):
+    """But not those that a later attempt has finished, and not only beside others."""
+    lost = [
+        line | {"status": "failed", "error": "RuntimeError: <b>"} for line in many("GST", [1.0, 2.0, 3.0])
+    ]
+    path = tmp_path / "records.jsonl"
+    records.append(path, lost)
+    with pytest.raises(GappedError, match="no finished run yet, compare: 3 runs of GST failed: RuntimeError"):
+        sections(tmp_path)
+    records.append(path, [*many("ST", [4.0, 5.0]), *many("GST", [1.0])])
+    assert main(["report", str(tmp_path)]) == 0
+    said = "compare: 2 runs of GST failed: RuntimeError: "
+    assert f"{said}<b>" in capsys.readouterr().out
+    assert f"{said}\\<b\\>" in (tmp_path / "tables.md").read_text()
+    assert f"{said}&lt;b&gt;" in (tmp_path / "report.html").read_text()

@@ -97,7 +97,7 @@ def execute(
     sound = [line for line in made if not has_failed(line)]
     if sound:
         show(sound, screen)
-        write_tables(sound, out / "tables.md")
+        write_tables(made, out / "tables.md")
         if tensorboard:
             say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
         say(screen, f"Report: {write_report(out)}")
