@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gapped.errors import GappedError, reject
+from gapped.errors import GappedError, MissingExtra, reject, require
 from gapped.lab.fleets import Fleet
 from gapped.lab.lines import failure_lines
 from gapped.lab.local import (
@@ -41,7 +41,7 @@ from gapped.lab.store import Store, plan_path
 
 try:
     import ray
-except ImportError:
+except ModuleNotFoundError:
     ray = None
 
 
@@ -62,7 +62,7 @@ class Ray:
 
     def __init__(self, device: str, address: str | None = None) -> None:
         if ray is None:
-            raise GappedError("--engine ray: needs the package ray: pip install gapped[ray]")
+            require("--engine ray", "ray", extra="ray")
         if device not in ("auto", "cpu", "cuda"):
             raise reject("device", device, "auto, cpu or cuda: Ray chooses which")
         self.device, self.address = device, address or os.environ.get("RAY_ADDRESS")
@@ -218,6 +218,8 @@ def _result(reference: Any, fleet: Fleet) -> Made | None:
     except ray.exceptions.RayError as problem:
         # Ray's errors carry the traceback of the worker in their text.
         cause = getattr(problem, "cause", None) or problem
+        if isinstance(cause, MissingExtra):
+            raise cause from None
         made = Made(list(failure_lines(fleet, cause, 0.0, torch.device("cpu"))), {})
     return made
 
