@@ -385,6 +385,14 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<script>alert" not in write_report(tmp_path).read_text("utf-8")
 
 
+def test_a_metric_s_name_breaks_no_table() -> None:
+    head, rule, *_ = to_markdown(summary_table(rows([record("a", 0, 1.0, metrics={"x|<b>": 1.0})]))).split(
+        "\n"
+    )
+    assert len(re.findall(r"(?<!\\)\|", head)) == rule.count("|")
+    assert r"x\|\<b\>" in head
+
+
 def test_a_torn_last_line_still_gives_a_report(compare: Path) -> None:
     with open(compare / "records.jsonl", "ab") as file:
         file.write(b'{"schema": 1, "id": "to')

@@ -163,7 +163,8 @@ def without_empty(table: Table) -> Table:
 
 def to_markdown(table: Table) -> str:
     """A Markdown table: texts to the left, numbers to the right."""
-    head = "| " + " | ".join(table.columns) + " |"
+    # Our own headings may hold code.
+    head = "| " + " | ".join(escaped(name).replace("\\`", "`") for name in table.columns) + " |"
     rule = "|" + "|".join("---:" if right else ":---" for right in aligned_right(table)) + "|"
     texts = [[_in_markdown(entry) for entry in row] for row in table.rows]
     body = ["| " + " | ".join(row) + " |" for row in texts]
@@ -182,13 +183,18 @@ def escaped(text: str) -> str:
 
 
 def as_code(text: str) -> str:
-    """Text as code in Markdown; a longer fence where it holds the sign of one.
+    """Text as code in Markdown.
 
-    >>> as_code("vae"), as_code("a`b")
-    ('`vae`', '`` a`b ``')
+    >>> as_code("vae"), as_code("a`b``")
+    ('`vae`', '``` a`b`` ```')
     """
-    shown = text.replace("|", "\\|")
-    return f"`` {shown} ``" if "`" in text else f"`{shown}`"
+    shown, marks = text.replace("|", "\\|"), fence(text)
+    return f"{marks} {shown} {marks}" if "`" in text else f"`{shown}`"
+
+
+def fence(text: str, least: int = 1) -> str:
+    """Backticks around text that is code: more than stand in a row inside of it."""
+    return "`" * max([least, *(len(marks) + 1 for marks in re.findall("`+", text))])
 
 
 def _in_markdown(entry: Entry) -> str:
