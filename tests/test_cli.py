@@ -214,16 +214,22 @@ def test_every_run_has_its_own_event_file(capsys, tmp_path):
         for n, (recipe, protocol, data) in enumerate(places)
     ]
     records.append(tmp_path / "curves.jsonl", [{"id": r["id"], "epoch": [1], "loss": [2.0]} for r in made])
-    for _ in range(2):
+    written: list[set[Path]] = []
+    for _ in range(3):
         target = write_events(made, tmp_path)
-        found = {file.parent.relative_to(target) for file in target.rglob("events.out.tfevents.*")}
-        assert len(found) == 5
+        written.append(set(target.rglob("events.out.tfevents.*")))
+        if len(written) == 2:  # the first run is trained again
+            records.append(tmp_path / "curves.jsonl", [{"id": made[0]["id"], "epoch": [1], "loss": [3.0]}])
+        found = {file.parent.relative_to(target) for file in written[-1]}
+        assert len(found) == len(written[-1]) == 5
         assert {str(place.parent) for place in found} == {
             "vae/paper-30x10",
             "mixed/paper-30x10",
             "vae/plain-30x10",
             "vae/plain-30x10-digits",
         }
+    assert written[0] == written[1]
+    assert len(written[1] - written[2]) == 1
 
 
 def test_tensorboard_is_missed_before_training(capsys, tmp_path, monkeypatch):
