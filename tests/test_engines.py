@@ -590,6 +590,7 @@ def test_failures_are_listed_at_the_end(monkeypatch, capsys, tmp_path):
         f"gapped: fleet {fleets[n].key}" for n in (0, 2)
     ]
     for n, line in zip((0, 2), printed.err.splitlines(), strict=True):
+        assert "; the same command tries it again): MemoryError: " in line
         assert f"): MemoryError: no room for {fleets[n].key}" in line
         assert fleets[n].label(fleets[n].specs[0]) in line
     monkeypatch.setattr(local, "build", build)

@@ -109,4 +109,4 @@ def _failure(line: Line, made: Sequence[Line]) -> str:
     """Which runs a failed fleet has, and why it failed."""
     labels = sorted({each["label"] for each in made if each.get("fleet") == line["fleet"]})
     runs = f"{line['runs_in_fleet']} run{'s' * (line['runs_in_fleet'] != 1)} of {', '.join(labels)}"
-    return f"fleet {line['fleet']} failed ({runs}): {line['error']}; the same command tries it again"
+    return f"fleet {line['fleet']} failed ({runs}; the same command tries it again): {line['error']}"
