@@ -442,6 +442,15 @@ def test_sigterm_makes_a_checkpoint(monkeypatch, tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
 
 
+def test_ray_that_does_not_start_is_told_in_a_line(monkeypatch, fake_ray, tmp_path):
+    def init(*_: str, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.\nMore.")
+
+    monkeypatch.setattr(fake_ray, "init", init)
+    with pytest.raises(GappedError, match=r"^--engine ray: Ray did not start here: The .* startup\.$"):
+        Ray("cpu").run([toy()], Store(tmp_path))
+
+
 def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
     """`ray.init` takes SIGTERM for itself, and would end the driver before its workers have a checkpoint."""
     before = signal.getsignal(signal.SIGTERM)

@@ -256,8 +256,12 @@ def _connected(address: str | None) -> Iterator[None]:
             ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
         else:
             ray.init(address, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as problem:
-        raise GappedError(f"--ray-address: got {address!r}: {str(problem).splitlines()[0]}") from None
+    except Exception as problem:  # a time-out is a bare one
+        ray.shutdown()
+        what = (
+            "--engine ray: Ray did not start here" if address is None else f"--ray-address: got {address!r}"
+        )
+        raise GappedError(f"{what}: {(str(problem) or repr(problem)).splitlines()[0]}") from problem
     for number, handler in handlers.items():
         # Ray's own for SIGTERM ends the process at once, without a checkpoint.
         if signal.getsignal(number) is not handler:
