@@ -214,16 +214,22 @@ def test_every_run_has_its_own_event_file(capsys, tmp_path):
         for n, (recipe, protocol, data) in enumerate(places)
     ]
     records.append(tmp_path / "curves.jsonl", [{"id": r["id"], "epoch": [1], "loss": [2.0]} for r in made])
-    for _ in range(2):
+    written: list[set[Path]] = []
+    for _ in range(3):
         target = write_events(made, tmp_path)
-        found = {file.parent.relative_to(target) for file in target.rglob("events.out.tfevents.*")}
-        assert len(found) == 5
+        written.append(set(target.rglob("events.out.tfevents.*")))
+        if len(written) == 2:  # the first run is trained again
+            records.append(tmp_path / "curves.jsonl", [{"id": made[0]["id"], "epoch": [1], "loss": [3.0]}])
+        found = {file.parent.relative_to(target) for file in written[-1]}
+        assert len(found) == len(written[-1]) == 5
         assert {str(place.parent) for place in found} == {
             "vae/paper-30x10",
             "mixed/paper-30x10",
             "vae/plain-30x10",
             "vae/plain-30x10-digits",
         }
+    assert written[0] == written[1]
+    assert len(written[1] - written[2]) == 1
 
 
 def test_tensorboard_is_missed_before_training(capsys, tmp_path, monkeypatch):
@@ -392,13 +398,22 @@ def test_a_hostile_checkpoint_is_not_executed(tmp_path):
 # Interruption
 
 
-def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):
-    def interrupted(*_: object, **__: object) -> None:
-        raise local.Interrupted
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_command_interrupted_on_a_full_disk_says_what_is_kept(capsys, tmp_path, monkeypatch, earlier):
+    command = ["reproduce", toy_recipe(tmp_path, epochs=3), "--device", "cpu", "--out", "o", "--minutes", "0"]
+    if earlier:
+        assert main(command) == 3
+        assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
 
-    monkeypatch.setattr(local, "run", interrupted)
-    assert main(["reproduce", toy_recipe(tmp_path)]) == 130
-    assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "k.pt")
+
+    monkeypatch.setattr(Store, "save_checkpoint", full)
+    kept = "the last one" if earlier else "nothing"
+    with pytest.warns(UserWarning, match=rf"\(No space left on device\); {kept} is kept of its fleet"):
+        assert main(command) == 3
+    said = "goes on from the last checkpoint" if earlier else "starts its unfinished fleets over"
+    assert said in capsys.readouterr().err
 
 
 def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_path, one_thread):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import zipfile
 
 import pytest
 import torch
@@ -567,6 +568,32 @@ def test_sweeps_make_heat_maps(here, capsys):
 def test_the_small_vae(here, capsys):
     assert main(["diagnose", "--problem", "vae", "--samples", "64", *TWO, "--out", "d"]) == 0
     assert "summed out" in capsys.readouterr().out
+
+
+def test_logits_that_nobody_can_use_are_refused_in_a_line(here, capsys, monkeypatch):
+    monkeypatch.setattr("gapped.lab.cli.diagnose._BYTES", 2**20)
+
+    def compressed(tensor: torch.Tensor) -> None:
+        torch.save(tensor, "plain.pt")
+        with (
+            zipfile.ZipFile("plain.pt") as plain,
+            zipfile.ZipFile("logits.pt", "w", zipfile.ZIP_DEFLATED) as file,
+        ):
+            for part in plain.infolist():
+                file.writestr(part.filename, plain.read(part))
+
+    for save, tensor, message in [
+        (torch.save, torch.zeros(3, 4).to(torch.float8_e4m3fn), "dtype torch.float8_e4m3fn"),
+        (torch.save, torch.zeros(3, 4, dtype=torch.int64), "dtype torch.int64"),
+        (torch.save, torch.zeros(1).expand(10**6, 10**6), "shape (1000000, 1000000)"),
+        (compressed, torch.zeros(2**18 + 1), "1 MiB at most"),
+    ]:
+        save(tensor, *["logits.pt"] * (save is torch.save))
+        assert main(["diagnose", *TWO, "--logits", "logits.pt", "--out", "d"]) == 2
+        error = capsys.readouterr().err
+        assert "--logits: got" in error
+        assert message in error
+        assert error.count("\n") == 1
 
 
 def test_a_function_of_the_user(here, capsys):

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, MissingExtra
 from gapped.lab import local, records
 from gapped.lab.cli.app import main
 from gapped.lab.engines import Local, engine, torchrun
@@ -442,6 +442,15 @@ def test_sigterm_makes_a_checkpoint(monkeypatch, tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
 
 
+def test_ray_that_does_not_start_is_told_in_a_line(monkeypatch, fake_ray, tmp_path):
+    def init(*_: str, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.\nMore.")
+
+    monkeypatch.setattr(fake_ray, "init", init)
+    with pytest.raises(GappedError, match=r"^--engine ray: Ray did not start here: The .* startup\.$"):
+        Ray("cpu").run([toy()], Store(tmp_path))
+
+
 def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
     """`ray.init` takes SIGTERM for itself, and would end the driver before its workers have a checkpoint."""
     before = signal.getsignal(signal.SIGTERM)
@@ -548,6 +557,28 @@ def test_a_fleet_that_fails_fails_alone(monkeypatch, fake_ray, tmp_path, kind):
     assert not (tmp_path / "b" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("kind", ["local", "torchrun", "ray, worker lost"])
+def test_a_package_that_is_missing_ends_the_command(monkeypatch, fake_ray, tmp_path, kind):
+    """No fleet fails for it: with the package, the same command would do."""
+    as_rank(monkeypatch, 0, 1)
+    monkeypatch.setattr(torchrun, "_channel", FakeChannel)
+
+    def build(*_: Any) -> Any:
+        lost = MissingExtra("digits needs scikit-learn")
+        if kind != "ray, worker lost":
+            raise lost
+        problem = fake_ray.exceptions.RayError("a traceback")
+        problem.cause = lost
+        raise problem
+
+    monkeypatch.setattr(local, "build", build)
+    if kind == "ray, worker lost":
+        monkeypatch.setattr(ray_engine, "attempt", local.train)
+    with pytest.raises(MissingExtra, match="digits needs scikit-learn"):
+        ENGINES[kind]().run([toy()], Store(tmp_path))
+    assert not (tmp_path / "records.jsonl").exists()
+
+
 def test_failures_are_listed_at_the_end(monkeypatch, capsys, tmp_path):
     """With the fleet and the reason, after the tables of what is there; the exit status is 1."""
     recipe = find_recipe("smoke", quick=True)
@@ -568,6 +599,7 @@ def test_failures_are_listed_at_the_end(monkeypatch, capsys, tmp_path):
         f"gapped: fleet {fleets[n].key}" for n in (0, 2)
     ]
     for n, line in zip((0, 2), printed.err.splitlines(), strict=True):
+        assert "; the same command tries it again): MemoryError: " in line
         assert f"): MemoryError: no room for {fleets[n].key}" in line
         assert fleets[n].label(fleets[n].specs[0]) in line
     monkeypatch.setattr(local, "build", build)
@@ -606,7 +638,7 @@ ERRORS = {
     "unknown": (["--engine", "slurm"], "--engine: got 'slurm', expected local, torchrun or ray"),
     "not started by torchrun": (["--engine", "torchrun"], "torchrun --nproc-per-node 2 -m gapped reproduce"),
     "address of nothing": (["--ray-address", "auto"], "--ray-address: got 'auto', expected only with"),
-    "no ray": (["--engine", "ray"], "--engine ray: needs the package ray: pip install gapped[ray]"),
+    "no ray": (["--engine", "ray"], '--engine ray needs ray: pip install "gapped[ray]"'),
     "no runs": (["--runs-per-fleet", "0"], "runs_per_fleet: got 0, expected a positive integer"),
 }
 
@@ -616,6 +648,7 @@ def test_errors_are_one_line_and_leave_nothing(monkeypatch, capsys, tmp_path, ca
     arguments, message = ERRORS[case]
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setattr(ray_engine, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "smoke", "--out", str(tmp_path / "o"), *arguments]) == 2
     printed = capsys.readouterr().err
     assert message in printed

@@ -41,6 +41,32 @@ def test_nothing_is_trained_that_could_not_be_reported(hidden: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("hidden", "files", "said"),
+    [("sklearn", 4, "digits needs scikit-learn"), ("pooch", 3, "mnist: downloading needs pooch")],
+)
+def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str, files: int, said: str
+) -> None:
+    for name in ("GAPPED_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    for part in parts[:files]:
+        (tmp_path / f"{part}-ubyte").touch()
+    names = ["m1.toml", "m2.toml"] if hidden == "sklearn" else ["m2.toml", "m1.toml"]
+    for name, protocol, data in zip(
+        ["m1", "m2"], ["paper-30x10", "digits-8x8"], ["mnist", "digits"], strict=True
+    ):
+        (tmp_path / f"{name}.toml").write_text(
+            f'name = "{name}"\ntask = "vae"\nprotocol = "{protocol}"\ndata = "{data}"\nepochs = 1\n'
+            '[[cell]]\nestimator = "gst"\n'
+        )
+    done = without([hidden], COMMAND.format(["reproduce", *names, "--device", "cpu"]), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
     "program",
     [
         "import gapped.lab.report",

@@ -488,6 +488,8 @@ def test_the_commit_comes_from_the_environment_where_there_is_no_checkout(monkey
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("GAPPED_COMMIT", "1a2b3c4d5e6f" + 28 * "0")
     assert describe(CPU)["commit"] == "1a2b3c4d5e6f"
+    monkeypatch.setenv("GAPPED_COMMIT", 300 * "v")
+    assert describe(CPU)["commit"] == 40 * "v"
     monkeypatch.delenv("GAPPED_COMMIT")
     assert describe(CPU)["commit"] is None
 

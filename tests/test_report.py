@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gapped.errors import GappedError
 from gapped.lab import records
+from gapped.lab.cli.app import main
 from gapped.lab.report import (
     FAILED_ABOVE,
     against_paper,
@@ -26,6 +29,7 @@ from gapped.lab.report import (
     summary,
     summary_table,
     to_markdown,
+    to_rich,
     update_markers,
     verdict_of,
     write_report,
@@ -384,6 +388,14 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<script>alert" not in write_report(tmp_path).read_text("utf-8")
 
 
+def test_a_metric_s_name_breaks_no_table() -> None:
+    head, rule, *_ = to_markdown(summary_table(rows([record("a", 0, 1.0, metrics={"x|<b>": 1.0})]))).split(
+        "\n"
+    )
+    assert len(re.findall(r"(?<!\\)\|", head)) == rule.count("|")
+    assert r"x\|\<b\>" in head
+
+
 def test_a_torn_last_line_still_gives_a_report(compare: Path) -> None:
     with open(compare / "records.jsonl", "ab") as file:
         file.write(b'{"schema": 1, "id": "to')
@@ -496,3 +508,50 @@ def test_a_report_of_very_many_cells_shows_the_best(
     assert page.count("<svg") == 1 + 8 + 1
     assert page.count("<img") == 81
     assert (tmp_path / "tables.md").read_text("utf-8").count("\n| GST-") == 260
+
+
+def test_failed_runs_are_named_wherever_a_report_lasts(tmp_path, capsys):
+    """But not those that a later attempt has finished, and not only beside others."""
+    lost = [
+        line | {"status": "failed", "error": "RuntimeError: <b>"} for line in many("GST", [1.0, 2.0, 3.0])
+    ]
+    path = tmp_path / "records.jsonl"
+    records.append(path, lost)
+    with pytest.raises(GappedError, match="no finished run yet, compare: 3 runs of GST failed: RuntimeError"):
+        sections(tmp_path)
+    records.append(path, [*many("ST", [4.0, 5.0]), *many("GST", [1.0])])
+    assert main(["report", str(tmp_path)]) == 0
+    said = "compare: 2 runs of GST failed: RuntimeError: "
+    assert f"{said}<b>" in capsys.readouterr().out
+    assert f"{said}\\<b\\>" in (tmp_path / "tables.md").read_text()
+    assert f"{said}&lt;b&gt;" in (tmp_path / "report.html").read_text()
+
+
+LONG = ("gumbel-rao:samples=10, learning_rate=0.001, rate_decay=cosine", 200 * "x", "a " * 90 + "b")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", LONG)
+def test_long_labels_leave_room_for_what_they_label(name: str, tmp_path: Path) -> None:
+    both = [*many(name, [1.0, 1.01]), *many(f"{name[1:]}y", [2.0, 2.01])]
+    runs = [run | {"id": f"{i}"} for i, run in enumerate(both)]
+    records.append(tmp_path / "records.jsonl", runs)
+    curves = [{"id": run["id"], "epoch": [1, 2], "test_negative_elbo": [2.0, 1.0]} for run in runs]
+    records.append(tmp_path / "curves.jsonl", curves)
+    final, curve = (ET.fromstring(each.svg) for each in sections(tmp_path)[0].pictures)
+    for picture in (final, curve):
+        assert (
+            max(len("".join(text.itertext())) for text in picture.iter() if text.tag.endswith("text")) <= 62
+        )
+    spots = [float(spot.get("cx", 0)) for spot in final.iter() if spot.get("class") == "tip"]
+    assert max(spots) - min(spots) > 50
+    assert float(str(final.get("width")).removesuffix("pt")) - min(spots) > 150
+
+
+def test_a_narrow_table_gives_its_labels_what_is_left() -> None:
+    label = "gumbel-rao:samples=10, learning_rate=0.001"
+    file = io.StringIO()
+    Console(width=70, file=file).print(to_rich(summary_table(rows(many(label, [1.0, 2.0]))), width=70))
+    shown = [line[:23].strip() for line in file.getvalue().splitlines()]
+    assert "gumbel-rao:samples=10," in shown
+    assert "learning_rate=0.001" in shown

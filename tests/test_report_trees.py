@@ -56,6 +56,14 @@ def folder(path: Path) -> Path:
     return path
 
 
+def test_a_label_does_not_end_the_brackets(tmp_path: Path) -> None:
+    path = folder(tmp_path) / "records.jsonl"
+    path.write_text(path.read_text().replace('"label": "STGS"', '"label": "````"'))
+    text = render_block(gather(tmp_path), "latent-trees").splitlines()
+    start = text.index("`````text")
+    assert "````, answer 2: ((([ MAX) (2 9)) ])" in "\n".join(text[start : text.index("`````", start)])
+
+
 def test_a_block_holds_the_paper_s_numbers_and_ours(tmp_path: Path) -> None:
     evidence = gather(folder(tmp_path))
     block = render_block(evidence, "listops")

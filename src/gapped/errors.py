@@ -12,10 +12,10 @@ class GappedError(ValueError):
 
 
 class MissingExtra(GappedError, ImportError):
-    """A package of the extra ``lab`` is not installed."""
+    """A package that an extra brings is not installed."""
 
 
-def require(what: str, *modules: str) -> None:
+def require(what: str, *modules: str, extra: str = "lab") -> None:
     """Say at once that `what` needs packages which ``pip install gapped`` alone does not bring.
 
     >>> require("counting", "math", "numbers_of_mine")
@@ -24,7 +24,7 @@ def require(what: str, *modules: str) -> None:
     """
     absent = ["scikit-learn" if name == "sklearn" else name for name in modules if find_spec(name) is None]
     if absent:
-        raise MissingExtra(f'{what} needs {listing(absent)}: pip install "gapped[lab]"')
+        raise MissingExtra(f'{what} needs {listing(absent)}: pip install "gapped[{extra}]"')
 
 
 def reject(argument: str, got: Any, accepted: str) -> GappedError:

@@ -13,8 +13,8 @@ import torch
 from gapped._version import __version__
 from gapped.errors import GappedError
 
-# As many of a commit's 40 digits as records hold.
-_DIGITS = 12
+# A commit's digits, and as many of them as records hold.
+_WHOLE, _DIGITS = 40, 12
 
 
 def describe(device: torch.device) -> dict[str, str | None]:
@@ -62,7 +62,7 @@ def _commit() -> str | None:
     A checkout of something else that it is installed or copied into says nothing about this code.
     """
     if given := os.environ.get("GAPPED_COMMIT"):
-        return given[:_DIGITS] if len(given) == 40 else given
+        return given[:_DIGITS] if len(given) == _WHOLE else given[:_WHOLE]
     root = Path(__file__).resolve().parents[3]
     # A hook's GIT_DIR would be asked in place of the folder.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

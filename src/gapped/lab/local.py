@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gapped.errors import GappedError, MissingExtra
+from gapped.lab.data import source
 from gapped.lab.environment import current
 from gapped.lab.fleet.trainer import derived_hash
 from gapped.lab.fleets import Fleet, build, entries_by_run, plan
@@ -28,7 +29,7 @@ CHECKPOINT_SECONDS = 180.0
 
 
 class Interrupted(Exception):
-    """Stopped on request, after a checkpoint."""
+    """Stopped on request, after a checkpoint if one could be written."""
 
 
 class Standing(Protocol):
@@ -108,6 +109,7 @@ def run(
     with store.occupied(), current(device):
         work = prepare(recipes, store)
         pending = remaining(work, store)
+        check_data(pending, data_dir)
         watch.start(pending)
         for fleet in pending:
             store.keep(fleet.key, *attempt(fleet, device, store, data_dir, watch, checkpoint_seconds))
@@ -134,6 +136,12 @@ def remaining(work: Work, store: Store) -> list[Fleet]:
     """The fleets that have an unfinished run."""
     done = store.done()
     return [f for f in work.fleets if any(not _is_done(f, spec, done) for spec in f.specs)]
+
+
+def check_data(fleets: Iterable[Fleet], data_dir: Path | None) -> None:
+    """Refuse, before the first fleet trains, what a later one would lack a package for."""
+    for name in dict.fromkeys(fleet.specs[0].data for fleet in fleets):
+        source(name).check(data_dir)
 
 
 def conclude(work: Work, store: Store) -> list[Line]:
@@ -227,7 +235,9 @@ def train(
                 checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
             except OSError as problem:
                 said = f"{problem.filename}: no checkpoint could be written ({problem.strerror})"
-                warnings.warn(f"{said}; training goes on", stacklevel=2)
+                kept = "the last one" if checkpoints.has_checkpoint(fleet.key) else "nothing"
+                then = f"{kept} is kept of its fleet" if stop else "training goes on"
+                warnings.warn(f"{said}; {then}", stacklevel=2)
             saved = time.monotonic()
         if stop:
             raise Interrupted

@@ -130,7 +130,9 @@ class Store:
         try:
             yield
         finally:
-            own.unlink(missing_ok=True)
+            # Where the folder is gone, or a file by now, the error that comes of it says more.
+            with suppress(OSError):
+                own.unlink()
 
     def save_checkpoint(self, key: str, state: dict[str, Any]) -> None:
         """Save a fleet's state: a checksum of all that follows, a line that says whose it is, the state."""
@@ -163,6 +165,10 @@ class Store:
             why = "not a checkpoint that can be read safely"
         self.pass_over(key, why)
         return None
+
+    def has_checkpoint(self, key: str = "*") -> bool:
+        """Whether there is a checkpoint of the fleet `key`, or else of any."""
+        return any(self._checkpoints.glob(f"{key}.pt"))
 
     def pass_over(self, key: str, why: str) -> None:
         """Say that a fleet's checkpoint is not used."""
@@ -265,10 +271,13 @@ def _objection(file: IO[bytes], key: str) -> str | None:
         return "damaged, or not a checkpoint of this version"
     file.seek(_CHECKSUM_BYTES)
     made, here = json.loads(file.readline()), _identity(key)
-    if any(made[name] != here[name] for name in ("format", "fleet")):
-        return "a checkpoint of another fleet or format"
+    if made["fleet"] != here["fleet"]:
+        return "a checkpoint of another fleet"
     if made != here:
-        theirs, ours = (f"gapped {each['gapped']} with torch {each['torch']}" for each in (made, here))
+        theirs, ours = (
+            f"gapped {each['gapped']} with torch {each['torch']} (format {each['format']})"
+            for each in (made, here)
+        )
         raise GappedError(
             f"{file.name}: made by {theirs}, here is {ours}; go on with the former, or remove the file"
         )

@@ -84,6 +84,8 @@ def execute(
     except (Interrupted, KeyboardInterrupt):
         # Not a KeyboardInterrupt any more: the framework would end the program without a word.
         goes_on = "the same command goes on from the last checkpoint"
+        if not store.has_checkpoint():
+            goes_on = "there is no checkpoint, the same command starts its unfinished fleets over"
         if display.asked or not display.is_late():
             raise Stopped(f"interrupted; {goes_on}", 128 + (display.asked or signal.SIGINT)) from None
         if trains.restarts:
@@ -95,7 +97,7 @@ def execute(
     sound = [line for line in made if not has_failed(line)]
     if sound:
         show(sound, screen)
-        write_tables(sound, out / "tables.md")
+        write_tables(made, out / "tables.md")
         if tensorboard:
             say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
         say(screen, f"Report: {write_report(out)}")
@@ -107,4 +109,4 @@ def _failure(line: Line, made: Sequence[Line]) -> str:
     """Which runs a failed fleet has, and why it failed."""
     labels = sorted({each["label"] for each in made if each.get("fleet") == line["fleet"]})
     runs = f"{line['runs_in_fleet']} run{'s' * (line['runs_in_fleet'] != 1)} of {', '.join(labels)}"
-    return f"fleet {line['fleet']} failed ({runs}): {line['error']}; the same command tries it again"
+    return f"fleet {line['fleet']} failed ({runs}; the same command tries it again): {line['error']}"

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from zipfile import ZipFile, is_zipfile
 
 import typer
 
@@ -32,6 +33,8 @@ DEFAULT = (
 )
 METRICS = ("mse", "bias", "relative-bias", "variance")
 SWEPT = ("gst",)
+# The most that logits from a file may take.
+_BYTES = 256 * 2**20
 
 
 def diagnose(
@@ -194,14 +197,26 @@ def _normal(shape: tuple[int, int], seed: int) -> Tensor:
 def _load(path: Path) -> Tensor:
     import torch
 
+    size = path.stat().st_size
     try:
-        logits = torch.load(path, map_location="cpu", weights_only=True)
+        if is_zipfile(
+            path
+        ):  # as torch.save writes it; one that is compressed may hold far more than its size
+            with ZipFile(path) as file:
+                size = max(size, sum(part.file_size for part in file.infolist()))
+        logits = torch.load(path, map_location="cpu", weights_only=True) if size <= _BYTES else None
     except OSError:
         raise
     except Exception:  # a damaged file may fail in any way
         logits = None
     if not isinstance(logits, torch.Tensor) or logits.layout != torch.strided or logits.device.type != "cpu":
-        raise reject("--logits", str(path), "a file with one dense tensor, written by torch.save")
+        accepted = f"a file with one dense tensor, written by torch.save, of {_BYTES // 2**20} MiB at most"
+        raise reject("--logits", str(path), accepted)
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    # One that was expanded is larger than its file.
+    if logits.dtype not in kinds or logits.numel() * logits.itemsize > _BYTES:
+        got = f"a tensor of dtype {logits.dtype} and shape {tuple(logits.shape)}"
+        raise reject("--logits", got, f"floating-point numbers of {_BYTES // 2**20} MiB at most")
     return logits.detach()
 
 

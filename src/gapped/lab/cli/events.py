@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gapped.errors import require
 from gapped.lab import records
+from gapped.lab.fleet.trainer import derived_hash
 from gapped.lab.kinds import KINDS
 from gapped.lab.records import Line, file_name
 from gapped.lab.report.cells import label
@@ -22,16 +24,25 @@ def event_writer() -> type[Any]:
 
 
 def write_events(made: Iterable[Line], folder: Path) -> Path:
-    """Write one event file per run of `made` under ``folder/tensorboard``, unless it is there already."""
+    """Write one event file per run of `made` under ``folder/tensorboard``, unless it is there already.
+
+    Its name ends with a hash of the curve: that of a run which was trained again takes its place.
+    """
     writer_of = event_writer()
     curves = {line["id"]: line for line in records.load(folder / "curves.jsonl")}
     target = folder / "tensorboard"
     for record in made:
         curve = curves.get(record["id"])
         run = target / _place(record)
-        if curve is None or run.exists():
+        if curve is None:
             continue
-        with writer_of(str(run)) as writer:
+        ending = f".{derived_hash(json.dumps(curve, sort_keys=True))}"
+        there = list(run.glob("events.out.tfevents.*"))
+        if any(path.suffix == ending for path in there):
+            continue
+        for path in there:
+            path.unlink()
+        with writer_of(str(run), filename_suffix=ending) as writer:
             epochs = curve.get("epoch") or ()
             series = {name: v for name, v in curve.items() if isinstance(v, list) and name != "epoch"}
             for name, values in series.items():

@@ -52,22 +52,26 @@ def report(
             print(printable(f"{words[new]}: {path}"))
         return
 
+    from gapped.lab.records import load
+
     if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():
         from gapped.lab.cli.bench import present
-        from gapped.lab.records import load
         from gapped.lab.report.terminal import console
 
         present(load(runs / "bench.jsonl"), runs, console())
         return
 
     from gapped.lab.report import read, write_report
+    from gapped.lab.report.cells import failures
     from gapped.lab.report.markdown import write_tables
     from gapped.lab.report.terminal import console, say, show
 
-    records = read(runs)
+    records, lines = read(runs), load(runs / "records.jsonl")
     path = write_report(runs, out)
     if out is None:
-        write_tables(records, runs / "tables.md")
+        write_tables(lines, runs / "tables.md")
     screen = console()
     show(records, screen)
+    for line in failures(lines):
+        say(screen, line)
     say(screen, f"report: {path}")

@@ -32,12 +32,15 @@ class DigitsSource:
         present = importlib.util.find_spec("sklearn") is not None
         return [Part("load_digits", "inside scikit-learn" if present else None)]
 
+    def check(self, data_dir: Path | None) -> None:
+        require("the data set digits", "sklearn")
+
     def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Part]:
         self.load(data_dir, progress, download)
         return [Part("load_digits", "inside scikit-learn", "shape")]
 
     def load(self, data_dir: Path | None, progress: bool, download: bool) -> Dataset:
-        require("the data set digits", "sklearn")
+        self.check(data_dir)
         from sklearn.datasets import load_digits
 
         bunch = load_digits()

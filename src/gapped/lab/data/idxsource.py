@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, require
 from gapped.lab.data import folders, idx
 from gapped.lab.data.dataset import Dataset
 from gapped.lab.data.download import download as fetch_bytes
@@ -56,6 +56,13 @@ class IdxSource:
         found = [(file.name, folders.find(self.name, file.name, data_dir)) for file in self.files]
         return [Part(name, path) for name, path in found]
 
+    def check(self, data_dir: Path | None) -> None:
+        if missing := self._missing(data_dir):
+            try:
+                require("downloading", "pooch")
+            except GappedError as problem:
+                raise self._absent(missing, str(problem), data_dir) from None
+
     def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Part]:
         self._complete(data_dir, progress, download)
         return [self._read(file, data_dir)[0] for file in self.files]
@@ -75,10 +82,13 @@ class IdxSource:
             255,
         )
 
+    def _missing(self, data_dir: Path | None) -> list[IdxFile]:
+        return [file for file in self.files if folders.find(self.name, file.name, data_dir) is None]
+
     def _complete(self, data_dir: Path | None, progress: bool, download: bool) -> None:
         """Download what is nowhere to be found. Each file is stored as soon as it is verified, so that
         repeating an interrupted download goes on with the next file."""
-        missing = [file for file in self.files if folders.find(self.name, file.name, data_dir) is None]
+        missing = self._missing(data_dir)
         while missing:
             if not download:
                 raise self._absent(missing, "downloading is off", data_dir)

@@ -31,6 +31,9 @@ class Source(Protocol[T_co]):
     def locate(self, data_dir: Path | None) -> list[Part]:
         """Where each part is, without reading any."""
 
+    def check(self, data_dir: Path | None) -> None:
+        """Refuse at once if `load` needs a package that is not installed; nothing is read or downloaded."""
+
     def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Part]:
         """Get what is missing, verify everything, say where it is."""
 

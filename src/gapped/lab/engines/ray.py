@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gapped.errors import GappedError, reject
+from gapped.errors import GappedError, MissingExtra, reject, require
 from gapped.lab.fleets import Fleet
 from gapped.lab.lines import failure_lines
 from gapped.lab.local import (
@@ -41,7 +41,7 @@ from gapped.lab.store import Store, plan_path
 
 try:
     import ray
-except ImportError:
+except ModuleNotFoundError:
     ray = None
 
 
@@ -62,7 +62,7 @@ class Ray:
 
     def __init__(self, device: str, address: str | None = None) -> None:
         if ray is None:
-            raise GappedError("--engine ray: needs the package ray: pip install gapped[ray]")
+            require("--engine ray", "ray", extra="ray")
         if device not in ("auto", "cpu", "cuda"):
             raise reject("device", device, "auto, cpu or cuda: Ray chooses which")
         self.device, self.address = device, address or os.environ.get("RAY_ADDRESS")
@@ -218,6 +218,8 @@ def _result(reference: Any, fleet: Fleet) -> Made | None:
     except ray.exceptions.RayError as problem:
         # Ray's errors carry the traceback of the worker in their text.
         cause = getattr(problem, "cause", None) or problem
+        if isinstance(cause, MissingExtra):
+            raise cause from None
         made = Made(list(failure_lines(fleet, cause, 0.0, torch.device("cpu"))), {})
     return made
 
@@ -254,8 +256,12 @@ def _connected(address: str | None) -> Iterator[None]:
             ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
         else:
             ray.init(address, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as problem:
-        raise GappedError(f"--ray-address: got {address!r}: {str(problem).splitlines()[0]}") from None
+    except Exception as problem:  # a time-out is a bare one
+        ray.shutdown()
+        what = (
+            "--engine ray: Ray did not start here" if address is None else f"--ray-address: got {address!r}"
+        )
+        raise GappedError(f"{what}: {(str(problem) or repr(problem)).splitlines()[0]}") from problem
     for number, handler in handlers.items():
         # Ray's own for SIGTERM ends the process at once, without a checkpoint.
         if signal.getsignal(number) is not handler:

@@ -31,6 +31,7 @@ from gapped.lab.local import (
     Watch,
     Work,
     attempt,
+    check_data,
     conclude,
     prepare,
     remaining,
@@ -90,6 +91,7 @@ class Torchrun:
         with store.occupied() if self.leads else nullcontext(), _terminated() as asked:
             work = self._agree(recipes, store, channel)
             pending = remaining(work, store)
+            check_data(pending, data_dir)
             group = _Group(watch or Nobody(), channel, work.fleets, asked)
             group.start(pending)
             for fleet in work.fleets[self.rank :: self.world]:

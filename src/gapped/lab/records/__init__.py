@@ -64,9 +64,11 @@ def parse(path: Path, raw: bytes) -> tuple[list[Line], int]:
 
 
 def append(path: Path, lines: Iterable[Line]) -> None:
-    """Append `lines` to `path` in one durable write."""
-    text = "".join(json.dumps(line, sort_keys=True, allow_nan=False) + "\n" for line in lines)
-    if not text:
+    """Append `lines` to `path` in one durable write; none of them if `load` would refuse one."""
+    texts = [json.dumps(line, sort_keys=True, allow_nan=False).encode() for line in lines]
+    for number, text in enumerate(texts, start=1):
+        read_line(text, path, f"{number} of the new ones")
+    if not texts:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), open(path, "ab+") as file:
@@ -81,7 +83,7 @@ def append(path: Path, lines: Iterable[Line]) -> None:
         if complete < len(raw):
             file.truncate(start + complete)
         lacks_newline = raw[:complete][-1:] not in (b"", b"\n")
-        file.write(b"\n" * lacks_newline + text.encode("utf-8"))
+        file.write(b"\n" * lacks_newline + b"".join(text + b"\n" for text in texts))
         file.flush()
         os.fsync(file.fileno())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict
 
@@ -129,11 +130,11 @@ _FORMS: dict[str, Any] = {
 _KINDS: dict[str, Any] = {"bench": Bench, "startup": Startup}
 
 
-def read_line(text: bytes, path: Path, number: int) -> Line:
+def read_line(text: bytes, path: Path, number: int | str) -> Line:
     """A line of the file `path`, of the form that its name stands for. What does not print comes escaped."""
     where = f"{path}, line {number}"
     try:
-        line = json.loads(text)
+        line = json.loads(text, parse_float=_number, parse_constant=_number)
     except (ValueError, RecursionError) as problem:  # JSONDecodeError and UnicodeDecodeError among them
         raise GappedError(f"{where}: not a JSON object ({problem})") from None
     if not isinstance(line, dict):
@@ -145,6 +146,13 @@ def read_line(text: bytes, path: Path, number: int) -> Line:
     # JSON that is plain ASCII without escapes holds nothing that does not print.
     usual = text.isascii() and b"\\" not in text and b"\x7f" not in text
     return line if usual else {printable(key): _shown(value) for key, value in line.items()}
+
+
+def _number(text: str) -> float:
+    """A finite number; whatever else Python takes for one, no line can be written with."""
+    if not isfinite(value := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def _shown(value: Any) -> Any:

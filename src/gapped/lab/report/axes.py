@@ -10,10 +10,15 @@ import numpy as np
 
 from gapped.lab.report.statistics import Floats
 from gapped.lab.report.svg import WIDTH
+from gapped.lab.report.tables import wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# Characters in a line as wide as the figure, and in one beside the rows of a chart.
+LINE, BESIDE = 60, 30
 
 
 def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool = False) -> None:
@@ -55,8 +60,12 @@ def window(values: Sequence[float], higher: bool) -> tuple[float, float]:
 
 def legend(figure: Figure, names: Sequence[str]) -> None:
     """Below the axes, in as many columns as the longest name leaves room for."""
-    wide = 6.4 * max((len(name) for name in names), default=1) + 40
-    figure.legend(loc="outside lower center", ncols=max(1, min(4, int(WIDTH // wide))), columnspacing=1.2)
+    lines = [line for name in names for line in wrap(name, LINE, 2).split("\n")]
+    wide = 6.4 * max(map(len, lines), default=1) + 40
+    columns = max(1, min(4, int(WIDTH // wide)))
+    # A long one is not to take the room of the axes.
+    figure.set_figheight(figure.get_figheight() + 14 / 72 * max(0, len(lines) // columns - 4))
+    figure.legend(loc="outside lower center", ncols=columns, columnspacing=1.2)
 
 
 def power(value: float, leading: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, listing
 from gapped.lab.records import has_failed, load
 from gapped.lab.report.statistics import Floats
 
@@ -21,6 +21,9 @@ PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "s
 
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+# How many labels a sentence on failed runs names.
+_NAMED = 8
 
 # What a protocol is for: with one of these, its name says enough.
 _USUAL = ("mnist", "digits", "listops")
@@ -62,10 +65,25 @@ def read(folder: Path) -> list[Record]:
     path = folder / "records.jsonl"
     if not path.is_file():
         raise GappedError(f"{folder}: no records.jsonl in it, expected a folder that a gapped run wrote")
-    records = [record for record in load(path) if not has_failed(record)]
+    lines = load(path)
+    records = [record for record in lines if not has_failed(record)]
     if not records:
-        raise GappedError(f"{path}: holds no finished run yet, nothing to report")
+        why = "; ".join([*failures(lines), "nothing to report"])
+        raise GappedError(f"{path}: holds no finished run yet, {why}")
     return records
+
+
+def failures(lines: Iterable[Record]) -> list[str]:
+    """A sentence for each error that ended runs which no later attempt has finished."""
+    last = {(r.get("recipe"), r.get("id")): r for r in lines}
+    lost: dict[tuple[str, str], list[str]] = {}
+    for r in filter(has_failed, last.values()):
+        lost.setdefault((str(r.get("recipe")), str(r.get("error"))), []).append(label(r))
+    return [
+        f"{recipe}: {len(runs)} run{'s' * (len(runs) != 1)} of {listing(dict.fromkeys(runs), _NAMED)} "
+        f"failed: {error}"
+        for (recipe, error), runs in lost.items()
+    ]
 
 
 def label(record: Record) -> str:

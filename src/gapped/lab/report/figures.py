@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gapped.lab.report.axes import legend, scale, window
+from gapped.lab.report.axes import BESIDE, LINE, legend, scale, window
 from gapped.lab.report.cells import higher_is_better
 from gapped.lab.report.statistics import Floats, band
 from gapped.lab.report.svg import GRID, INK, SERIES, Tip, new_figure, style, to_svg
-from gapped.lab.report.tables import Row, number
+from gapped.lab.report.tables import Row, number, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def learning_curves(
             axes.plot(
                 curve.epochs, band(curve.values, log)[0], color=GRID, linewidth=0.8, zorder=1, label=name
             )
-        axes.set_title(what)
+        axes.set_title(wrap(what, LINE, 2))
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
         scale(axes, [run for curve in shown for run in curve.values] if runs else means, log, whole=runs)
@@ -88,23 +88,25 @@ def final_values(
     ends = [end for r in made for end in (r.value.low, r.value.mean, r.value.high)]
     inside = window(ends, higher_is_better(made[0].metric))
     with style(salt):
-        figure, axes = new_figure(82 + 20 * max(len(made), 2))
+        names = [wrap(r.name, BESIDE, 3) for r in made]
+        tallest = max(name.count("\n") for name in names)
+        figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(made), 2))
         tips = []
         for i, row in enumerate(made):
             reference = (published or {}).get(row.name)
             _draw_row(axes, i, row, (colours or {}).get(row.name, SERIES[0]), inside, reference)
             tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
-        axes.set_yticks(range(len(made)), [r.name for r in made])
+        axes.set_yticks(range(len(made)), names)
         axes.set_ylim(len(made) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.06)
-        axes.set_title(f"{what}, mean and 95% interval")
+        axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
         if published:
             axes.plot([], [], label="the paper", **PAPER_MARK)
             figure.legend(loc="outside lower right", borderpad=0.2)
-        names = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in made)
-        return to_svg(figure, f"Final {what}, best first: {names}", tips)
+        order = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in made)
+        return to_svg(figure, f"Final {what}, best first: {order}", tips)
 
 
 def heat_map(
@@ -180,7 +182,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, rank: int, log: bool, run
     else:
         axes.fill_between(curve.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
     # matplotlib keeps names that begin with an underscore out of its legends.
-    name = f" {curve.name}" if curve.name.startswith("_") else curve.name
+    name = " " * curve.name.startswith("_") + wrap(curve.name, LINE, 2)
     axes.plot(curve.epochs, mean, marker=mark, color=colour, linestyle=dash, label=name, zorder=4 - rank / 10)
     return mean
 

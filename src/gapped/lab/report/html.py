@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gapped.errors import GappedError, reject
-from gapped.lab.records import atomic_write
-from gapped.lab.report.cells import Record
+from gapped.lab.records import atomic_write, load
+from gapped.lab.report.cells import Record, failures
 from gapped.lab.report.paper import paper
 from gapped.lab.report.sections import Section, sections
 from gapped.lab.report.tables import aligned_right
@@ -22,7 +23,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     path = folder / "report.html" if out is None else out / "report.html" if out.is_dir() else out
     if path.suffix == ".jsonl":
         raise reject("out", str(path), "a page to write, not a file of records")
-    page = render_html(sections(folder))
+    page = render_html(sections(folder), failures(load(folder / "records.jsonl")))
     try:
         with atomic_write(path) as file:
             file.write(page.encode("utf-8"))
@@ -31,14 +32,18 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def render_html(parts: list[Section]) -> str:
-    """The page as text. Nothing in it depends on when or where it was made, only on the records."""
+def render_html(parts: list[Section], failed: Sequence[str] = ()) -> str:
+    """The page as text; `failed` are lines from `failures`.
+
+    Nothing in it depends on when or where it was made, only on the records.
+    """
     from markupsafe import Markup
 
     return fill(
         "report.html.j2",
         title=_title(parts),
         sections=parts,
+        failed=failed,
         environment=_environment([r for part in parts for r in part.records]),
         citation=paper()["citation"],
         aligned_right=aligned_right,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gapped.errors import GappedError
-from gapped.lab.records import atomic_write
-from gapped.lab.report.cells import Record, cells, groups, read
+from gapped.lab.records import atomic_write, has_failed
+from gapped.lab.report.cells import Record, cells, failures, groups, read
 from gapped.lab.report.paper import against_paper, is_papers, paper, paper_table
 from gapped.lab.report.tables import (
     as_code,
@@ -42,10 +42,13 @@ def render_markdown(source: Path | Iterable[Record], recipe: str) -> str:
     return "\n".join([*parts, provenance(mine, recipe) + "\n"])
 
 
-def write_tables(records: list[Record], path: Path) -> None:
-    """All recipes of the records as one Markdown file."""
+def write_tables(lines: Iterable[Record], path: Path) -> None:
+    """All recipes of the records as one Markdown file, and which runs have failed."""
+    lines = list(lines)
+    records = [r for r in lines if not has_failed(r)]
     recipes = dict.fromkeys(str(r.get("recipe", "runs")) for r in records)
-    text = "\n".join(f"## {escaped(recipe)}\n\n{render_markdown(records, recipe)}" for recipe in recipes)
+    parts = [f"## {escaped(recipe)}\n\n{render_markdown(records, recipe)}" for recipe in recipes]
+    text = "\n".join([*parts, *(f"{escaped(line)}\n" for line in failures(lines))])
     try:
         with atomic_write(path) as file:
             file.write(text.encode("utf-8"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,10 @@ def to_svg(figure: Figure, label: str, tips: list[Tip]) -> str:
     """The figure as one `<svg>` element, described by `label` for those who do not see it."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing)
+    with warnings.catch_warnings():
+        # matplotlib's own, on a layout without room or a font without a letter, are no help to a reader.
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].rstrip()
     text = _drop_unused_ids(text)

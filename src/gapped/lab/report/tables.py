@@ -163,7 +163,8 @@ def without_empty(table: Table) -> Table:
 
 def to_markdown(table: Table) -> str:
     """A Markdown table: texts to the left, numbers to the right."""
-    head = "| " + " | ".join(table.columns) + " |"
+    # Our own headings may hold code.
+    head = "| " + " | ".join(escaped(name).replace("\\`", "`") for name in table.columns) + " |"
     rule = "|" + "|".join("---:" if right else ":---" for right in aligned_right(table)) + "|"
     texts = [[_in_markdown(entry) for entry in row] for row in table.rows]
     body = ["| " + " | ".join(row) + " |" for row in texts]
@@ -182,17 +183,42 @@ def escaped(text: str) -> str:
 
 
 def as_code(text: str) -> str:
-    """Text as code in Markdown; a longer fence where it holds the sign of one.
+    """Text as code in Markdown.
 
-    >>> as_code("vae"), as_code("a`b")
-    ('`vae`', '`` a`b ``')
+    >>> as_code("vae"), as_code("a`b``")
+    ('`vae`', '``` a`b`` ```')
     """
-    shown = text.replace("|", "\\|")
-    return f"`` {shown} ``" if "`" in text else f"`{shown}`"
+    shown, marks = text.replace("|", "\\|"), fence(text)
+    return f"{marks} {shown} {marks}" if "`" in text else f"`{shown}`"
+
+
+def fence(text: str, least: int = 1) -> str:
+    """Backticks around text that is code: more than stand in a row inside of it."""
+    return "`" * max([least, *(len(marks) + 1 for marks in re.findall("`+", text))])
 
 
 def _in_markdown(entry: Entry) -> str:
     return ", ".join(map(as_code, entry.text.split(", "))) if entry.code else escaped(entry.text)
+
+
+def wrap(name: str, width: int, most: int | None = None) -> str:
+    """A name in lines of `width` characters, broken after a sign where one is near; `most` keep the ends.
+
+    >>> wrap("gumbel-rao:samples=10, rate_decay=cosine", 24).split("\\n")
+    ['gumbel-rao:samples=10,', 'rate_decay=cosine']
+    >>> wrap("abcdefghij", 3, 2).split("\\n")
+    ['abc', '…hij']
+    """
+    lines = [""]
+    for piece in re.findall(r"[^,:; ]*[,:;]* *", name):
+        if len(lines[-1] + piece.rstrip()) <= width:
+            lines[-1] += piece
+        else:
+            lines += [piece[i : i + width] for i in range(0, len(piece.rstrip()), width)]
+    lines = [line.rstrip() for line in lines if line]
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], f"…{name[-width:]}"]
+    return "\n".join(lines)
 
 
 def to_rich(table: Table, title: str | None = None, width: int | None = None) -> rich.table.Table:
@@ -205,13 +231,21 @@ def to_rich(table: Table, title: str | None = None, width: int | None = None) ->
     entries = [max((len(row[i].text) for row in table.rows), default=0) for i in range(len(right))]
     natural = [max(len(name), wide) for name, wide in zip(table.columns, entries, strict=True)]
     narrow = width is not None and sum(natural) + len(natural) + 1 > width
+    widths = natural
+    if width is not None and narrow:
+        widths = [
+            max([wide if number_ else min(wide, LABEL), *map(len, name.split())])
+            for name, wide, number_ in zip(table.columns, entries, right, strict=True)
+        ]
+        for i in (i for i, number_ in enumerate(right) if not number_):
+            # What the others leave, the first column of texts may have, then the next.
+            widths[i] += max(0, min(entries[i] - widths[i], width - sum(widths) - len(widths) - 1))
     shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
-    for name, wide, number_ in zip(table.columns, entries, right, strict=True):
-        least = max([wide if number_ else min(wide, LABEL), *map(len, name.split())])
+    for name, wide, number_ in zip(table.columns, widths, right, strict=True):
         justify: Literal["left", "right"] = "right" if number_ else "left"
-        shown.add_column(name, justify=justify, width=least if narrow else None, overflow="fold")
+        shown.add_column(name, justify=justify, width=wide if narrow else None, overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(entry.text) for entry in row))
+        shown.add_row(*(Text(wrap(entry.text, wide)) for entry, wide in zip(row, widths, strict=True)))
     return shown
 
 

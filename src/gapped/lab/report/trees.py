@@ -14,7 +14,7 @@ from gapped.lab.report.evidence import Evidence
 from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.statistics import summary
 from gapped.lab.report.svg import INK, SERIES, new_figure, style, to_svg
-from gapped.lab.report.tables import Entry, Row, Table, number, rows_of, tau_entry, to_markdown
+from gapped.lab.report.tables import Entry, Row, Table, fence, number, rows_of, tau_entry, to_markdown
 
 ACCURACY = "test_accuracy"
 F1 = "test_tree_f1"
@@ -160,7 +160,8 @@ def _bracket_lines(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[str]:
         if not lines:
             lines.append(f"true parse, value {example['label']}: {brackets(tokens, example['true'])}")
         lines.append(f"{row.name}, answer {example['predicted']}: {brackets(tokens, example['found'])}")
-    return ["```text", *lines, "```"] if lines else []
+    marks = fence("".join(lines), 3)
+    return [f"{marks}text", *lines, marks] if lines else []
 
 
 def _examples(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[tuple[Row, Mapping[str, Any]]]:

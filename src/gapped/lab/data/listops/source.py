@@ -68,6 +68,9 @@ class ListOpsSource:
             parts.append(Part(f"{split} ({word})", path if path.is_file() else None))
         return parts + [Part(path.name, path) for path in found.values()]
 
+    def check(self, data_dir: Path | None) -> None:
+        pass
+
     def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Part]:
         found = self._official(data_dir)
         contents = self._contents(found, progress)
