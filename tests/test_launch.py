@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import gapped
-from gapped.kernels import launch, runner
+from gapped.kernels import launch
 from gapped.kernels.launch import Fused
 from gapped.kernels.runner import Launch
 from gapped.pathwise.base import made
@@ -149,14 +149,6 @@ def test_who_wants_to_know_of_launches_is_told(
     kept(pair, (0.5,))
     assert [each[0] for each in kernel.launches] == ["triton", "compiled", "direct", "compiled", "direct"]
     assert kernel.launches[1] == ("compiled", (7, 1, 1), *pair, 5, 0.5, 2, 64)
-
-
-def test_a_triton_that_has_no_hooks_launches_itself(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_hooks", lambda: None)
-    kept = Launch(kernel, 7, (5,), {"BLOCK": 64, "MODE": 2})
-    for _ in range(2):
-        kept(tensors(), (0.5,))
-    assert [each[0] for each in kernel.launches] == ["triton", "compiled"]
 
 
 def test_a_launch_goes_to_the_device_of_its_tensors(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
