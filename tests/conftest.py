@@ -6,12 +6,14 @@ or by explicit matrices; they share no code with the package.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import statistical
 import torch
 from torch import Tensor
 
@@ -135,6 +137,13 @@ BROWSER_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _law_budget(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The declared rate of false failures holds for the whole run, however many processes share it."""
+    base = tmp_path_factory.getbasetemp()
+    statistical.LEDGER = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "law-assertions"
 
 
 @pytest.fixture(autouse=True)
