@@ -83,31 +83,6 @@ for name, kernel in list(vars(scores).items()):
 """
 
 
-THIN = """
-import re
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from gapped.kernels import thin
-
-kernel = thin.product_kernel
-types = {name: "*fp32" if name[0] == "p" else "i32" for name in kernel.arg_names}
-aligned = {(place,): [["tt.divisibility", 16]] for place in range(3)}
-flags = {"X_UNIT": 4, "OUT_UNIT": 4, "ROWS": 16, "COLUMNS": thin.COLUMNS, "STAGES": thin.STAGES}
-forward = {"K": 300, "N": 1500, "PIECES": 2, "TRANSPOSED": False, "DEPTH": thin.DEPTH}
-back = {"K": 1500, "N": 600, "PIECES": 1, "TRANSPOSED": True, "DEPTH": thin.LONG_DEPTH}
-for shape, tf32 in ((forward, True), (back, True), (forward, False)):
-    given = flags | shape | {"TF32": tf32}
-    source = ASTSource(kernel, types | dict.fromkeys(given, "constexpr"), given, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": thin.WARPS})
-    text = made.asm["ptx"]
-    # From memory straight to shared memory, four elements at a time, and rows rounded on their way on.
-    assert set(re.findall(r"cp\\.async\\.c[ag]\\S* \\[.*?\\], \\[.*?\\], (\\w+)", text)) == {"0x10"}, text
-    assert "ld.global" not in text and "st.global.v4.b32" in text, text
-    assert (".f32.tf32.tf32.f32" in text) == ("cvt.rna.tf32.f32" in text) == tf32, text
-"""
-
-
 def compiled(*command: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     run = subprocess.run(
@@ -123,7 +98,3 @@ def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
 
 def test_the_scores_kernels_compile_and_count_rows_in_64_bits() -> None:
     compiled(SCORES)
-
-
-def test_thin_products_read_wide_and_round() -> None:
-    compiled(THIN)

@@ -158,9 +158,3 @@ def capped(b_total):
 def reciprocal(b_x, FAST: tl.constexpr):
     """1/x of a normal number: one instruction on a GPU. What it is for 0 is of no use."""
     return _instruction("rcp.approx.ftz.f32 $0, $1;", b_x) if FAST else capped(b_x)
-
-
-@triton.jit
-def tf32(b_x):
-    """The nearest number of TF32, for products that would cut off what is beyond its ten bits; GPUs only."""
-    return _instruction("cvt.rna.tf32.f32 $0, $1;", b_x)
