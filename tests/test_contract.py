@@ -785,6 +785,16 @@ def test_blocks_of_rows_change_nothing(
 
 
 @every_member
+def test_a_choice_in_blocks_is_the_sample_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its index, and no one-hot vector beside it."""
+    monkeypatch.setattr("gapped.pathwise.base.BLOCK", 4 * K)
+    logits = normal(30, K)
+    sample = make(name).sample(logits, generator=seeded())
+    assert torch.equal(make(name).choose(logits, generator=seeded()).index, sample.argmax(-1))
+    assert make(name).outcome(logits, seeded(), False, dense=False).value.numel() == 0
+
+
+@every_member
 def test_one_long_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, weight = normal(50), normal(50, seed=2)
     expected = pull(make(name), logits, weight)

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     """A sample of ``(*rows, K)`` logits that does not carry its gradient yet."""
 
     value: Tensor
-    """The sample, in the dtype of the logits."""
+    """The sample, in the dtype of the logits; empty if it was not asked for."""
     chosen: Tensor
     """The index drawn for each row: `K` if it has no category, `K + 1` if it holds a NaN or +inf."""
     gradient: Points | None
@@ -115,7 +115,7 @@ class Pathwise(ABC):
         rows = rows if wants_gradient else rows.detach()
         if kernel is not None:
             return fused_choice(rows, kernel, launch.draw_key(rows, generator))
-        _, index, gradient = self.outcome(rows.detach(), generator, wants_gradient)
+        _, index, gradient = self.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
 
     def _checked(
@@ -140,25 +140,32 @@ class Pathwise(ABC):
         value, index, gradient = self.outcome(rows.detach(), generator, is_differentiated(rows))
         return value if gradient is None else with_points(value, self.carrier(rows, index), *gradient)
 
-    def outcome(self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool) -> Outcome:
-        """A sample of these rows; large ones are computed in blocks, for the sake of memory."""
+    def outcome(
+        self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
+    ) -> Outcome:
+        """A sample of these rows, without `dense` its index alone.
+
+        Large inputs are computed in blocks, for the sake of memory.
+        """
         shape, categories = rows.shape, rows.shape[-1]
         divisible = self.is_divisible() and rows.device.type == "cpu" and in_eager_mode()
         if rows.numel() <= BLOCK or not divisible:
-            return self._block(rows, generator, wants_gradient)
+            return self._block(rows, generator, wants_gradient, dense)
         levels: dict[str, Any] = {
             name: level.expand(shape[:-1]).reshape(-1)
             for name, level in ((f.name, getattr(self, f.name)) for f in fields(self))
             if isinstance(level, Tensor)
         }
-        value = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
         index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
         points: Tensor | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
         for part in blocks(len(matrix), categories):
             estimator = replace(self, **{name: level[part] for name, level in levels.items()})
-            values[part], indices[part], gradient = estimator._block(matrix[part], generator, wants_gradient)
+            own, indices[part], gradient = estimator._block(matrix[part], generator, wants_gradient, dense)
+            if dense:
+                values[part] = own
             if gradient is not None:
                 if points is None:
                     points = gradient.points.new_empty((len(gradient.points), *matrix.shape))
@@ -169,7 +176,9 @@ class Pathwise(ABC):
         every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
         return Outcome(value, index, Points(points.view(-1, *shape), every))
 
-    def _block(self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool) -> Outcome:
+    def _block(
+        self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, dense: bool
+    ) -> Outcome:
         """A sample of these rows, all at once."""
         categories, logits = rows.shape[-1], simplex.computed(rows)
         top = logits.amax(-1, keepdim=True)
@@ -193,6 +202,8 @@ class Pathwise(ABC):
         if not self.hard:
             assert gradient is not None
             value = gradient.points.mean(0).to(rows.dtype)
+        elif not dense:
+            value = rows.new_empty(0)
         elif lawful is None:
             value = simplex.lawful_one_hot(index, rows)
         else:
