@@ -130,11 +130,11 @@ def _pull_points(
     *,
     number: float | tuple[float, ...] = 1.0,
 ) -> Tensor:
+    dense = grad
     if at_index:
         where = simplex.place(index, points.shape[-1])
         dense = torch.zeros_like(points[0]).scatter(-1, where, grad.to(points.dtype).unsqueeze(-1))
-        return jacobian_product(dense, points, number if weights is None else weights, grad)
-    return jacobian_product(grad, points, number if weights is None else weights, grad)
+    return jacobian_product(dense, points, number if weights is None else weights, grad)
 
 
 def _only_sampled(values: Tensor, index: Tensor, categories: int) -> Tensor:

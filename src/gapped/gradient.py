@@ -45,17 +45,17 @@ def is_differentiated(logits: Tensor) -> bool:
     return forward_ad.unpack_dual(logits).tangent is not None  # type: ignore[no-untyped-call]
 
 
-def first_order(product: Callable[..., Tensor], logits: Tensor, grad: Tensor, *rest: Any) -> Tensor:
-    """The gradient ``product(grad, *rest)`` of `logits`; differentiating it again says why it cannot be.
+def first_order(product: Callable[..., Tensor], anchor: Tensor, grad: Tensor, *rest: Any) -> Tensor:
+    """The gradient ``product(grad, *rest)`` of some logits; differentiating it again says why it cannot be.
 
-    It stays connected to the logits and to the incoming gradient `grad`: otherwise a second derivative
-    would silently be zero.
+    It stays connected to the logits, through themselves or an `anchor` that depends on them, and to the
+    incoming gradient `grad`: otherwise a second derivative would silently be zero.
     """
     if not torch.is_grad_enabled():
         return product(grad, *rest)
     with torch.no_grad():
         gradient = product(grad, *rest)
-    return _FirstOrder.apply(gradient, grad, logits)  # type: ignore[no-any-return, no-untyped-call]
+    return _FirstOrder.apply(gradient, grad, anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 _F = TypeVar("_F", bound=type[torch.autograd.Function])
@@ -74,7 +74,7 @@ def transformable(function: _F) -> _F:
 @transformable
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(gradient: Tensor, grad: Tensor, logits: Tensor) -> Tensor:
+    def forward(gradient: Tensor, grad: Tensor, anchor: Tensor) -> Tensor:
         # A fresh view: autograd forbids returning an input as it is.
         return gradient.view_as(gradient)
 
