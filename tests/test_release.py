@@ -27,10 +27,10 @@ ROOT = Path(__file__).parents[1]
 SUITE = (
     "conftest.py",
     "statistical.py",
-    "test_contract.py",
-    "test_exact.py",
-    "test_lab.py",
-    "test_report.py",
+    "library/test_contract.py",
+    "pathwise/test_exact.py",
+    "lab/test_lab.py",
+    "lab/report/test_report.py",
     "test_surface.py",
 )
 

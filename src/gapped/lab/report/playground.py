@@ -12,8 +12,8 @@ from gapped.lab.report.triangle import CATEGORIES, COLOURS
 def render_playground(logits: Sequence[float], tau: float, gap: float, samples: int) -> str:
     """The page as text; the arguments are where its sliders stand at first.
 
-    Its arithmetic is a second copy, in JavaScript, of what the estimators do. `tests/test_playground.py`
-    holds it to theirs, number by number.
+    Its arithmetic is a second copy, in JavaScript, of what the estimators do;
+    `tests/lab/report/test_playground.py` compares the two, number by number.
     """
     from markupsafe import Markup
 

@@ -88,7 +88,7 @@ OWN_PATH = ("variance", "entropy", "efficiency", "vae", "mixed-temperature", "co
 
 def scaled(call: list[str]) -> list[str]:
     if call[0] not in RULES:
-        pytest.fail(f"gapped {call[0]}: no rule in tests/test_commands.py that says how to run it small")
+        pytest.fail(f"gapped {call[0]}: no rule in tests/docs/test_commands.py that says how to run it small")
     return RULES[call[0]](call)
 
 

@@ -104,7 +104,7 @@ def test_without_torch_it_says_so(
 
 
 def test_it_knows_what_the_extras_bring() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = {line.split(">")[0] for extra in ("lab", "triton") for line in extras[extra]}
     assert wanted == set(doctor.PACKAGES)

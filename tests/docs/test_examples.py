@@ -18,7 +18,7 @@ import torch
 
 import gapped
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
 PAIR = ("--estimator", "gst:gap=1.2", "--estimator", "straight-through")

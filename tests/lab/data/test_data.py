@@ -416,7 +416,7 @@ def test_digits_split_is_fixed_and_a_partition():
 def mnist_folder() -> Path:
     """Where this machine has MNIST, looked up before the tests hide the environment."""
     named = os.environ.get("GAPPED_DATA")
-    root = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(named) if named else Path(__file__).resolve().parents[4] / "shared" / "data"
     return root.expanduser()
 
 

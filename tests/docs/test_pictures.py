@@ -20,7 +20,7 @@ from gapped.lab.cli.app import main
 from gapped.lab.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped.lab.recipe import known_recipes
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 THETA = torch.tensor(LOGITS, dtype=torch.float64)
 
 

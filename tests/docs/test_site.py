@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_surface import LAYERS, SURFACE
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 LOADING = {"src", "srcset", "poster", "data", "href", "xlink:href", "style"}
 
 

@@ -533,7 +533,7 @@ def test_a_terminal_gets_a_live_table(tmp_path):
 def mnist_folder() -> Path:
     named = os.environ.get("GAPPED_DATA")
     places = [Path(named)] if named else []
-    places.append(Path(__file__).resolve().parents[2] / "shared" / "data")
+    places.append(Path(__file__).resolve().parents[4] / "shared" / "data")
     for place in places:
         if any((place / "mnist").glob("train-images*")):
             return place

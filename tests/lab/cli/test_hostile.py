@@ -33,7 +33,7 @@ from gapped.lab.records.forms import Rest, Within, check
 from gapped.lab.records.schema import Curve
 from gapped.lab.store import Store
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 SECONDS = 10
 """That a fuzz test may take; one that is out of time has tried fewer files, in the same order."""
 

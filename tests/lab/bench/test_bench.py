@@ -24,7 +24,7 @@ from gapped.lab.report.drawings import draw
 from gapped.lab.report.evidence import gather
 from gapped.lab.report.targets import target_table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "performance.md"
 CPU = torch.device("cpu")

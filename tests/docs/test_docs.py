@@ -25,7 +25,7 @@ from gapped.lab.cli.app import app
 from gapped.lab.cli.reproduce import wanted
 from gapped.lab.text import parse
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

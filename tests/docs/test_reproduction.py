@@ -26,7 +26,7 @@ from gapped.lab.report.noise import ranges
 from gapped.lab.report.paper import against_paper, paper
 from gapped.lab.report.tables import rows_of, verdict_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "reproduction.md"
 DOCUMENTS = [PAGE, ROOT / "docs" / "choosing.md", ROOT / "README.md"]

@@ -44,7 +44,7 @@ from gapped.lab.data.listops.source import TEST, VALID, OfficialFile
 def official_folder() -> Path:
     """Where this machine has data, looked up before the tests hide the environment."""
     named = os.environ.get("GAPPED_DATA")
-    return (Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data").expanduser()
+    return (Path(named) if named else Path(__file__).resolve().parents[4] / "shared" / "data").expanduser()
 
 
 REAL = official_folder()
