@@ -1,38 +1,42 @@
-"""The picture of the layers: `python docs/layers.py` writes docs/figures/layers.svg. Lowest layer last."""
+"""The picture of the rooms of the package: `python docs/layers.py` writes docs/figures/layers.svg.
+
+The order is computed from the import statements themselves: a room stands above every room that it imports.
+"""
 
 from __future__ import annotations
 
+import ast
+from collections import defaultdict
 from pathlib import Path
 
+PACKAGE = Path(__file__).parents[1] / "src" / "gapped"
 TARGET = Path(__file__).parent / "figures" / "layers.svg"
 
-# What a band is for, and its layers from the highest: name and a few words for each part.
-BANDS = (
-    (
-        "laboratory: gapped.lab",
-        (
-            (("cli", "one file per command"),),
-            (("report", "records to tables and pages"), ("lab", "recipes to records; engines, bench")),
-            (("tasks", "models, losses, protocols"),),
-            (("fleet", "many runs, one program"), ("data", "data sets")),
-            (("records", "JSON lines on disk, and what they hold"),),
-        ),
-    ),
-    (
-        "library: torch alone",
-        (
-            (("diagnostics", "bias and variance of any estimator on any cost"),),
-            (("nn", "sampling as a module"), ("distributions", "with rsample")),
-            (("registry", "name to estimator"), ("objective", "one expectation")),
-            (("pathwise", "the sample carries the gradient"), ("score", "the cost must be known")),
-            (("choice", "an index instead of a one-hot vector"),),
-            (("kernels", "fused Triton twins"),),
-            (("simplex", "normalising, drawing, noise"), ("gradient", "estimated, not differentiable")),
-            (("checks", "of arguments"),),
-            (("errors", "one error family"),),
-        ),
-    ),
-)
+# Each room in a few words. The modules directly in `lab/` are one room.
+WORDS = {
+    "errors": "one error family",
+    "checks": "of arguments",
+    "simplex": "softmax, draws, Gumbel noise",
+    "gradient": "a value forward, an estimate backward",
+    "kernels": "fused Triton kernels",
+    "choice": "an index instead of a one-hot",
+    "pathwise": "the sample carries the gradient",
+    "score": "the gradient comes from the cost",
+    "registry": "estimators by name",
+    "objective": "expectation of a cost",
+    "nn": "sampling as a module",
+    "distributions": "with rsample",
+    "diagnostics": "bias, variance, properties",
+    "lab.records": "JSON lines on disk, typed",
+    "lab.data": "data sets",
+    "lab.fleet": "many runs in one program",
+    "lab.tasks": "models, losses, protocols",
+    "lab": "recipes, training, storage",
+    "lab.engines": "local, torchrun, Ray",
+    "lab.bench": "time and memory",
+    "lab.report": "tables, figures, pages",
+    "lab.cli": "one file per command",
+}
 
 STYLE = """
   text { font: 13px system-ui, "Segoe UI", Roboto, Arial, sans-serif; fill: #5a6575; text-anchor: middle; }
@@ -42,7 +46,69 @@ STYLE = """
   .ground { fill: none; stroke: #a0a1a2; stroke-dasharray: 4 3; }
   @media (prefers-color-scheme: dark) { text { fill: #b4bdc9; } .name { fill: #63b5ec; } }
 """
-WIDTH, MARGIN, HEIGHT, SPACE = 640, 16, 40, 6
+WIDTH, MARGIN, HEIGHT, SPACE = 720, 16, 40, 6
+
+
+def room_of(name: str) -> str | None:
+    """The room of a module or of a name in it; None for other packages and for the package itself.
+
+    >>> room_of("gapped.pathwise.gst"), room_of("gapped.lab.fleet.trainer"), room_of("gapped.lab.spec")
+    ('pathwise', 'lab.fleet', 'lab')
+    """
+    package, *names = name.split(".")
+    if package != "gapped" or not names:
+        return None
+    inner = ".".join(names[:2])
+    return inner if inner in WORDS else names[0] if names[0] in WORDS else None
+
+
+def imports(source: str, module: str) -> set[str]:
+    """Absolute names of everything that a module imports, wherever in the file the statement stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*module.split(".")[: -node.level], *([base] if base else [])])
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def modules() -> dict[str, str]:
+    """The source of each module by dotted name, but for the package's own front door."""
+    sources = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        if len(parts) > 2 or not parts[-1].startswith("_"):
+            sources[".".join(parts)] = path.read_text("utf-8")
+    return sources
+
+
+def graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The rooms that each room imports."""
+    edges: dict[str, set[str]] = defaultdict(set)
+    for module, source in sources.items():
+        room = room_of(module)
+        if room is None:
+            raise ValueError(f"{module}: give its room a line in WORDS of docs/layers.py")
+        edges[room] |= {
+            other for name in imports(source, module) if (other := room_of(name)) not in (None, room)
+        }
+    return dict(edges)
+
+
+def layers(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The rooms from the lowest layer up, each as low as its imports allow."""
+    left, below = dict(edges), []
+    while left:
+        layer = sorted(room for room, needs in left.items() if not needs & left.keys())
+        if not layer:
+            raise ValueError(f"these rooms import each other: {', '.join(sorted(left))}")
+        below.append(layer)
+        left = {room: needs for room, needs in left.items() if room not in layer}
+    return below
 
 
 def box(x: float, y: float, width: float, name: str, words: str) -> str:
@@ -54,29 +120,37 @@ def box(x: float, y: float, width: float, name: str, words: str) -> str:
     )
 
 
-def draw() -> str:
-    parts, y = [], 0.0
-    for title, layers in BANDS:
+def draw(edges: dict[str, set[str]]) -> str:
+    below = layers(edges)
+    bands = (
+        ("laboratory: gapped.lab", [[r for r in layer if r.startswith("lab")] for layer in reversed(below)]),
+        (
+            "library: torch alone",
+            [[r for r in layer if not r.startswith("lab")] for layer in reversed(below)],
+        ),
+    )
+    shapes, y = [], 0.0
+    for title, band in bands:
         top = y
         y += 26
-        for layer in layers:
+        for layer in filter(None, band):
             width = (WIDTH - 2 * MARGIN - SPACE * (len(layer) - 1)) / len(layer)
-            parts += [
-                box(MARGIN + i * (width + SPACE), y, width, name, words)
-                for i, (name, words) in enumerate(layer)
-            ]
+            for i, room in enumerate(layer):
+                shapes.append(
+                    box(MARGIN + i * (width + SPACE), y, width, room.removeprefix("lab."), WORDS[room])
+                )
             y += HEIGHT + SPACE
         y += SPACE
         size = f'width="{WIDTH - 2}" height="{y - top - 2:g}"'
-        parts += [
+        shapes += [
             f'<rect class="ground" x="1" y="{top + 1:g}" {size} rx="8"/>',
             f'<text class="band" x="{MARGIN}" y="{top + 18:g}">{title}</text>',
         ]
         y += SPACE
-    label = 'role="img" aria-label="Layers of gapped, each importing from lower ones only"'
+    label = 'role="img" aria-label="The rooms of gapped; each imports from lower ones only"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" {label}>'
-    return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
+    return "\n".join([head, f"<style>{STYLE}</style>", *shapes, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":
-    TARGET.write_text(draw(), encoding="utf-8")
+    TARGET.write_text(draw(graph(modules())), encoding="utf-8")

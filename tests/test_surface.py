@@ -1,8 +1,7 @@
-"""The public surface, the direction of imports, and what importing does: nothing."""
+"""The public names, and what importing does: nothing."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -56,74 +55,6 @@ SURFACE = {
     "straight_through",
 }
 
-# Lowest first; a module imports from lower lines, or from its own subpackage.
-LAYERS = (
-    ("errors", "_version"),
-    ("checks",),
-    ("simplex", "gradient"),
-    ("kernels",),
-    ("choice",),
-    ("pathwise", "score"),
-    ("registry", "objective"),
-    ("nn", "distributions"),
-    ("diagnostics",),
-    # From here on the laboratory: the library never imports it.
-    ("lab.records",),
-    ("lab.fleet", "lab.data"),
-    ("lab.tasks",),
-    ("lab", "lab.report"),
-    ("lab.cli",),
-    ("__main__",),
-)
-RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
-CORE = {part for parts in LAYERS[: RANK["nn"] + 1] for part in parts}
-
-
-def imported(source: str, module: str) -> set[str]:
-    """Absolute names of everything that a module imports, wherever in the file the statement stands."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = ".".join([*module.split(".")[: -node.level], *([base] if base else [])])
-            names |= {f"{base}.{alias.name}" for alias in node.names}
-    return names
-
-
-def part_of(name: str) -> str | None:
-    """The layer's name in `gapped.part.rest`; rooms of the laboratory have their own."""
-    pieces = name.split(".")
-    if pieces[0] != "gapped" or len(pieces) < 2:
-        return None
-    room = ".".join(pieces[1:3])
-    return room if room in RANK else pieces[1]
-
-
-def upward_imports(source: str, module: str) -> list[str]:
-    own = part_of(module)
-    found = []
-    for name in sorted(imported(source, module)):
-        part = part_of(name)
-        if part is None or part == own:
-            continue
-        # A name that is no layer was taken from the package itself, which imports everything.
-        if part not in RANK or RANK[part] >= RANK[own]:
-            found.append(f"{module} imports {name}")
-    return found
-
-
-def modules() -> dict[str, str]:
-    """Every module of the package but `gapped/__init__.py`, by dotted name."""
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        pieces = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        if pieces != ("gapped", "__init__"):
-            found[".".join(pieces)] = path.read_text(encoding="utf-8")
-    return found
-
 
 def test_the_surface_is_pinned() -> None:
     assert set(gapped.__all__) == SURFACE
@@ -144,40 +75,6 @@ def test_a_misspelt_name_is_an_error_for_a_type_checker() -> None:
 def test_every_public_name_is_documented() -> None:
     for name in SURFACE - {"__version__"}:
         assert (getattr(gapped, name).__doc__ or "").strip(), name
-
-
-def test_every_module_has_a_layer() -> None:
-    unknown = {part_of(name) for name in modules()} - set(RANK)
-    assert not unknown, f"give these a line in LAYERS: {unknown}"
-
-
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_imports_go_downward(module: str) -> None:
-    assert upward_imports(modules()[module], module) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("gapped.simplex", "from gapped.registry import estimator"),
-        ("gapped.simplex", "import gapped.pathwise.gst"),
-        ("gapped.simplex", "from gapped import nn"),
-        ("gapped.simplex", "from . import registry"),
-        ("gapped.pathwise.gst", "from ..registry import estimator"),
-        ("gapped.pathwise.gst", "def f():\n    from gapped.score import rloo"),
-        ("gapped.nn", "from gapped import GST"),
-        ("gapped.diagnostics.measure", "from gapped.lab import records"),
-        ("gapped.lab.fleet.trainer", "from gapped.lab.tasks import vae"),
-    ],
-)
-def test_an_upward_import_is_found(module: str, source: str) -> None:
-    assert len(upward_imports(source, module)) == 1
-
-
-@pytest.mark.parametrize("module", sorted(name for name in modules() if part_of(name) in CORE - {"kernels"}))
-def test_the_core_needs_torch_and_nothing_else(module: str) -> None:
-    roots = {name.split(".")[0] for name in imported(modules()[module], module)}
-    assert roots - set(sys.stdlib_module_names) <= {"torch", "gapped"}
 
 
 def python(program: str) -> str:

@@ -1,0 +1,64 @@
+"""The rooms of the package: imports go one way, the library needs no laboratory, the picture is true."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+LAYERS = runpy.run_path(str(DOCS / "layers.py"))
+MODULES = LAYERS["modules"]()
+# What `import gapped` needs, kernels aside: they import Triton where it is installed.
+CORE = sorted(name for name in MODULES if not name.startswith(("gapped.lab", "gapped.kernels")))
+
+
+def crossing(source: str, module: str) -> list[str]:
+    """The imports that lead from the library into the laboratory."""
+    names = sorted(LAYERS["imports"](source, module))
+    return [] if module.startswith("gapped.lab") else [n for n in names if n.startswith("gapped.lab")]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_the_library_does_not_import_the_laboratory(module: str) -> None:
+    assert crossing(MODULES[module], module) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["from gapped.lab import records", "def f():\n    from .lab.fleet import adam"]
+)
+def test_an_import_of_the_laboratory_is_seen(source: str) -> None:
+    assert len(crossing(source, "gapped.nn")) == 1
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_nothing_is_taken_from_the_package_itself(module: str) -> None:
+    """The front door imports everything: `from gapped import GST` inside the package would hide a cycle."""
+    names = LAYERS["imports"](MODULES[module], module) - {"gapped", "gapped._version.__version__"}
+    assert [name for name in names if name.startswith("gapped") and LAYERS["room_of"](name) is None] == []
+
+
+def test_no_room_imports_one_that_imports_it() -> None:
+    graph = LAYERS["graph"](MODULES)
+    assert {room for layer in LAYERS["layers"](graph) for room in layer} == set(LAYERS["WORDS"])
+    with pytest.raises(ValueError, match="simplex"):
+        LAYERS["layers"]({**graph, "checks": {"simplex"}})
+
+
+def test_the_picture_is_drawn_from_the_imports() -> None:
+    picture = LAYERS["draw"](LAYERS["graph"](MODULES))
+    assert LAYERS["TARGET"].read_text("utf-8") == picture, "run: python docs/layers.py"
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_needs_torch_and_nothing_else(module: str) -> None:
+    roots = {name.split(".")[0] for name in LAYERS["imports"](MODULES[module], module)}
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "gapped"}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    stems = Counter(name.split(".")[-1] for name in MODULES if not name.endswith("__init__"))
+    assert [stem for stem, count in stems.items() if count > 1] == []
