@@ -18,7 +18,7 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.diagnostics.properties import Properties
+from gapped.diagnostics.surrogates import Properties
 from gapped.lab.cli.app import main
 from gapped.lab.text import make, parse
 from gapped.pathwise.base import Draw
