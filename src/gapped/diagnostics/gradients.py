@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,56 +26,6 @@ Progress = Callable[[str, int, int], None]
 _GROUP, _LARGEST_GROUP = 2**17, 512
 # Random samples that a cost is tried on.
 _PROBES = 64
-
-
-class Source(Protocol):
-    """Draws independent gradients of one problem."""
-
-    size: int
-    """Entries of a gradient."""
-    device: torch.device
-    eps: float
-    """The relative rounding error of a gradient."""
-    parameters: Mapping[str, Tensor]
-    """The parameters that the entries belong to, in order; none where the gradient is that of logits."""
-
-    def draw(self, estimator: Any, count: int) -> Tensor:
-        """Independent gradients ``(count, size)``."""
-
-    def evaluations(self, estimator: Any) -> float | None:
-        """How many samples the cost is evaluated at for one gradient; None where it cannot be counted."""
-
-
-def collect(
-    source: Source,
-    estimator: Any,
-    samples: int,
-    label: str,
-    progress: Progress | None,
-    target: Tensor | None = None,
-) -> tuple[GradientStream, Moments]:
-    """Draw `samples` gradients, group by group: their moments, and those of the seconds per gradient."""
-    stream, seconds = GradientStream(source.size, source.device, target), Moments(torch.zeros(()))
-    numbers = source.size * int(source.evaluations(estimator) or 1)
-    # As many as fit, but several groups, from which the time gets its interval.
-    size = max(LEAST, min(_GROUP // max(numbers, 1), _LARGEST_GROUP, samples // 8))
-    groups = max(samples // size, 1)
-    for i in range(groups):
-        count = samples * (i + 1) // groups - stream.count
-        _synchronize(source.device)
-        start = time.perf_counter()
-        gradients = source.draw(estimator, count)
-        _synchronize(source.device)
-        seconds.add(torch.tensor((time.perf_counter() - start) / count, dtype=torch.float64))
-        stream.add(gradients)
-        if progress is not None:
-            progress(label, stream.count, samples)
-    return stream, seconds
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager
@@ -111,13 +61,15 @@ class CostGradients:
     ) -> None:
         self.f, self.logits, self.mask = f, logits.detach(), mask
         self.generator, self.context = generator, context
-        self.size, self.device, self.eps = logits.numel(), logits.device, torch.finfo(logits.dtype).eps
-        self.parameters: Mapping[str, Tensor] = {}
+        self.size, self.device = logits.numel(), logits.device
+        self.eps = torch.finfo(logits.dtype).eps
+        """The relative rounding error of a gradient."""
         self.batch_axes = _batch_axes(f, self.logits, mask)
         """How many of the logits' axes are the batch."""
         self._evaluations = 0
 
     def draw(self, estimator: Pathwise | Score, count: int) -> Tensor:
+        """Independent gradients ``(count, size)``."""
         with _evaluation(estimator):
             if getattr(estimator, "network", None) is None:
                 gradients = self._gradients(estimator, self.logits.expand(count, *self.logits.shape))
@@ -126,6 +78,7 @@ class CostGradients:
         return gradients.reshape(count, -1)
 
     def evaluations(self, estimator: Pathwise | Score) -> float:
+        """How many samples the cost is evaluated at for one gradient, counted."""
         before = self._evaluations
         self.draw(estimator, 1)
         return float(self._evaluations - before)
@@ -218,11 +171,12 @@ class ModelGradients:
         self.device, self.eps = first.device, torch.finfo(first.dtype).eps
 
     def draw(self, estimator: Any, count: int) -> Tensor:
+        """Independent gradients ``(count, size)``."""
         with _evaluation(estimator):
             return torch.stack([self._gradient(estimator) for _ in range(count)])
 
     def evaluations(self, estimator: Any) -> None:
-        return None
+        """Unknown: the loss decides how often it evaluates which cost."""
 
     def _gradient(self, estimator: Any) -> Tensor:
         with torch.enable_grad():
@@ -241,3 +195,38 @@ class ModelGradients:
             if not gradient.isfinite().all():
                 raise GappedError(f"loss_fn: the gradient of {name!r} is not finite")
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+
+Source = CostGradients | ModelGradients
+
+
+def collect(
+    source: Source,
+    estimator: Any,
+    samples: int,
+    label: str,
+    progress: Progress | None,
+    target: Tensor | None = None,
+) -> tuple[GradientStream, Moments]:
+    """Draw `samples` gradients, group by group: their moments, and those of the seconds per gradient."""
+    stream, seconds = GradientStream(source.size, source.device, target), Moments(torch.zeros(()))
+    numbers = source.size * int(source.evaluations(estimator) or 1)
+    # As many as fit, but several groups, from which the time gets its interval.
+    size = max(LEAST, min(_GROUP // max(numbers, 1), _LARGEST_GROUP, samples // 8))
+    groups = max(samples // size, 1)
+    for i in range(groups):
+        count = samples * (i + 1) // groups - stream.count
+        _synchronize(source.device)
+        start = time.perf_counter()
+        gradients = source.draw(estimator, count)
+        _synchronize(source.device)
+        seconds.add(torch.tensor((time.perf_counter() - start) / count, dtype=torch.float64))
+        stream.add(gradients)
+        if progress is not None:
+            progress(label, stream.count, samples)
+    return stream, seconds
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

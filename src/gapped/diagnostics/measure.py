@@ -149,7 +149,7 @@ def _diagnosis(
                 evaluations=source.evaluations(estimator),
                 seconds=time.clamp(0.0),
                 entries=source.size,
-                per_parameter=_per_parameter(stream, source.parameters),
+                per_parameter=_per_parameter(source, stream),
                 enumerates=isinstance(estimator, Exact),
             )
         )
@@ -158,10 +158,11 @@ def _diagnosis(
     return Diagnosis(tuple(rows), target.kind, target.norm(confidence), confidence)
 
 
-def _per_parameter(stream: GradientStream, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    sizes = [each.numel() for each in parameters.values()]
-    pieces = torch.split(stream.gradient.variance, sizes) if sizes else ()
-    return {name: float(piece.mean()) for name, piece in zip(parameters, pieces, strict=True)}
+def _per_parameter(source: Source, stream: GradientStream) -> dict[str, float]:
+    if isinstance(source, CostGradients):
+        return {}
+    pieces = torch.split(stream.gradient.variance, [each.numel() for each in source.parameters.values()])
+    return {name: float(piece.mean()) for name, piece in zip(source.parameters, pieces, strict=True)}
 
 
 def check_settings(samples: object, confidence: object = 0.95) -> None:

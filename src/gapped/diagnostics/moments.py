@@ -9,20 +9,7 @@ a `GradientStream` estimates, from groups of independent gradients that it does 
 - the variance :math:`u^\top\Sigma\,u` along :math:`u = \delta/\|\delta\|`, :math:`\delta = \mu - e`: that of
   each group along the mean error of the groups before it, weighted by how many gradients these had.
 
-All intervals are large-sample intervals. The one that needs care is that of a norm. Let :math:`\hat\delta`
-estimate a vector :math:`\delta` without bias, with a normal error of covariance :math:`S`. Its squared length
-is too large by :math:`\operatorname{tr} S` in the mean, and
-
-.. math:: \|\hat\delta\|^2 - \operatorname{tr} S - \|\delta\|^2
-          = \bigl(\|\varepsilon\|^2 - \operatorname{tr} S\bigr) + 2\,\delta^\top\varepsilon.
-
-The first bracket is a sum of squares: by Satterthwaite's rule :math:`\|\varepsilon\|^2` is close to
-:math:`\operatorname{tr} S\,\chi^2_\nu/\nu` with :math:`\nu = (\operatorname{tr} S)^2/\operatorname{tr} S^2`.
-The second is normal with variance :math:`4\,\|\delta\|^2\lambda`, where :math:`\lambda` is that of the error
-along :math:`\delta`. A length :math:`\sqrt\beta` belongs to the interval unless the left side is outside
-:math:`\pm\sqrt{q^2 + 4 z^2 \beta \lambda}`, the quantiles of both combined: a quadratic inequality in
-:math:`\beta`. At :math:`\beta = 0` only the :math:`\chi^2` quantile :math:`q` is left, so the interval of a
-zero vector contains zero at the declared rate.
+All intervals are large-sample intervals. ``docs/diagnose.md`` derives that of a norm.
 """
 
 from __future__ import annotations
@@ -160,14 +147,8 @@ class Interval(NamedTuple):
         >>> Interval(1.0, 0.5, 2.0) / Interval(2.0, 2.0, 2.0)
         Interval(value=0.5, low=0.25, high=1.0)
         """
-        divisors = (divisor.value, divisor.high, divisor.low)
-        return Interval(*(_ratio(*pair) for pair in zip(self, divisors, strict=True)))
-
-
-def _ratio(one: float, other: float) -> float:
-    if other:
-        return one / other
-    return math.inf if one else 0.0
+        pairs = zip(self, (divisor.value, divisor.high, divisor.low), strict=True)
+        return Interval(*(a / b if b else math.inf if a else 0.0 for a, b in pairs))
 
 
 def normal_quantile(confidence: float) -> float:
@@ -215,7 +196,15 @@ def norm_interval(
     confidence: float,
     resolution: float = 0.0,
 ) -> Interval:
-    r"""The interval of :math:`\|\delta\|` from an estimate of :math:`\delta`, by the rule of this module.
+    r"""The interval of :math:`\|\delta\|` from an estimate :math:`\hat\delta` with a normal error.
+
+    With :math:`S` the covariance of the error and :math:`\lambda` its variance along :math:`\delta`, a length
+    :math:`\sqrt\beta` belongs to the interval unless :math:`\|\hat\delta\|^2 - \operatorname{tr} S - \beta`
+    is outside :math:`\pm\sqrt{q^2 + 4 z^2 \beta \lambda}`: a quadratic inequality in :math:`\beta`. Here
+    :math:`z` is the normal quantile and :math:`q` that of
+    :math:`\operatorname{tr} S\,(\chi^2_\nu/\nu - 1)`, with Satterthwaite's
+    :math:`\nu = (\operatorname{tr} S)^2/\operatorname{tr} S^2`. At :math:`\beta = 0` only :math:`q` is left,
+    so the interval of a zero vector contains zero at the declared rate.
 
     `square` is :math:`\|\hat\delta\|^2`, `noise` :math:`\operatorname{tr} S`, `overlap`
     :math:`\operatorname{tr} S^2`, `along` :math:`\lambda`. Limits are widened by `resolution`, the size of
