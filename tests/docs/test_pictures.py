@@ -14,7 +14,7 @@ from statistical import mean_is, require_law, require_rejected
 from test_reproduction import same_drawing
 
 import gapped
-from gapped.diagnostics.surrogates import movements, simulated_gaps, surrogates
+from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
 from gapped.lab.cli import reproduce
 from gapped.lab.cli.app import main
 from gapped.lab.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures

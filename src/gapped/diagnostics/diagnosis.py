@@ -137,11 +137,11 @@ class Diagnosis:
         for row in self.rows:
             line: dict[str, Any] = {"estimator": row.label, "samples": row.samples}
             for _, name, _ in COLUMNS:
-                measured = getattr(row, name)
-                if isinstance(measured, Interval):
-                    line |= {name: measured.value, f"{name}_low": measured.low, f"{name}_high": measured.high}
+                number = getattr(row, name)
+                if isinstance(number, Interval):
+                    line |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
                 else:
-                    line[name] = measured
+                    line[name] = number
             line |= {f"variance of {name}": value for name, value in row.per_parameter.items()}
             lines.append(line)
         return pandas.DataFrame(lines).set_index("estimator")
@@ -191,23 +191,23 @@ def _sentence(judgement: Recommendation) -> str:
     )
 
 
-def _cell(measured: Interval | float | None, factor: float = 1.0) -> str:
+def _cell(number: Interval | float | None, factor: float = 1.0) -> str:
     """A number with its limits, to three digits.
 
     >>> _cell(Interval(0.1234, 0.1, 0.15)), _cell(2.0), _cell(None)
     ('0.123 [0.1, 0.15]', '2', '-')
     """
-    if measured is None:
+    if number is None:
         return "-"
-    if not isinstance(measured, Interval):
-        return f"{measured * factor:.3g}"
-    value = f"{measured.value * factor:.3g}"
-    if not math.isfinite(measured.low):
+    if not isinstance(number, Interval):
+        return f"{number * factor:.3g}"
+    value = f"{number.value * factor:.3g}"
+    if not math.isfinite(number.low):
         return value
-    return f"{value} [{measured.low * factor:.3g}, {measured.high * factor:.3g}]"
+    return f"{value} [{number.low * factor:.3g}, {number.high * factor:.3g}]"
 
 
-def _plain(measured: Interval | float | None) -> Any:
-    if isinstance(measured, Interval):
-        return {end: _plain(number) for end, number in measured._asdict().items()}
-    return measured if measured is None or math.isfinite(measured) else None
+def _plain(number: Interval | float | None) -> Any:
+    if isinstance(number, Interval):
+        return {end: _plain(value) for end, value in number._asdict().items()}
+    return number if number is None or math.isfinite(number) else None

@@ -35,22 +35,22 @@ def diagnose(
 ) -> Diagnosis:
     r"""Measure bias, variance and cost of estimators of :math:`\nabla_\theta\,\mathbb{E} f(D)`.
 
-    - `f`, `logits`, `mask`, `context`: as for `gapped.expectation`. With a batch, the gradient is that of all
-      examples, each of its own cost.
+    - `f`, `logits`, `mask`, `context`: as for `gapped.expectation`. With a batch, the gradient is that of the
+      sum of all examples' costs.
     - `estimators`: objects of either family, or a mapping from labels to them.
     - `samples`: gradients drawn from each. Memory does not grow with it.
     - `reference`: ``"exact"``, enumeration; ``"coordinate"``, one variable summed out at a time, the others
       drawn, averaged over `samples` / 4 draws; ``"rloo"``, a long unbiased run; ``"auto"``, the first of them
-      that is affordable; or the exact gradient itself, a tensor of the shape of `logits`. Where the reference
-      has an error of its own, the intervals contain it.
+      that is affordable; or the exact gradient itself, a tensor of the shape of `logits`. The intervals
+      account for the error of an estimated reference.
 
-    Estimators with parameters or a memory of their own are measured as they are, and do not change.
+    Estimators with parameters or a running baseline are measured as they are, and do not change.
     The intervals are described in ``docs/diagnose.md``.
 
     >>> import gapped
     >>> logits, slope = torch.zeros(3, 4), torch.arange(4.0)
-    >>> found = diagnose(lambda z: (z @ slope).sum(-1), logits, [gapped.StraightThrough(), gapped.GST()])
-    >>> found["StraightThrough"].bias.high < 1e-5 < found["GST"].bias.low
+    >>> table = diagnose(lambda z: (z @ slope).sum(-1), logits, [gapped.StraightThrough(), gapped.GST()])
+    >>> table["StraightThrough"].bias.high < 1e-5 < table["GST"].bias.low
     True
     """
     check_logits(logits)
@@ -82,17 +82,17 @@ def diagnose_model(
 ) -> Diagnosis:
     """Measure the variance, and against a reference the bias, of the gradient of a model's parameters.
 
-    - `loss_fn`: maps an estimator and a generator to a loss, one number. What else is random in it counts as
+    - `loss_fn`: maps an estimator and a generator to a loss, one number. Any other randomness in it counts as
       noise of the gradient, so keep the data fixed.
-    - `parameters`: those whose gradient is looked at: a module such as ``model.encoder``, its
+    - `parameters`: what to differentiate with respect to: a module such as ``model.encoder``, its
       ``named_parameters()``, or tensors.
     - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
       `samples` gradients; without one, bias is not measured.
 
-    Estimators with parameters or a memory of their own are in evaluation mode meanwhile and do not change, so
-    `loss_fn` leaves their `variance_loss` out.
+    Estimators with parameters or a running baseline are put into evaluation mode and do not change, so
+    `loss_fn` should not add their `variance_loss`.
 
-    `Row.mean_variance` is the variance of the gradient per weight, averaged over weights: the quantity of the
+    `Row.mean_variance` is the variance of the gradient per weight, averaged over weights: the quantity in the
     paper's variance figure. `Row.per_parameter` has it for each parameter.
 
     >>> import gapped
@@ -101,8 +101,8 @@ def diagnose_model(
     ...     cost = lambda z: z[..., 0] ** 2
     ...     return gapped.expectation(cost, encoder(x), estimator, generator=generator).mean()
     >>> parameters = dict(encoder.named_parameters())
-    >>> found = diagnose_model(loss, parameters, [gapped.GST(), gapped.RLOO(2)], samples=20)
-    >>> sorted(found["GST"].per_parameter)
+    >>> table = diagnose_model(loss, parameters, [gapped.GST(), gapped.RLOO(2)], samples=20)
+    >>> sorted(table["GST"].per_parameter)
     ['bias', 'weight']
     """
     check_settings(samples, confidence)
@@ -177,14 +177,14 @@ def _named(
 ) -> dict[str, Tensor]:
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.named_parameters()
-    given = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
-    named = dict(each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(given))
-    for name, each in named.items():
+    entries = parameters.items() if isinstance(parameters, Mapping) else parameters
+    tensors = dict(each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(entries))
+    for name, each in tensors.items():
         if not isinstance(each, Tensor) or not each.requires_grad:
             raise reject("parameters", f"{name!r}, which requires no gradient", "tensors that require one")
-    if not sum(each.numel() for each in named.values()):
+    if not sum(each.numel() for each in tensors.values()):
         raise reject("parameters", "none", "at least one tensor")
-    return named
+    return tensors
 
 
 def _labelled(estimators: Any) -> dict[str, Any]:
@@ -192,19 +192,16 @@ def _labelled(estimators: Any) -> dict[str, Any]:
     accepted = "objects such as [gapped.GST(), gapped.RLOO(2)], or a mapping from labels to them"
     if isinstance(estimators, str) or not isinstance(estimators, Iterable):
         raise reject("estimators", estimators, accepted)
-    if isinstance(estimators, Mapping):
-        found = {str(label): estimator for label, estimator in estimators.items()}
-    else:
-        found = {}
-        for estimator in estimators:
-            label = base = _label(estimator)
-            number = 2
-            while label in found:
-                label, number = f"{base} #{number}", number + 1
-            found[label] = estimator
-    if not found:
+    pairs = estimators.items() if isinstance(estimators, Mapping) else ((_label(e), e) for e in estimators)
+    members: dict[str, Any] = {}
+    for name, estimator in pairs:
+        label, number = str(name), 2
+        while label in members:
+            label, number = f"{name} #{number}", number + 1
+        members[label] = estimator
+    if not members:
         raise reject("estimators", "none", accepted)
-    return found
+    return members
 
 
 def _label(estimator: Any) -> str:

@@ -32,7 +32,7 @@ def figures(quick: bool = False) -> dict[str, str]:
     import numpy as np
     import torch
 
-    from gapped.diagnostics.surrogates import movements, simulated_gaps, surrogates
+    from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
     from gapped.lab.report.playground import render_playground
     from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
     from gapped.pathwise.gst import GST

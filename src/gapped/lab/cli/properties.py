@@ -24,7 +24,7 @@ def properties(
     """
     import torch
 
-    from gapped.diagnostics.surrogates import properties as measure
+    from gapped.diagnostics.surrogate_properties import properties as measure
     from gapped.errors import reject
     from gapped.lab.text import make, parse
     from gapped.pathwise.base import Pathwise

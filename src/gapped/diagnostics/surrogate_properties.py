@@ -1,4 +1,4 @@
-"""What surrogates do: the paper's properties 0 to 3 (section 3), measured, and the points of its pictures."""
+"""Properties of surrogates: the four of the paper (section 3), measured, and the points of its pictures."""
 
 from __future__ import annotations
 
@@ -92,18 +92,18 @@ def properties(
     r"""Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
 
     0. *Following* :math:`p`: the hard sample has the law :math:`\mathrm{softmax}(\theta)`. A chi-squared
-       test over all rows; a correct estimator is accused with probability `level`.
+       test over all rows; it rejects a correct estimator with probability `level`.
     1. *Consistency*: the surrogate :math:`h` is largest at the drawn category. Every draw must agree; a tie
        agrees, as in the paper's ablation, where GST without a gap is consistent.
     2. *Zero-gradient perturbation*: :math:`h = \mathrm{softmax}((\theta + m)/\tau)` with :math:`m` constant,
        or a mean of such. Then the gradient is the mean of :math:`J(h)\,g/\tau`, and every one must be.
     3. *Strict gap*: given the category, the two largest perturbed logits :math:`\theta + m` are apart in
-       expectation. A gap is never negative, so one that is seen proves it: no error rate is needed. The
+       expectation. A gap is never negative, so a single positive one proves it, without an error rate. The
        evidence is the least mean over rows and categories. As in the paper's ablation, the largest one
        need not be the drawn category: that is property 1.
 
     `logits` has shape ``(*rows, K)``; without it, 32 rows of 5 standard normal logits are drawn. Property 0
-    uses `draws` samples a row, the others a tenth of them. An estimator without a soft sample, such as
+    uses `draws` samples per row, the others a tenth of them. An estimator without a soft sample, such as
     ReinMax, has no surrogate: only property 0 applies to it. Everything is computed in float64.
 
     >>> from gapped.pathwise.gst import GST
