@@ -7,7 +7,7 @@ from gapped._version import __version__ as __version__
 from gapped.diagnostics.diagnosis import Diagnosis as Diagnosis
 from gapped.diagnostics.measure import diagnose as diagnose
 from gapped.diagnostics.measure import diagnose_model as diagnose_model
-from gapped.diagnostics.properties import properties as properties
+from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.errors import GappedError as GappedError
 from gapped.kernels.launch import backend_used as backend_used
 from gapped.objective import expectation as expectation

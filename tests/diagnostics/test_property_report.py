@@ -1,6 +1,6 @@
 """`gapped.properties`: the truth table of the paper's properties, and estimators broken on purpose.
 
-`test_properties.py` checks the same properties with code of its own.
+`test_properties.py` checks these properties with code of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.diagnostics.properties import Properties
+from gapped.diagnostics.surrogate_properties import Properties
 from gapped.lab.cli.app import main
 from gapped.lab.text import make, parse
 from gapped.pathwise.base import Draw
@@ -73,10 +73,10 @@ def test_the_truth_table(name: str) -> None:
 def test_the_table_of_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pictures.md").read_text("utf-8")
     rows = re.findall(r"^\| (`.*?) \| (yes|\*\*no\*\*|–) \| (.*?) \| (.*?) \| (.*?) \|$", page, flags=re.M)
-    said = {spec: list(words) for first, *words in rows for spec in re.findall(r"`(.*?)`", first)}
-    assert set(MEMBERS) <= set(said)
+    table = {spec: list(words) for first, *words in rows for spec in re.findall(r"`(.*?)`", first)}
+    assert set(MEMBERS) <= set(table)
     word = {YES: "yes", NO: "**no**", NONE: "–"}
-    for spec, words in said.items():
+    for spec, words in table.items():
         assert [word[holds] for holds in truth(measured(make(*parse(spec)), draws=1000))] == words, spec
 
 
@@ -94,13 +94,10 @@ class Broken(gapped.GST):
         return super().draw(logits, generator, surrogate)
 
     def points(self, logits: Tensor, drawn: Draw) -> Any:
-        made = super().points(logits, drawn)
         if self.fault == "category":
-            rare = logits.amin(-1) < -4.5
-            return super().points(logits, Draw(torch.where(rare, 0, drawn.chosen)))
-        if self.fault == "temperature":
-            return made._replace(weights=1.001 * made.weights)
-        return made
+            drawn = Draw(torch.where(logits.amin(-1) < -4.5, 0, drawn.chosen))
+        points = super().points(logits, drawn)
+        return points._replace(weights=1.001 * points.weights) if self.fault == "temperature" else points
 
 
 @pytest.mark.parametrize(
@@ -177,9 +174,8 @@ def test_wrong_arguments(how: dict[str, Any], message: str) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["properties", "--estimator", "gst:gap=0.0", "--estimator", "reinmax", "--draws", "1000"]) == 0
-    )
+    two = ["--estimator", "gst:gap=0.0", "--estimator", "reinmax"]
+    assert main(["properties", *two, "--draws", "1000"]) == 0
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith("GST(")
     assert "3 strict gap                  does not hold" in first

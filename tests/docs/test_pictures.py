@@ -14,7 +14,7 @@ from statistical import mean_is, require_law, require_rejected
 from test_reproduction import same_drawing
 
 import gapped
-from gapped.diagnostics.scenes import gaps, movements, surrogates
+from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
 from gapped.lab.cli import reproduce
 from gapped.lab.cli.app import main
 from gapped.lab.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures
@@ -51,28 +51,26 @@ def test_movements_are_those_of_the_paper(gap: float, tau: float) -> None:
 
 
 def test_surrogates_of_gst_are_the_ends_of_its_movements() -> None:
-    seen = surrogates(gapped.GST(), LOGITS, 50, seeded())
-    assert set(seen.chosen.tolist()) == {0, 1, 2}
-    for i, point in zip(seen.chosen, seen.points, strict=True):
+    index, points = surrogates(gapped.GST(), LOGITS, 50, seeded())
+    assert points.shape == (1, 50, 3)
+    assert set(index.tolist()) == {0, 1, 2}
+    for i, point in zip(index, points[0], strict=True):
         np.testing.assert_allclose(point, gst_surrogate(THETA, int(i), 1.0, 1.0), atol=1e-14)
 
 
-def test_surrogates_of_gumbel_rao_are_means_of_their_parts() -> None:
-    seen = surrogates(gapped.GumbelRao(samples=7), LOGITS, 20, seeded())
-    assert seen.parts.shape == (7, 20, 3)
-    np.testing.assert_allclose(seen.points, seen.parts.mean(0), atol=1e-15)
-    assert (seen.parts.argmax(-1) == seen.chosen).all()
+def test_surrogates_of_gumbel_rao_are_means_of_several_points() -> None:
+    index, points = surrogates(gapped.GumbelRao(samples=7), LOGITS, 20, seeded())
+    assert points.shape == (7, 20, 3)
+    assert (points.argmax(-1) == index).all()
 
 
 def test_simulated_gaps_have_the_mean_of_lemma_1() -> None:
     """All in one comparison: the standardised gaps of all probabilities have mean zero."""
-    seen = gaps(PROBABILITIES, 3000, seeded(5))
-    drawn, expected = torch.from_numpy(seen.drawn), torch.from_numpy(seen.expected)
-    torch.testing.assert_close(expected, lemma_1(torch.from_numpy(seen.p)))
-    scale = drawn.std(0)
-    require_law(mean_is(((drawn - expected) / scale).flatten(), 0.0))
+    gaps = torch.from_numpy(simulated_gaps(PROBABILITIES, 3000, seeded(5)))
+    expected, scale = lemma_1(torch.tensor(PROBABILITIES, dtype=torch.float64)), gaps.std(0)
+    require_law(mean_is(((gaps - expected) / scale).flatten(), 0.0))
     # Wrong on purpose: the limit for small p in place of the lemma.
-    require_rejected(mean_is(((drawn - 1.0) / scale).flatten(), 0.0))
+    require_rejected(mean_is(((gaps - 1.0) / scale).flatten(), 0.0))
 
 
 # The files

@@ -1,13 +1,14 @@
-"""What a diagnosis says, and the ways to look at it."""
+"""The result of a diagnosis, and the ways to show it: text, plain values, a data frame, a figure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gapped.diagnostics.intervals import Interval
+from gapped.diagnostics.moments import Interval
+from gapped.diagnostics.recommendation import Recommendation, recommend
 from gapped.errors import listing, reject, require
 
 if TYPE_CHECKING:
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+Column = tuple[str, str, float]
 # Title and attribute of each measured column, and its factor for display.
-COLUMNS = (
+COLUMNS: tuple[Column, ...] = (
     ("bias", "bias", 1.0),
     ("relative bias", "relative_bias", 1.0),
     ("variance", "variance", 1.0),
@@ -29,7 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one estimator; None where there was nothing to measure it against."""
+    """The measurements of one estimator; None where there is no reference to compare with."""
 
     label: str
     samples: int
@@ -37,7 +39,7 @@ class Row:
     bias: Interval | None
     """The length of the mean error."""
     relative_bias: Interval | None
-    """The same over the length of the exact gradient."""
+    """The bias over the length of the exact gradient."""
     variance: Interval
     """The total variance, summed over all entries of the gradient."""
     mse: Interval | None
@@ -53,29 +55,12 @@ class Row:
     per_parameter: Mapping[str, float] = field(default_factory=dict)
     """The variance of an entry, averaged over the entries of each parameter."""
     enumerates: bool = False
-    """Whether nothing is drawn: the estimator is the enumeration itself."""
+    """Whether the estimator draws nothing, being the enumeration itself."""
 
     @property
     def mean_variance(self) -> float:
         """The variance of an entry, averaged over all entries."""
         return self.variance.value / self.entries
-
-    def error_at(self, evaluations: float) -> Interval:
-        """The squared error if as many gradients are averaged as `evaluations` of the cost pay for.
-
-        Averaging lowers the variance and leaves the bias. Without a bias measured, the variance alone.
-        """
-        share = 1.0 if self.evaluations is None else self.evaluations / evaluations
-        if self.bias is None or self.mse is None:
-            return Interval(*(share * getattr(self.variance, end) for end in ("value", "low", "high")))
-        if share == 1:
-            return self.mse
-        return Interval(
-            *(
-                getattr(self.bias, end) ** 2 + share * getattr(self.variance, end)
-                for end in ("value", "low", "high")
-            )
-        )
 
 
 @dataclass(frozen=True)
@@ -93,65 +78,36 @@ class Diagnosis:
     confidence: float
 
     def __str__(self) -> str:
-        shown = [column for column in COLUMNS if any(getattr(r, column[1]) is not None for r in self.rows)]
-        cells = [["estimator", *(title for title, _, _ in shown)]]
+        columns = _columns(self.rows)
+        cells = [["estimator", *(title for title, _, _ in columns)]]
         for row in self.rows:
-            cells.append(
-                [row.label, *(_cell(getattr(row, name), factor) for _, name, factor in shown)],
-            )
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            cells.append([row.label, *(_cell(getattr(row, name), factor) for _, name, factor in columns)])
+        first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
         lines = [
-            "  ".join(
-                text.ljust(w) if i == 0 else text.rjust(w)
-                for i, (text, w) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
+            "  ".join([label.ljust(first), *map(str.rjust, numbers, widths)]).rstrip()
+            for label, *numbers in cells
         ]
         lines.insert(1, "-" * max(map(len, lines)))
         return "\n".join([*lines, "", self._notes(), self.recommendation])
 
     def _notes(self) -> str:
-        counts = sorted({row.samples for row in self.rows})
-        many = " and ".join(f"{count:,}" for count in counts)
+        counts = " and ".join(f"{count:,}" for count in sorted({row.samples for row in self.rows}))
         length = "" if self.norm is None else f" of length {_cell(self.norm)}"
         return (
-            f"{many} gradients each of {self.rows[0].entries:,} entries, {self.confidence:.0%} intervals; "
+            f"{counts} gradients each of {self.rows[0].entries:,} entries, {self.confidence:.0%} intervals; "
             f"reference: {self.reference}{length}."
         )
 
     def __getitem__(self, label: str) -> Row:
-        found = {row.label: row for row in self.rows}
-        if label not in found:
-            raise reject("label", label, f"one of {', '.join(found)}")
-        return found[label]
+        rows = {row.label: row for row in self.rows}
+        if label not in rows:
+            raise reject("label", label, f"one of {', '.join(rows)}")
+        return rows[label]
 
     @property
     def recommendation(self) -> str:
         """One sentence: which estimator, and why; or that the data do not decide."""
-        candidates = [row for row in self.rows if not row.enumerates]
-        if len(candidates) < 2:
-            return "There is nothing to choose from: give at least two estimators that sample."
-        budget = max(row.evaluations or 1.0 for row in candidates)
-        errors = {row.label: row.error_at(budget) for row in candidates}
-        best = min(errors, key=lambda label: errors[label].value)
-        what = (
-            "variance (no reference, so bias is not measured)"
-            if candidates[0].mse is None
-            else f"mean squared error at equal cost, {budget:g} evaluation{'s' * (budget != 1)}"
-            if candidates[0].evaluations is not None
-            else "mean squared error"
-        )
-        close = [label for label in errors if label != best and errors[best].overlaps(errors[label])]
-        if close:
-            return (
-                f"The data do not decide: for the lowest {what}, {best} ({_cell(errors[best])}) cannot be "
-                f"told from {listing(close, most=4)}; more samples may."
-            )
-        second = min((label for label in errors if label != best), key=lambda label: errors[label].value)
-        return (
-            f"Recommended: {best}, with the lowest {what}: {_cell(errors[best])}, below that of every other "
-            f"one (next {second}, {_cell(errors[second])})."
-        )
+        return _sentence(recommend(self.rows))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON: numbers that are not finite become None."""
@@ -177,59 +133,81 @@ class Diagnosis:
         """A data frame with a row for each estimator; limits are columns such as `bias_low`."""
         import pandas
 
-        flat = []
+        lines = []
         for row in self.rows:
             line: dict[str, Any] = {"estimator": row.label, "samples": row.samples}
             for _, name, _ in COLUMNS:
-                measured = getattr(row, name)
-                line[name] = measured.value if isinstance(measured, Interval) else measured
-                if isinstance(measured, Interval):
-                    line |= {f"{name}_low": measured.low, f"{name}_high": measured.high}
+                number = getattr(row, name)
+                if isinstance(number, Interval):
+                    line |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
+                else:
+                    line[name] = number
             line |= {f"variance of {name}": value for name, value in row.per_parameter.items()}
-            flat.append(line)
-        return pandas.DataFrame(flat).set_index("estimator")
+            lines.append(line)
+        return pandas.DataFrame(lines).set_index("estimator")
 
     def plot(self) -> Figure:
         """A matplotlib figure: bias, variance and mean squared error with their intervals."""
         require("Diagnosis.plot", "matplotlib")
         from matplotlib.figure import Figure
 
-        shown = [c for c in COLUMNS[1:4] if self.rows and getattr(self.rows[0], c[1]) is not None]
-        size = (2 + 2.6 * len(shown), 1.2 + 0.3 * len(self.rows))
+        columns = _columns(self.rows, COLUMNS[1:4])
+        size = (2 + 2.6 * len(columns), 1.2 + 0.3 * len(self.rows))
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-        for place, (title, name, _) in zip(axes, shown, strict=True):
-            for y, row in enumerate(self.rows):
-                measured = getattr(row, name)
-                place.plot([measured.low, measured.high], [y, y], color="C0", linewidth=2.5, alpha=0.5)
-                place.plot([measured.value], [y], "o", color="C0", markersize=5)
-            positive = [getattr(row, name).value for row in self.rows if getattr(row, name).value > 0]
+        panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        for axes, (title, name, _) in zip(panels, columns, strict=True):
+            intervals = [getattr(row, name) for row in self.rows]
+            for y, interval in enumerate(intervals):
+                axes.plot([interval.low, interval.high], [y, y], color="C0", linewidth=2.5, alpha=0.5)
+                axes.plot([interval.value], [y], "o", color="C0", markersize=5)
+            positive = [interval.value for interval in intervals if interval.value > 0]
             if name != "relative_bias" and positive and max(positive) > 20 * min(positive):
-                place.set_xscale("symlog", linthresh=max(min(positive), max(positive) * 1e-6))
-                place.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            place.set_title(title)
-        axes[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows], parse_math=False)
-        axes[0].invert_yaxis()
+                axes.set_xscale("symlog", linthresh=max(min(positive), max(positive) * 1e-6))
+                axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.set_title(title)
+        panels[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows], parse_math=False)
+        panels[0].invert_yaxis()
         return figure
 
 
-def _cell(measured: Interval | float | None, factor: float = 1.0) -> str:
+def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Column]:
+    """Those of `columns` that were measured."""
+    return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
+
+
+def _sentence(judgement: Recommendation) -> str:
+    scores, criterion = judgement.scores, judgement.criterion
+    if len(scores) < 2:
+        return "There is nothing to choose from: give at least two estimators that sample."
+    best, second = judgement.order[:2]
+    if judgement.ties:
+        return (
+            f"The data do not decide: for the lowest {criterion}, {best} ({_cell(scores[best])}) cannot be "
+            f"told from {listing(judgement.ties, most=4)}; more samples may."
+        )
+    return (
+        f"Recommended: {best}, with the lowest {criterion}: {_cell(scores[best])}, below that of every other "
+        f"one (next {second}, {_cell(scores[second])})."
+    )
+
+
+def _cell(number: Interval | float | None, factor: float = 1.0) -> str:
     """A number with its limits, to three digits.
 
     >>> _cell(Interval(0.1234, 0.1, 0.15)), _cell(2.0), _cell(None)
     ('0.123 [0.1, 0.15]', '2', '-')
     """
-    if measured is None:
+    if number is None:
         return "-"
-    if not isinstance(measured, Interval):
-        return f"{measured * factor:.3g}"
-    value = f"{measured.value * factor:.3g}"
-    if not math.isfinite(measured.low):
+    if not isinstance(number, Interval):
+        return f"{number * factor:.3g}"
+    value = f"{number.value * factor:.3g}"
+    if not math.isfinite(number.low):
         return value
-    return f"{value} [{measured.low * factor:.3g}, {measured.high * factor:.3g}]"
+    return f"{value} [{number.low * factor:.3g}, {number.high * factor:.3g}]"
 
 
-def _plain(measured: Interval | float | None) -> Any:
-    if isinstance(measured, Interval):
-        return {end: _plain(getattr(measured, end)) for end in ("value", "low", "high")}
-    return measured if measured is None or math.isfinite(measured) else None
+def _plain(number: Interval | float | None) -> Any:
+    if isinstance(number, Interval):
+        return {end: _plain(value) for end, value in number._asdict().items()}
+    return number if number is None or math.isfinite(number) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gapped.diagnostics.diagnosis import Diagnosis
-
+    from gapped.diagnostics.gradients import Progress
 
 DEFAULT = (
     "gumbel-softmax",
@@ -32,9 +33,11 @@ DEFAULT = (
     "disarm-tree",
 )
 METRICS = ("mse", "bias", "relative-bias", "variance")
-SWEPT = ("gst",)
-# The most that logits from a file may take.
+# The largest logits that are read from a file.
 _BYTES = 256 * 2**20
+
+Place = tuple[str, tuple[float, ...]]
+"""An estimator of a sweep: its text, and the values of the options that are swept."""
 
 
 def diagnose(
@@ -67,7 +70,7 @@ def diagnose(
     metric: Annotated[str, typer.Option(help="What the heat map of a sweep shows.")] = "mse",
     reference: Annotated[str, typer.Option(help="auto, exact, coordinate or rloo.")] = "auto",
     out: Annotated[Path, typer.Option(help="diagnosis.json and pictures go here.")] = Path("runs/diagnose"),
-) -> int:
+) -> None:
     """Measure bias, variance, mean squared error and cosine of estimators against the exact gradient.
 
     \b
@@ -81,52 +84,45 @@ def diagnose(
     axes = dict(_axis(text) for text in sweep or ())
     if len(axes) != len(sweep or ()) or len(axes) > 2:
         raise reject("--sweep", " ".join(sweep or ()), "one or two different options")
-    names = _shape(shape)
+    sizes = _shape(shape)
 
     import torch
 
-    from gapped.diagnostics.measure import check_settings
-    from gapped.diagnostics.measure import diagnose as measure
+    from gapped.diagnostics import measure
+    from gapped.lab import problems
     from gapped.lab.environment import describe
-    from gapped.lab.problems import Problem
-    from gapped.lab.problems import problem as known_problem
+    from gapped.lab.records import atomic_write
     from gapped.lab.report.terminal import console, say
     from gapped.lab.store import Store
 
     members, places = _members(estimator, tau, axes)
-    where = function or problem
     if function is None:
-        f, point = known_problem(problem, seed, names)
+        f, point = problems.problem(problem, seed, sizes)
     else:
-        f, point = Problem(_users(function), _normal(names, seed))
+        normal = torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
+        f, point = problems.Problem(_user_function(function), normal)
     if logits is not None:
         own, point = point, _load(logits)
         if function is None and point.shape != own.shape:
-            shown, accepted = tuple(point.shape), f"{tuple(own.shape)}, the problem's shape (see --shape)"
-            raise reject("--logits", f"a tensor of shape {shown}", accepted)
-    check_settings(samples)
+            accepted = f"{tuple(own.shape)}, the problem's shape (see --shape)"
+            raise reject("--logits", f"a tensor of shape {tuple(point.shape)}", accepted)
+    measure.check_settings(samples)
     Store(out)  # fails here, not after minutes, if nothing can be written
-    screen = console()
-    with _Bar(screen, len(members)) as bar:
-        found = measure(
-            f,
-            point,
-            members,
-            samples,
-            reference,
-            generator=torch.Generator().manual_seed(seed),
-            progress=bar,
-        )
-    screen.print(str(found), soft_wrap=True)
+    screen, noise = console(), torch.Generator().manual_seed(seed)
+    with _progress_bar(screen, len(members)) as bar:
+        diagnosis = measure.diagnose(f, point, members, samples, reference, generator=noise, progress=bar)
+    screen.print(str(diagnosis), soft_wrap=True)
+    where = function or problem
     settings = {"problem": where, "shape": list(point.shape), "tau": tau, "seed": seed, "sweep": axes}
-    record = {**settings, **found.to_dict(), "environment": describe(point.device)}
-    _write(out / "diagnosis.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-    pictures = {"diagnosis": _picture(found, where), **_heat_maps(found, places, axes, metric, where)}
-    for name, svg in pictures.items():
-        _write(out / f"{name}.svg", svg)
-    written = ", ".join(["diagnosis.json", *(f"{name}.svg" for name in pictures)])
-    say(screen, f"Written to {out}: {written}")
-    return 0
+    record = {**settings, **diagnosis.to_dict(), "environment": describe(point.device)}
+    files = {
+        "diagnosis.json": json.dumps(record, indent=1, allow_nan=False) + "\n",
+        **_pictures(diagnosis, places, axes, metric, where),
+    }
+    for name, text in files.items():
+        with atomic_write(out / name) as file:
+            file.write(text.encode("utf-8"))
+    say(screen, f"Written to {out}: {', '.join(files)}")
 
 
 def _axis(text: str) -> tuple[str, list[float]]:
@@ -153,45 +149,33 @@ def _shape(text: str) -> tuple[int, int]:
     return variables, categories
 
 
-Place = tuple[str, tuple[float, ...]]
-
-
 def _members(
     texts: Sequence[str] | None, tau: float, axes: Mapping[str, Sequence[float]]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
-    """Estimators by label, and for those of a sweep their text and place in it."""
+    """Estimators by label, and the places of those that are swept."""
     from gapped.lab.text import make, parse, show
     from gapped.pathwise.base import Pathwise
-    from gapped.registry import estimators
 
-    # Those of the defaults that go by a name.
-    default = SWEPT if "gap" in axes else DEFAULT
-    chosen = texts or [text for text in default if text.partition(":")[0] in estimators()]
+    texts = texts or (("gst",) if "gap" in axes else DEFAULT)
     members: dict[str, Any] = {}
     places: dict[str, Place] = {}
-    for text in chosen:
+    for text in texts:
         name, options = parse(text)
-        made = make(name, options)
-        if isinstance(made, Pathwise) and "tau" not in options and "tau" not in axes:
+        member = make(name, options)
+        if isinstance(member, Pathwise) and "tau" not in options and "tau" not in axes:
             options["tau"] = tau
-        own = {each.name for each in fields(made)} if is_dataclass(made) else set()
-        if not axes or not own.issuperset(axes):
+        known = {each.name for each in fields(member)} if is_dataclass(member) else set()
+        if not axes or not known.issuperset(axes):
             members[text] = make(name, options)
             continue
         for values in product(*axes.values()):
-            set_here = {**options, **dict(zip(axes, values, strict=True))}
-            label = show(name, set_here)
-            members[label] = make(name, set_here)
+            settings = {**options, **dict(zip(axes, values, strict=True))}
+            label = show(name, settings)
+            members[label] = make(name, settings)
             places[label] = (text, values)
     if axes and not places:
-        raise reject("--sweep", ", ".join(axes), f"options of one of the estimators {', '.join(chosen)}")
+        raise reject("--sweep", ", ".join(axes), f"options of one of the estimators {', '.join(texts)}")
     return members, places
-
-
-def _normal(shape: tuple[int, int], seed: int) -> Tensor:
-    import torch
-
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _load(path: Path) -> Tensor:
@@ -199,11 +183,10 @@ def _load(path: Path) -> Tensor:
 
     size = path.stat().st_size
     try:
-        if is_zipfile(
-            path
-        ):  # as torch.save writes it; one that is compressed may hold far more than its size
+        # torch.save writes a zip file; a compressed one may hold far more than its size.
+        if is_zipfile(path):
             with ZipFile(path) as file:
-                size = max(size, sum(part.file_size for part in file.infolist()))
+                size = max(size, sum(entry.file_size for entry in file.infolist()))
         logits = torch.load(path, map_location="cpu", weights_only=True) if size <= _BYTES else None
     except OSError:
         raise
@@ -212,36 +195,35 @@ def _load(path: Path) -> Tensor:
     if not isinstance(logits, torch.Tensor) or logits.layout != torch.strided or logits.device.type != "cpu":
         accepted = f"a file with one dense tensor, written by torch.save, of {_BYTES // 2**20} MiB at most"
         raise reject("--logits", str(path), accepted)
-    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    # One that was expanded is larger than its file.
-    if logits.dtype not in kinds or logits.numel() * logits.itemsize > _BYTES:
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    # An expanded tensor is larger than its file.
+    if logits.dtype not in dtypes or logits.numel() * logits.itemsize > _BYTES:
         got = f"a tensor of dtype {logits.dtype} and shape {tuple(logits.shape)}"
         raise reject("--logits", got, f"floating-point numbers of {_BYTES // 2**20} MiB at most")
     return logits.detach()
 
 
-def _users(text: str) -> Callable[[Tensor], Tensor]:
-    """The function called ``module:function``; whatever it raises is told in one line."""
+def _user_function(text: str) -> Callable[[Tensor], Tensor]:
+    """The function called ``module:function``; its exceptions become errors of one line."""
     from importlib import import_module
 
-    accepted = "module:function, importable from here"
     module_name, _, name = text.partition(":")
     if not (module_name and name):
-        raise reject("--function", text, accepted)
+        raise reject("--function", text, "module:function, importable from here")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         module = import_module(module_name)
     except Exception as problem:
         raise GappedError(f"--function: {module_name}: {_line(problem)}") from problem
-    found = getattr(module, name, None)
-    if not callable(found):
-        what = "no such name" if found is None else f"an object of type {type(found).__name__}"
+    function = getattr(module, name, None)
+    if not callable(function):
+        what = "no such name" if function is None else f"an object of type {type(function).__name__}"
         raise reject("--function", f"{text}, {what}", f"a function in {module_name}")
 
     def cost(samples: Tensor) -> Tensor:
         try:
-            return found(samples)  # type: ignore[no-any-return]
+            return function(samples)  # type: ignore[no-any-return]
         except GappedError:
             raise
         except Exception as problem:
@@ -255,72 +237,54 @@ def _line(problem: Exception) -> str:
     return " ".join(f"{type(problem).__name__}: {problem}".split())
 
 
-class _Bar:
+@contextmanager
+def _progress_bar(screen: Console, members: int) -> Iterator[Progress]:
     """A bar with the time left; a line for each estimator where the output is no terminal."""
+    from rich import progress
 
-    def __init__(self, screen: Console, members: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    description = progress.TextColumn("{task.description}", markup=False)
+    columns = (description, progress.BarColumn(), progress.TimeRemainingColumn())
+    shares: dict[str, float] = {}
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-        self.screen = screen
-        self.progress = Progress(*columns, console=screen, transient=True)
-        self.bar = self.progress.add_task("measuring", total=members)
-        self.done: dict[str, float] = {}
+    def update(label: str, done: int, total: int) -> None:
+        shares[label] = done / total
+        completed = sum(share for name, share in shares.items() if name != "reference")
+        bar.update(task, description=label, completed=completed)
+        if done == total and not screen.is_terminal:
+            screen.print(f"measured {label}")
 
-    def __enter__(self) -> _Bar:
-        if self.screen.is_terminal:
-            self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def __call__(self, label: str, done: int, total: int) -> None:
-        self.done[label] = done / total
-        measured = sum(share for name, share in self.done.items() if name != "reference")
-        self.progress.update(self.bar, description=label, completed=measured)
-        if done == total and not self.screen.is_terminal:
-            self.screen.print(f"measured {label}")
+    with progress.Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("measuring", total=members)
+        yield update
 
 
-def _picture(found: Diagnosis, where: str) -> str:
-    from gapped.lab.report.svg import style, to_svg
-
-    with style("diagnosis"):
-        return to_svg(found.plot(), f"Bias, variance and mean squared error on {where}", [])
-
-
-def _heat_maps(
-    found: Diagnosis,
+def _pictures(
+    diagnosis: Diagnosis,
     places: Mapping[str, Place],
     axes: Mapping[str, Sequence[float]],
     metric: str,
     where: str,
 ) -> dict[str, str]:
-    """For two options a map of each estimator; for one, a single map with a line for each."""
+    """The diagnosis, and heat maps of a sweep: of two options one for each estimator, of one a single one."""
     from gapped.lab.report.figures import heat_map
+    from gapped.lab.report.svg import style, to_svg
 
+    with style("diagnosis"):
+        picture = to_svg(diagnosis.plot(), f"Bias, variance and mean squared error on {where}", [])
+    pictures = {"diagnosis.svg": picture}
     name = metric.replace("-", "_")
-    values = {places[row.label]: getattr(row, name).value for row in found.rows if row.label in places}
-    if not values:
-        return {}
+    values = {places[row.label]: getattr(row, name).value for row in diagnosis.rows if row.label in places}
     what = f"{metric.replace('-', ' ').replace('mse', 'mean squared error')} on {where}"
     if len(axes) == 1:
+        (right,) = axes
         grid: dict[tuple[Any, Any], float] = {(text, at[0]): value for (text, at), value in values.items()}
-        over = f"of estimators over {next(iter(axes))}"
-        return {"heat": heat_map(grid, what, name, "heat", ("estimator", next(iter(axes))), over)}
-    right, up = axes
-    maps = {}
-    for text in dict.fromkeys(text for text, _ in values):
-        grid = {(at[1], at[0]): value for (owner, at), value in values.items() if owner == text}
-        file = "heat-" + "".join(c if c.isalnum() else "-" for c in text)
-        over = f"over {up} and {right}"
-        maps[file] = heat_map(grid, f"{what}, {text}", name, file, (up, right), over)
-    return maps
-
-
-def _write(path: Path, text: str) -> None:
-    from gapped.lab.records import atomic_write
-
-    with atomic_write(path) as file:
-        file.write(text.encode("utf-8"))
+        over = f"of estimators over {right}"
+        pictures["heat.svg"] = heat_map(grid, what, name, "heat", ("estimator", right), over)
+    elif axes:
+        right, up = axes
+        for text in dict.fromkeys(text for text, _ in values):
+            grid = {(at[1], at[0]): value for (owner, at), value in values.items() if owner == text}
+            stem = "heat-" + "".join(c if c.isalnum() else "-" for c in text)
+            over = f"over {up} and {right}"
+            pictures[f"{stem}.svg"] = heat_map(grid, f"{what}, {text}", name, stem, (up, right), over)
+    return pictures

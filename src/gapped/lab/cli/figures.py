@@ -32,7 +32,7 @@ def figures(quick: bool = False) -> dict[str, str]:
     import numpy as np
     import torch
 
-    from gapped.diagnostics.scenes import gaps, movements, surrogates
+    from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
     from gapped.lab.report.playground import render_playground
     from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
     from gapped.pathwise.gst import GST
@@ -42,23 +42,23 @@ def figures(quick: bool = False) -> dict[str, str]:
 
     generator = torch.Generator().manual_seed(SEED)
     count = 100 if quick else 400
-    plain = surrogates(GumbelSoftmax(TAU), LOGITS, count, generator)
-    rao = surrogates(GumbelRao(TAU, samples=SAMPLES), LOGITS, count // 2, generator)
-    gapped = surrogates(GST(TAU, gap=GAP), LOGITS, count, generator)
+    stgs, stgs_points = surrogates(GumbelSoftmax(TAU), LOGITS, count, generator)
+    rao, rao_points = surrogates(GumbelRao(TAU, samples=SAMPLES), LOGITS, count // 2, generator)
+    gst, gst_points = surrogates(GST(TAU, gap=GAP), LOGITS, count, generator)
     stops = movements(GST(TAU, gap=GAP), LOGITS)
     clouds = [
-        Cloud("STGS", plain.chosen, plain.points),
-        Cloud(f"GR-MC{SAMPLES}", rao.chosen, rao.points, rao.parts[:, 0]),
-        Cloud(f"GST-{GAP:.1f}", gapped.chosen, gapped.points),
+        Cloud("STGS", stgs, stgs_points.mean(0)),
+        Cloud(f"GR-MC{SAMPLES}", rao, rao_points.mean(0), rao_points[:, 0]),
+        Cloud(f"GST-{GAP:.1f}", gst, gst_points.mean(0)),
     ]
     setting = f"logits {', '.join(f'{x:g}' for x in LOGITS)}, temperature {TAU:g}, gap {GAP:g}"
-    simulated = gaps(PROBABILITIES, 300 if quick else 3000, generator)
+    gaps = simulated_gaps(PROBABILITIES, 300 if quick else 3000, generator)
     p = np.linspace(0.0, 0.985, 198)
     curve = expected_gap(torch.from_numpy(p)).numpy()
     made = (
         draw_samples(clouds, stops, f"Soft samples of STGS, GR-MC and GST: {setting}"),
         draw_movements(stops, f"The movements m1 and m2 of GST: {setting}"),
-        draw_gaps(simulated.p, simulated.drawn, (p, curve)),
+        draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
         render_playground(LOGITS, TAU, GAP, SAMPLES),
     )
     return dict(zip(PICTURES, made, strict=True))

@@ -24,16 +24,17 @@ def properties(
     """
     import torch
 
-    from gapped.diagnostics.properties import properties as measure
+    from gapped.diagnostics.surrogate_properties import properties as measure
     from gapped.errors import reject
     from gapped.lab.text import make, parse
     from gapped.pathwise.base import Pathwise
     from gapped.registry import estimators
 
-    names = estimator or list(estimators("pathwise"))
-    chosen = [make(*parse(text)) for text in names]
-    for i, one in enumerate(chosen):
-        if not isinstance(one, Pathwise):
+    texts = estimator or list(estimators("pathwise"))
+    members = [make(*parse(text)) for text in texts]
+    for i, member in enumerate(members):
+        if not isinstance(member, Pathwise):
             known = ", ".join(estimators("pathwise"))
-            raise reject("estimator", names[i], f"one whose sample carries the gradient: {known}")
-        print("\n" * (i > 0) + str(measure(one, draws=draws, generator=torch.Generator().manual_seed(seed))))
+            raise reject("estimator", texts[i], f"one whose sample carries the gradient: {known}")
+        report = measure(member, draws=draws, generator=torch.Generator().manual_seed(seed))
+        print("\n" * (i > 0) + str(report))

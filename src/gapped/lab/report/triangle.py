@@ -39,7 +39,7 @@ class Cloud:
 def draw_samples(clouds: Sequence[Cloud], stops: Floats, what: str, salt: str = "simplex-samples") -> str:
     """A triangle for each estimator with its surrogates, coloured by the drawn category.
 
-    The last one also shows the way there: `stops` as `gapped.diagnostics.scenes.movements` makes them.
+    The last one also shows the way there: `stops` as `surrogate_properties.movements` has them.
     """
     with style(salt):
         figure, axes = new_figure(168)

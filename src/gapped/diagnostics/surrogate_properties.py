@@ -1,9 +1,10 @@
-"""Properties 0 to 3 of the paper (section 3), measured on any estimator whose sample carries the gradient."""
+"""Properties of surrogates: the four of the paper (section 3), measured, and the points of its pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +12,17 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
-from gapped.pathwise.base import Pathwise, per_row
+from gapped.pathwise.base import Draw, Pathwise, per_row
+from gapped.pathwise.gst import GST
+from gapped.pathwise.straight_through import StraightThrough
 
-# How many rows of how many normal logits are looked at where none are given.
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Rows and categories of the normal logits that are taken where none are given.
 ROWS, CATEGORIES = 32, 5
-# The chi-squared law of a cell needs it to expect about so many draws.
+# Expected draws in a cell below which the chi-squared approximation is poor.
 SMALLEST_CELL = 25.0
 # Beyond rounding in float64.
 ROUNDING = 1e-9
@@ -24,7 +31,7 @@ NAMES = ("follows the logits' law", "consistency", "zero-gradient perturbation",
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one property."""
+    """Whether one property holds, and the evidence."""
 
     number: int
     holds: bool | None
@@ -64,11 +71,10 @@ class Properties:
         return "\n".join([str(self.estimator), *lines])
 
 
-@dataclass(frozen=True)
-class _Surrogate:
-    """Draws with everything about them: first axis draws, second rows."""
+class _Draws(NamedTuple):
+    """Hard samples, their surrogates and their gradients: first axis draws, second rows."""
 
-    chosen: Tensor
+    category: Tensor
     points: Tensor
     tau: float | Tensor
     weight: Tensor
@@ -86,18 +92,18 @@ def properties(
     r"""Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
 
     0. *Following* :math:`p`: the hard sample has the law :math:`\mathrm{softmax}(\theta)`. A chi-squared
-       test over all rows; a correct estimator is accused with probability `level`.
+       test over all rows; it rejects a correct estimator with probability `level`.
     1. *Consistency*: the surrogate :math:`h` is largest at the drawn category. Every draw must agree; a tie
        agrees, as in the paper's ablation, where GST without a gap is consistent.
     2. *Zero-gradient perturbation*: :math:`h = \mathrm{softmax}((\theta + m)/\tau)` with :math:`m` constant,
        or a mean of such. Then the gradient is the mean of :math:`J(h)\,g/\tau`, and every one must be.
     3. *Strict gap*: given the category, the two largest perturbed logits :math:`\theta + m` are apart in
-       expectation. A gap is never negative, so one that is seen proves it: no error rate is needed. The
+       expectation. A gap is never negative, so a single positive one proves it, without an error rate. The
        evidence is the least mean over rows and categories. As in the paper's ablation, the largest one
        need not be the drawn category: that is property 1.
 
     `logits` has shape ``(*rows, K)``; without it, 32 rows of 5 standard normal logits are drawn. Property 0
-    uses `draws` samples a row, the others a tenth of them. An estimator without a soft sample, such as
+    uses `draws` samples per row, the others a tenth of them. An estimator without a soft sample, such as
     ReinMax, has no surrogate: only property 0 applies to it. Everything is computed in float64.
 
     >>> from gapped.pathwise.gst import GST
@@ -119,26 +125,20 @@ def properties(
     rows = logits.detach().double()
     hard = replace(estimator, hard=True)
     law = _follows(hard, rows, draws, level, generator)
-    if not _has_surrogate(estimator):
-        nothing = [Finding(number, None, "no soft sample", 0, {}) for number in (1, 2, 3)]
-        return Properties(estimator, (law, *nothing))
-    seen = _surrogate(hard, rows.expand(draws // 10, *rows.shape), generator)
-    return Properties(estimator, (law, _consistent(seen), _zero_gradient(seen), _strict_gap(seen)))
-
-
-def _has_surrogate(estimator: Pathwise) -> bool:
     try:
         replace(estimator, hard=False)
     except GappedError:
-        return False
-    return True
+        nothing = [Finding(number, None, "no soft sample", 0, {}) for number in (1, 2, 3)]
+        return Properties(estimator, (law, *nothing))
+    sample = _draw(hard, rows.expand(draws // 10, *rows.shape), generator)
+    return Properties(estimator, (law, _consistent(sample), _zero_gradient(sample), _strict_gap(sample)))
 
 
 def _follows(
     estimator: Pathwise, rows: Tensor, draws: int, level: float, generator: torch.Generator | None
 ) -> Finding:
-    drawn = estimator.sample(rows.expand(draws, *rows.shape), generator=generator)
-    counts = (drawn == 1).sum(0).double().flatten(end_dim=-2)
+    samples = estimator.sample(rows.expand(draws, *rows.shape), generator=generator)
+    counts = (samples == 1).sum(0).double().flatten(end_dim=-2)
     expected = draws * simplex.softmax(rows).flatten(end_dim=-2)
     broken = int((counts.sum(-1) != draws).sum())
     p = 0.0 if broken else _chi_squared(counts, expected)
@@ -152,29 +152,29 @@ def _follows(
 def _chi_squared(counts: Tensor, expected: Tensor) -> float:
     """P-value of the counts of all rows together; rare categories are pooled."""
     statistic, freedom = 0.0, 0
-    for found, means in zip(counts.tolist(), expected.tolist(), strict=True):
-        cells = _pooled(sorted(zip(means, found, strict=True), reverse=True))
+    for row in zip(expected.tolist(), counts.tolist(), strict=True):
+        cells = _pooled(*row)
         statistic += sum((count - mean) ** 2 / mean for mean, count in cells)
         freedom += len(cells) - 1
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1])) if freedom else 1.0
 
 
-def _pooled(cells: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Cells of (expected, found), largest first, merged from the small end until each expects enough.
+def _pooled(expected: Sequence[float], counts: Sequence[float]) -> list[tuple[float, float]]:
+    """Cells of (expected, count), merged from the small end until each expects enough.
 
-    >>> _pooled([(70.0, 66.0), (20.0, 25.0), (10.0, 9.0)])
-    [(70.0, 66.0), (30.0, 34.0)]
+    >>> _pooled([70.0, 20.0, 10.0], [66.0, 25.0, 9.0])
+    [(30.0, 34.0), (70.0, 66.0)]
     """
-    *larger, (mean, count) = cells
-    while larger and mean < SMALLEST_CELL:
-        more = larger.pop()
-        mean, count = mean + more[0], count + more[1]
-    return [*_pooled(larger), (mean, count)] if larger else [(mean, count)]
+    cells = [(0.0, 0.0)]
+    for mean, count in sorted(zip(expected, counts, strict=True)):
+        smaller = cells.pop() if cells[-1][0] < SMALLEST_CELL else (0.0, 0.0)
+        cells.append((smaller[0] + mean, smaller[1] + count))
+    return cells
 
 
-def _surrogate(estimator: Pathwise, rows: Tensor, generator: torch.Generator | None) -> _Surrogate:
-    """The gradient of hard samples, and the points of the very same draws."""
+def _draw(estimator: Pathwise, rows: Tensor, generator: torch.Generator | None) -> _Draws:
+    """Hard samples with gradients, and the surrogates of the very same draws."""
     seed = int(torch.randint(2**62, (), generator=generator, device=rows.device))
     leaf = rows.clone().requires_grad_()
     weight = torch.randn(rows.shape, generator=_source(seed + 1, rows), dtype=rows.dtype, device=rows.device)
@@ -183,39 +183,75 @@ def _surrogate(estimator: Pathwise, rows: Tensor, generator: torch.Generator | N
     outcome = estimator.outcome(rows, _source(seed, rows), True)
     assert outcome.gradient is not None
     tau = per_row("tau", estimator.tau, rows)
-    return _Surrogate(sample.argmax(-1, keepdim=True), outcome.gradient.points, tau, weight, gradient)
+    return _Draws(sample.argmax(-1, keepdim=True), outcome.gradient.points, tau, weight, gradient)
 
 
 def _source(seed: int, like: Tensor) -> torch.Generator:
     return torch.Generator(like.device).manual_seed(seed)
 
 
-def _consistent(seen: _Surrogate) -> Finding:
-    h = seen.points.mean(0)
-    behind = (h.amax(-1, keepdim=True) - h.gather(-1, seen.chosen)).squeeze(-1)
+def _consistent(sample: _Draws) -> Finding:
+    h = sample.points.mean(0)
+    behind = (h.amax(-1, keepdim=True) - h.gather(-1, sample.category)).squeeze(-1)
     wrong, cases, worst = int((behind > ROUNDING).sum()), behind.numel(), float(behind.max())
     evidence = f"{wrong:,} surrogates are largest elsewhere" + (f", by up to {worst:.3f}" if wrong else "")
     return Finding(1, wrong == 0, evidence, cases, {"wrong": wrong, "largest_difference": worst})
 
 
-def _zero_gradient(seen: _Surrogate) -> Finding:
-    q, g = seen.points, seen.weight
-    expected = (q * (g - (q * g).sum(-1, keepdim=True))).mean(0) / seen.tau
-    off = (seen.gradient - expected).abs().amax(-1) / expected.abs().max().clamp(min=ROUNDING)
+def _zero_gradient(sample: _Draws) -> Finding:
+    q, g = sample.points, sample.weight
+    expected = (q * (g - (q * g).sum(-1, keepdim=True))).mean(0) / sample.tau
+    off = (sample.gradient - expected).abs().amax(-1) / expected.abs().max().clamp(min=ROUNDING)
     wrong, worst = int((off > ROUNDING).sum()), float(off.max())
     evidence = f"{wrong:,} gradients are not J(h) g / τ, relative difference at most {worst:.2g}"
     return Finding(2, wrong == 0, evidence, off.numel(), {"wrong": wrong, "largest_difference": worst})
 
 
-def _strict_gap(seen: _Surrogate) -> Finding:
-    perturbed = seen.tau * seen.points.log()
+def _strict_gap(sample: _Draws) -> Finding:
+    perturbed = sample.tau * sample.points.log()
     largest = perturbed.topk(2, -1).values
     gap = (largest[..., 0] - largest[..., 1]).mean(0)
-    given = simplex.one_hot(seen.chosen.squeeze(-1), perturbed.shape[-1], gap.dtype)
-    counts = given.sum(0)
-    means = (gap.unsqueeze(-1) * given).sum(0) / counts
+    one_hot = simplex.one_hot(sample.category.squeeze(-1), perturbed.shape[-1], gap.dtype)
+    counts = one_hot.sum(0)
+    means = (gap.unsqueeze(-1) * one_hot).sum(0) / counts
     cases, none = int((counts > 0).sum()), int((means <= ROUNDING).sum())
-    # The mean of a handful of draws says whether there is a gap, but not how large it is.
+    # The mean of a few draws shows whether there is a gap, but not how large it is.
     least = float(means[counts >= min(SMALLEST_CELL, float(counts.max()))].min())
     evidence = f"{none:,} mean gaps are 0, the least over {SMALLEST_CELL:.0f} draws or more is {least:.3g}"
     return Finding(3, none == 0, evidence, cases, {"without": none, "least_gap": least})
+
+
+def surrogates(
+    estimator: Pathwise, logits: Sequence[float], count: int, generator: torch.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Draw `count` times from one row of logits, in float64.
+
+    The drawn categories ``(n,)``, and the points ``(m, n, K)`` whose means over `m` are the surrogates.
+    """
+    rows = simplex.shift(torch.tensor(logits, dtype=torch.float64)).expand(count, -1)
+    draws = estimator.draw(rows, generator, True)
+    return draws.chosen.numpy(), estimator.points(rows, draws).points.numpy()
+
+
+def movements(estimator: GST, logits: Sequence[float]) -> NDArray[np.float64]:
+    """Where GST's surrogate starts, where m1 takes it, and m2 then: ``(K, 3, K)``, drawn category first.
+
+    Without a gap m2 is zero (section 4.2 of the paper), so that a GST of gap 0 stops after m1.
+    """
+    theta = torch.tensor(logits, dtype=torch.float64)
+    rows, draws = simplex.shift(theta).expand(len(theta), -1), Draw(torch.arange(len(theta)))
+    stages = (StraightThrough(estimator.tau), GST(estimator.tau, gap=0.0), estimator)
+    return torch.stack([stage.points(rows, draws).points[0] for stage in stages], 1).numpy()
+
+
+def simulated_gaps(
+    probabilities: Sequence[float], draws: int, generator: torch.Generator
+) -> NDArray[np.float64]:
+    """Gaps of Gumbel noise given that a category of each probability wins, ``(draws, len(probabilities))``.
+
+    There are three categories; the other two share the rest as 2 to 1.
+    """
+    p = torch.tensor(probabilities, dtype=torch.float64)
+    log_p = torch.stack([p, (1 - p) * 2 / 3, (1 - p) / 3], -1).log()
+    scores = simplex.conditional_gumbel(log_p, torch.zeros(len(p), dtype=torch.int64), draws, generator)
+    return (scores[..., 0] - scores[..., 1:].amax(-1)).numpy()
