@@ -30,8 +30,7 @@ from gapped.lab.tasks.listops import task as listops_task
 from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.lab.tasks.listops.model import TreeClassifier, drop
 from gapped.lab.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
-from gapped.lab.tasks.listops.reference import reference_tree
-from gapped.lab.tasks.listops.sampler import Greedy, Sampler
+from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped.lab.tasks.listops.task import ListOpsTask, depths
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64

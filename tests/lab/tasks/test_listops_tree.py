@@ -11,10 +11,8 @@ from torch import Tensor
 import gapped
 from gapped.errors import GappedError
 from gapped.lab.fleet.grouping import Grouped
-from gapped.lab.tasks.listops.cell import compose, compose_vjp
-from gapped.lab.tasks.listops.leaf import lstm
-from gapped.lab.tasks.listops.reference import reference_tree
-from gapped.lab.tasks.listops.sampler import Greedy, Sampler
+from gapped.lab.tasks.listops.model import lstm
+from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, compose, compose_vjp, reference_tree
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.registry import Pathwise
 

@@ -1,8 +1,9 @@
-"""The model: word vectors, a leaf LSTM, the latent tree, a classifier of its root."""
+"""The model: word vectors, a leaf LSTM whose states are the leaves, the latent tree, a classifier."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,10 +11,10 @@ from torch.nn import Parameter, init
 
 from gapped.lab.data.listops import VOCABULARY
 from gapped.lab.fleet.layers import Linear
-from gapped.lab.tasks.listops.leaf import lstm
 from gapped.lab.tasks.listops.protocol import Protocol
-from gapped.lab.tasks.listops.sampler import Sampler
+from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree
+from gapped.lab.tasks.listops.tree_tables import uses_kernels
 
 CLASSES = 10
 _SMALL = 0.002
@@ -77,6 +78,82 @@ class TreeClassifier(torch.nn.Module):
         bias = self.input_bias + self.recurrent_bias
         gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)
         return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
+
+
+def lstm(inputs: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
+    """States ``(R, B, M, 2d)``, h and c side by side, of an LSTM that starts from zero.
+
+    `inputs` ``(R, B, M, 4d)`` are the gates without their recurrent part, in torch's order: input, forget,
+    cell, output. `weight` is ``(R, d, 4d)``. The gradient of the weight is one product for all tokens.
+    `fused` lets kernels do the work of a step where they can.
+    """
+    return _LSTM.apply(inputs, weight, fused)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, fused: bool) -> Tensor:
+        runs, batch, count, four = inputs.shape
+        forward_step, ctx.backward_step = advance, retreat
+        if uses_kernels(inputs, fused):
+            from gapped.lab.tasks.listops import tree_launch
+
+            forward_step, ctx.backward_step = tree_launch.advance, tree_launch.retreat
+        gates = torch.empty_like(inputs)
+        states = inputs.new_empty(runs, count + 1, batch, four // 2)
+        states[:, 0] = 0
+        for step in range(count):
+            before = states[:, step]
+            torch.bmm(before[..., : four // 4], weight, out=gates[:, :, step])
+            forward_step(gates[:, :, step], inputs[:, :, step], before, states[:, step + 1])
+        ctx.save_for_backward(gates, states, weight)
+        return states[:, 1:].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        gates, states, weight = ctx.saved_tensors
+        runs, batch, count, four = gates.shape
+        width, back = four // 4, weight.transpose(1, 2)
+        grads = torch.empty_like(gates)
+        grad_h, grad_c = grad.new_zeros(2, runs, batch, width)
+        for step in reversed(range(count)):
+            out = grads[:, :, step]
+            ctx.backward_step(gates[:, :, step], states[:, step], grad[:, :, step], grad_h, grad_c, out)
+            torch.bmm(out, back, out=grad_h)
+        before = states[:, :-1, :, :width].transpose(1, 2).reshape(runs, -1, width)
+        return grads, torch.bmm(before.transpose(1, 2), grads.flatten(1, 2)), None
+
+
+def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> None:
+    """Add `inputs` to the recurrent part in `gates`, both ``(R, B, 4d)``, and write the state `after`."""
+    width = gates.shape[-1] // 4
+    gates += inputs
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * before[..., width:] + i.sigmoid() * g.tanh()
+    after[..., width:] = c
+    after[..., :width] = o.sigmoid() * c.tanh()
+
+
+def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor) -> None:
+    """Write the gradient of the gates to `out`, and that of the cell before in the place of `grad_c`.
+
+    `own` ``(R, B, 2d)`` is the gradient of the state itself, `grad_h` and `grad_c` are from the step after.
+    """
+    width = gates.shape[-1] // 4
+    before = before[..., width:]
+    grad_h, total = own[..., :width] + grad_h, own[..., width:] + grad_c
+    i, f, g, o = gates.chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    top = (f * before + i * g).tanh()
+    total = total + grad_h * o * (1 - top * top)
+    slopes = (
+        total * g * i * (1 - i),
+        total * before * f * (1 - f),
+        total * i * (1 - g * g),
+        grad_h * top * o * (1 - o),
+    )
+    out.copy_(torch.cat(slopes, -1))
+    grad_c.copy_(total * f)
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:

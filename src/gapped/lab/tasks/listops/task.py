@@ -20,7 +20,7 @@ from gapped.lab.fleet.trainer import Task, permutation
 from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
 from gapped.lab.tasks.listops.protocol import Protocol
-from gapped.lab.tasks.listops.sampler import Greedy
+from gapped.lab.tasks.listops.reference_tree import Greedy
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
