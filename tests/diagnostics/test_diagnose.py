@@ -481,7 +481,7 @@ def test_without_a_reference_only_the_variance_is_measured():
 def test_the_papers_variance_is_one_call():
     from test_vae import toy_task
 
-    from gapped.lab.fleet.grouping import Grouped
+    from gapped.lab.fleet.estimator_groups import Grouped
 
     task, images, samples = toy_task(runs=1), 20, 25
 

@@ -13,10 +13,9 @@ import torch
 from gapped.lab import data as data_sets
 from gapped.lab.data.listops import LISTOPS, ListOpsSource
 from gapped.lab.fleet.trainer import Task
-from gapped.lab.tasks.listops.protocol import protocol as listops_protocol
 from gapped.lab.tasks.listops.task import ListOpsTask
-from gapped.lab.tasks.vae.protocol import protocol as vae_protocol
-from gapped.lab.tasks.vae.task import VAETask
+from gapped.lab.tasks.protocols import listops_protocol, vae_protocol
+from gapped.lab.tasks.vae import VAETask
 
 if TYPE_CHECKING:
     from gapped.lab.spec import RunSpec

@@ -21,17 +21,17 @@ from torch import Tensor, nn
 
 import gapped
 from gapped.lab.data import Dataset
-from gapped.lab.fleet.adam import Adam
-from gapped.lab.fleet.grouping import Grouped, group_key
-from gapped.lab.fleet.layers import Linear, generators
+from gapped.lab.fleet.estimator_groups import Grouped, group_key
+from gapped.lab.fleet.optimizer import Adam
+from gapped.lab.fleet.run_layers import Linear, generators
 from gapped.lab.fleet.schedule import Mixed
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
-from gapped.lab.tasks.vae.protocol import Protocol
-from gapped.lab.tasks.vae.task import VAETask
+from gapped.lab.tasks.protocols import VAEProtocol
+from gapped.lab.tasks.vae import VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 LATENTS, CATEGORIES, PIXELS, BATCH, STEPS, EPOCHS = 3, 4, 12, 8, 5, 4
-TINY = Protocol("tiny", LATENTS, CATEGORIES, (9, 7), batch=BATCH)
+TINY = VAEProtocol("tiny", LATENTS, CATEGORIES, (9, 7), batch=BATCH)
 RECTIFIED = replace(TINY, rectified_logits=True)
 ESTIMATORS = {
     "gumbel-softmax": gapped.GumbelSoftmax(tau=0.5),
@@ -136,7 +136,7 @@ def plain_loop(
     return means
 
 
-def fleet(runs: Sequence[Run], seeds: Sequence[int], protocol: Protocol = TINY, seed: int = 77) -> Trainer:
+def fleet(runs: Sequence[Run], seeds: Sequence[int], protocol: VAEProtocol = TINY, seed: int = 77) -> Trainer:
     task = VAETask(protocol, toy_data(), seeds, CPU, dtype=DOUBLE)
     return Trainer(task, runs, EPOCHS, seed, CPU)
 

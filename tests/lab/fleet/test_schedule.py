@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
 from gapped.lab.fleet.trainer import Run, Task, Trainer
 

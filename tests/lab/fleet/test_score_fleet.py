@@ -32,15 +32,14 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.clip import clip_scales, scaled
-from gapped.lab.fleet.grouping import Grouped, Part
-from gapped.lab.fleet.layers import Linear, generators
-from gapped.lab.fleet.stateful import Widths
+from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.optimizer import clip_scales, scaled
+from gapped.lab.fleet.run_layers import Linear, generators
+from gapped.lab.fleet.score_groups import Widths
 from gapped.lab.fleet.trainer import Run, Trainer
 from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.vae.model import VAE
-from gapped.lab.tasks.vae.protocol import protocol
-from gapped.lab.tasks.vae.task import VAETask
+from gapped.lab.tasks.protocols import vae_protocol
+from gapped.lab.tasks.vae import VAE, VAETask
 
 STATEFUL: dict[str, dict[str, Any]] = {
     "nvil": {},
@@ -322,7 +321,9 @@ def test_a_fleet_may_be_tested_now_and_then():
 # The protocol of the coupled estimators
 
 
-OWN = replace(protocol("coupled-32x64"), latents=LATENTS, categories=CATEGORIES, hidden=(9, 7), batch=BATCH)
+OWN = replace(
+    vae_protocol("coupled-32x64"), latents=LATENTS, categories=CATEGORIES, hidden=(9, 7), batch=BATCH
+)
 
 
 def own_trainer(rate: float = 1e-3) -> Trainer:
@@ -400,5 +401,5 @@ def test_the_test_bound_is_importance_weighted():
 
 def test_steps_of_the_published_protocols():
     for name, steps in (("paper-32x64", 500_000), ("coupled-32x64", 1_000_000)):
-        rules = protocol(name)
+        rules = vae_protocol(name)
         assert rules.epochs * (rules.train_images // rules.batch) == steps

@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import gapped
-from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.tasks.listops.model import lstm
 from gapped.lab.tasks.listops.reference_tree import Greedy
 from gapped.lab.tasks.listops.sweep import Sweep

@@ -19,7 +19,7 @@ from gapped.errors import GappedError
 from gapped.lab import kinds
 from gapped.lab.data.listops import ListOps, decode, encode, generate, parse
 from gapped.lab.data.listops.examples import Split, stack
-from gapped.lab.fleet.clip import clip_scales, scaled
+from gapped.lab.fleet.optimizer import clip_scales, scaled
 from gapped.lab.fleet.selection import Selection, SelectionRule
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
 from gapped.lab.local import run as run_recipes
@@ -29,12 +29,12 @@ from gapped.lab.store import Store
 from gapped.lab.tasks.listops import task as listops_task
 from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.lab.tasks.listops.model import TreeClassifier, drop
-from gapped.lab.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
 from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped.lab.tasks.listops.task import ListOpsTask, depths
+from gapped.lab.tasks.protocols import LISTOPS_PROTOCOLS, ListOpsProtocol, listops_protocol
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
-TINY = Protocol(
+TINY = ListOpsProtocol(
     "tiny-test", width=5, dropout=0.2, batch=6, learning_rate=0.02, epochs=3, clip=0.5, patience=0, waste=0.3
 )
 
@@ -52,7 +52,9 @@ def toy_data() -> ListOps:
     return ListOps("toy", *TOY, 0, 14)
 
 
-def toy_task(rules: Protocol = TINY, seeds: Sequence[int] = (3,), dtype: torch.dtype = DOUBLE) -> ListOpsTask:
+def toy_task(
+    rules: ListOpsProtocol = TINY, seeds: Sequence[int] = (3,), dtype: torch.dtype = DOUBLE
+) -> ListOpsTask:
     task = ListOpsTask(rules, toy_data(), seeds, CPU, dtype=dtype)
     # Large enough that a few steps make a difference.
     for weight in (task.model.embedding, task.model.output.weight, task.model.query):
@@ -346,7 +348,7 @@ def test_depth_counts_open_operators() -> None:
 
 def test_models_start_as_published() -> None:
     d = 60
-    model = TreeClassifier(Protocol("wide", width=d), [seeded(0), seeded(1)])
+    model = TreeClassifier(ListOpsProtocol("wide", width=d), [seeded(0), seeded(1)])
     assert model.embedding.std().item() == pytest.approx(0.01, rel=0.1)
     assert model.query.std().item() == pytest.approx(0.01, rel=0.3)
     assert model.input_weight.std().item() == pytest.approx((2 / d) ** 0.5, rel=0.05)
@@ -420,7 +422,10 @@ TABLE: dict[str, Any] = {
 def toy_source(monkeypatch: pytest.MonkeyPatch) -> None:
     class Source:
         def __init__(self, count: int, max_tokens: int) -> None:
-            assert (count, max_tokens) == (PROTOCOLS["tiny"].count, PROTOCOLS["tiny"].max_tokens)
+            assert (count, max_tokens) == (
+                LISTOPS_PROTOCOLS["tiny"].count,
+                LISTOPS_PROTOCOLS["tiny"].max_tokens,
+            )
 
         def load(self, *_: object, **__: object) -> ListOps:
             return toy_data()
@@ -460,7 +465,7 @@ def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
 
 
 def test_the_paper_s_protocol() -> None:
-    rules = protocol("paper")
+    rules = listops_protocol("paper")
     assert (rules.width, rules.dropout, rules.count, rules.max_tokens, rules.batch) == (
         300,
         0.5,
@@ -471,7 +476,7 @@ def test_the_paper_s_protocol() -> None:
     assert (rules.learning_rate, rules.epochs, rules.clip) == (1e-3, 20, 5.0)
     assert (rules.validations, rules.patience) == (2, 4)
     with pytest.raises(GappedError, match=r"^protocol: got 'papers', expected one of paper"):
-        protocol("papers")
+        listops_protocol("papers")
 
 
 @pytest.mark.parametrize(

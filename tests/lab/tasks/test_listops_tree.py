@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.tasks.listops.model import lstm
 from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, compose, compose_vjp, reference_tree
 from gapped.lab.tasks.listops.tree import latent_tree

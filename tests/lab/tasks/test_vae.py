@@ -19,17 +19,16 @@ import gapped
 from gapped.errors import GappedError
 from gapped.lab import data as data_sets
 from gapped.lab.data import Dataset
-from gapped.lab.fleet.grouping import Grouped, Part
-from gapped.lab.fleet.layers import generators
+from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.run_layers import generators
 from gapped.lab.fleets import build
 from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.vae.model import VAE
-from gapped.lab.tasks.vae.protocol import PROTOCOLS, Protocol, protocol
-from gapped.lab.tasks.vae.task import VAETask
+from gapped.lab.tasks.protocols import VAE_PROTOCOLS, VAEProtocol, vae_protocol
+from gapped.lab.tasks.vae import VAE, VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 LATENTS, CATEGORIES, PIXELS, SCALE = 2, 3, 12, 16
-TINY = Protocol("tiny", LATENTS, CATEGORIES, (7, 5), batch=10)
+TINY = VAEProtocol("tiny", LATENTS, CATEGORIES, (7, 5), batch=10)
 BINARISED = replace(TINY, binarised=True)
 RUNS = [gapped.GST(tau=0.5), gapped.GST(tau=1.0, gap=0.5), gapped.GumbelSoftmax(tau=0.7)]
 
@@ -42,7 +41,7 @@ def toy_data(test: int = 30) -> Dataset:
     return Dataset("toy", images(50, 1), images(test, 2), labels[:50], labels[:test], 3, 4, SCALE)
 
 
-def toy_task(rules: Protocol = TINY, test: int = 30, runs: int = 3) -> VAETask:
+def toy_task(rules: VAEProtocol = TINY, test: int = 30, runs: int = 3) -> VAETask:
     return VAETask(rules, toy_data(test), range(runs), CPU, dtype=DOUBLE)
 
 
@@ -68,7 +67,7 @@ class Fixed:
 # The model
 
 
-def model_and_images(rules: Protocol = TINY) -> tuple[VAE, Tensor]:
+def model_and_images(rules: VAEProtocol = TINY) -> tuple[VAE, Tensor]:
     model = VAE(rules, PIXELS, generators([1, 2])).double()
     with torch.no_grad():  # Larger than at the start, so that posteriors are far from uniform.
         for weight in model.parameters():
@@ -147,18 +146,18 @@ def test_activations_between_layers():
 
 
 def test_protocols():
-    assert set(PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64", "coupled-32x64"}
-    paper, plain = protocol("paper-30x10"), protocol("plain-30x10")
+    assert set(VAE_PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64", "coupled-32x64"}
+    paper, plain = vae_protocol("paper-30x10"), vae_protocol("plain-30x10")
     assert (paper.latents, paper.categories, paper.hidden) == (30, 10, (512, 256))
     assert (paper.batch, paper.learning_rate, paper.epochs) == (100, 1e-3, 40)
     assert paper.rectified_logits
     assert replace(paper, name="plain-30x10", rectified_logits=False) == plain
-    large = protocol("paper-32x64")
+    large = vae_protocol("paper-32x64")
     assert (large.latents, large.categories, large.batch, large.train_images) == (32, 64, 200, 50_000)
     assert large.binarised
     assert large.activation == "leaky-relu"
     with pytest.raises(GappedError, match="expected one of paper-30x10, plain-30x10, digits-8x8"):
-        protocol("paper-30x11")
+        vae_protocol("paper-30x11")
 
 
 # Pixels

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from gapped.errors import GappedError
-from gapped.lab.fleet.adam import Adam
 from gapped.lab.fleet.capture import Captured
-from gapped.lab.fleet.clip import clip_scales, scaled
-from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.fleet.optimizer import Adam, clip_scales, scaled
 from gapped.lab.fleet.schedule import Constant, Schedule
+from gapped.lab.fleet.score_groups import Widths
 from gapped.lab.fleet.selection import Selection, SelectionRule
-from gapped.lab.fleet.stateful import Widths
 from gapped.registry import Estimator
 
 
@@ -128,8 +127,10 @@ class Trainer:
         estimators = [run.estimator for run in runs]
         self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, task.widths)
         # Estimators with a state are trained beside the model, each run's share at the run's own rate.
-        self.tuned = [(part, each, list(each.parameters())) for part, each in self.sampler.stateful]
-        self.tuners = [Adam(own, rates[part.runs]) for part, _, own in self.tuned]
+        self.tuned = [
+            (part, each, Adam(list(each.parameters()), rates[part.runs]))
+            for part, each in self.sampler.stateful
+        ]
         self.base_tau = self.sampler.tau.clone()
         self.generator = torch.Generator(device)
         self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
@@ -147,7 +148,6 @@ class Trainer:
         """One pass over the data; every `test_every` epochs and after the last one, the metrics too.
 
         They are those of the test, or the latest validation's where runs are validated while they train.
-
         `history` holds the losses and metrics of the epochs in `tested`.
         """
         began = time.perf_counter()
@@ -226,12 +226,12 @@ class Trainer:
             "model": self.task.model.state_dict(),
             "adam": self.adam.state_dict(),
             "estimators": [each.state_dict() for _, each, _ in self.tuned],
-            "tuners": [tuner.state_dict() for tuner in self.tuners],
+            "tuners": [tuner.state_dict() for _, _, tuner in self.tuned],
             "selection": None if self.selection is None else self.selection.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; a ValueError if that is further than this trainer goes."""
+        """Continue from a `state_dict`; a ValueError if that is of a later epoch than the last one here."""
         if not 0 <= state["epoch"] == len(state["seconds"]) <= self.epochs:
             raise ValueError(f"epoch {state['epoch']} of {self.epochs}")
         self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
@@ -239,8 +239,8 @@ class Trainer:
         self.alive.copy_(state["alive"])
         self.task.model.load_state_dict(state["model"])
         self.adam.load_state_dict(state["adam"])
-        for (_, each, _), tuner, own, moments in zip(
-            self.tuned, self.tuners, state["estimators"], state["tuners"], strict=True
+        for (_, each, tuner), own, moments in zip(
+            self.tuned, state["estimators"], state["tuners"], strict=True
         ):
             each.load_state_dict(own)
             tuner.load_state_dict(moments)
@@ -257,11 +257,13 @@ class Trainer:
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
             with torch.no_grad():
                 p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scaled(g, scales), 0.0))
-        for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
-            if own:
+        for part, each, tuner in self.tuned:
+            if tuner.parameters:
                 # The estimator's loss is a mean over its runs; each run is to have its own.
                 loss = each.variance_loss() * len(part)
-                slopes = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
+                slopes = torch.autograd.grad(
+                    loss, tuner.parameters, allow_unused=True, materialize_grads=True
+                )
                 tuner.step(slopes, self.alive[part.runs])
 
     def _set_rates(self) -> None:
@@ -286,10 +288,11 @@ class Trainer:
         return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
 
     def _state(self) -> list[Tensor]:
-        moments = [m for adam in (self.adam, *self.tuners) for m in (*adam.first, *adam.second, adam.count)]
-        states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
-        states += [p for p, _ in self.descended]
-        return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
+        """All tensors that a training step changes."""
+        adams = (self.adam, *(tuner for _, _, tuner in self.tuned))
+        weights = [t for adam in adams for t in (*adam.parameters, *adam.first, *adam.second, adam.count)]
+        buffers = [t for _, each, _ in self.tuned for t in each.buffers()]
+        return [*weights, *buffers, *(p for p, _ in self.descended), self.loss_sum, self.alive]
 
 
 def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:

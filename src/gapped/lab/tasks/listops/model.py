@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter, init
 
 from gapped.lab.data.listops import VOCABULARY
-from gapped.lab.fleet.layers import Linear
-from gapped.lab.tasks.listops.protocol import Protocol
+from gapped.lab.fleet.run_layers import Linear
 from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.lab.tasks.listops.tree_tables import uses_kernels
+from gapped.lab.tasks.protocols import ListOpsProtocol
 
 CLASSES = 10
 _SMALL = 0.002
@@ -29,22 +30,25 @@ class TreeClassifier(torch.nn.Module):
     has: under Adam their sum moves twice as fast as one would.
     """
 
-    def __init__(self, protocol: Protocol, runs: Sequence[torch.Generator], *, fused: bool = False) -> None:
+    def __init__(
+        self, protocol: ListOpsProtocol, runs: Sequence[torch.Generator], *, fused: bool = False
+    ) -> None:
         super().__init__()
         d = self.width = protocol.width
         self.dropout, self.fused = protocol.dropout, fused
         words = len(VOCABULARY)
-        self.embedding = _stacked(runs, (words, d), _normal)
-        self.input_weight = _stacked(runs, (4 * d, d), _kaiming, transposed=True)
-        self.recurrent_weight = _stacked(runs, (4 * d, d), _orthogonal, transposed=True)
+        normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-_SMALL, b=_SMALL)
+        self.embedding = _stacked(runs, (words, d), normal)
+        self.input_weight = _stacked(runs, (4 * d, d), init.kaiming_normal_, transposed=True)
+        self.recurrent_weight = _stacked(runs, (4 * d, d), init.orthogonal_, transposed=True)
         self.input_bias = Parameter(torch.zeros(len(runs), 1, 4 * d))
         self.recurrent_bias = Parameter(torch.zeros(len(runs), 1, 4 * d))
-        self.tree_weight = _stacked(runs, (5 * d, 2 * d), _orthogonal, transposed=True)
+        self.tree_weight = _stacked(runs, (5 * d, 2 * d), init.orthogonal_, transposed=True)
         self.tree_bias = Parameter(torch.zeros(len(runs), 1, 5 * d))
-        self.query = _stacked(runs, (1, d), _normal)
+        self.query = _stacked(runs, (1, d), normal)
         self.hidden, self.output = Linear(d, d, runs), Linear(d, CLASSES, runs)
-        self.hidden.weight = _stacked(runs, (d, d), _kaiming, transposed=True)
-        self.output.weight = _stacked(runs, (CLASSES, d), _uniform, transposed=True)
+        self.hidden.weight = _stacked(runs, (d, d), init.kaiming_normal_, transposed=True)
+        self.output.weight = _stacked(runs, (CLASSES, d), uniform, transposed=True)
         with torch.no_grad():
             self.input_bias[..., d : 2 * d] = 1
             self.hidden.bias.zero_()
@@ -72,9 +76,9 @@ class TreeClassifier(torch.nn.Module):
         runs, batch, count = tokens.shape
         flat = tokens.reshape(runs, batch * count, 1)
         # Products with one-hot rows: their gradient is a product too, not a race for seventeen rows.
-        known = torch.arange(self.embedding.shape[1], device=tokens.device)
+        vocabulary = torch.arange(self.embedding.shape[1], device=tokens.device)
         # Dropout's factor is for the few words of the table, not for all of their occurrences.
-        words = torch.bmm((flat == known).to(self.embedding.dtype), self.embedding / (1 - rate))
+        words = torch.bmm((flat == vocabulary).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
         gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)
         return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
@@ -165,32 +169,16 @@ def zeroed(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """`x` with each number zero at the probability `rate`."""
     if rate == 0:
         return x
-    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate, generator=generator)
-    return torch.where(kept, x, 0.0)
-
-
-_Initialiser = Callable[[Tensor, torch.Generator], Tensor]
+    keep = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate, generator=generator)
+    return torch.where(keep, x, 0.0)
 
 
 def _stacked(
-    runs: Sequence[torch.Generator], shape: tuple[int, int], fill: _Initialiser, transposed: bool = False
+    runs: Sequence[torch.Generator],
+    shape: tuple[int, int],
+    fill: Callable[..., Tensor],
+    transposed: bool = False,
 ) -> Parameter:
     """One weight per run, ``(outputs, inputs)`` as `fill` sees it, stored transposed like `Linear`'s."""
-    each = [fill(torch.empty(shape), generator) for generator in runs]
+    each = [fill(torch.empty(shape), generator=generator) for generator in runs]
     return Parameter(torch.stack([w.t().contiguous() for w in each] if transposed else each))
-
-
-def _normal(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.normal_(weight, 0.0, 0.01, generator=generator)
-
-
-def _kaiming(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.kaiming_normal_(weight, generator=generator)
-
-
-def _orthogonal(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.orthogonal_(weight, generator=generator)
-
-
-def _uniform(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.uniform_(weight, -_SMALL, _SMALL, generator=generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor
 from gapped.errors import reject
 from gapped.lab.data.listops import VOCABULARY, ListOps, Split, buckets
 from gapped.lab.data.listops.tokens import CLOSE, OPEN
-from gapped.lab.fleet.grouping import Grouped
-from gapped.lab.fleet.layers import generators, spread
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.fleet.run_layers import generators, spread
 from gapped.lab.fleet.selection import SelectionRule
 from gapped.lab.fleet.trainer import Task, permutation
 from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
-from gapped.lab.tasks.listops.protocol import Protocol
 from gapped.lab.tasks.listops.reference_tree import Greedy
+from gapped.lab.tasks.protocols import ListOpsProtocol
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
@@ -40,7 +41,7 @@ class _Bucket(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """What greedy models say of n expressions."""
+    """Predictions and trees of greedy models for n expressions."""
 
     right: Tensor
     """Whether the class is right, ``(R, n)``; NaN where the logits are not finite."""
@@ -62,7 +63,7 @@ class ListOpsTask(Task):
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: ListOpsProtocol,
         data: ListOps,
         seeds: Sequence[int],
         device: torch.device,
@@ -94,16 +95,13 @@ class ListOpsTask(Task):
     def start_epoch(self, epoch: int) -> None:
         """The bucket of each step and, for each run, the order of the examples in each bucket."""
         sequence = self._sequence[permutation(self.steps, "buckets", epoch)].tolist()
-        used = [0] * len(self.buckets)
-        self._schedule = []
-        for bucket in sequence:
-            self._schedule.append((bucket, used[bucket]))
-            used[bucket] += 1
+        turns = [count() for _ in self.buckets]
+        self._schedule = [(bucket, next(turns[bucket])) for bucket in sequence]
         self._orders = []
         for number, bucket in enumerate(self.buckets):
             size = len(bucket.labels)
-            drawn = [permutation(size, seed, epoch, number) for seed in self._distinct]
-            self._orders.append(torch.stack(drawn).to(self.batch.device)[self._places])
+            orders = [permutation(size, seed, epoch, number) for seed in self._distinct]
+            self._orders.append(torch.stack(orders).to(self.batch.device)[self._places])
 
     def load_batch(self, step: int) -> None:
         self._bucket, turn = self._schedule[step]
@@ -139,9 +137,8 @@ class ListOpsTask(Task):
             for low, high in zip(edges, (*edges[1:], None), strict=True):
                 inside = (values >= low) & (values < (high or values.max() + 1))
                 if inside.any():
-                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[
-                        :, inside.to(right.device)
-                    ].mean(1)
+                    accuracy = right[:, inside.to(right.device)].mean(1)
+                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = accuracy
         true = test.spans.to(right.device), test.lengths.to(right.device)
         metrics["test_tree_f1"] = agreement(merged_spans(parsed.merges), *true).nanmean(1)
         plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))
@@ -175,14 +172,14 @@ class ListOpsTask(Task):
     def parse(self, split: Split) -> Parsed:
         """Classes and greedy trees of all expressions of a split, by all runs."""
         runs, device = len(self.seeds), self.batch.device
-        # Once, and nothing comes back: the device never waits for a chunk's end.
+        # Moved once, and no value is read back: the host never waits for a chunk.
         tokens, lengths, labels = (x.to(device) for x in (split.tokens, split.lengths, split.labels))
         right = torch.empty(runs, len(split), device=device)
         predicted = torch.empty(runs, len(split), dtype=torch.int64, device=device)
         merges = predicted.new_full((runs, len(split), tokens.shape[1] - 1), -1)
         for rows, longest in _chunks(split.lengths, device):
             shape = (runs, len(rows))
-            logits, found = self.model(
+            logits, trees = self.model(
                 tokens[rows, :longest].long().expand(*shape, longest),
                 lengths[rows].expand(shape),
                 Greedy(),
@@ -191,7 +188,7 @@ class ListOpsTask(Task):
             guess = logits.argmax(-1)
             right[:, rows] = torch.where(logits.isfinite().all(-1), guess == labels[rows], torch.nan)
             predicted[:, rows] = guess
-            merges[:, rows, : longest - 1] = found
+            merges[:, rows, : longest - 1] = trees
         return Parsed(right, predicted, merges)
 
 
@@ -221,23 +218,23 @@ def _few(split: Split) -> Split:
     return replace(split, **columns)
 
 
-def _buckets(train: Split, protocol: Protocol, device: torch.device) -> list[_Bucket]:
-    """Buckets that fill at least one batch."""
-    found = []
+def _buckets(train: Split, protocol: ListOpsProtocol, device: torch.device) -> list[_Bucket]:
+    """The training data in buckets that fill at least one batch each."""
+    result = []
     for rows in buckets(train.lengths, protocol.waste):
         if len(rows) >= protocol.batch:
             lengths = train.lengths[rows]
             tokens = train.tokens[rows, : int(lengths.max())].long()
-            found.append(_Bucket(tokens.to(device), lengths.to(device), train.labels[rows].to(device)))
-    if not found:
+            result.append(_Bucket(tokens.to(device), lengths.to(device), train.labels[rows].to(device)))
+    if not result:
         raise reject("count", len(train), f"enough expressions for a batch of {protocol.batch}")
-    return found
+    return result
 
 
 def _chunks(lengths: Tensor, device: torch.device) -> Iterator[tuple[Tensor, int]]:
     """Places of some expressions and the longest's length, as many at a time as `_CHUNK` allows.
 
-    Shortest first, and on the `device`; `lengths` are on the CPU, so that nobody waits for their values.
+    Shortest first, and on the `device`; `lengths` are on the CPU, so that reading them does not synchronise.
     """
     order = torch.argsort(lengths, stable=True)
     places, start = order.to(device), 0

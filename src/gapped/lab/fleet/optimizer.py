@@ -1,4 +1,4 @@
-"""Adam over stacked weights, with a learning rate per run, that leaves frozen runs alone."""
+"""Adam over stacked weights, with a learning rate per run, that leaves frozen runs alone; clipping."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from gapped.lab.fleet.clip import scaled
+from torch.linalg import vector_norm
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
+_NORM_EPS = 1e-6
 
 
 class Adam:
@@ -35,10 +35,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], alive: Tensor, scales: Tensor | None = None) -> None:
-        """One update of the runs that are `alive`, a boolean per run, by gradients times `scales`, if any.
-
-        Compiled, the update multiplies as it reads.
-        """
+        """One update of the runs that are `alive`, a boolean per run, by gradients times `scales`, if any."""
         self.count += 1
         size, root = self._sizes(self.learning_rate, self.count)
         self._update(self.parameters, gradients, scales, self.first, self.second, size, root, alive)
@@ -69,15 +66,31 @@ def update(
     root: Tensor,
     alive: Tensor,
 ) -> None:
-    """One Adam update in place.
-
-    `size` and `root` are `step_sizes`.
-    """
-    for p, given, m, v in zip(parameters, gradients, first, second, strict=True):
-        g = scaled(given, scales)
+    """One Adam update in place; `size` and `root` are `step_sizes`."""
+    for p, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
+        g = scaled(gradient, scales)
         shape = (-1,) + (1,) * (p.dim() - 1)
         m.lerp_(g, 1 - _BETAS[0])
         v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
         change = size.to(p.dtype).view(shape) * m / (v.sqrt() / root.to(p.dtype) + _EPS)
         # Selected, not multiplied by zero: a frozen run's moments may be NaN, its weights must not become so.
         p.sub_(torch.where(alive.view(shape), change, 0.0))
+
+
+@torch.no_grad()
+def clip_scales(gradients: Sequence[Tensor], limit: float) -> Tensor:
+    """What to multiply each run's gradients by for a norm of at most `limit` over all weights, ``(R,)``.
+
+    The rule of `torch.nn.utils.clip_grad_norm_`, for gradients whose first axis is the run axis. The products
+    are left to `update`, which reads the gradients anyway: as tensors of their own, all weights would go
+    through memory twice more.
+    """
+    each = torch.stack([vector_norm(gradient.flatten(1), dim=1) for gradient in gradients], 1)
+    norms: Tensor = vector_norm(each, dim=1)
+    return (limit / (norms + _NORM_EPS)).clamp(max=1.0)
+
+
+def scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
+    """A gradient times the runs' `scales`, if there are any."""
+    # Not in place: autograd may give two weights one and the same tensor.
+    return gradient if scales is None else gradient * scales.view(-1, *(1,) * (gradient.dim() - 1))
