@@ -479,11 +479,11 @@ def test_without_a_reference_only_the_variance_is_measured():
 
 
 def test_the_papers_variance_is_one_call():
-    from test_vae import toy_task
+    from toy_tasks import vae_task
 
     from gapped.lab.fleet.estimator_groups import Grouped
 
-    task, images, samples = toy_task(runs=1), 20, 25
+    task, images, samples = vae_task(seeds=[0]), 20, 25
 
     def fleet(estimator):
         return Grouped.of([estimator], 2, torch.device("cpu"), torch.float64)

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import seeded
 from torch import Tensor
+from toy_tasks import tree_inputs
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -43,12 +45,12 @@ FUSED: dict[type, type] = {Tables: tree_launch.FusedTables, Sweep: tree_launch.F
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return torch.randn(*shape, generator=seeded(seed)).to(DEVICE)
 
 
 def garden(width: int) -> tuple[Tables, Layer]:
     """Tables of trees in their second layer, and that layer; what is not yet known is NaN."""
-    g = torch.Generator().manual_seed(1)
+    g = seeded(1)
     nodes, pairs = 2 * COUNT - 1, 3 * COUNT - 5
     tables = Tables(
         normal(RUNS, nodes, BATCH, 2 * width, seed=1),
@@ -221,7 +223,7 @@ def test_gradients_of_all_gates(width: int) -> None:
     sweep, _ = half_swept(width)
     gates = normal(*sweep.weights.shape, 5 * width, seed=1)
     selected = normal(RUNS, COUNT - 1, BATCH, 5 * width, seed=3)
-    g = torch.Generator().manual_seed(0)
+    g = seeded(0)
     sweep.tables.merged_at.copy_(torch.randint(-1, COUNT - 1, sweep.weights.shape, generator=g))
     # In place, or not: only the result counts.
     expected = sweep.totals(gates, selected)
@@ -257,16 +259,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
 
 
-def problem(runs: int, batch: int, count: int, width: int) -> list[Tensor]:
-    """Leaves, weight, bias and query, large enough that scores differ."""
-    return [
-        normal(runs, batch, count, 2 * width),
-        normal(runs, 2 * width, 5 * width, seed=1) / width**0.5,
-        normal(runs, 1, 5 * width, seed=2) * 0.3,
-        normal(runs, 1, width, seed=3) * 3,
-    ]
-
-
 SAMPLERS = {
     "fleet": [gapped.GST(tau=0.7, gap=1.2, backend="torch"), gapped.ReinMax(backend="torch")],
     "greedy": None,
@@ -281,7 +273,7 @@ SAMPLERS = {
 def test_a_whole_tree(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, merges and every gradient, with expressions of all lengths."""
     poisoned(monkeypatch)
-    inputs = [each.requires_grad_() for each in problem(2, len(sizes), max(sizes), 5)]
+    inputs = tree_inputs(2, len(sizes), max(sizes), 5, dtype=torch.float32, device=DEVICE)
     lengths = torch.tensor([sizes, sizes], device=DEVICE)
     estimators = SAMPLERS[name]
     sampler = Grouped.of(estimators, 1, DEVICE, torch.float32) if estimators else Greedy()
@@ -300,7 +292,7 @@ def test_a_whole_tree(name: str, sizes: tuple[int, ...], monkeypatch: pytest.Mon
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
 def test_a_tree_is_captured() -> None:
     """A graph of both passes gives, on new leaves, what plain calls give."""
-    inputs = [each.requires_grad_() for each in problem(3, 4, 7, 12)]
+    inputs = tree_inputs(3, 4, 7, 12, dtype=torch.float32, device=DEVICE)
     lengths = torch.tensor([[7, 1, 4, 6]] * 3, device=DEVICE)
 
     def both() -> tuple[Tensor, ...]:

@@ -1,10 +1,9 @@
-"""ListOps as a fleet's task: a plain training loop as its twin, batches, brackets, validation, resuming."""
+"""ListOps as a fleet's task: a plain training loop as its twin, batches, the model, resuming, records."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +12,23 @@ import torch
 import torch.nn.functional as F
 from conftest import assert_close, seeded
 from torch import Tensor, nn
+from toy_tasks import CPU, LISTOPS_TINY, equal, listops_task, resumed_twins, toy_expressions, toy_split
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab import kinds
-from gapped.lab.data.listops import ListOps, decode, encode, generate, parse
-from gapped.lab.data.listops.examples import Split, stack
-from gapped.lab.fleet.optimizer import clip_scales, scaled
-from gapped.lab.fleet.selection import Selection, SelectionRule
+from gapped.lab.data.listops import ListOps, decode, encode
+from gapped.lab.data.listops.examples import Split
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
 from gapped.lab.local import run as run_recipes
-from gapped.lab.recipe import find_recipe, recipe_from
-from gapped.lab.spec import RunSpec
+from gapped.lab.recipe import recipe_from
+from gapped.lab.records import load
 from gapped.lab.store import Store
-from gapped.lab.tasks.listops import task as listops_task
-from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
+from gapped.lab.tasks.listops import task as task_module
 from gapped.lab.tasks.listops.model import TreeClassifier, drop
 from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped.lab.tasks.listops.task import ListOpsTask, depths
-from gapped.lab.tasks.protocols import LISTOPS_PROTOCOLS, ListOpsProtocol, listops_protocol
-
-CPU, DOUBLE = torch.device("cpu"), torch.float64
-TINY = ListOpsProtocol(
-    "tiny-test", width=5, dropout=0.2, batch=6, learning_rate=0.02, epochs=3, clip=0.5, patience=0, waste=0.3
-)
-
-
-def toy_split(count: int, seed: int, least: int = 1) -> Split:
-    expressions = [parse(text) for _, text in generate(4 * count, seed, progress=False)]
-    short = [each for each in expressions if least <= len(each.tokens) < 14][:count]
-    return stack(short, False, count)
-
-
-TOY = toy_split(30, 0, least=2), toy_split(25, 1), toy_split(30, 2)
-
-
-def toy_data() -> ListOps:
-    return ListOps("toy", *TOY, 0, 14)
-
-
-def toy_task(
-    rules: ListOpsProtocol = TINY, seeds: Sequence[int] = (3,), dtype: torch.dtype = DOUBLE
-) -> ListOpsTask:
-    task = ListOpsTask(rules, toy_data(), seeds, CPU, dtype=dtype)
-    # Large enough that a few steps make a difference.
-    for weight in (task.model.embedding, task.model.output.weight, task.model.query):
-        weight.data *= 100
-    return task
-
+from gapped.lab.tasks.protocols import LISTOPS_PROTOCOLS, ListOpsProtocol
 
 # A plain twin
 
@@ -111,13 +79,13 @@ class PlainModel(nn.Module):
 
 def plain_loop(task: ListOpsTask, model: PlainModel, sampler: Sampler, seed: int) -> dict[str, list[float]]:
     """Train as a script would: Adam, clip_grad_norm_, ReduceLROnPlateau, the best weights kept."""
-    rules, data = task.protocol, toy_data()
+    rules, data = task.protocol, toy_expressions()
     optimiser = torch.optim.Adam(model.parameters(), lr=rules.learning_rate)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimiser, mode="max", factor=0.5, patience=rules.patience
     )
-    found: dict[str, list[float]] = {"loss": [], "valid": [], "rate": [], "norm": []}
-    best, kept = -1.0, dict(model.state_dict())
+    history: dict[str, list[float]] = {"loss": [], "valid": [], "rate": [], "norm": []}
+    best, best_state = -1.0, dict(model.state_dict())
     for epoch in range(rules.epochs):
         task.start_epoch(epoch)
         noise = seeded(derived_seed(seed, "train", epoch))
@@ -129,19 +97,19 @@ def plain_loop(task: ListOpsTask, model: PlainModel, sampler: Sampler, seed: int
             logits = model(bucket.tokens[rows], bucket.lengths[rows], sampler, noise, rules.dropout)
             loss = F.cross_entropy(logits, bucket.labels[rows])
             loss.backward()
-            found["norm"].append(float(nn.utils.clip_grad_norm_(model.parameters(), rules.clip)))
+            history["norm"].append(float(nn.utils.clip_grad_norm_(model.parameters(), rules.clip)))
             optimiser.step()
             losses.append(loss.item())
             if step + 1 in (math.ceil(task.steps / 2), task.steps):
                 score = plain_accuracy(model, data.valid)
-                found["valid"].append(score)
+                history["valid"].append(score)
                 plateau.step(score)
-                found["rate"].append(optimiser.param_groups[0]["lr"])
+                history["rate"].append(optimiser.param_groups[0]["lr"])
                 if score > best:
-                    best, kept = score, {k: v.clone() for k, v in model.state_dict().items()}
-        found["loss"].append(sum(losses) / len(losses))
-    model.load_state_dict(kept)
-    return {**found, "test": [plain_accuracy(model, data.test)]}
+                    best, best_state = score, {k: v.clone() for k, v in model.state_dict().items()}
+        history["loss"].append(sum(losses) / len(losses))
+    model.load_state_dict(best_state)
+    return {**history, "test": [plain_accuracy(model, data.test)]}
 
 
 def plain_accuracy(model: PlainModel, split: Split) -> float:
@@ -152,12 +120,12 @@ def plain_accuracy(model: PlainModel, split: Split) -> float:
 
 def test_a_fleet_of_one_is_a_plain_training_loop() -> None:
     estimator = gapped.GST(tau=0.7)
-    task = toy_task()
+    task = listops_task()
     model = PlainModel(task.model, 0)
-    expected = plain_loop(toy_task(), model, estimator, seed=11)
-    trainer = Trainer(task, [Run(estimator, TINY.learning_rate)], TINY.epochs, 11, CPU)
+    expected = plain_loop(listops_task(), model, estimator, seed=11)
+    trainer = Trainer(task, [Run(estimator, LISTOPS_TINY.learning_rate)], LISTOPS_TINY.epochs, 11, CPU)
     rates = []
-    for _ in range(TINY.epochs):
+    for _ in range(LISTOPS_TINY.epochs):
         trainer.train_epoch()
         rates.append(trainer.adam.learning_rate.item())
     losses = [row[0] for row in trainer.history["train_cross_entropy"]]
@@ -168,82 +136,16 @@ def test_a_fleet_of_one_is_a_plain_training_loop() -> None:
     assert tested["test_accuracy"] == pytest.approx(expected["test"], abs=1e-12)
     assert tested["best_valid_accuracy"] == [max(expected["valid"])]
     # The twin has met everything that it is there to check.
-    assert expected["rate"][-1] < TINY.learning_rate / 3
-    assert min(expected["norm"]) < TINY.clip < max(expected["norm"])
+    assert expected["rate"][-1] < LISTOPS_TINY.learning_rate / 3
+    assert min(expected["norm"]) < LISTOPS_TINY.clip < max(expected["norm"])
     assert expected["valid"].index(max(expected["valid"])) < len(expected["valid"]) - 1
-
-
-# Validation, clipping
-
-
-def test_plateaus_are_torchs_run_by_run() -> None:
-    runs, patience = 5, 2
-    scores = torch.rand(40, runs, dtype=DOUBLE, generator=seeded(4)).cummax(0).values * 0.9
-    scores += 0.05 * torch.rand(40, runs, dtype=DOUBLE, generator=seeded(5))
-    weight = torch.zeros(runs, 2, dtype=DOUBLE)
-    selection = Selection(SelectionRule("score", lambda: scores[0], 1, patience), [weight])
-    optimisers = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(runs)]
-    plateaus = [
-        torch.optim.lr_scheduler.ReduceLROnPlateau(each, mode="max", factor=0.5, patience=patience)
-        for each in optimisers
-    ]
-    for number, row in enumerate(scores):
-        weight.fill_(number)
-        selection.observe(row)
-        for each, score in zip(plateaus, row.tolist(), strict=True):
-            each.step(score)
-        assert selection.factor.tolist() == [each.param_groups[0]["lr"] for each in optimisers]
-    assert len(set(selection.factor.tolist())) > 1
-    # The weights of the first of the highest scores.
-    assert selection.weights[0][:, 0].tolist() == scores.argmax(0).tolist()
-    with selection.best_weights():
-        assert weight[:, 1].tolist() == scores.argmax(0).tolist()
-    assert (weight == 39).all()
-
-
-def test_a_broken_run_keeps_its_best_weights() -> None:
-    weight = torch.ones(2, 3)
-    selection = Selection(SelectionRule("score", lambda: weight[:, 0], 1, 4), [weight])
-    selection.observe(torch.tensor([0.5, 0.5]))
-    weight[0] = torch.nan
-    weight[1] = 2
-    selection.observe(torch.tensor([torch.nan, 0.6]))
-    assert selection.weights[0][:, 0].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(("steps", "often"), [(10, 2), (7, 2), (5, 1), (9, 3), (1, 1)])
-def test_validations_are_evenly_spaced(steps: int, often: int) -> None:
-    rule = SelectionRule("score", torch.empty, often, 0)
-    due = [step + 1 for step in range(steps) if rule.due(step, steps)]
-    assert len(due) == often
-    assert due[-1] == steps
-    assert due == [-(-steps * i // often) for i in range(1, often + 1)]
-
-
-def test_norms_are_clipped_run_by_run_as_torch_does() -> None:
-    sizes = torch.tensor([0.01, 1.0, 100.0], dtype=DOUBLE)
-    gradients = [
-        torch.randn(3, *shape, dtype=DOUBLE, generator=seeded(i)) * sizes.view(-1, *(1,) * len(shape))
-        for i, shape in enumerate([(4, 3), (1, 3), (2,)])
-    ]
-    plain = []
-    for run in range(3):
-        own = [nn.Parameter(torch.zeros_like(g[run])) for g in gradients]
-        for p, g in zip(own, gradients, strict=True):
-            p.grad = g[run].clone()
-        nn.utils.clip_grad_norm_(own, 5.0)
-        plain.append([p.grad for p in own])
-    scales = clip_scales(gradients, 5.0)
-    for run in range(3):
-        for mine, theirs in zip(gradients, plain[run], strict=True):
-            assert_close(scaled(mine, scales)[run], theirs, 1e-14)
 
 
 # Batches
 
 
 def test_batches_share_lengths_and_have_their_own_examples() -> None:
-    task = toy_task(seeds=(3, 8, 3))
+    task = listops_task(seeds=(3, 8, 3))
     task.start_epoch(0)
     seen: dict[int, list[Tensor]] = {}
     for step in range(task.steps):
@@ -254,7 +156,7 @@ def test_batches_share_lengths_and_have_their_own_examples() -> None:
     for bucket, batches in seen.items():
         rows = torch.cat(batches, 1)
         size = len(task.buckets[bucket].labels)
-        assert rows.shape[1] == size // TINY.batch * TINY.batch
+        assert rows.shape[1] == size // LISTOPS_TINY.batch * LISTOPS_TINY.batch
         assert all(len(set(row.tolist())) == rows.shape[1] for row in rows)
         assert torch.equal(rows[0], rows[2])
         differ = differ or not torch.equal(rows[0], rows[1])
@@ -266,74 +168,39 @@ def test_batches_share_lengths_and_have_their_own_examples() -> None:
 
 
 def test_every_expression_is_in_one_bucket_with_little_padding() -> None:
-    task = toy_task()
+    task = listops_task()
     tokens = sum(int(bucket.lengths.sum()) for bucket in task.buckets)
     cells = sum(bucket.tokens.numel() for bucket in task.buckets)
-    assert 1 - tokens / cells <= TINY.waste
+    assert 1 - tokens / cells <= LISTOPS_TINY.waste
     whole = {decode(row.tolist()) for bucket in task.buckets for row in bucket.tokens}
-    assert whole <= {decode(row.tolist()) for row in toy_data().train.tokens}
+    assert whole <= {decode(row.tolist()) for row in toy_expressions().train.tokens}
 
 
 def test_parses_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = toy_task(seeds=(3, 8))
+    task = listops_task(seeds=(3, 8))
     together = task.parse(task.test)
     assert (together.merges >= 0).sum(-1).tolist() == [(task.test.lengths - 1).tolist()] * 2
     for tokens in (1, 40):
-        monkeypatch.setattr(listops_task, "_CHUNK", tokens)
-        sizes = [(len(rows), longest) for rows, longest in listops_task._chunks(task.test.lengths, CPU)]
+        monkeypatch.setattr(task_module, "_CHUNK", tokens)
+        sizes = [(len(rows), longest) for rows, longest in task_module._chunks(task.test.lengths, CPU)]
         assert sum(size for size, _ in sizes) == len(task.test)
         assert all(size == 1 or size * longest <= tokens for size, longest in sizes)
         apart = task.parse(task.test)
-        for one, other in zip(together, apart, strict=True):
-            assert torch.equal(one, other)
+        assert equal(together, apart)
+
+
+@pytest.mark.parametrize("official", [True, False])
+def test_a_task_knows_whether_its_data_are_official(official: bool) -> None:
+    data = toy_expressions()
+    valid, test = (replace(split, official=official) for split in (data.valid, data.test))
+    assert ListOpsTask(LISTOPS_TINY, replace(data, valid=valid, test=test), [0], CPU).official is official
 
 
 def test_too_few_expressions_are_refused() -> None:
-    data = toy_data()
+    data = toy_expressions()
     few = ListOps("toy", toy_split(3, 0), data.valid, data.test, 0, 14)
     with pytest.raises(GappedError, match=r"^count: got 3, expected enough"):
-        ListOpsTask(TINY, few, [0], CPU)
-
-
-# Brackets
-
-
-def slow_spans(merges: Sequence[int], length: int) -> list[tuple[int, int]]:
-    nodes = [(i, i + 1) for i in range(length)]
-    made = []
-    for at in merges:
-        if at >= 0:
-            nodes[at : at + 2] = [(nodes[at][0], nodes[at + 1][1])]
-            made.append(nodes[at])
-    return made
-
-
-def test_merges_become_spans() -> None:
-    g = seeded(0)
-    for length in range(1, 9):
-        chosen = [int(torch.randint(length - 1 - step, (1,), generator=g)) for step in range(length - 1)]
-        padded = torch.tensor([chosen + [-1] * (10 - length)])
-        expected = slow_spans(chosen, length)
-        found = merged_spans(padded)[0].tolist()
-        assert found[: length - 1] == [list(span) for span in expected]
-        assert found[length - 1 :] == [[0, 0]] * (10 - length)
-
-
-def test_true_trees_agree_with_themselves_and_others_as_counted() -> None:
-    split = toy_data().test
-    itself = agreement(split.spans.expand(2, -1, -1, -1), split.spans, split.lengths)
-    long = split.lengths > 2
-    assert (itself[:, long] == 1).all()
-    assert itself[:, ~long].isnan().all()
-    assert (~long).any()
-    plain = merged_spans(left_branching(split.lengths, split.spans.shape[1]))
-    found = agreement(plain, split.spans, split.lengths)
-    for row, length in enumerate(split.lengths.tolist()):
-        if length > 2:
-            mine = {(0, end) for end in range(2, length)}
-            true = {tuple(span) for span in split.spans[row, : length - 1].tolist()} - {(0, length)}
-            assert found[row] == pytest.approx(len(mine & true) / (length - 2))
-    assert 0 < found[long].mean() < 1
+        ListOpsTask(LISTOPS_TINY, few, [0], CPU)
 
 
 def test_depth_counts_open_operators() -> None:
@@ -380,26 +247,14 @@ def test_dropout_keeps_the_mean_and_follows_the_generator() -> None:
 
 def toy_trainer() -> Trainer:
     runs = [Run(gapped.GST(), 0.02), Run(gapped.GumbelSoftmax(tau=0.5), 0.02)]
-    return Trainer(toy_task(seeds=(1, 2), dtype=torch.float32), runs, 3, 5, CPU)
+    return Trainer(listops_task(seeds=(1, 2), dtype=torch.float32), runs, 3, 5, CPU)
 
 
 def test_resuming_changes_no_bit() -> None:
-    whole = toy_trainer()
-    for _ in range(3):
-        whole.train_epoch()
-    first = toy_trainer()
-    first.train_epoch()
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    second = toy_trainer()
-    second.load_state_dict(torch.load(file, weights_only=True))
-    for _ in range(2):
-        second.train_epoch()
+    whole, second = resumed_twins(toy_trainer, 1)
     assert second.history == whole.history
     assert second.test() == whole.test()
-    for a, b in zip(whole.parameters, second.parameters, strict=True):
-        assert torch.equal(a, b)
+    assert equal(whole.parameters, second.parameters)
     assert whole.selection is not None
     assert second.selection is not None
     assert whole.selection.state_dict().keys() == {"last", "best", "mark", "bad", "factor", "weights"}
@@ -422,13 +277,11 @@ TABLE: dict[str, Any] = {
 def toy_source(monkeypatch: pytest.MonkeyPatch) -> None:
     class Source:
         def __init__(self, count: int, max_tokens: int) -> None:
-            assert (count, max_tokens) == (
-                LISTOPS_PROTOCOLS["tiny"].count,
-                LISTOPS_PROTOCOLS["tiny"].max_tokens,
-            )
+            rules = LISTOPS_PROTOCOLS["tiny"]
+            assert (count, max_tokens) == (rules.count, rules.max_tokens)
 
         def load(self, *_: object, **__: object) -> ListOps:
-            return toy_data()
+            return toy_expressions()
 
     monkeypatch.setattr(kinds, "ListOpsSource", Source)
 
@@ -449,8 +302,6 @@ def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
         assert {"test_accuracy_length_1_to_9", "test_accuracy_depth_1"} <= metrics.keys()
         assert metrics["best_valid_accuracy"] >= metrics["valid_accuracy"]
         assert line["fleet_gpu_memory_gb"] is None
-    from gapped.lab.records import load
-
     trees = load(tmp_path / "trees.jsonl")
     assert len(trees) == 4
     for example in trees[0]["examples"]:
@@ -459,50 +310,3 @@ def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
         assert example["found"][-1] == [0, len(words)]
     assert not (tmp_path / "images.jsonl").exists() or not load(tmp_path / "images.jsonl")
     assert load(tmp_path / "curves.jsonl")[0].keys() >= {"train_cross_entropy", "valid_accuracy"}
-
-
-# Specs and recipes
-
-
-def test_the_paper_s_protocol() -> None:
-    rules = listops_protocol("paper")
-    assert (rules.width, rules.dropout, rules.count, rules.max_tokens, rules.batch) == (
-        300,
-        0.5,
-        90_000,
-        100,
-        16,
-    )
-    assert (rules.learning_rate, rules.epochs, rules.clip) == (1e-3, 20, 5.0)
-    assert (rules.validations, rules.patience) == (2, 4)
-    with pytest.raises(GappedError, match=r"^protocol: got 'papers', expected one of paper"):
-        listops_protocol("papers")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": "mnist"}, r"data: got 'mnist', expected one of listops"),
-        ({"protocol": "paper-30x10"}, r"protocol: got 'paper-30x10', expected one of paper"),
-        ({"train_images": 5}, r"train_images: got 5, expected nothing: listops has no images"),
-        ({"split": "validation"}, r"split: got 'validation', expected nothing"),
-        ({"variance_samples": 3}, r"variance_samples: got 3, expected nothing"),
-    ],
-)
-def test_specs_accept_what_the_task_has(change: dict[str, Any], message: str) -> None:
-    plain = {"task": "listops", "protocol": "paper", "data": "listops", "estimator": "gst"}
-    RunSpec(**plain)
-    with pytest.raises(GappedError, match=f"^{message}"):
-        RunSpec(**{**plain, **change})
-
-
-def test_the_paper_s_table_is_a_recipe() -> None:
-    recipe = find_recipe("listops")
-    assert len(recipe.entries) == 18 * 5
-    assert {entry.spec.tau for entry in recipe.entries} == {1.0, 0.1, 0.01}
-    assert {entry.spec.epochs for entry in recipe.entries} == {20}
-    assert {entry.spec.data for entry in recipe.entries} == {"listops"}
-    short = find_recipe("listops", seeds=3, epochs=10)
-    assert len(short.entries) == 18 * 3
-    assert {e.spec.epochs for e in find_recipe("listops", quick=True).entries} != {20}
-    assert len(find_recipe("listops-more").entries) == 2 * 5
