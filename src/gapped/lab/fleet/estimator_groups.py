@@ -58,8 +58,8 @@ class Grouped:
     """Samples logits ``(R, *rows, K)``, and estimates expectations, with each run's own estimator.
 
     Neighbouring runs whose estimators differ only in numbers (`tau`, `gap`, `tau_forward`, `eta`) are
-    sampled together, with those numbers as tensors along the run axis. `tau` can be changed in place between
-    steps: it is the tensor, one entry per run, that all pathwise groups look at.
+    sampled together, with those numbers as tensors along the run axis. `tau` has one entry per run and can be
+    changed in place between steps: all pathwise groups are views of it.
     """
 
     groups: tuple[Group, ...]
@@ -135,9 +135,9 @@ class Grouped:
     ) -> Tensor:
         """Estimate each run's expected cost and its gradient, as `gapped.expectation` does; ``(R, *batch)``.
 
-        `f` maps samples ``(n, r, *rows, K)`` of the runs of a part to costs ``(n, r, *batch)``. `context` is
-        what learned baselines look at, ``(R, *batch, ...)``. Without a gradient there is one sample of each
-        run, whatever its estimator.
+        `f` maps samples ``(n, r, *rows, K)`` of the runs of a part to costs ``(n, r, *batch)``. `context`
+        ``(R, *batch, ...)`` is the input of learned baselines. Where no gradient is computed, every estimator
+        draws one sample of each run.
         """
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
@@ -163,12 +163,12 @@ class Grouped:
 
     @property
     def stateful(self) -> list[tuple[Part, Trained]]:
-        """The groups with a state, part by part: each run has its own share along the first axis."""
+        """The groups with a state, whose first axis is the run axis, each with its runs."""
         return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trained)]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Estimates in which no state changes and nothing is left to train on."""
+        """A context in which estimates neither change a state nor add to an estimator's own loss."""
         for _, each in self.stateful:
             each.eval()
         try:

@@ -17,7 +17,7 @@ class Adam:
     """The update of `torch.optim.Adam`, for parameters whose first axis is the run axis.
 
     The step count and the learning rates are tensors on the parameters' device, so that a captured graph
-    sees them change.
+    reads their present values.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class Adam:
         self.count = torch.zeros((), dtype=torch.float64, device=learning_rate.device)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
-        # Compiled, each weight is read and written once per step instead of a dozen times. The numbers that
-        # all weights share are compiled apart, so that they are not computed again for every weight.
+        # Compiled, each weight is read and written once per step instead of a dozen times. The step sizes,
+        # which all weights share, are compiled separately, so that they are computed once.
         self._sizes = torch.compile(step_sizes, dynamic=False) if compiled else step_sizes
         self._update = torch.compile(update, dynamic=False) if compiled else update
 

@@ -24,7 +24,7 @@ from gapped.score.trained import Trained
 class ScoreGroup(Score):
     """One estimator along the run axis for others that evaluate the cost at equally many samples.
 
-    Each has its own runs of logits ``(R, ...)`` and sees nothing of the others.
+    Each has its own runs of the logits ``(R, ...)``, independent of the others.
     """
 
     members: tuple[tuple[int, int, Score], ...]
@@ -61,9 +61,9 @@ class Widths(NamedTuple):
     """How many numbers an example has."""
 
     context: int
-    """In what a learned baseline looks at."""
+    """In the input of a learned baseline."""
     sample: int
-    """In all of its variables together."""
+    """In the one-hot samples of all of its variables."""
 
 
 class RunPerceptron(Perceptron):

@@ -51,7 +51,7 @@ class Selection:
 
     @torch.no_grad()
     def observe(self, scores: Tensor) -> None:
-        """Take in a validation's scores, ``(R,)``."""
+        """Update the state with the scores of a validation, ``(R,)``."""
         self.last.copy_(scores)
         better = self.last > self.best
         self.best.copy_(torch.where(better, self.last, self.best))
@@ -66,7 +66,7 @@ class Selection:
 
     @contextmanager
     def best_weights(self) -> Iterator[None]:
-        """The best weights in the place of the present ones, for the time of a ``with`` block."""
+        """A context in which the model has the best weights instead of the present ones."""
         self._swap()
         try:
             yield
@@ -86,7 +86,7 @@ class Selection:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        # In place: a captured graph knows where the weights lie.
+        # In place: a captured graph holds the addresses of the weights.
         for best, p in zip(self.weights, self.parameters, strict=True):
             present = p.clone()
             p.copy_(best)

@@ -103,7 +103,7 @@ class Trainer:
     """Trains R runs as one program and keeps their history.
 
     Everything random in an epoch follows from `seed` and the epoch's number, so a checkpoint at the end of
-    an epoch needs no generator state. A run whose loss is not finite is frozen where it stands.
+    an epoch needs no generator state. A run whose loss is not finite is frozen: its weights stay as they are.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Trainer:
         else:
             metrics |= {self.selection.rule.metric: self.selection.last}
         for name, values in metrics.items():
-            # A step can break a run without its own loss showing it: the test does.
+            # A run may diverge in its last step, which the losses so far do not show.
             self.alive &= values.isfinite()
             self.history.setdefault(name, []).append(values.double().tolist())
         self.tested.append(self.epoch + 1)
@@ -301,19 +301,19 @@ def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
     alive &= loss.isfinite()
 
 
-def derived_seed(*parts: object) -> int:
-    """A seed that depends on all `parts`, and on nothing else."""
-    return int(derived_hash(*parts)[:14], 16)
+def derived_seed(*keys: object) -> int:
+    """A seed that is a function of the `keys`."""
+    return int(derived_hash(*keys)[:14], 16)
 
 
-def derived_hash(*parts: object) -> str:
-    """Sixteen hexadecimal digits that depend on all `parts`, and on nothing else."""
-    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:16]
+def derived_hash(*keys: object) -> str:
+    """Sixteen hexadecimal digits that are a function of the `keys`."""
+    return hashlib.sha256("/".join(map(str, keys)).encode()).hexdigest()[:16]
 
 
-def permutation(count: int, *parts: object) -> Tensor:
-    """An order of `count` examples that depends on all `parts`, and on nothing else."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(*parts)))
+def permutation(count: int, *keys: object) -> Tensor:
+    """An order of `count` examples that is a function of the `keys`."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(*keys)))
 
 
 @contextmanager

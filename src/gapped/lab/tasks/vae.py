@@ -108,7 +108,7 @@ class VAE(torch.nn.Module):
         With the `ratio` of those runs, log q - log p of every category, the whole negative ELBO.
         """
         n, runs, size = z.shape[:3]
-        # Samples are more images to a product over the batch.
+        # Samples count as more images of the batch in the products.
         folded = self._signed(z.transpose(0, 1).reshape(runs, n * size, -1))
         pixels = self._stack(decoder, folded).view(runs, n, size, -1)
         target = x.unsqueeze(1).expand_as(pixels)
@@ -164,7 +164,7 @@ def _weights(layers: torch.nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
 
 
 def _shares(weights: Weights, parts: Sequence[Part]) -> list[Weights]:
-    """The weights of each part's runs. One split for all: its gradient is written once, in one piece."""
+    """The weights of each part's runs, by one split, whose gradient is written once, in one piece."""
     if len(parts) == 1:
         return [weights]
     split = [(_split(weight, parts), _split(bias, parts)) for weight, bias in weights]

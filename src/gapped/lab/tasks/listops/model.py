@@ -75,9 +75,9 @@ class TreeClassifier(torch.nn.Module):
         """Leaf states ``(R, B, M, 2d)``."""
         runs, batch, count = tokens.shape
         flat = tokens.reshape(runs, batch * count, 1)
-        # Products with one-hot rows: their gradient is a product too, not a race for seventeen rows.
+        # A product with one-hot rows: its gradient is a product too, and not atomic sums into seventeen rows.
         vocabulary = torch.arange(self.embedding.shape[1], device=tokens.device)
-        # Dropout's factor is for the few words of the table, not for all of their occurrences.
+        # Dropout's factor is applied to the few words of the table instead of to all of their occurrences.
         words = torch.bmm((flat == vocabulary).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
         gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)

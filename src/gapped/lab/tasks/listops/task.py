@@ -211,8 +211,8 @@ def depths(tokens: Tensor) -> Tensor:
 
 def _few(split: Split) -> Split:
     """The first expression of each of a few lengths."""
-    known = sorted(set(split.lengths.tolist()))
-    lengths = [next((n for n in known if n >= size), known[-1]) for size in _SIZES]
+    present = sorted(set(split.lengths.tolist()))
+    lengths = [next((n for n in present if n >= size), present[-1]) for size in _SIZES]
     rows = torch.tensor([int((split.lengths == n).nonzero()[0]) for n in dict.fromkeys(lengths)])
     columns = {name: getattr(split, name)[rows] for name in ("tokens", "lengths", "labels", "spans")}
     return replace(split, **columns)
