@@ -67,7 +67,7 @@ def equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def checkpoint(trainer: Trainer) -> Callable[[], dict[str, object]]:
-    """Reads the trainer's present state back, as often as wanted, as from a file."""
+    """A function that reads the trainer's present state back, as from a file."""
     file = io.BytesIO()
     torch.save(trainer.state_dict(), file)
 

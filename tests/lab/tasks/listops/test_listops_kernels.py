@@ -147,7 +147,7 @@ MERGES = [[[0, 4]], [[2, 1]]]
 def half_swept(width: int) -> tuple[Sweep, Layer]:
     """A sweep that has come to the second layer, and that layer.
 
-    Numbers are drawn, also those of which nothing should be seen, but for the inner products: only one pair
+    All numbers are random, also those that must have no effect, except for the inner products: only one pair
     of the layer is neither beside a merge nor beyond its expression, and has some already.
     """
     tables, layer = garden(width)
@@ -344,8 +344,8 @@ for name, kernel in [(name, kernel) for module in MODULES for name, kernel in va
     if name in ("pull_kernel", "push_kernel"):
         flags["COLUMNS"] = 512
     source = ASTSource(kernel, types, flags, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    print(name, "ld.global.v4.b32" in made.asm["ptx"])
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(name, "ld.global.v4.b32" in binary.asm["ptx"])
 """
 
 

@@ -132,9 +132,9 @@ def test_a_fleet_of_one_is_a_plain_training_loop() -> None:
     assert losses == pytest.approx(expected["loss"], abs=1e-9)
     assert [row[0] for row in trainer.history["valid_accuracy"]] == expected["valid"][1::2]
     assert rates == pytest.approx(expected["rate"][1::2], rel=1e-12)
-    tested = trainer.test()
-    assert tested["test_accuracy"] == pytest.approx(expected["test"], abs=1e-12)
-    assert tested["best_valid_accuracy"] == [max(expected["valid"])]
+    metrics = trainer.test()
+    assert metrics["test_accuracy"] == pytest.approx(expected["test"], abs=1e-12)
+    assert metrics["best_valid_accuracy"] == [max(expected["valid"])]
     # The twin has met everything that it is there to check.
     assert expected["rate"][-1] < LISTOPS_TINY.learning_rate / 3
     assert min(expected["norm"]) < LISTOPS_TINY.clip < max(expected["norm"])
@@ -147,13 +147,13 @@ def test_a_fleet_of_one_is_a_plain_training_loop() -> None:
 def test_batches_share_lengths_and_have_their_own_examples() -> None:
     task = listops_task(seeds=(3, 8, 3))
     task.start_epoch(0)
-    seen: dict[int, list[Tensor]] = {}
+    by_bucket: dict[int, list[Tensor]] = {}
     for step in range(task.steps):
         task.load_batch(step)
-        seen.setdefault(task.program(step), []).append(task.batch.clone())
-    assert sum(map(len, seen.values())) == task.steps
+        by_bucket.setdefault(task.program(step), []).append(task.batch.clone())
+    assert sum(map(len, by_bucket.values())) == task.steps
     differ = False
-    for bucket, batches in seen.items():
+    for bucket, batches in by_bucket.items():
         rows = torch.cat(batches, 1)
         size = len(task.buckets[bucket].labels)
         assert rows.shape[1] == size // LISTOPS_TINY.batch * LISTOPS_TINY.batch

@@ -113,9 +113,9 @@ class Loud(Firm):
         def add(grad: Tensor) -> Tensor:
             return (grad + 1) * logits.isfinite() if self.masked else grad + 1
 
-        heard = logits.clone()
-        heard.register_hook(add)
-        return super().sample(heard)
+        scores = logits.clone()
+        scores.register_hook(add)
+        return super().sample(scores)
 
 
 def test_what_is_beyond_an_expression_has_no_gradient() -> None:
