@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 import gapped
 from gapped import simplex
 from gapped.kernels import blocks, launch, score_launch
-from gapped.lab.fleet.grouping import Grouped, Part
+from gapped.lab.fleet.estimator_groups import Grouped, Part
 from gapped.score.base import Cost, Sampled
 
 pytest.importorskip("triton", reason="the kernels need Triton")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gapped.lab.fleet.grouping import is_level
+from gapped.lab.fleet.estimator_groups import is_level
 from gapped.lab.fleet.trainer import Run, Trainer, derived_hash, derived_seed
 from gapped.lab.recipe import Recipe
 from gapped.lab.spec import Entry, RunSpec

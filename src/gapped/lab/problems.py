@@ -47,11 +47,11 @@ def problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Proble
 def _vae(seed: int) -> Problem:
     from gapped.lab.data import load
     from gapped.lab.fleet.trainer import Run, Trainer
-    from gapped.lab.tasks.vae.protocol import protocol
-    from gapped.lab.tasks.vae.task import VAETask
+    from gapped.lab.tasks.protocols import vae_protocol
+    from gapped.lab.tasks.vae import VAETask
     from gapped.pathwise.gst import GST
 
-    rules, device = protocol("digits-8x8"), torch.device("cpu")
+    rules, device = vae_protocol("digits-8x8"), torch.device("cpu")
     task = VAETask(rules, load("digits"), [seed], device)
     trainer = Trainer(task, [Run(GST(tau=0.5), rules.learning_rate)], VAE_EPOCHS, seed, device)
     for _ in range(VAE_EPOCHS):

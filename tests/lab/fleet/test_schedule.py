@@ -12,50 +12,39 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
-from gapped.lab.fleet.trainer import Run, Trainer
+from gapped.lab.fleet.trainer import Run, Task, Trainer
 
 STEPS, EPOCHS = 5, 3
 CPU = torch.device("cpu")
 
 
-class Spy:
-    """A task without data that writes down which temperatures it was asked to use."""
+class Spy(Task):
+    """A task without data that writes down the temperatures of its steps and tests."""
 
     row_axes, loss_name, steps = 1, "cost", STEPS
-    clip = selection = widths = None
-    descended = ()
 
     def __init__(self, runs: int) -> None:
         self.model = torch.nn.Module()
         self.model.weight = torch.nn.Parameter(torch.zeros(runs, 2, 3, dtype=torch.float64))
-        self.trained: list[list[float]] = []
-        self.tested: list[list[float]] = []
-        self.seen: list[Tensor] = []
-
-    def start_epoch(self, epoch: int) -> None:
-        pass
-
-    def load_batch(self, step: int) -> None:
-        pass
-
-    def program(self, step: int) -> None:
-        return None
+        self.train_taus: list[list[float]] = []
+        self.test_taus: list[list[float]] = []
+        self.group_taus: list[Tensor] = []
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
-        self.trained.append(sampler.tau.tolist())
+        self.train_taus.append(sampler.tau.tolist())
         # What the groups hold must be what `tau` says: it is the groups that draw.
-        self.seen.append(torch.cat([each.tau.flatten() for _, _, each in sampler.groups]))
+        self.group_taus.append(torch.cat([each.tau.flatten() for _, _, each in sampler.groups]))
         sample = sampler.sample(self.model.weight, generator=generator)
         return (sample * torch.arange(3)).sum((1, 2))
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
-        self.tested.append(sampler.tau.tolist())
+        self.test_taus.append(sampler.tau.tolist())
         return {"test_cost": torch.zeros(len(sampler.tau))}
 
 
-def trained(runs: list[Run]) -> Spy:
+def train(runs: list[Run]) -> Spy:
     task = Spy(len(runs))
     trainer = Trainer(task, runs, EPOCHS, seed=0, device=CPU)
     for _ in range(EPOCHS):
@@ -90,22 +79,22 @@ def test_the_trainer_follows_each_run_s_own_schedule():
         Run(gapped.GST(tau=0.125), 1e-3, Annealed(1.0)),
         Run(gapped.StraightThrough(tau=0.75), 1e-3, Mixed(mid=2.0, period=2)),
     ]
-    task = trained(runs)
+    task = train(runs)
     total = EPOCHS * STEPS
     # Steps are counted over all epochs: the period goes on across their borders.
-    assert [row[0] for row in task.trained] == [0.25] * total
-    assert [row[1] for row in task.trained] == [0.25 if step % 4 == 3 else 0.5 for step in range(total)]
-    annealed = [row[2] for row in task.trained]
+    assert [row[0] for row in task.train_taus] == [0.25] * total
+    assert [row[1] for row in task.train_taus] == [0.25 if step % 4 == 3 else 0.5 for step in range(total)]
+    annealed = [row[2] for row in task.train_taus]
     assert annealed == pytest.approx([0.125 ** (step / (total - 1)) for step in range(total)], rel=1e-12)
-    assert [row[3] for row in task.trained] == [0.75 if step % 2 else 2.0 for step in range(total)]
-    assert [each.tolist() for each in task.seen] == task.trained
+    assert [row[3] for row in task.train_taus] == [0.75 if step % 2 else 2.0 for step in range(total)]
+    assert [each.tolist() for each in task.group_taus] == task.train_taus
 
 
 def test_runs_are_tested_at_their_own_temperature():
     runs = [Run(gapped.GST(tau=0.25), 1e-3, Mixed(mid=0.5)), Run(gapped.GST(tau=0.125), 1e-3, Annealed(3.0))]
-    task = trained(runs)
-    assert task.trained[0] != [0.25, 0.125]
-    assert task.tested == [[0.25, 0.125]] * EPOCHS
+    task = train(runs)
+    assert task.train_taus[0] != [0.25, 0.125]
+    assert task.test_taus == [[0.25, 0.125]] * EPOCHS
 
 
 def test_constant_fleets_return_to_their_own_temperature():
@@ -113,7 +102,7 @@ def test_constant_fleets_return_to_their_own_temperature():
     trainer = Trainer(task, [Run(gapped.GST(tau=0.25), 1e-3)] * 2, EPOCHS, seed=0, device=CPU)
     trainer.sampler.tau.fill_(9.0)
     trainer.train_epoch()
-    assert task.trained == [[0.25, 0.25]] * STEPS
+    assert task.train_taus == [[0.25, 0.25]] * STEPS
 
 
 def test_by_name():

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from test_listops_task import TINY, toy_data
 
 from gapped.lab import records
-from gapped.lab.kinds import KINDS
 from gapped.lab.report.blocks import render_block
 from gapped.lab.report.cells import groups
 from gapped.lab.report.evidence import gather
 from gapped.lab.report.paper import against_paper, paper
-from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.listops.task import ListOpsTask
 
 
 def run(seed: int, value: float | None, **more: Any) -> dict[str, Any]:
@@ -54,13 +48,3 @@ def test_a_lost_run_disagrees(tmp_path: Path) -> None:
     assert "The table has 2 cells" in text
     assert "**1 of the 2 agree**" in text
     assert f"Beyond that: {other} at τ=1 (3 lost runs)." in text
-
-
-@pytest.mark.parametrize("official", [True, False])
-def test_records_say_whether_the_data_are_official(official: bool) -> None:
-    data = toy_data()
-    valid, test = (replace(split, official=official) for split in (data.valid, data.test))
-    task = ListOpsTask(TINY, replace(data, valid=valid, test=test), [0], torch.device("cpu"))
-    spec = RunSpec("listops", "tiny", "listops", "gst")
-    expected = "listops" if official else "listops (generated)"
-    assert KINDS["listops"].source(spec, task) == expected

@@ -9,49 +9,59 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import assert_close, normal, seeded
 from scipy import stats
 from statistical import require_law, require_rejected
 from torch import Tensor
 from torch.distributions import Bernoulli, OneHotCategorical, kl_divergence
+from toy_tasks import (
+    BATCH,
+    CATEGORIES,
+    CPU,
+    DOUBLE,
+    LATENTS,
+    PIXELS,
+    SCALE,
+    VAE_TINY,
+    toy_images,
+    train,
+    vae_task,
+    vae_trainer,
+)
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab import data as data_sets
-from gapped.lab.data import Dataset
-from gapped.lab.fleet.grouping import Grouped, Part
-from gapped.lab.fleet.layers import generators
+from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.optimizer import clip_scales, scaled
+from gapped.lab.fleet.run_layers import generators
+from gapped.lab.fleet.trainer import Run, Trainer
 from gapped.lab.fleets import build
 from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.vae.model import VAE
-from gapped.lab.tasks.vae.protocol import PROTOCOLS, Protocol, protocol
-from gapped.lab.tasks.vae.task import VAETask
+from gapped.lab.tasks.protocols import VAEProtocol, vae_protocol
+from gapped.lab.tasks.vae import VAE, VAETask
 
-CPU, DOUBLE = torch.device("cpu"), torch.float64
-LATENTS, CATEGORIES, PIXELS, SCALE = 2, 3, 12, 16
-TINY = Protocol("tiny", LATENTS, CATEGORIES, (7, 5), batch=10)
-BINARISED = replace(TINY, binarised=True)
-RUNS = [gapped.GST(tau=0.5), gapped.GST(tau=1.0, gap=0.5), gapped.GumbelSoftmax(tau=0.7)]
+BINARISED = replace(VAE_TINY, binarised=True)
 
 
-def toy_data(test: int = 30) -> Dataset:
-    def images(n: int, seed: int) -> Tensor:
-        return torch.randint(0, SCALE + 1, (n, PIXELS), generator=seeded(seed), dtype=torch.uint8)
-
-    labels = torch.zeros(test + 50, dtype=torch.int64)
-    return Dataset("toy", images(50, 1), images(test, 2), labels[:50], labels[:test], 3, 4, SCALE)
+def toy_sampler() -> Grouped:
+    runs = [gapped.GST(tau=0.5), gapped.GST(tau=1.0, gap=0.5), gapped.GumbelSoftmax(tau=0.7)]
+    return Grouped.of(runs, 2, CPU, DOUBLE)
 
 
-def toy_task(rules: Protocol = TINY, test: int = 30, runs: int = 3) -> VAETask:
-    return VAETask(rules, toy_data(test), range(runs), CPU, dtype=DOUBLE)
+def one_hot(*shape: int, seed: int) -> Tensor:
+    """Random one-hot samples ``(*shape, LATENTS, CATEGORIES)``."""
+    index = torch.randint(0, CATEGORIES, (*shape, LATENTS), generator=seeded(seed))
+    return F.one_hot(index, CATEGORIES).double()
 
 
-def toy_sampler(runs: int = 3) -> Grouped:
-    return Grouped.of(RUNS[:runs], 2, CPU, DOUBLE)
+def grey_images(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, PIXELS, generator=seeded(seed), dtype=DOUBLE)
 
 
 class Fixed:
-    """A sampler that returns what it was given and remembers what it was shown."""
+    """A sampler that always returns the same sample, and stores the logits that it was given."""
 
     def __init__(self, z: Tensor) -> None:
         self.z = z
@@ -60,7 +70,7 @@ class Fixed:
     def parts(self) -> list[Part]:
         return [Part(0, len(self.z))]
 
-    def expectation(self, f, logits, generator=None, context=None, uses=()) -> Tensor:
+    def expectation(self, f, logits, generator=None, context=None) -> Tensor:
         self.logits = logits
         return f(self.z.unsqueeze(0), self.parts()[0]).squeeze(0)
 
@@ -68,31 +78,18 @@ class Fixed:
 # The model
 
 
-def model_and_images(rules: Protocol = TINY) -> tuple[VAE, Tensor]:
+def model_and_images(rules: VAEProtocol = VAE_TINY) -> tuple[VAE, Tensor]:
     model = VAE(rules, PIXELS, generators([1, 2])).double()
     with torch.no_grad():  # Larger than at the start, so that posteriors are far from uniform.
         for weight in model.parameters():
             weight.mul_(4)
-    return model, torch.rand(2, 6, PIXELS, generator=seeded(3), dtype=DOUBLE)
-
-
-def test_divergence_equals_the_enumeration_of_all_configurations():
-    model, x = model_and_images()
-    logits, divergence = model.posterior(x)
-    q = torch.softmax(logits, -1)
-    expected = torch.zeros(2, 6, dtype=DOUBLE)
-    for configuration in product(range(CATEGORIES), repeat=LATENTS):
-        joint = torch.stack([q[..., place, k] for place, k in enumerate(configuration)]).prod(0)
-        expected += joint * (joint.log() - LATENTS * math.log(1 / CATEGORIES))
-    assert_close(divergence, expected, 1e-12)
-    assert (divergence > 0.1).all(), "too close to the prior to tell formulas apart"
+    return model, grey_images(2, 6, seed=3)
 
 
 def test_loss_equals_torch_s_distributions():
     model, x = model_and_images()
     x = (x > 0.5).double()
-    index = torch.randint(0, CATEGORIES, (2, 6, LATENTS), generator=seeded(4))
-    sampler = Fixed(torch.nn.functional.one_hot(index, CATEGORIES).double())
+    sampler = Fixed(one_hot(2, 6, seed=4))
     loss = model.loss(x, sampler)
     logits = model.encode(x)
     assert torch.equal(sampler.logits, logits)
@@ -118,7 +115,7 @@ def test_the_bound_holds_on_average_over_all_configurations():
     q = torch.softmax(model.encode(x), -1)
     bound, evidence = torch.zeros(2, 6, dtype=DOUBLE), torch.zeros(2, 6, dtype=DOUBLE)
     for configuration in product(range(CATEGORIES), repeat=LATENTS):
-        z = torch.nn.functional.one_hot(torch.tensor(configuration), CATEGORIES).double().expand_as(q)
+        z = F.one_hot(torch.tensor(configuration), CATEGORIES).double().expand_as(q)
         joint = torch.stack([q[..., place, k] for place, k in enumerate(configuration)]).prod(0)
         bound += joint * model.loss(x, Fixed(z))
         evidence += (-model.reconstruction(z, x)).exp() / CATEGORIES**LATENTS
@@ -127,7 +124,7 @@ def test_the_bound_holds_on_average_over_all_configurations():
 
 
 def test_rectified_logits_are_not_negative():
-    model, x = model_and_images(replace(TINY, rectified_logits=True))
+    model, x = model_and_images(replace(VAE_TINY, rectified_logits=True))
     plain, _ = model_and_images()
     assert (plain.encode(x) < 0).any()
     assert_close(model.encode(x), plain.encode(x).relu())
@@ -136,7 +133,7 @@ def test_rectified_logits_are_not_negative():
 
 def test_activations_between_layers():
     for activation, slope in (("relu", 0.0), ("leaky-relu", 0.2)):
-        model, x = model_and_images(replace(TINY, activation=activation))
+        model, x = model_and_images(replace(VAE_TINY, activation=activation))
         first, second, last = model.encoder
         for each in (first, second):
             x = x @ each.weight + each.bias
@@ -146,32 +143,17 @@ def test_activations_between_layers():
         assert_close(model.encode(images).flatten(-2), expected, 1e-13)
 
 
-def test_protocols():
-    assert set(PROTOCOLS) == {"paper-30x10", "plain-30x10", "digits-8x8", "paper-32x64", "coupled-32x64"}
-    paper, plain = protocol("paper-30x10"), protocol("plain-30x10")
-    assert (paper.latents, paper.categories, paper.hidden) == (30, 10, (512, 256))
-    assert (paper.batch, paper.learning_rate, paper.epochs) == (100, 1e-3, 40)
-    assert paper.rectified_logits
-    assert replace(paper, name="plain-30x10", rectified_logits=False) == plain
-    large = protocol("paper-32x64")
-    assert (large.latents, large.categories, large.batch, large.train_images) == (32, 64, 200, 50_000)
-    assert large.binarised
-    assert large.activation == "leaky-relu"
-    with pytest.raises(GappedError, match="expected one of paper-30x10, plain-30x10, digits-8x8"):
-        protocol("paper-30x11")
-
-
 # Pixels
 
 
 def test_grey_levels():
-    task = toy_task()
+    task = vae_task()
     assert torch.equal(task.pixels(task.train, seeded()), task.train.double() / SCALE)
 
 
 def test_binarised_pixels_are_drawn_anew_at_every_access():
-    task = toy_task(BINARISED)
-    noise, images, times = seeded(), toy_data().train[:20], 2_000
+    task = vae_task(BINARISED)
+    noise, images, times = seeded(), toy_images().train[:20], 2_000
     first, second = task.pixels(images, noise), task.pixels(images, noise)
     assert not torch.equal(first, second)
     assert ((first == 0) | (first == 1)).all()
@@ -190,99 +172,173 @@ def test_binarised_pixels_are_drawn_anew_at_every_access():
 
 
 def test_losses_see_the_pixels_of_their_protocol():
-    for rules, binary in ((TINY, False), (BINARISED, True)):
-        task = toy_task(rules)
+    for rules, binary in ((VAE_TINY, False), (BINARISED, True)):
+        task = vae_task(rules)
         task.start_epoch(0)
         task.load_batch(0)
-        shown: list[Tensor] = []
+        inputs: list[Tensor] = []
         inner = task.model.loss
-        task.model.loss = lambda x, *rest, into=shown, inner=inner: (into.append(x), inner(x, *rest))[1]
+        task.model.loss = lambda x, *rest, into=inputs, inner=inner: (into.append(x), inner(x, *rest))[1]
         task.loss(toy_sampler(), seeded())
         task.loss(toy_sampler(), seeded(1))
         with torch.no_grad():
             task.evaluate(toy_sampler(), seeded())
-        assert len(shown) == 3
-        assert all(bool(((x == 0) | (x == 1)).all()) == binary for x in shown)
-        assert torch.equal(shown[0], shown[1]) != binary
+        assert len(inputs) == 3
+        assert all(bool(((x == 0) | (x == 1)).all()) == binary for x in inputs)
+        assert torch.equal(inputs[0], inputs[1]) != binary
 
 
 # Metrics
 
 
 def test_the_test_bound_is_the_mean_over_all_images_in_ragged_chunks():
-    task, sampler = toy_task(test=1203), toy_sampler()
+    task, sampler = vae_task(test=1203), toy_sampler()
     with torch.no_grad():
-        found = task.evaluate(sampler, seeded(7))
+        metrics = task.evaluate(sampler, seeded(7))
         noise, total = seeded(7), torch.zeros(3, dtype=DOUBLE)
         for start, stop in ((0, 500), (500, 1000), (1000, 1203)):
             x = (task.test[start:stop].double() / SCALE).expand(3, -1, -1)
             total += task.model.loss(x, sampler, noise).sum(1)
-    assert list(found) == ["test_negative_elbo"]
-    assert_close(found["test_negative_elbo"], total / 1203, 1e-12)
+    assert list(metrics) == ["test_negative_elbo"]
+    assert_close(metrics["test_negative_elbo"], total / 1203, 1e-12)
 
 
-@pytest.mark.parametrize("rules", [TINY, BINARISED], ids=["grey", "binarised"])
+@pytest.mark.parametrize("rules", [VAE_TINY, BINARISED], ids=["grey", "binarised"])
 def test_gradient_variance_equals_two_passes_over_replayed_gradients(rules):
-    task, sampler, samples, images = toy_task(rules), toy_sampler(), 25, 20
-    found = task.gradient_variance(sampler, seeded(3), samples, images)
-    noise, kept = seeded(3), []
+    task, sampler, samples, images = vae_task(rules), toy_sampler(), 25, 20
+    variance = task.gradient_variance(sampler, seeded(3), samples, images)
+    noise, rows = seeded(3), []
     for _ in range(samples):
         x = task.pixels(task.test[:images].expand(3, -1, -1), noise)
         task.model.zero_grad()
         task.model.loss(x, sampler, noise).mean(1).sum().backward()
         encoder = [w.grad.reshape(3, -1) for w in task.model.encoder.parameters()]
-        kept.append(torch.cat(encoder, 1).numpy())
-    gradients = np.stack(kept)
+        rows.append(torch.cat(encoder, 1).numpy())
+    gradients = np.stack(rows)
     direct = ((gradients - gradients.mean(0)) ** 2).sum(0) / (samples - 1)
-    assert_close(found / torch.from_numpy(direct.mean(1)), torch.ones(3), 1e-10)
+    assert_close(variance / torch.from_numpy(direct.mean(1)), torch.ones(3), 1e-10)
     # The divisor of the biased variance is a wrong twin that the tolerance tells apart.
-    assert (found / torch.from_numpy(gradients.var(0).mean(1)) - 1 > 1e-3).all()
+    assert (variance / torch.from_numpy(gradients.var(0).mean(1)) - 1 > 1e-3).all()
 
 
 def test_measuring_again_starts_from_the_arguments_of_that_call():
     sampler = toy_sampler()
-    task = toy_task()
+    task = vae_task()
     task.gradient_variance(sampler, seeded(1), 5, 20)
     for noise, samples, images in ((2, 6, 20), (2, 6, 10)):
-        fresh = toy_task().gradient_variance(sampler, seeded(noise), samples, images)
+        fresh = vae_task().gradient_variance(sampler, seeded(noise), samples, images)
         again = task.gradient_variance(sampler, seeded(noise), samples, images)
         assert_close(again / fresh, torch.ones(3), 1e-10)
 
 
 def test_surrogate_entropy_equals_the_formula():
-    task, soft = toy_task(), toy_sampler().soft()
+    task, soft = vae_task(), toy_sampler().soft()
     task.start_epoch(0)
     task.load_batch(1)
-    found = task.surrogate_entropy(soft, seeded(2))
+    entropy = task.surrogate_entropy(soft, seeded(2))
     with torch.no_grad():
         x = task.train[task.batch].double() / SCALE
         h = soft.sample(task.model.encode(x), generator=seeded(2)).numpy()
     rows = h.reshape(3, -1, CATEGORIES)
     expected = [-np.mean([sum(p * np.log(p) for p in row) for row in run]) for run in rows]
-    assert_close(found, torch.tensor(expected, dtype=DOUBLE), 1e-12)
-    assert ((found > 0) & (found < math.log(CATEGORIES))).all()
+    assert_close(entropy, torch.tensor(expected, dtype=DOUBLE), 1e-12)
+    assert ((entropy > 0) & (entropy < math.log(CATEGORIES))).all()
 
 
 def test_pictures():
-    task, sampler = toy_task(), toy_sampler()
-    found = task.pictures(sampler, seeded(1), 4)
-    assert list(found) == ["original", "reconstruction", "sample"]
-    for each in found.values():
+    task, sampler = vae_task(), toy_sampler()
+    pictures = task.pictures(sampler, seeded(1), 4)
+    assert list(pictures) == ["original", "reconstruction", "sample"]
+    for each in pictures.values():
         assert each.shape == (3, 4, PIXELS)
         assert each.dtype == torch.uint8
     original = (task.test[:4].double() / SCALE * 255).round().to(torch.uint8)
-    assert all(torch.equal(run, original) for run in found["original"])
+    assert all(torch.equal(run, original) for run in pictures["original"])
     with torch.no_grad():
         x, noise = (task.test[:4].double() / SCALE).expand(3, -1, -1), seeded(1)
         logits = task.model.encode(x)
         for name, theta in (("reconstruction", logits), ("sample", torch.zeros_like(logits))):
-            drawn = task.model.decode(sampler.sample(theta, generator=noise)).sigmoid()
-            assert torch.equal(found[name], (drawn * 255).round().to(torch.uint8))
+            pixels = task.model.decode(sampler.sample(theta, generator=noise)).sigmoid()
+            assert torch.equal(pictures[name], (pixels * 255).round().to(torch.uint8))
 
 
 def test_too_few_images_for_a_batch():
-    with pytest.raises(GappedError, match="train_images: got 9, expected at least one batch of 10"):
-        VAETask(TINY, toy_data().limited(9, None), [0], CPU)
+    with pytest.raises(GappedError, match=f"train_images: got 7, expected at least one batch of {BATCH}"):
+        VAETask(VAE_TINY, toy_images().limited(7, None), [0], CPU)
+
+
+# The protocol of the coupled estimators
+
+
+COUPLED = replace(
+    vae_protocol("coupled-32x64"), latents=LATENTS, categories=CATEGORIES, hidden=(9, 7), batch=BATCH
+)
+
+
+def coupled_trainer() -> Trainer:
+    return vae_trainer([Run(gapped.GST(tau=0.5), 1e-3), Run(gapped.RLOO(), 1e-3)], [5, 6], COUPLED)
+
+
+def test_the_mean_image_goes_in_and_out():
+    task = coupled_trainer().task
+    mean = toy_images().train.double().mean(0) / 16
+    assert_close(task.model.decoder[-1].bias[0, 0], torch.logit(mean.clamp(1e-3, 0.999)), 1e-6)
+    x = grey_images(2, 3, seed=1)
+    shifted = task.model
+    plain = VAE(replace(COUPLED, centred=False), PIXELS, generators([5, 6]), mean).double()
+    assert_close(shifted.encode(x), plain.encode(x - mean), 1e-6)
+    z = one_hot(2, 3, seed=2)
+    same = VAE(replace(COUPLED, signed=False), PIXELS, generators([5, 6]), mean).double()
+    assert_close(shifted.decode(z), same.decode(2 * z - 1), 1e-6)
+
+
+def test_the_sampled_divergence_is_part_of_the_cost():
+    """On average over the posterior it is the divergence in closed form, by enumeration."""
+    task = coupled_trainer().task
+    with torch.no_grad():
+        task.model.prior.copy_(normal(2, 1, LATENTS, CATEGORIES))
+        x = grey_images(2, 3, seed=1)
+        logits, ratio = task.model.posterior(x)
+        q, p = torch.softmax(logits, -1), torch.softmax(task.model.prior, -1)
+        assert_close((q * ratio).sum((-2, -1)), (q * (q / p).log()).sum((-2, -1)), 1e-12)
+        z = one_hot(2, 3, seed=2)
+        decoder = [(layer.weight, layer.bias) for layer in task.model.decoder]
+        cost = task.model.costs(z.unsqueeze(0), x, decoder, ratio).squeeze(0)
+        expected = task.model.reconstruction(z, x) + ((z * q).sum(-1).log() - (z * p).sum(-1).log()).sum(-1)
+    assert_close(cost, expected, 1e-12)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_the_prior_is_trained_by_plain_descent(clip):
+    trainer = coupled_trainer()
+    trainer.task.clip = clip
+    prior = trainer.task.model.prior
+    assert all(p is not prior for p in trainer.parameters)
+    trainer.task.start_epoch(0)
+    trainer.task.load_batch(0)
+    loss = trainer.task.loss(trainer.sampler, seeded(4))
+    gradients = torch.autograd.grad(loss.sum(), [*trainer.parameters, prior])
+    # The norm is that of all weights.
+    gradient = scaled(gradients[-1], None if clip is None else clip_scales(gradients, clip))
+    trainer.generator.manual_seed(4)
+    before = prior.detach().clone()
+    trainer._train_step()
+    assert_close(prior.detach(), before - 1e-2 * gradient, 1e-12)
+    assert (gradient != 0).any()
+    assert clip is None or (clip_scales(gradients, clip) < 1).all()
+
+
+def test_the_test_bound_is_importance_weighted():
+    trainer = coupled_trainer()
+    train(trainer)
+    assert set(trainer.history) == {"train_negative_elbo", "test_100_sample_negative_elbo"}
+    task, x = trainer.task, grey_images(2, 3, seed=1).round()
+    with torch.no_grad():
+        bound = task.model.bound(x, trainer.sampler, seeded(9), 5)
+        noise = seeded(9)
+        costs = torch.stack([task.model.loss(x, trainer.sampler, noise) for _ in range(5)])
+    assert_close(bound, math.log(5) - torch.logsumexp(-costs, 0), 1e-12)
+    assert (bound < costs.mean(0)).all(), "tighter than the mean of as many one-sample bounds"
 
 
 # The validation split

@@ -1,4 +1,4 @@
-"""A step that runs as a CUDA graph on a GPU and as plain calls elsewhere."""
+"""A step that runs as a CUDA graph on a GPU and as a plain call on a CPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WARM_UP = 3
 class Captured:
     """A function without arguments or result, recorded at its first call on a GPU and replayed from then on.
 
-    The function works on tensors that stay where they are. `state` names those it changes: recording runs
-    the function a few times to warm up, and puts them, and the generator, back as they were. A function
-    that does one of several things, by the caller's arrangement, is recorded once for each `program`. The
-    graphs share their memory: what one leaves behind, beside its state, another may overwrite.
+    The function works on tensors that keep their addresses. `state` returns those it changes: recording runs
+    the function a few times to warm up, and then restores them and the generator. A function that does one
+    of several things, depending on what the caller has set up, is recorded once for each `program`. The
+    graphs share one memory pool: apart from the state, one may overwrite what another has written.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Captured:
                 tensor.copy_(value)
         del before
         self._generator.set_state(noise)
-        # What the warm-up took is bound to its stream, and of no use to the graph.
+        # Memory that the warm-up allocated belongs to its stream: the graph cannot use it.
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
@@ -62,5 +62,5 @@ class Captured:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream for all warming up: cuBLAS keeps a workspace for every stream it has seen."""
+    """One stream for every warm-up: cuBLAS keeps a workspace for each stream that it has run on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

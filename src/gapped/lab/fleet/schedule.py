@@ -29,8 +29,8 @@ class Annealed:
         _check_positive("start", self.start)
 
     def tau(self, base: float, step: int, steps: int) -> float:
-        done = step / max(steps - 1, 1)
-        return float(self.start ** (1 - done) * base**done)
+        progress = step / max(steps - 1, 1)
+        return float(self.start ** (1 - progress) * base**progress)
 
 
 @dataclass(frozen=True)

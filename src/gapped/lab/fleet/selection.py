@@ -32,7 +32,7 @@ class SelectionRule:
 
 
 class Selection:
-    """What validation has found so far, of each run.
+    """The state of validation: the best score and weights of each run, and its learning-rate factor.
 
     Progress is what `torch.optim.lr_scheduler.ReduceLROnPlateau` takes it to be: a score above the best
     one by more than its ten-thousandth part. The best weights are those of the highest score, the first
@@ -51,12 +51,12 @@ class Selection:
 
     @torch.no_grad()
     def observe(self, scores: Tensor) -> None:
-        """Take in a validation's scores, ``(R,)``."""
+        """Update the state with the scores of a validation, ``(R,)``."""
         self.last.copy_(scores)
         better = self.last > self.best
         self.best.copy_(torch.where(better, self.last, self.best))
-        for kept, p in zip(self.weights, self.parameters, strict=True):
-            kept.copy_(torch.where(better.view(-1, *(1,) * (p.dim() - 1)), p, kept))
+        for best, p in zip(self.weights, self.parameters, strict=True):
+            best.copy_(torch.where(better.view(-1, *(1,) * (p.dim() - 1)), p, best))
         progress = self.last > self.mark * (1 + _THRESHOLD)
         self.mark.copy_(torch.where(progress, self.last, self.mark))
         self.bad.copy_(torch.where(progress, 0, self.bad + 1))
@@ -66,7 +66,7 @@ class Selection:
 
     @contextmanager
     def best_weights(self) -> Iterator[None]:
-        """The best weights in the place of the present ones, for the time of a ``with`` block."""
+        """A context in which the model has the best weights instead of the present ones."""
         self._swap()
         try:
             yield
@@ -86,8 +86,8 @@ class Selection:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        # In place: a captured graph knows where the weights lie.
-        for kept, p in zip(self.weights, self.parameters, strict=True):
+        # In place: a captured graph holds the addresses of the weights.
+        for best, p in zip(self.weights, self.parameters, strict=True):
             present = p.clone()
-            p.copy_(kept)
-            kept.copy_(present)
+            p.copy_(best)
+            best.copy_(present)

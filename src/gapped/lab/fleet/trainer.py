@@ -6,62 +6,82 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gapped.lab.fleet.adam import Adam
+from gapped.errors import GappedError
 from gapped.lab.fleet.capture import Captured
-from gapped.lab.fleet.clip import clip_scales, scaled
-from gapped.lab.fleet.grouping import Grouped
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.fleet.optimizer import Adam, clip_scales, scaled
 from gapped.lab.fleet.schedule import Constant, Schedule
+from gapped.lab.fleet.score_groups import Widths
 from gapped.lab.fleet.selection import Selection, SelectionRule
-from gapped.lab.fleet.stateful import Widths
 from gapped.registry import Estimator
 
 
 class Task(Protocol):
-    """What a trainer needs of a task: a model with a run axis, batches, a loss, and metrics."""
+    """A model with a run axis, its batches, loss and metrics, and the measurements that it offers.
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The runs' weights."""
+    A task inherits from this class. Whatever has a default here may be left out.
+    """
 
+    model: torch.nn.Module
+    """The weights of all runs, each with a leading run axis."""
     steps: int
     """Steps per epoch."""
     row_axes: int
     """How many axes of the sampled logits lie between run and category."""
     loss_name: str
     """What the loss is called in records, after ``train_``."""
-    clip: float | None
+    clip: float | None = None
     """Largest norm of a run's gradient, if there is one."""
-    widths: Widths | None
+    widths: Widths | None = None
     """How many numbers an example has, for estimators with networks of their own; None if it has none."""
-    selection: SelectionRule | None
+    selection: SelectionRule | None = None
     """How runs are validated while they train; then the best weights are tested, at the end. If None, the
     present weights are tested after each epoch."""
-
-    @property
-    def descended(self) -> Sequence[tuple[Tensor, float]]:
-        """What is trained by plain gradient descent instead of Adam, each with its rate."""
+    descended: Sequence[tuple[Tensor, float]] = ()
+    """The weights trained by plain gradient descent instead of Adam, each with its learning rate."""
+    official: bool = True
+    """Whether validation and test data are the published ones, and not generated in their place."""
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the order of the examples for an epoch; a function of the runs' seeds and `epoch` alone."""
+        return
 
     def load_batch(self, step: int) -> None:
         """Put the batch of a step where `loss` finds it."""
+        return
 
     def program(self, step: int) -> Hashable:
         """What the loss of a step must have in common with that of another to be recorded as one graph."""
+        return None
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         """The loss of each run on the loaded batch, ``(R,)``."""
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
         """Test metrics of each run, ``(R,)`` each."""
+
+    def gradient_variance(
+        self, sampler: Grouped, generator: torch.Generator, samples: int, examples: int
+    ) -> Tensor:
+        """Mean variance of the weights' gradients over `samples` draws on a fixed batch, ``(R,)``."""
+        raise GappedError(f"{type(self).__name__} does not measure the variance of its gradients")
+
+    def surrogate_entropy(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """Mean entropy of the surrogates on the loaded batch, in nats, ``(R,)``; `sampler` is soft."""
+        raise GappedError(f"{type(self).__name__} does not measure the entropy of its surrogates")
+
+    def show(
+        self, sampler: Grouped, generator: torch.Generator, places: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        """Examples to look at, as plain values, for each of the runs at `places`; none by default."""
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,7 @@ class Trainer:
     """Trains R runs as one program and keeps their history.
 
     Everything random in an epoch follows from `seed` and the epoch's number, so a checkpoint at the end of
-    an epoch needs no generator state. A run whose loss is not finite is frozen where it stands.
+    an epoch needs no generator state. A run whose loss is not finite is frozen: its weights stay as they are.
     """
 
     def __init__(
@@ -107,8 +127,10 @@ class Trainer:
         estimators = [run.estimator for run in runs]
         self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, task.widths)
         # Estimators with a state are trained beside the model, each run's share at the run's own rate.
-        self.tuned = [(part, each, list(each.parameters())) for part, each in self.sampler.stateful]
-        self.tuners = [Adam(own, rates[part.runs]) for part, _, own in self.tuned]
+        self.tuned = [
+            (part, each, Adam(list(each.parameters()), rates[part.runs]))
+            for part, each in self.sampler.stateful
+        ]
         self.base_tau = self.sampler.tau.clone()
         self.generator = torch.Generator(device)
         self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
@@ -126,7 +148,6 @@ class Trainer:
         """One pass over the data; every `test_every` epochs and after the last one, the metrics too.
 
         They are those of the test, or the latest validation's where runs are validated while they train.
-
         `history` holds the losses and metrics of the epochs in `tested`.
         """
         began = time.perf_counter()
@@ -155,11 +176,21 @@ class Trainer:
                 self.selection.observe(self.selection.rule.score())
                 self._set_rates()
 
+    def best_weights(self) -> AbstractContextManager[None]:
+        """The best weights in the place of the present ones; a no-op where no best ones are kept."""
+        return nullcontext() if self.selection is None else self.selection.best_weights()
+
+    def show(self, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """The task's examples to look at, with the best weights, for each of the runs at `places`."""
+        self.generator.manual_seed(derived_seed(self.seed, "pictures"))
+        with self.best_weights():
+            yield from self.task.show(self.sampler, self.generator, places)
+
     def test(self) -> dict[str, list[float]]:
         """Metrics that are taken once, after training: those of the best weights, where they are kept."""
         if self.selection is None:
             return {}
-        with matmul_precision(self.device), self.selection.best_weights():
+        with matmul_precision(self.device), self.best_weights():
             metrics = self.evaluate()
         return {f"best_{self.selection.rule.metric}": self.selection.best.tolist()} | {
             name: values.double().tolist() for name, values in metrics.items()
@@ -179,7 +210,7 @@ class Trainer:
         else:
             metrics |= {self.selection.rule.metric: self.selection.last}
         for name, values in metrics.items():
-            # A step can break a run without its own loss showing it: the test does.
+            # A run may diverge in its last step, which the losses so far do not show.
             self.alive &= values.isfinite()
             self.history.setdefault(name, []).append(values.double().tolist())
         self.tested.append(self.epoch + 1)
@@ -195,12 +226,12 @@ class Trainer:
             "model": self.task.model.state_dict(),
             "adam": self.adam.state_dict(),
             "estimators": [each.state_dict() for _, each, _ in self.tuned],
-            "tuners": [tuner.state_dict() for tuner in self.tuners],
+            "tuners": [tuner.state_dict() for _, _, tuner in self.tuned],
             "selection": None if self.selection is None else self.selection.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; a ValueError if that is further than this trainer goes."""
+        """Continue from a `state_dict`; a ValueError if that is of a later epoch than the last one here."""
         if not 0 <= state["epoch"] == len(state["seconds"]) <= self.epochs:
             raise ValueError(f"epoch {state['epoch']} of {self.epochs}")
         self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
@@ -208,8 +239,8 @@ class Trainer:
         self.alive.copy_(state["alive"])
         self.task.model.load_state_dict(state["model"])
         self.adam.load_state_dict(state["adam"])
-        for (_, each, _), tuner, own, moments in zip(
-            self.tuned, self.tuners, state["estimators"], state["tuners"], strict=True
+        for (_, each, tuner), own, moments in zip(
+            self.tuned, state["estimators"], state["tuners"], strict=True
         ):
             each.load_state_dict(own)
             tuner.load_state_dict(moments)
@@ -226,11 +257,13 @@ class Trainer:
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
             with torch.no_grad():
                 p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scaled(g, scales), 0.0))
-        for (part, each, own), tuner in zip(self.tuned, self.tuners, strict=True):
-            if own:
+        for part, each, tuner in self.tuned:
+            if tuner.parameters:
                 # The estimator's loss is a mean over its runs; each run is to have its own.
                 loss = each.variance_loss() * len(part)
-                slopes = torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
+                slopes = torch.autograd.grad(
+                    loss, tuner.parameters, allow_unused=True, materialize_grads=True
+                )
                 tuner.step(slopes, self.alive[part.runs])
 
     def _set_rates(self) -> None:
@@ -255,10 +288,11 @@ class Trainer:
         return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
 
     def _state(self) -> list[Tensor]:
-        moments = [m for adam in (self.adam, *self.tuners) for m in (*adam.first, *adam.second, adam.count)]
-        states = [t for _, each, own in self.tuned for t in (*own, *each.buffers())]
-        states += [p for p, _ in self.descended]
-        return [*self.parameters, *states, *moments, self.loss_sum, self.alive]
+        """All tensors that a training step changes."""
+        adams = (self.adam, *(tuner for _, _, tuner in self.tuned))
+        weights = [t for adam in adams for t in (*adam.parameters, *adam.first, *adam.second, adam.count)]
+        buffers = [t for _, each, _ in self.tuned for t in each.buffers()]
+        return [*weights, *buffers, *(p for p, _ in self.descended), self.loss_sum, self.alive]
 
 
 def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
@@ -267,19 +301,19 @@ def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
     alive &= loss.isfinite()
 
 
-def derived_seed(*parts: object) -> int:
-    """A seed that depends on all `parts`, and on nothing else."""
-    return int(derived_hash(*parts)[:14], 16)
+def derived_seed(*keys: object) -> int:
+    """A seed that is a function of the `keys`."""
+    return int(derived_hash(*keys)[:14], 16)
 
 
-def derived_hash(*parts: object) -> str:
-    """Sixteen hexadecimal digits that depend on all `parts`, and on nothing else."""
-    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:16]
+def derived_hash(*keys: object) -> str:
+    """Sixteen hexadecimal digits that are a function of the `keys`."""
+    return hashlib.sha256("/".join(map(str, keys)).encode()).hexdigest()[:16]
 
 
-def permutation(count: int, *parts: object) -> Tensor:
-    """An order of `count` examples that depends on all `parts`, and on nothing else."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(*parts)))
+def permutation(count: int, *keys: object) -> Tensor:
+    """An order of `count` examples that is a function of the `keys`."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(derived_seed(*keys)))
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""What fleets are trained on: one package per task."""
+"""The tasks that fleets are trained on: the VAE and ListOps."""

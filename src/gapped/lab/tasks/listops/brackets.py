@@ -1,4 +1,4 @@
-"""Trees as sets of spans: what the merges built, and how far it is the true parse."""
+"""Trees as sets of spans: the spans that merges build, and their agreement with the true parse."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def agreement(spans: Tensor, truth: Tensor, lengths: Tensor) -> Tensor:
     true = torch.zeros(*truth.shape[:-2], size * size, dtype=torch.bool, device=truth.device)
     true.scatter_(-1, code(truth), True)
     true[..., 0] = False  # padding and the whole
-    found = code(spans)
-    hits = true.expand(*found.shape[:-1], -1).gather(-1, found).sum(-1)
+    codes = code(spans)
+    hits = true.expand(*codes.shape[:-1], -1).gather(-1, codes).sum(-1)
     return torch.where(inner > 0, hits / inner.clamp(min=1), torch.nan)
 
 

@@ -1,19 +1,21 @@
-"""The model: word vectors, a leaf LSTM, the latent tree, a classifier of its root."""
+"""The model: word vectors, a leaf LSTM whose states are the leaves, the latent tree, a classifier."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
 from gapped.lab.data.listops import VOCABULARY
-from gapped.lab.fleet.layers import Linear
-from gapped.lab.tasks.listops.leaf import lstm
-from gapped.lab.tasks.listops.protocol import Protocol
-from gapped.lab.tasks.listops.sampler import Sampler
+from gapped.lab.fleet.run_layers import Linear
+from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree
+from gapped.lab.tasks.listops.tree_tables import uses_kernels
+from gapped.lab.tasks.protocols import ListOpsProtocol
 
 CLASSES = 10
 _SMALL = 0.002
@@ -28,22 +30,25 @@ class TreeClassifier(torch.nn.Module):
     has: under Adam their sum moves twice as fast as one would.
     """
 
-    def __init__(self, protocol: Protocol, runs: Sequence[torch.Generator], *, fused: bool = False) -> None:
+    def __init__(
+        self, protocol: ListOpsProtocol, runs: Sequence[torch.Generator], *, fused: bool = False
+    ) -> None:
         super().__init__()
         d = self.width = protocol.width
         self.dropout, self.fused = protocol.dropout, fused
         words = len(VOCABULARY)
-        self.embedding = _stacked(runs, (words, d), _normal)
-        self.input_weight = _stacked(runs, (4 * d, d), _kaiming, transposed=True)
-        self.recurrent_weight = _stacked(runs, (4 * d, d), _orthogonal, transposed=True)
+        normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-_SMALL, b=_SMALL)
+        self.embedding = _stacked(runs, (words, d), normal)
+        self.input_weight = _stacked(runs, (4 * d, d), init.kaiming_normal_, transposed=True)
+        self.recurrent_weight = _stacked(runs, (4 * d, d), init.orthogonal_, transposed=True)
         self.input_bias = Parameter(torch.zeros(len(runs), 1, 4 * d))
         self.recurrent_bias = Parameter(torch.zeros(len(runs), 1, 4 * d))
-        self.tree_weight = _stacked(runs, (5 * d, 2 * d), _orthogonal, transposed=True)
+        self.tree_weight = _stacked(runs, (5 * d, 2 * d), init.orthogonal_, transposed=True)
         self.tree_bias = Parameter(torch.zeros(len(runs), 1, 5 * d))
-        self.query = _stacked(runs, (1, d), _normal)
+        self.query = _stacked(runs, (1, d), normal)
         self.hidden, self.output = Linear(d, d, runs), Linear(d, CLASSES, runs)
-        self.hidden.weight = _stacked(runs, (d, d), _kaiming, transposed=True)
-        self.output.weight = _stacked(runs, (CLASSES, d), _uniform, transposed=True)
+        self.hidden.weight = _stacked(runs, (d, d), init.kaiming_normal_, transposed=True)
+        self.output.weight = _stacked(runs, (CLASSES, d), uniform, transposed=True)
         with torch.no_grad():
             self.input_bias[..., d : 2 * d] = 1
             self.hidden.bias.zero_()
@@ -70,13 +75,89 @@ class TreeClassifier(torch.nn.Module):
         """Leaf states ``(R, B, M, 2d)``."""
         runs, batch, count = tokens.shape
         flat = tokens.reshape(runs, batch * count, 1)
-        # Products with one-hot rows: their gradient is a product too, not a race for seventeen rows.
-        known = torch.arange(self.embedding.shape[1], device=tokens.device)
-        # Dropout's factor is for the few words of the table, not for all of their occurrences.
-        words = torch.bmm((flat == known).to(self.embedding.dtype), self.embedding / (1 - rate))
+        # A product with one-hot rows: its gradient is a product too, and not atomic sums into seventeen rows.
+        vocabulary = torch.arange(self.embedding.shape[1], device=tokens.device)
+        # Dropout's factor is applied to the few words of the table instead of to all of their occurrences.
+        words = torch.bmm((flat == vocabulary).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
         gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)
         return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
+
+
+def lstm(inputs: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
+    """States ``(R, B, M, 2d)``, h and c side by side, of an LSTM that starts from zero.
+
+    `inputs` ``(R, B, M, 4d)`` are the gates without their recurrent part, in torch's order: input, forget,
+    cell, output. `weight` is ``(R, d, 4d)``. The gradient of the weight is one product for all tokens.
+    `fused` lets kernels do the work of a step where they can.
+    """
+    return _LSTM.apply(inputs, weight, fused)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, fused: bool) -> Tensor:
+        runs, batch, count, four = inputs.shape
+        forward_step, ctx.backward_step = advance, retreat
+        if uses_kernels(inputs, fused):
+            from gapped.lab.tasks.listops import tree_launch
+
+            forward_step, ctx.backward_step = tree_launch.advance, tree_launch.retreat
+        gates = torch.empty_like(inputs)
+        states = inputs.new_empty(runs, count + 1, batch, four // 2)
+        states[:, 0] = 0
+        for step in range(count):
+            before = states[:, step]
+            torch.bmm(before[..., : four // 4], weight, out=gates[:, :, step])
+            forward_step(gates[:, :, step], inputs[:, :, step], before, states[:, step + 1])
+        ctx.save_for_backward(gates, states, weight)
+        return states[:, 1:].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        gates, states, weight = ctx.saved_tensors
+        runs, batch, count, four = gates.shape
+        width, back = four // 4, weight.transpose(1, 2)
+        grads = torch.empty_like(gates)
+        grad_h, grad_c = grad.new_zeros(2, runs, batch, width)
+        for step in reversed(range(count)):
+            out = grads[:, :, step]
+            ctx.backward_step(gates[:, :, step], states[:, step], grad[:, :, step], grad_h, grad_c, out)
+            torch.bmm(out, back, out=grad_h)
+        before = states[:, :-1, :, :width].transpose(1, 2).reshape(runs, -1, width)
+        return grads, torch.bmm(before.transpose(1, 2), grads.flatten(1, 2)), None
+
+
+def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> None:
+    """Add `inputs` to the recurrent part in `gates`, both ``(R, B, 4d)``, and write the state `after`."""
+    width = gates.shape[-1] // 4
+    gates += inputs
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * before[..., width:] + i.sigmoid() * g.tanh()
+    after[..., width:] = c
+    after[..., :width] = o.sigmoid() * c.tanh()
+
+
+def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor) -> None:
+    """Write the gradient of the gates to `out`, and that of the cell before in the place of `grad_c`.
+
+    `own` ``(R, B, 2d)`` is the gradient of the state itself, `grad_h` and `grad_c` are from the step after.
+    """
+    width = gates.shape[-1] // 4
+    before = before[..., width:]
+    grad_h, total = own[..., :width] + grad_h, own[..., width:] + grad_c
+    i, f, g, o = gates.chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    top = (f * before + i * g).tanh()
+    total = total + grad_h * o * (1 - top * top)
+    slopes = (
+        total * g * i * (1 - i),
+        total * before * f * (1 - f),
+        total * i * (1 - g * g),
+        grad_h * top * o * (1 - o),
+    )
+    out.copy_(torch.cat(slopes, -1))
+    grad_c.copy_(total * f)
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
@@ -88,32 +169,16 @@ def zeroed(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """`x` with each number zero at the probability `rate`."""
     if rate == 0:
         return x
-    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate, generator=generator)
-    return torch.where(kept, x, 0.0)
-
-
-_Initialiser = Callable[[Tensor, torch.Generator], Tensor]
+    keep = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate, generator=generator)
+    return torch.where(keep, x, 0.0)
 
 
 def _stacked(
-    runs: Sequence[torch.Generator], shape: tuple[int, int], fill: _Initialiser, transposed: bool = False
+    runs: Sequence[torch.Generator],
+    shape: tuple[int, int],
+    fill: Callable[..., Tensor],
+    transposed: bool = False,
 ) -> Parameter:
     """One weight per run, ``(outputs, inputs)`` as `fill` sees it, stored transposed like `Linear`'s."""
-    each = [fill(torch.empty(shape), generator) for generator in runs]
+    each = [fill(torch.empty(shape), generator=generator) for generator in runs]
     return Parameter(torch.stack([w.t().contiguous() for w in each] if transposed else each))
-
-
-def _normal(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.normal_(weight, 0.0, 0.01, generator=generator)
-
-
-def _kaiming(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.kaiming_normal_(weight, generator=generator)
-
-
-def _orthogonal(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.orthogonal_(weight, generator=generator)
-
-
-def _uniform(weight: Tensor, generator: torch.Generator) -> Tensor:
-    return init.uniform_(weight, -_SMALL, _SMALL, generator=generator)

@@ -1,7 +1,7 @@
 """Triton kernels for the backward sweep of the tree: one program for each row.
 
 A row's program reads a few lines around the layer's merge and some numbers of each of its pairs. A line that
-does not exist is -1, and zero when read. `gapped.lab.tasks.listops.sweep` is the definition.
+does not exist is -1, and zero when read. `Sweep` is the definition.
 """
 
 from __future__ import annotations

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped.lab.data.listops import ListOps, Split, buckets
+from gapped.lab.data.listops import VOCABULARY, ListOps, Split, buckets
 from gapped.lab.data.listops.tokens import CLOSE, OPEN
-from gapped.lab.fleet.grouping import Grouped
-from gapped.lab.fleet.layers import generators, spread
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.fleet.run_layers import generators, spread
 from gapped.lab.fleet.selection import SelectionRule
-from gapped.lab.fleet.stateful import Widths
-from gapped.lab.fleet.trainer import permutation
+from gapped.lab.fleet.trainer import Task, permutation
 from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
-from gapped.lab.tasks.listops.protocol import Protocol
-from gapped.lab.tasks.listops.sampler import Greedy
+from gapped.lab.tasks.listops.reference_tree import Greedy
+from gapped.lab.tasks.protocols import ListOpsProtocol
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
 # Lower edges of the bins in which accuracy is reported; the last has no upper one.
 LENGTHS = (1, 10, 20, 40, 70)
 DEPTHS = (0, 1, 2, 3, 4, 5, 6)
+# The first test expression of each of these numbers of tokens, or the next larger, is shown.
+_SIZES = (6, 11, 16)
 
 
 class _Bucket(NamedTuple):
@@ -38,7 +41,7 @@ class _Bucket(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """What greedy models say of n expressions."""
+    """Predictions and trees of greedy models for n expressions."""
 
     right: Tensor
     """Whether the class is right, ``(R, n)``; NaN where the logits are not finite."""
@@ -47,7 +50,7 @@ class Parsed(NamedTuple):
     """The trees, ``(R, n, L - 1)``, as `merged_spans` takes them."""
 
 
-class ListOpsTask:
+class ListOpsTask(Task):
     """R classifiers with the data on the device.
 
     The lengths of an epoch's batches are the same for all runs, in an order drawn for the epoch; the
@@ -56,12 +59,11 @@ class ListOpsTask:
 
     row_axes = 1
     loss_name = "cross_entropy"
-    widths: Widths | None = None
-    descended: Sequence[tuple[Tensor, float]] = ()
+    model: TreeClassifier
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: ListOpsProtocol,
         data: ListOps,
         seeds: Sequence[int],
         device: torch.device,
@@ -70,8 +72,8 @@ class ListOpsTask:
         compiled: bool = False,
     ) -> None:
         self.protocol, self.seeds = protocol, list(seeds)
-        self.clip: float | None = protocol.clip
-        self.selection: SelectionRule | None = SelectionRule(
+        self.clip = protocol.clip
+        self.selection = SelectionRule(
             "valid_accuracy", self.valid_accuracy, protocol.validations, protocol.patience
         )
         self._distinct = sorted(set(self.seeds))
@@ -80,6 +82,7 @@ class ListOpsTask:
         self.model.to(device, dtype)
         spread(self.model, self._places.tolist())
         self.valid, self.test = data.valid, data.test
+        self.official = data.valid.official and data.test.official
         self.buckets = _buckets(data.train, protocol, device)
         counts = [len(bucket.labels) // protocol.batch for bucket in self.buckets]
         self._sequence = torch.repeat_interleave(torch.tensor(counts))
@@ -92,16 +95,13 @@ class ListOpsTask:
     def start_epoch(self, epoch: int) -> None:
         """The bucket of each step and, for each run, the order of the examples in each bucket."""
         sequence = self._sequence[permutation(self.steps, "buckets", epoch)].tolist()
-        used = [0] * len(self.buckets)
-        self._schedule = []
-        for bucket in sequence:
-            self._schedule.append((bucket, used[bucket]))
-            used[bucket] += 1
+        turns = [count() for _ in self.buckets]
+        self._schedule = [(bucket, next(turns[bucket])) for bucket in sequence]
         self._orders = []
         for number, bucket in enumerate(self.buckets):
             size = len(bucket.labels)
-            drawn = [permutation(size, seed, epoch, number) for seed in self._distinct]
-            self._orders.append(torch.stack(drawn).to(self.batch.device)[self._places])
+            orders = [permutation(size, seed, epoch, number) for seed in self._distinct]
+            self._orders.append(torch.stack(orders).to(self.batch.device)[self._places])
 
     def load_batch(self, step: int) -> None:
         self._bucket, turn = self._schedule[step]
@@ -137,9 +137,8 @@ class ListOpsTask:
             for low, high in zip(edges, (*edges[1:], None), strict=True):
                 inside = (values >= low) & (values < (high or values.max() + 1))
                 if inside.any():
-                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = right[
-                        :, inside.to(right.device)
-                    ].mean(1)
+                    accuracy = right[:, inside.to(right.device)].mean(1)
+                    metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = accuracy
         true = test.spans.to(right.device), test.lengths.to(right.device)
         metrics["test_tree_f1"] = agreement(merged_spans(parsed.merges), *true).nanmean(1)
         plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))
@@ -147,18 +146,40 @@ class ListOpsTask:
         metrics["left_branching_f1"] = baseline.to(right.device).expand(len(self.seeds))
         return metrics
 
+    def show(
+        self, sampler: Grouped, generator: torch.Generator, places: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        """For each run: a few test expressions with label, prediction, and both trees as lists of spans."""
+        few = _few(self.test)
+        parsed = self.parse(few)
+        spans = merged_spans(parsed.merges)
+        for place in places:
+            examples = []
+            for row, length in enumerate(few.lengths.tolist()):
+                inner = slice(0, length - 1)
+                examples.append(
+                    {
+                        "tokens": [VOCABULARY[i] for i in few.tokens[row, :length].tolist()],
+                        "label": int(few.labels[row]),
+                        "predicted": int(parsed.predicted[place, row]),
+                        "true": few.spans[row, inner].tolist(),
+                        "found": spans[place, row, inner].tolist(),
+                    }
+                )
+            yield {"examples": examples}
+
     @torch.no_grad()
     def parse(self, split: Split) -> Parsed:
         """Classes and greedy trees of all expressions of a split, by all runs."""
         runs, device = len(self.seeds), self.batch.device
-        # Once, and nothing comes back: the device never waits for a chunk's end.
+        # Moved once, and no value is read back: the host never waits for a chunk.
         tokens, lengths, labels = (x.to(device) for x in (split.tokens, split.lengths, split.labels))
         right = torch.empty(runs, len(split), device=device)
         predicted = torch.empty(runs, len(split), dtype=torch.int64, device=device)
         merges = predicted.new_full((runs, len(split), tokens.shape[1] - 1), -1)
         for rows, longest in _chunks(split.lengths, device):
             shape = (runs, len(rows))
-            logits, found = self.model(
+            logits, trees = self.model(
                 tokens[rows, :longest].long().expand(*shape, longest),
                 lengths[rows].expand(shape),
                 Greedy(),
@@ -167,7 +188,7 @@ class ListOpsTask:
             guess = logits.argmax(-1)
             right[:, rows] = torch.where(logits.isfinite().all(-1), guess == labels[rows], torch.nan)
             predicted[:, rows] = guess
-            merges[:, rows, : longest - 1] = found
+            merges[:, rows, : longest - 1] = trees
         return Parsed(right, predicted, merges)
 
 
@@ -188,23 +209,32 @@ def depths(tokens: Tensor) -> Tensor:
     return steps.cumsum(1).amax(1)
 
 
-def _buckets(train: Split, protocol: Protocol, device: torch.device) -> list[_Bucket]:
-    """Buckets that fill at least one batch."""
-    found = []
+def _few(split: Split) -> Split:
+    """The first expression of each of a few lengths."""
+    present = sorted(set(split.lengths.tolist()))
+    lengths = [next((n for n in present if n >= size), present[-1]) for size in _SIZES]
+    rows = torch.tensor([int((split.lengths == n).nonzero()[0]) for n in dict.fromkeys(lengths)])
+    columns = {name: getattr(split, name)[rows] for name in ("tokens", "lengths", "labels", "spans")}
+    return replace(split, **columns)
+
+
+def _buckets(train: Split, protocol: ListOpsProtocol, device: torch.device) -> list[_Bucket]:
+    """The training data in buckets that fill at least one batch each."""
+    result = []
     for rows in buckets(train.lengths, protocol.waste):
         if len(rows) >= protocol.batch:
             lengths = train.lengths[rows]
             tokens = train.tokens[rows, : int(lengths.max())].long()
-            found.append(_Bucket(tokens.to(device), lengths.to(device), train.labels[rows].to(device)))
-    if not found:
+            result.append(_Bucket(tokens.to(device), lengths.to(device), train.labels[rows].to(device)))
+    if not result:
         raise reject("count", len(train), f"enough expressions for a batch of {protocol.batch}")
-    return found
+    return result
 
 
 def _chunks(lengths: Tensor, device: torch.device) -> Iterator[tuple[Tensor, int]]:
     """Places of some expressions and the longest's length, as many at a time as `_CHUNK` allows.
 
-    Shortest first, and on the `device`; `lengths` are on the CPU, so that nobody waits for their values.
+    Shortest first, and on the `device`; `lengths` are on the CPU, so that reading them does not synchronise.
     """
     order = torch.argsort(lengths, stable=True)
     places, start = order.to(device), 0

@@ -14,10 +14,10 @@ def generators(seeds: Sequence[int]) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def spread(module: torch.nn.Module, rows: Sequence[int]) -> None:
-    """Give `module` the runs `rows` of its present ones: runs with equal seeds start from equal weights."""
+def spread(module: torch.nn.Module, places: Sequence[int]) -> None:
+    """Give each run of `module` the weights at its place of the present ones; equal seeds share a place."""
     for parameter in module.parameters():
-        parameter.data = parameter.data[torch.tensor(rows, device=parameter.device)]
+        parameter.data = parameter.data[torch.tensor(places, device=parameter.device)]
 
 
 class Linear(torch.nn.Module):
@@ -39,15 +39,11 @@ class Linear(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return affine(x, self.weight, self.bias)
 
-    def extra_repr(self) -> str:
-        runs, inputs, outputs = self.weight.shape
-        return f"runs={runs}, inputs={inputs}, outputs={outputs}"
-
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The maps of a `Linear` with these weights."""
-    # `baddbmm` would first copy the bias to all rows; this takes as long, and nothing under a compiler, which
-    # adds the bias where the product is used.
+    # `baddbmm` would first copy the bias to all rows. The sum takes as long in eager mode, and no time when
+    # compiled: the bias is then added where the product is used.
     return torch.bmm(x, weight) + bias
 
 

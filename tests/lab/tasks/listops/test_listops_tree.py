@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import seeded
 from torch import Tensor
+from toy_tasks import tree_inputs
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.grouping import Grouped
-from gapped.lab.tasks.listops.cell import compose, compose_vjp
-from gapped.lab.tasks.listops.leaf import lstm
-from gapped.lab.tasks.listops.reference import reference_tree
-from gapped.lab.tasks.listops.sampler import Greedy, Sampler
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.registry import Pathwise
 
@@ -30,30 +29,19 @@ ESTIMATORS: list[Pathwise] = [
 
 
 def problem(runs: int, batch: int, count: int, width: int, seed: int = 0) -> tuple[list[Tensor], Tensor]:
-    """Leaves, weight, bias, query in float64, large enough that scores differ; lengths from 1 to `count`."""
-    g = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(*shape, dtype=torch.float64, generator=g)).requires_grad_()
-
-    inputs = [
-        draw(runs, batch, count, 2 * width),
-        draw(runs, 2 * width, 5 * width, scale=width**-0.5),
-        draw(runs, 1, 5 * width, scale=0.3),
-        draw(runs, 1, width, scale=3.0),
-    ]
-    lengths = torch.randint(1, count + 1, (runs, batch), generator=g)
+    """The inputs of a tree, and lengths from 1 to `count`."""
+    lengths = torch.randint(1, count + 1, (runs, batch), generator=seeded(seed))
     lengths[0, 0] = count
-    return inputs, lengths
+    return tree_inputs(runs, batch, count, width, seed=seed), lengths
 
 
 def gradients(root: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    direction = torch.randn(root.shape, dtype=root.dtype, generator=torch.Generator().manual_seed(5))
+    direction = torch.randn(root.shape, dtype=root.dtype, generator=seeded(5))
     return torch.autograd.grad((root * direction).sum(), inputs)
 
 
 def assert_equal_trees(inputs: list[Tensor], lengths: Tensor, estimator: Sampler) -> None:
-    noise = [torch.Generator().manual_seed(3) for _ in range(2)]
+    noise = [seeded(3) for _ in range(2)]
     root, _ = latent_tree(*inputs, lengths, estimator, noise[0])
     expected = reference_tree(*inputs, lengths, estimator, noise[1])
     torch.testing.assert_close(root, expected, rtol=0, atol=1e-12)
@@ -97,7 +85,7 @@ def test_the_check_sees_a_lost_gradient() -> None:
             return gapped.GST().sample(logits.detach(), **how) + 0 * logits.clamp(min=0)
 
     inputs, lengths = problem(2, 4, 6, 5)
-    noise = [torch.Generator().manual_seed(3) for _ in range(2)]
+    noise = [seeded(3) for _ in range(2)]
     root, _ = latent_tree(*inputs, lengths, Blind(), noise[0])
     expected = reference_tree(*inputs, lengths, gapped.GST(), noise[1])
     assert torch.equal(root, expected) or (root - expected).abs().max() < 1e-12
@@ -125,19 +113,19 @@ class Loud(Firm):
         def add(grad: Tensor) -> Tensor:
             return (grad + 1) * logits.isfinite() if self.masked else grad + 1
 
-        heard = logits.clone()
-        heard.register_hook(add)
-        return super().sample(heard)
+        scores = logits.clone()
+        scores.register_hook(add)
+        return super().sample(scores)
 
 
 def test_what_is_beyond_an_expression_has_no_gradient() -> None:
     """Whatever an estimator says of it, for finished expressions and for shorter ones."""
     inputs, lengths = problem(2, 5, 7, 4)
-    found = [gradients(latent_tree(*inputs, lengths, Loud(masked))[0], inputs) for masked in (False, True)]
-    for loud, quiet in zip(*found, strict=True):
+    both = [gradients(latent_tree(*inputs, lengths, Loud(masked))[0], inputs) for masked in (False, True)]
+    for loud, quiet in zip(*both, strict=True):
         torch.testing.assert_close(loud, quiet, rtol=0, atol=1e-12)
     firm = gradients(latent_tree(*inputs, lengths, Firm())[0], inputs)
-    assert not torch.allclose(found[0][1], firm[1])
+    assert not torch.allclose(both[0][1], firm[1])
 
 
 def test_a_broken_run_leaves_its_neighbour_alone() -> None:
@@ -160,9 +148,9 @@ def test_a_broken_run_leaves_its_neighbour_alone() -> None:
 def test_without_a_gradient_the_values_are_the_same() -> None:
     inputs, lengths = problem(2, 5, 8, 4)
     estimator = gapped.StraightThrough()
-    root, merges = latent_tree(*inputs, lengths, estimator, torch.Generator().manual_seed(1))
+    root, merges = latent_tree(*inputs, lengths, estimator, seeded(1))
     with torch.no_grad():
-        again, same = latent_tree(*inputs, lengths, estimator, torch.Generator().manual_seed(1))
+        again, same = latent_tree(*inputs, lengths, estimator, seeded(1))
     assert torch.equal(root, again)
     assert torch.equal(merges, same)
 
@@ -173,14 +161,14 @@ def test_greedy_takes_the_highest_score() -> None:
     torch.testing.assert_close(root, reference_tree(*inputs, lengths, Greedy()), rtol=0, atol=1e-12)
     # Almost no noise is almost greedy.
     inputs[3].data *= 1e9
-    cold, same = latent_tree(*inputs, lengths, gapped.StraightThrough(), torch.Generator().manual_seed(0))
+    cold, same = latent_tree(*inputs, lengths, gapped.StraightThrough(), seeded(0))
     assert torch.equal(merges, same)
     assert torch.equal(root, cold)
 
 
 def test_merges_end_with_the_expression() -> None:
     inputs, lengths = problem(2, 6, 7, 3)
-    _, merges = latent_tree(*inputs, lengths, gapped.GST(), torch.Generator().manual_seed(2))
+    _, merges = latent_tree(*inputs, lengths, gapped.GST(), seeded(2))
     step = torch.arange(6)
     alive = step < lengths.unsqueeze(-1) - 1
     assert ((merges >= 0) == alive).all()
@@ -219,37 +207,3 @@ def test_soft_samples_are_refused() -> None:
     reference_tree(*inputs, lengths, soft)
     with pytest.raises(GappedError, match=r"^sampler: got one with soft samples, expected hard"):
         latent_tree(*inputs, lengths, soft)
-
-
-def test_cell_product_is_the_gradient_of_the_cell() -> None:
-    g = torch.Generator().manual_seed(0)
-    gates, left, right, gh, gc = (
-        torch.randn(7, n, dtype=torch.float64, generator=g).requires_grad_() for n in (20, 4, 4, 4, 4)
-    )
-    h, c = compose(gates, left, right)
-    expected = torch.autograd.grad((h * gh + c * gc).sum(), (gates, left, right))
-    for mine, theirs in zip(compose_vjp(gates, left, right, gh, gc), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
-
-
-def test_leaf_lstm_is_torchs() -> None:
-    g = torch.Generator().manual_seed(0)
-    runs, batch, count, width = 2, 3, 5, 4
-    inputs = torch.randn(runs, batch, count, 4 * width, dtype=torch.float64, generator=g).requires_grad_()
-    weight = torch.randn(runs, width, 4 * width, dtype=torch.float64, generator=g).requires_grad_()
-    direction = torch.randn(runs, batch, count, 2 * width, dtype=torch.float64, generator=g)
-    states = lstm(inputs, weight)
-    plain = []
-    for run in range(runs):
-        cell = torch.nn.LSTMCell(4 * width, width, bias=False, dtype=torch.float64)
-        h = c = torch.zeros(batch, width, dtype=torch.float64)
-        for step in range(count):
-            tensors = {"weight_ih": torch.eye(4 * width, dtype=torch.float64), "weight_hh": weight[run].t()}
-            h, c = torch.func.functional_call(cell, tensors, (inputs[run, :, step], (h, c)))
-            plain.append(torch.cat([h, c], -1))
-    expected = torch.stack(plain).view(runs, count, batch, -1).transpose(1, 2)
-    torch.testing.assert_close(states, expected, rtol=0, atol=1e-13)
-    mine = torch.autograd.grad((states * direction).sum(), (inputs, weight))
-    theirs = torch.autograd.grad((expected * direction).sum(), (inputs, weight))
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

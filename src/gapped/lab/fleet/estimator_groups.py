@@ -16,14 +16,15 @@ from gapped import simplex
 from gapped.checks import values_unseen
 from gapped.errors import GappedError
 from gapped.kernels import launch
-from gapped.lab.fleet.neighbours import Neighbours
-from gapped.lab.fleet.stateful import Widths, joined, structure
+from gapped.lab.fleet.score_groups import ScoreGroup, Widths, stack_trained, structure
 from gapped.objective import expectation
 from gapped.pathwise.base import Pathwise
 from gapped.registry import Estimator
 from gapped.score.base import Score, draw_independent, one_hot_rows
+from gapped.score.nvil import NVIL
 from gapped.score.trained import Trained
 
+Group = tuple[int, int, Estimator]  # first run, last run exclusive, and the estimator of these
 _LEVELS = ("tau", "gap", "tau_forward", "eta")
 
 
@@ -57,11 +58,11 @@ class Grouped:
     """Samples logits ``(R, *rows, K)``, and estimates expectations, with each run's own estimator.
 
     Neighbouring runs whose estimators differ only in numbers (`tau`, `gap`, `tau_forward`, `eta`) are
-    sampled together, with those numbers as tensors along the run axis. `tau` can be changed in place between
-    steps: it is the tensor, one entry per run, that all pathwise groups look at.
+    sampled together, with those numbers as tensors along the run axis. `tau` has one entry per run and can be
+    changed in place between steps: all pathwise groups are views of it.
     """
 
-    groups: tuple[tuple[int, int, Estimator], ...]
+    groups: tuple[Group, ...]
     tau: Tensor
 
     @classmethod
@@ -78,24 +79,21 @@ class Grouped:
         Estimators with networks of their own also need to know the task's `widths`.
         """
         tau = torch.tensor([_temperature(e) for e in estimators], device=device, dtype=dtype)
-        groups: list[tuple[int, int, Estimator]] = []
+        groups: list[Group] = []
         start = 0
         for _, members in groupby(estimators, key=group_key):
             same = list(members)
-            stop = start + len(same)
-            trained = [e for e in same if isinstance(e, Trained)]
-            pathwise = [e for e in same if isinstance(e, Pathwise)]
-            if pathwise:
-                groups.append((start, stop, _with_levels(pathwise, tau[start:stop], rows)))
-            elif trained:
-                groups.append((start, stop, joined(trained, rows, widths).to(device, dtype)))
-            else:
-                groups.append((start, stop, same[0]))
+            stop, each = start + len(same), same[0]
+            if isinstance(each, Pathwise):
+                each = _with_levels(same, each, tau[start:stop], rows)
+            elif isinstance(each, Trained):
+                each = stack_trained(same, each, rows, widths).to(device, dtype)
+            groups.append((start, stop, each))
             start = stop
         return cls(tuple(groups), tau)
 
     def soft(self) -> Grouped:
-        """The same, but with the surrogates as samples."""
+        """This sampler with the surrogates as samples, at temperatures that it shares."""
         if not all(isinstance(each, Pathwise) for _, _, each in self.groups):
             raise GappedError("soft samples: a score-function estimator has no surrogate")
         soft = ((a, b, replace(each, hard=False)) for a, b, each in self.groups)  # type: ignore[type-var]
@@ -124,8 +122,8 @@ class Grouped:
         return torch.cat(samples)
 
     def parts(self) -> tuple[Part, ...]:
-        """In which parts `expectation` evaluates the costs: one for all where no gradient is asked for."""
-        return self._parts if torch.is_grad_enabled() else (Part(0, self.groups[-1][1]),)
+        """In which parts `expectation` evaluates the costs: a single one where no gradient is computed."""
+        return tuple(self._calls) if torch.is_grad_enabled() else (Part(0, self.groups[-1][1]),)
 
     @values_unseen()
     def expectation(
@@ -137,41 +135,40 @@ class Grouped:
     ) -> Tensor:
         """Estimate each run's expected cost and its gradient, as `gapped.expectation` does; ``(R, *batch)``.
 
-        `f` maps samples ``(n, r, *rows, K)`` of the runs of a part to costs ``(n, r, *batch)``. `context` is
-        what learned baselines look at, ``(R, *batch, ...)``. Without a gradient there is one sample of each
-        run, whatever its estimator.
+        `f` maps samples ``(n, r, *rows, K)`` of the runs of a part to costs ``(n, r, *batch)``. `context`
+        ``(R, *batch, ...)`` is the input of learned baselines. Where no gradient is computed, every estimator
+        draws one sample of each run.
         """
         parts = self.parts()
         if len(parts) == 1 and (not torch.is_grad_enabled() or isinstance(self.groups[0][2], Pathwise)):
             return f(self.sample(logits, generator=generator).unsqueeze(0), parts[0]).squeeze(0)
         costs = []
         shares = torch.split(logits, [len(part) for part in parts])
-        for part, estimator, share in zip(parts, self._estimators, shares, strict=True):
+        for (part, estimator), share in zip(self._calls.items(), shares, strict=True):
             if isinstance(estimator, Grouped):
                 samples = estimator.sample(share, generator=generator)
                 costs.append(f(samples.unsqueeze(0), part).squeeze(0))
                 continue
-            looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
-            wanted = looks and not part.differentiated and context is not None
+            has_baseline = isinstance(estimator, NVIL) and estimator.network is not None
             costs.append(
                 expectation(
                     lambda z, part=part: f(z, part),  # type: ignore[misc]
                     share,
                     estimator,
                     generator=generator,
-                    context=context[part.runs] if wanted else None,  # type: ignore[index]
+                    context=context[part.runs] if has_baseline and context is not None else None,
                 )
             )
         return torch.cat(costs)
 
     @property
     def stateful(self) -> list[tuple[Part, Trained]]:
-        """The groups with a state, part by part: each run has its own share along the first axis."""
+        """The groups with a state, whose first axis is the run axis, each with its runs."""
         return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trained)]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Estimates in which no state changes and nothing is left to train on."""
+        """A context in which estimates neither change a state nor add to an estimator's own loss."""
         for _, each in self.stateful:
             each.eval()
         try:
@@ -181,7 +178,7 @@ class Grouped:
                 each.train()
 
     def _kernels(self, pieces: Sequence[Tensor]) -> list[launch.Fused] | None:
-        """What the kernels are told, if they can sample all groups."""
+        """The kernels of all groups; None if one of them has none."""
         if torch.compiler.is_compiling() or pieces[0].shape[-1] > launch.LONGEST_BLOCK:
             return None
         kernels: list[launch.Fused] = []
@@ -198,32 +195,22 @@ class Grouped:
         return [b - a for a, b, _ in self.groups]
 
     @cached_property
-    def _parts(self) -> tuple[Part, ...]:
-        # What is evaluated in the same way and is neighbours goes through one call.
-        joined = (list(groups) for _, groups in groupby(self.groups, key=_call))
-        return tuple(
-            Part(groups[0][0], groups[-1][1], getattr(groups[0][2], "derivatives", 0) > 0)
-            for groups in joined
-        )
-
-    @cached_property
-    def _estimators(self) -> tuple[Grouped | Score, ...]:
-        """What estimates each part's expectation; where that is pathwise, what samples it."""
-        found: list[Grouped | Score] = []
-        for part in self._parts:
-            own = tuple(
-                (a - part.start, b - part.start, each)
-                for a, b, each in self.groups
-                if part.start <= a < part.stop
-            )
-            if isinstance(own[0][2], Pathwise):
-                found.append(Grouped(own, self.tau[part.runs]))
+    def _calls(self) -> dict[Part, Grouped | Score]:
+        """The parts, and what estimates each one's expectation; where that is pathwise, what samples it."""
+        calls: dict[Part, Grouped | Score] = {}
+        for _, members in groupby(self.groups, key=_call):
+            groups = list(members)
+            start, stop, first = groups[0][0], groups[-1][1], groups[0][2]
+            own = tuple((a - start, b - start, each) for a, b, each in groups)
+            if isinstance(first, Pathwise):
+                calls[Part(start, stop)] = Grouped(own, self.tau[start:stop])
             else:
-                found.append(own[0][2] if len(own) == 1 else Neighbours(own))  # type: ignore[arg-type]
-        return tuple(found)
+                score = first if len(own) == 1 else ScoreGroup(own)  # type: ignore[arg-type]
+                calls[Part(start, stop, first.derivatives > 0)] = score
+        return calls
 
 
-def _call(group: tuple[int, int, Estimator]) -> Hashable:
+def _call(group: Group) -> Hashable:
     """What groups must have in common for their costs to be evaluated in one call."""
     start, _, each = group
     if isinstance(each, Pathwise):
@@ -237,19 +224,20 @@ def is_level(name: str, value: object) -> bool:
 
 
 def _temperature(estimator: Estimator) -> float:
-    """1 where there is none; an estimator that trains its own is never asked for it."""
+    """An estimator's temperature, 1 where it has none; one that trains its own never reads this."""
     tau: float | Tensor = getattr(estimator, "tau", 1.0)
     return float(tau.detach() if isinstance(tau, Tensor) else tau)
 
 
-def _with_levels(same: Sequence[Pathwise], tau: Tensor, rows: int) -> Pathwise:
+def _with_levels(same: Sequence[Estimator], first: Pathwise, tau: Tensor, rows: int) -> Pathwise:
+    """The `first` of `same` with the levels of all as tensors along the run axis."""
     shape = (-1,) + (1,) * rows
     levels: dict[str, Any] = {"tau": tau.view(shape)}
     for name in _LEVELS[1:]:
         values = [getattr(e, name, None) for e in same]
         if is_level(name, values[0]):
             levels[name] = torch.tensor(values, device=tau.device, dtype=tau.dtype).view(shape)
-    return replace(same[0], **levels)
+    return replace(first, **levels)
 
 
 def _sample(estimator: Estimator, logits: Tensor, generator: torch.Generator | None) -> Tensor:

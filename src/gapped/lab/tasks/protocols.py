@@ -1,17 +1,19 @@
-"""Named protocols of the VAE: every constant that a published number depends on."""
+"""Named protocols of the tasks: every constant that a published number depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gapped.errors import reject
 
+_P = TypeVar("_P")
+
 
 @dataclass(frozen=True)
-class Protocol:
+class VAEProtocol:
     """One way to train and test the VAE."""
 
     name: str
@@ -48,14 +50,40 @@ class Protocol:
     """Samples per image in the test bound; more than one make it importance-weighted."""
 
 
-PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
+@dataclass(frozen=True)
+class ListOpsProtocol:
+    """One way to train and test the tree-LSTM."""
+
+    name: str
+    width: int = 300
+    """Of word vectors, leaves, nodes, and the classifier's hidden layer."""
+    dropout: float = 0.5
+    """On word vectors, on the classifier's input and on its hidden layer."""
+    count: int = 90_000
+    """Training expressions drawn, before the long ones are left out."""
+    max_tokens: int = 100
+    """Expressions have fewer tokens, in all splits."""
+    batch: int = 16
+    learning_rate: float = 1e-3
+    epochs: int = 20
+    clip: float = 5.0
+    """Largest norm of a run's gradient."""
+    validations: int = 2
+    """How often per epoch the validation accuracy is taken."""
+    patience: int = 4
+    """Validations without progress after which one more halves the learning rate."""
+    waste: float = 0.1
+    """Largest share of padding in a group of expressions of similar length."""
+
+
+VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
     {
         each.name: each
         for each in (
-            Protocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
-            Protocol("plain-30x10", 30, 10, (512, 256)),
-            Protocol("digits-8x8", 8, 8, (128,), epochs=80, learning_rate=5e-3),
-            Protocol(
+            VAEProtocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
+            VAEProtocol("plain-30x10", 30, 10, (512, 256)),
+            VAEProtocol("digits-8x8", 8, 8, (128,), epochs=80, learning_rate=5e-3),
+            VAEProtocol(
                 "paper-32x64",
                 32,
                 64,
@@ -67,7 +95,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 train_images=50_000,
             ),
             # Dong, Mnih, Tucker (2021).
-            Protocol(
+            VAEProtocol(
                 "coupled-32x64",
                 32,
                 64,
@@ -90,9 +118,41 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
     }
 )
 
+LISTOPS_PROTOCOLS: Mapping[str, ListOpsProtocol] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            ListOpsProtocol("paper"),
+            ListOpsProtocol(
+                "short",
+                width=48,
+                dropout=0.1,
+                count=10_000,
+                max_tokens=12,
+                batch=32,
+                epochs=10,
+                learning_rate=4e-3,
+                waste=0.2,
+            ),
+            ListOpsProtocol(
+                "tiny", width=8, dropout=0.1, count=200, max_tokens=12, epochs=1, batch=8, waste=0.3
+            ),
+        )
+    }
+)
 
-def protocol(name: str) -> Protocol:
-    """The protocol called `name`."""
-    if name not in PROTOCOLS:
-        raise reject("protocol", name, f"one of {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
+
+def vae_protocol(name: str) -> VAEProtocol:
+    """The VAE's protocol called `name`."""
+    return _by_name(VAE_PROTOCOLS, name)
+
+
+def listops_protocol(name: str) -> ListOpsProtocol:
+    """The protocol of ListOps called `name`."""
+    return _by_name(LISTOPS_PROTOCOLS, name)
+
+
+def _by_name(protocols: Mapping[str, _P], name: str) -> _P:
+    if name not in protocols:
+        raise reject("protocol", name, f"one of {', '.join(protocols)}")
+    return protocols[name]

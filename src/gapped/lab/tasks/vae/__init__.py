@@ -1,1 +1,0 @@
-"""The discrete variational autoencoder."""

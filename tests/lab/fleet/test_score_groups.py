@@ -1,0 +1,141 @@
+"""Score-function estimators in fleets: beside pathwise ones, and with a state for each run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, normal, seeded
+from toy_tasks import CPU, DOUBLE, checkpoint, equal, resumed_twins, train, weights
+from toy_tasks import vae_trainer as fleet
+
+import gapped
+from gapped.errors import GappedError
+from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.score_groups import Widths
+from gapped.lab.fleet.trainer import Run, Trainer
+
+PATHWISE = [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0), gapped.ReinMax()]
+SCORE = [gapped.RLOO(2), gapped.RLOO(2), gapped.DisARMTree(), gapped.MuProp()]
+STATEFUL: dict[str, dict[str, Any]] = {
+    "nvil": {},
+    "nvil-network": {"network": 6},
+    "rebar": {"eta": 0.5},
+    "relax": {"network": 6, "tau": 0.7},
+}
+
+
+def stateful(name: str) -> Any:
+    return gapped.estimator(name.partition("-")[0], **STATEFUL[name])
+
+
+def test_pathwise_runs_start_as_they_would_alone():
+    """They come first, so that their first step sees the noise that it would see without the others."""
+    both = fleet([Run(e, 3e-3) for e in PATHWISE + SCORE], [5] * 7)
+    alone = fleet([Run(e, 3e-3) for e in PATHWISE], [5] * 3)
+    for trainer in (both, alone):
+        trainer.train_steps(1)
+    assert_close(both.loss_sum[:3], alone.loss_sum, 1e-13)
+    for run in range(3):
+        for one, other in zip(weights(both.task.model, run), weights(alone.task.model, run), strict=True):
+            assert_close(one, other, 1e-12)
+
+
+def test_every_family_learns():
+    trainer = fleet([Run(e, 1e-2) for e in (*PATHWISE, *SCORE, *map(stateful, STATEFUL))], [5] * 11)
+    history = train(trainer)
+    assert all(last < first for first, last in zip(history[0], history[-1], strict=True))
+    assert trainer.alive.all()
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_run_s_state_does_not_depend_on_its_neighbours(name):
+    """The neighbour's learning rate changes everything about it, and nothing about the first run."""
+
+    def fresh(rate: float) -> Trainer:
+        return fleet([Run(stateful(name), 3e-3), Run(stateful(name), rate)], [5, 6])
+
+    one, other = fresh(1e-3), fresh(5e-2)
+    for trainer in (one, other):
+        train(trainer)
+    (part, first, _), (_, second, _) = one.tuned[0], other.tuned[0]
+    assert part == Part(0, 2)
+    states = {k: (v, second.state_dict()[k]) for k, v in first.state_dict().items() if v.dim()}
+    assert states
+    for key, (mine, theirs) in states.items():
+        assert torch.equal(mine[0], theirs[0]), key
+    assert any(not torch.equal(mine[1], theirs[1]) for mine, theirs in states.values())
+    assert equal(weights(one.task.model, 0), weights(other.task.model, 0))
+    start = fresh(3e-3).tuned[0][1].state_dict()
+    assert any(not torch.equal(start[key][0], mine[0]) for key, (mine, _) in states.items())
+
+
+def test_memories_are_kept_run_by_run():
+    grouped = Grouped.of([gapped.NVIL(), gapped.NVIL()], 2, CPU, DOUBLE)
+    level = torch.tensor([[1.0], [100.0]], dtype=DOUBLE)
+    plain = [gapped.NVIL(), gapped.NVIL()]
+    logits = normal(2, 6, 3, 5).requires_grad_()
+    for step in range(3):
+        costs = level * (1 + step + normal(2, 6, seed=step))
+        grouped.expectation(lambda z, part, costs=costs: costs + 0 * z.sum((-2, -1)), logits, seeded())
+        for run, estimator in enumerate(plain):
+            own = costs[run : run + 1]
+            gapped.expectation(lambda z, own=own: own + 0 * z.sum((-2, -1)), logits[run : run + 1], estimator)
+    stack = grouped.groups[0][2]
+    for run, estimator in enumerate(plain):
+        assert stack.mean[run].item() == pytest.approx(estimator.mean.item(), rel=1e-5)
+        assert stack.variance[run].item() == pytest.approx(estimator.variance.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_estimators_with_a_state_resume_from_a_checkpoint(name):
+    def fresh() -> Trainer:
+        runs = [Run(gapped.GST(tau=0.5), 3e-3), *(Run(stateful(name), r) for r in (3e-3, 1e-2))]
+        return fleet(runs, [5, 5, 6])
+
+    whole, second = resumed_twins(fresh, 2)
+    assert second.history == whole.history
+    mine, theirs = whole.tuned[0][1].state_dict(), second.tuned[0][1].state_dict()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    # The wrong twin: the model goes on, its estimator starts over.
+    first, forgetful = fresh(), fresh()
+    for _ in range(2):
+        first.train_epoch()
+    start = forgetful.state_dict()
+    state = {**checkpoint(first)(), "estimators": start["estimators"], "tuners": start["tuners"]}
+    forgetful.load_state_dict(state)
+    forgetful.train_epoch()
+    assert forgetful.history["train_negative_elbo"][2] != whole.history["train_negative_elbo"][2]
+
+
+def test_measuring_leaves_the_state_alone():
+    trainer = fleet([Run(stateful(name), 3e-3) for name in STATEFUL], [1, 2, 3, 4])
+    trainer.train_steps(2)
+    before = [{k: v.clone() for k, v in each.state_dict().items()} for _, each, _ in trainer.tuned]
+    trainer.task.gradient_variance(trainer.sampler, seeded(), 3, 10)
+    for state, (_, each, _) in zip(before, trainer.tuned, strict=True):
+        assert all(torch.equal(value, each.state_dict()[key]) for key, value in state.items())
+        assert each.training
+    trainer.train_steps(1)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "widths", "message"),
+    [
+        (
+            lambda: gapped.RELAX(torch.nn.Identity()),
+            Widths(4, 4),
+            "network: got a network for RELAX, expected a number of hidden",
+        ),
+        (lambda: gapped.RELAX(5), None, "RELAX: this task does not say how wide"),
+        (
+            lambda: gapped.REBAR(eta=torch.ones(3)),
+            None,
+            "eta: got a tensor, expected a number for each run of REBAR",
+        ),
+    ],
+)
+def test_what_cannot_be_stacked(estimator, widths, message):
+    with pytest.raises(GappedError, match=message):
+        Grouped.of([estimator()], 2, CPU, DOUBLE, widths)
