@@ -15,7 +15,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import values_unseen
 from gapped.errors import GappedError
-from gapped.kernels import launch
+from gapped.kernels.sampling import launch
 from gapped.lab.fleet.neighbours import Neighbours
 from gapped.lab.fleet.stateful import Widths, joined, structure
 from gapped.objective import expectation

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.kernels.blocks import power
-from gapped.kernels.runner import run
+from gapped.kernels.runner import power, run
 from gapped.lab.tasks.listops import kernels
 from gapped.lab.tasks.listops.leaf_kernels import advance_kernel, retreat_kernel
 from gapped.lab.tasks.listops.parts import product as product

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.kernels import launch
+from gapped.kernels.sampling import launch
 from gapped.lab.tasks.listops.cell import compose, compose_vjp
 from gapped.lab.tasks.listops.sampler import allowed_pairs
 from gapped.lab.tasks.listops.sweep import Sweep
