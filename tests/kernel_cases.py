@@ -6,12 +6,13 @@ Without a GPU kernels run in Triton's interpreter. The same tests run on a GPU w
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from conftest import normal, seeded
+from conftest import seeded
 from torch import Tensor
 
 if not torch.cuda.is_available():
@@ -72,7 +73,7 @@ def example(rows: int, categories: int) -> Tensor:
 
 def incoming(*shape: int) -> Tensor:
     """A gradient at the sample."""
-    return normal(*shape, dtype=torch.float32).to(DEVICE)
+    return torch.randn(shape, generator=seeded(1)).to(DEVICE)
 
 
 def key(value: int = 11) -> Tensor:
@@ -109,7 +110,7 @@ def noise(rows: int, categories: int, draw: int | None = None) -> Tensor:
     return out
 
 
-def reference(
+def _reference(
     estimator: gapped.Pathwise, logits: Tensor, index: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Soft sample and gradient of the plain implementation, for the index and the noise of the kernel."""
@@ -133,3 +134,16 @@ def reference(
     with_points(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)
     assert leaf.grad is not None
     return points.mean(0), leaf.grad
+
+
+def assert_equals_reference(name: str, logits: Tensor) -> launch.Forward:
+    """Draw a sample; compare its gradient, and the soft sample if there is one, with the reference."""
+    estimator, fused, grad = ESTIMATORS[name], FUSED[name], incoming(*logits.shape)
+    sample = launch.forward(logits, key(), fused)
+    soft_reference, reference_gradient = _reference(estimator, logits, sample.indices.long(), grad)
+    torch.testing.assert_close(backward(logits, sample, grad, fused), reference_gradient, **TOLERANCE)
+    if name != "reinmax":
+        soft = launch.forward(logits, key(), replace(fused, soft=True))
+        assert torch.equal(soft.indices, sample.indices)
+        torch.testing.assert_close(soft.value, soft_reference, **TOLERANCE)
+    return sample

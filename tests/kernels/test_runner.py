@@ -67,19 +67,6 @@ def tensors(offset: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor
     return memory[offset:].as_subclass(OnGPU), torch.zeros(8).as_subclass(OnGPU)
 
 
-def test_a_launch_asks_triton_once(kernel: Kernel) -> None:
-    launch = Launch(kernel, 7, (5,), FLAGS)
-    one, other = tensors(), tensors()
-    launch(one, (0.5,))
-    launch(other, (0.25,))
-    first, second = kernel.launches
-    assert first[:2] == ("triton", (7,))
-    assert first[4:] == (5, 0.5, *FLAGS.items())
-    # Exactly what Triton hands on, with flags in the order of the kernel's arguments; no hook is called.
-    handed_on = (7, 1, 1, "stream 0", "function", "metadata", None, None, None)
-    assert second == ("direct", *handed_on, *(each.data_ptr() for each in other), 5, 0.25, 2, 64)
-
-
 def test_other_dtypes_or_alignments_are_other_code(kernel: Kernel) -> None:
     launch = Launch(kernel, 7, (5,), FLAGS)
     for pair in (tensors(), tensors(1), tensors(dtype=torch.bfloat16), tensors(2), tensors(4)):
@@ -90,15 +77,17 @@ def test_other_dtypes_or_alignments_are_other_code(kernel: Kernel) -> None:
 
 
 def test_a_direct_launch_is_what_triton_itself_comes_to(kernel: Kernel) -> None:
-    """The installed Triton's compiled code, short of the driver."""
+    """The installed Triton's compiled code, short of the driver. Flags are in the order of the arguments."""
     calls: list[tuple[Any, ...]] = []
     code = object.__new__(CompiledKernel)
     vars(code).update(module="module", function="function", packed_metadata="metadata", name="name", src=None)
     code._module_pid = None  # no module to unload
     code._run = lambda *arguments: calls.append(arguments)
     launch = Launch(kernel, 7, (5,), FLAGS)
+    launch(tensors(), (0.25,))
+    assert kernel.launches[0][:2] == ("triton", (7,))
+    assert kernel.launches[0][4:] == (5, 0.25, *FLAGS.items())
     pair = tensors()
-    launch(pair, (0.5,))
     launch._compiled = {key: (code, constants) for key, (_, constants) in launch._compiled.items()}
     launch(pair, (0.5,))
     code[(7, 1, 1)](*pair, 5, 0.5, 2, 64, stream="stream 0")

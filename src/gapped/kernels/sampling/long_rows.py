@@ -209,8 +209,9 @@ def _rao(
         s_left = s_samples - 4 * s_block
         s_norms = [safe_reciprocal(tl.sum(b_sum, 0)) for b_sum in b_sums]
         s_means = [tl.sum(b_dots[i], 0) * s_norms[i] for i in (0, 1, 2, 3)]
-        s_units = [s_unit if i == 0 else tl.where(s_left > i, s_unit, 0.0) for i in (0, 1, 2, 3)]
-        s_norms = [s_norms[i] * s_units[i] for i in (0, 1, 2, 3)]
+        s_norms = [
+            s_norms[i] * (s_unit if i == 0 else tl.where(s_left > i, s_unit, 0.0)) for i in (0, 1, 2, 3)
+        ]
         for s_start in range(0, row.categories, BLOCK):
             b_columns, b_weights = _rao_weights(
                 p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK, FAST
