@@ -9,7 +9,7 @@ from gapped.diagnostics.measure import diagnose as diagnose
 from gapped.diagnostics.measure import diagnose_model as diagnose_model
 from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.errors import GappedError as GappedError
-from gapped.kernels.launch import backend_used as backend_used
+from gapped.kernels.sampling.launch import backend_used as backend_used
 from gapped.objective import expectation as expectation
 from gapped.pathwise.base import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax

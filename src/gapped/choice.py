@@ -14,7 +14,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.errors import reject
 from gapped.gradient import Points, first_order, handle, jacobian_product, transformable
-from gapped.kernels import launch
+from gapped.kernels.sampling import launch
 
 Pull = Callable[..., Tensor]
 """``pull(index, grad, at_index, *kept)``: the gradient of the logits for one of the sample, dense or at the

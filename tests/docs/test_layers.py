@@ -13,7 +13,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 LAYERS = runpy.run_path(str(DOCS / "layers.py"))
 MODULES = LAYERS["modules"]()
 # What `import gapped` needs; kernels import Triton, diagnostics numpy and pandas, where these are installed.
-CORE = sorted(name for name in MODULES if not name.startswith(("gapped.lab", "gapped.kernels", "gapped.diagnostics")))
+CORE = sorted(
+    name for name in MODULES if not name.startswith(("gapped.lab", "gapped.kernels", "gapped.diagnostics"))
+)
 
 
 def crossing(source: str, module: str) -> list[str]:

@@ -1,1 +1,8 @@
-"""Triton twins of the pathwise estimators; imported only when used."""
+"""Triton kernels, one folder per operation; Triton itself is imported only when a kernel is launched.
+
+- `sampling`: samples of the pathwise estimators and their gradients.
+- `scores`: draws, one-hot rows and gradients of the score-function estimators.
+
+Each folder has its kernels, their launcher, and says where the reference in plain torch is. They share
+`primitives` (functions called inside of kernels) and `runner` (grids, block sizes, launches).
+"""

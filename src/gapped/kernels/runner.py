@@ -1,4 +1,4 @@
-"""Running a kernel at little cost to the host: what Triton does at every launch is done once and kept."""
+"""Launching kernels: how rows are divided among programs, and launches that cost the host little."""
 
 from __future__ import annotations
 
@@ -9,15 +9,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
+BLOCK = (1024, 4)
+LOOP_BLOCK = (256, 2)
+# So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
+PROGRAMS = 256
+
 _DTYPE = attrgetter("dtype")
 
 
-class Launch:
-    """A kernel with its programs, its sizes and its flags: what is left are tensors and numbers.
+def power(count: int) -> int:
+    """The next power of two, at least 2."""
+    return max(1 << (count - 1).bit_length(), 2)
 
-    Triton finds out at every launch what a kernel has to be compiled for, which takes longer than a small
-    kernel runs. Here that is done once for each combination of what it still depends on. Numbers are of the
-    same types at every call.
+
+def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
+    """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
+    elements, warps = LOOP_BLOCK if loops else BLOCK
+    columns = power(categories)
+    height = max(min(elements // columns, 1 << (-(-rows // PROGRAMS) - 1).bit_length()), 1)
+    # A row that is longer than a block has more threads instead.
+    warps = min(max(height * columns * warps // elements, 1), 16)
+    return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
+
+
+class Launch:
+    """A kernel with its number of programs, its sizes and its flags; called with tensors and numbers.
+
+    At every launch, Triton finds out what a kernel has to be compiled for, which takes longer than a small
+    kernel runs. Here that is done once for each combination of device, dtypes and alignments. Numbers have
+    the same types at every call.
     """
 
     def __init__(self, kernel: Any, programs: int, sizes: tuple[int, ...], flags: dict[str, Any]) -> None:
@@ -36,35 +57,35 @@ class Launch:
             return
         addresses = [*map(Tensor.data_ptr, tensors)]
         key = (device, *map(_DTYPE, tensors), *[address % 16 == 0 for address in addresses])
-        known = self._compiled.get(key)
-        if known is None:
+        entry = self._compiled.get(key)
+        if entry is None:
             arguments = (*tensors, *self.sizes, *numbers)
-            made = self.kernel[(self.programs,)](*arguments, **self.flags)
-            if made is not None:  # as it is where a hook of Triton's takes the compiling over
+            code = self.kernel[(self.programs,)](*arguments, **self.flags)
+            if code is not None:  # None where a hook of Triton's takes over the compilation
                 constants = self.kernel.arg_names[len(arguments) :]
-                self._compiled[key] = made, tuple(self.flags[name] for name in constants)
+                self._compiled[key] = code, tuple(self.flags[name] for name in constants)
             return
-        made, constants = known
-        if _watched():
-            made[(self.programs, 1, 1)](*tensors, *self.sizes, *numbers, *constants)
+        code, constants = entry
+        if _has_hooks():
+            code[(self.programs, 1, 1)](*tensors, *self.sizes, *numbers, *constants)
             return
-        # What Triton comes to in the line above, but nobody is told, and there are addresses: about a tensor
-        # it would ask the driver.
-        made.run(
-            self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), made.function,
-            made.packed_metadata, None, None, None, *addresses, *self.sizes, *numbers, *constants,
+        # What Triton does in the line above, without hooks, and with addresses: for a tensor it would ask the
+        # driver.
+        code.run(
+            self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), code.function,
+            code.packed_metadata, None, None, None, *addresses, *self.sizes, *numbers, *constants,
         )  # fmt: skip
 
 
-def _watched() -> bool:
-    """Whether someone, such as a profiler, wants to know of every launch."""
-    hooks = _hooks()
-    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+def _has_hooks() -> bool:
+    """Whether a launch hook is installed, such as a profiler's."""
+    knobs = _runtime_knobs()
+    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 @cache
-def _hooks() -> Any:
+def _runtime_knobs() -> Any:
     from triton import knobs
 
     return knobs.runtime
@@ -82,7 +103,7 @@ def run(
     _launch(kernel, programs, sizes, tuple(flags.items()))(pointers, numbers)
 
 
-# Many: some callers have a launch for each of many layers.
+# Many entries: some callers have a launch for each of many layers.
 @lru_cache(maxsize=8192)
 def _launch(kernel: Any, programs: int, sizes: tuple[int, ...], flags: tuple[tuple[str, Any], ...]) -> Launch:
     return Launch(kernel, programs, sizes, dict(flags))

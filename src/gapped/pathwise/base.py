@@ -31,7 +31,7 @@ from gapped.checks import (
 from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
 from gapped.gradient import BLOCK, Points, blocks, is_differentiated, with_points
-from gapped.kernels import launch
+from gapped.kernels.sampling import launch
 
 
 class Draw(NamedTuple):

@@ -14,7 +14,7 @@ from gapped.checks import check_flag, check_level, holds
 from gapped.choice import Choice
 from gapped.errors import reject
 from gapped.gradient import Points
-from gapped.kernels.launch import Fused
+from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, check_fit, divide, made, per_row
 
 Gap = float | Tensor | Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.errors import reject
 from gapped.gradient import Points
-from gapped.kernels.launch import Fused
+from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
 
 

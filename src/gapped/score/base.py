@@ -19,7 +19,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import holds, in_eager_mode
 from gapped.errors import GappedError, reject
-from gapped.kernels import score_launch
+from gapped.kernels.scores import score_launch
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.kernels import score_launch
+from gapped.kernels.scores import score_launch
 from gapped.score.base import Cost, Sampled, Score, one_hot_rows
 from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import values_unseen
 from gapped.errors import GappedError
-from gapped.kernels import launch
+from gapped.kernels.sampling import launch
 from gapped.lab.fleet.score_groups import ScoreGroup, Widths, stack_trained, structure
 from gapped.objective import expectation
 from gapped.pathwise.base import Pathwise

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.kernels.blocks import power
-from gapped.kernels.runner import run
+from gapped.kernels.runner import power, run
 from gapped.lab.tasks.listops import sweep_kernels, tree_kernels
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tree_tables import Layer, Tables

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gapped.kernels import launch
+from gapped.kernels.sampling import launch
 from gapped.lab.tasks.listops.reference_tree import allowed_pairs, compose, compose_vjp
 
 

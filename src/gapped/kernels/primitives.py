@@ -1,28 +1,22 @@
-"""What the kernels share: noise by counter, logarithms, levels per row, the softmax's Jacobian.
+"""Functions that kernels of several operations call: noise by counter, and blocks of rows.
 
-Prefixes: ``p_`` pointers, ``b_`` values of a block, ``s_`` scalars of the launch or of a row.
-Noise is a function of a key and of the number of what it belongs to, so a backward pass draws it again
-instead of reading it. Streams of one key are kept apart by the last word of the counter.
+Prefixes in kernels: ``p_`` pointers, ``b_`` values of a block, ``s_`` scalars of the launch or of a row.
+Noise is a function of a key and of the number of the row or element it belongs to, so a backward pass draws
+it again instead of reading it. The last word of the counter separates the streams of one key.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-MODES = {"gst": 0, "straight-through": 1, "reinmax": 2, "gumbel-softmax": 3, "decoupled": 4, "gumbel-rao": 5}
-GST = tl.constexpr(MODES["gst"])
-REINMAX = tl.constexpr(MODES["reinmax"])
-GUMBEL = tl.constexpr(MODES["gumbel-softmax"])
-DECOUPLED = tl.constexpr(MODES["decoupled"])
-RAO = tl.constexpr(MODES["gumbel-rao"])
-
+LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_GAP_GUARD = tl.constexpr(1e-5)
 # The last word of a counter: what the noise is for.
 _FORWARD = tl.constexpr(0)
-CONDITIONAL = tl.constexpr(1)
+_CONDITIONAL = tl.constexpr(1)
 # Rounds of Philox for the many draws of Gumbel-Rao. Seven are the fewest that pass all of BigCrush; the usual
 # ten are these and a margin (Salmon, Moraes, Dror, Shaw 2011).
 _ROUNDS = tl.constexpr(7)
@@ -37,7 +31,7 @@ def _instruction(ASSEMBLY: tl.constexpr, b_x):
 def log2(b_x, FAST: tl.constexpr):
     """Base-2 logarithm: one instruction on a GPU, with an absolute error of 2^-22 near 1.
 
-    The argument is a normal number. Care for others would take three instructions more, as in `exp2`.
+    The argument must be a normal number: handling others would take three more instructions.
     """
     return _instruction("lg2.approx.ftz.f32 $0, $1;", b_x) if FAST else tl.log2(b_x)
 
@@ -66,7 +60,7 @@ def exponential(b_bits, FAST: tl.constexpr, FINE: tl.constexpr = False):
         b_low = (((b_bits & 0x1FF) << 14) | 0x3F800000).to(tl.float32, bitcast=True)
         b_small = (b_f - 1.0) + (b_low - 0.9990234375) * 1.1920928955078125e-7
     # Near 0 the fast logarithm has no digits left, the series has all of them.
-    b_series = b_small * (_LOG2_E + b_small * (_LOG2_E / 2 + b_small * (_LOG2_E / 3)))
+    b_series = b_small * (LOG2_E + b_small * (LOG2_E / 2 + b_small * (LOG2_E / 3)))
     return tl.where(b_rest < 0.00390625, b_series, -log2(1.0 - b_rest, FAST))
 
 
@@ -101,60 +95,70 @@ def row_uniforms(s_seed, b_rows):
 def rao_bits(s_seed, b_element, s_block):
     """Bits for four conditional draws of each element; those of the selected one are the winner's."""
     b_low, b_high = _words(b_element)
-    return tl.philox(s_seed, b_low, b_high, b_low * 0 + s_block, b_low * 0 + CONDITIONAL, _ROUNDS)
+    return tl.philox(s_seed, b_low, b_high, b_low * 0 + s_block, b_low * 0 + _CONDITIONAL, _ROUNDS)
+
+
+class RowBlock(NamedTuple):
+    """Rows and columns of a program, and masks of those that exist."""
+
+    rows: tl.tensor
+    columns: tl.tensor
+    row_inside: tl.tensor
+    inside: tl.tensor
 
 
 @triton.jit
-def rao_odds(b_log2_p, b_selected):
-    """1/p up to 2^90 and the base-2 logarithm of the rest; 0 and 0 for the selected category."""
-    b_rest = tl.maximum(-b_log2_p - 90.0, 0.0)
-    b_odds = tl.exp2(tl.minimum(-b_log2_p, 90.0))
-    return tl.where(b_selected, 0.0, b_odds), tl.where(b_selected, 0.0, b_rest)
-
-
-@triton.jit
-def rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST: tl.constexpr):
-    """Weights of one conditional draw, relative to the winner's.
-
-    With exponential noise E they are (1 + E_j / (p_j E_i))^(-1/tau); `b_scale` is 1/E_i. Beyond 2^90 the
-    odds are so large that the 1 does not count and logarithms add up: `b_drop` is the rest over tau.
-    """
-    return exp2(-log2(1.0 + b_noise * b_odds * b_scale, FAST) * b_sharpness - b_drop, FAST)
-
-
-@triton.jit
-def lawless(b_logits):
-    """Which logits leave their row without a law: NaN and +inf."""
-    return ~(b_logits < float("inf"))
-
-
-@triton.jit
-def level(p_level, s_level, s_every, b_rows, b_inside, PER_ROW: tl.constexpr):
-    """A temperature or gap for each row: a number, or a tensor with one entry for every `s_every` rows."""
-    if PER_ROW:
-        b_level = tl.load(p_level + b_rows // s_every, mask=b_inside, other=1.0)
+def row_block(
+    s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, COPIES: tl.constexpr = False
+):
+    """The block of this program; with `COPIES`, copies of a single row."""
+    b_rows = tl.arange(0, BLOCK_ROWS)
+    if COPIES:
+        b_rows = tl.program_id(0).to(tl.int64) + b_rows * 0
     else:
-        b_level = (b_rows * 0).to(tl.float32) + s_level
-    # A negative level becomes NaN, and so does its row.
-    return tl.where(b_level >= 0, b_level, float("nan"))
+        b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + b_rows
+    b_columns = tl.arange(0, BLOCK_COLUMNS)
+    b_row_inside = b_rows < s_rows
+    b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]
+    return RowBlock(b_rows, b_columns, b_row_inside, b_inside)
 
 
 @triton.jit
-def selected_gap(b_p):
-    """Lemma 1's gap for a selected probability."""
-    b_p = b_p * (1 - _GAP_GUARD)
-    b_small = b_p < 0.0046
-    b_quotient = -tl.log(1.0 - b_p) / tl.where(b_small, 1.0, b_p)
-    return tl.where(b_small, 1.0 + b_p * (0.5 + b_p / 3.0), b_quotient)
+def load_rows(p, block, s_stride, other):
+    return tl.load(
+        p + block.rows[:, None] * s_stride + block.columns[None, :], mask=block.inside, other=other
+    )
 
 
 @triton.jit
-def capped(b_total):
+def store_rows(p, block, s_stride, b_values):
+    p_to = p + block.rows[:, None] * s_stride + block.columns[None, :]
+    tl.store(p_to, b_values.to(p.dtype.element_ty), mask=block.inside)
+
+
+@triton.jit
+def safe_reciprocal(b_total):
     """The reciprocal of a sum of weights, 1 for a row without any."""
     return 1.0 / tl.where(b_total == 0, 1.0, b_total)
 
 
 @triton.jit
 def reciprocal(b_x, FAST: tl.constexpr):
-    """1/x of a normal number: one instruction on a GPU. What it is for 0 is of no use."""
-    return _instruction("rcp.approx.ftz.f32 $0, $1;", b_x) if FAST else capped(b_x)
+    """1/x of a normal number: one instruction on a GPU. Undefined for 0."""
+    return _instruction("rcp.approx.ftz.f32 $0, $1;", b_x) if FAST else safe_reciprocal(b_x)
+
+
+@triton.jit
+def normalise(b_shifted):
+    """Softmax of rows whose largest entry is 0; all zeros for a row without categories."""
+    b_weights = tl.exp(b_shifted)
+    return b_weights * safe_reciprocal(tl.sum(b_weights, 1))[:, None]
+
+
+@triton.jit
+def exceeds(b_running, b_threshold, b_weights):
+    """Which categories an inverse CDF may choose: those whose running sum is above the threshold."""
+    # The sum may exceed the last running sum by some roundings: then the last category must win.
+    b_threshold = b_threshold * 0.99999999999999
+    # A category without weight never wins, however the running sum was rounded.
+    return (b_running > b_threshold[:, None]) & (b_weights > 0)

@@ -1,40 +1,26 @@
-"""The kernels of the score-function estimators against their definitions in torch.
-
-Without a GPU they run in Triton's interpreter, as those in `test_kernels.py`.
-"""
+"""The kernels of the score-function estimators against their definitions in torch."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 from conftest import seeded
+from kernel_cases import DEVICE, GPU_MARKS
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 import gapped
 from gapped import simplex
-from gapped.kernels import blocks, launch, score_launch
+from gapped.kernels.sampling import launch
+from gapped.kernels.scores import score_launch
 from gapped.lab.fleet.estimator_groups import Grouped, Part
-from gapped.score.base import Cost, Sampled
+from gapped.score.base import Cost, Sampled, score_product
 
-pytest.importorskip("triton", reason="the kernels need Triton")
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = [1, 2, 3, 10, 63, 64, 65, 300]
 every_size = pytest.mark.parametrize("categories", SIZES)
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
-
-
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes milliseconds for every program, whatever its size."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(blocks, "BLOCK", (1 << 14, 4))
+pytestmark = GPU_MARKS
+EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
+CLOSE = {"rtol": 1e-5, "atol": 1e-6, "equal_nan": True}
 
 
 @pytest.fixture
@@ -58,18 +44,24 @@ def on_device(seed: int) -> torch.Generator:
     return torch.Generator(DEVICE).manual_seed(seed)
 
 
-def marks(categories: int, *shape: int) -> Tensor:
-    """All that an index can be."""
+def indices(categories: int, *shape: int) -> Tensor:
+    """All values that an index can have."""
     return torch.randint(categories + 2, shape, generator=seeded(3)).to(DEVICE)
+
+
+def gradients(logits: Tensor, index: Tensor, signal: Tensor) -> list[Tensor]:
+    """The products with the score of two samples, and of an antithetic pair."""
+    product = score_launch.score(logits, index, signal)
+    return [product, score_launch.tree_gradient(logits, index, signal[0])]
 
 
 @every_size
 def test_one_hot_rows(categories: int) -> None:
-    index = marks(categories, 2, 37).transpose(0, 1)
+    index = indices(categories, 2, 37).transpose(0, 1)
     expected = simplex.one_hot(index, categories, torch.float32)
-    found = score_launch.one_hot(index, categories)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    actual = score_launch.one_hot(index, categories)
+    assert actual.is_contiguous()
+    torch.testing.assert_close(actual, expected, **EXACT)
 
 
 @every_size
@@ -78,47 +70,41 @@ def test_one_hot_rows(categories: int) -> None:
 def test_products_with_the_score(categories: int, samples: int) -> None:
     logits = example(4, 3, categories)
     signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
-    chosen = score_launch.draw(logits, samples, on_device(4))
+    index = score_launch.draw(logits, samples, on_device(4))
     cost = Cost(lambda z: z, logits, logits.dtype)
-    expected = gapped.score.base.score_product(cost, Sampled(None, chosen, signal), signal)
-    found = score_launch.score(logits, chosen, signal)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    expected = score_product(cost, Sampled(None, index, signal), signal)
+    torch.testing.assert_close(score_launch.score(logits, index, signal), expected, **CLOSE)
 
 
 @every_size
 @pytest.mark.usefixtures("by_hand")
 def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same noise gives the same pair, and the same costs the same gradient."""
+    """Equal noise gives equal pairs, and equal costs give equal gradients."""
     estimator, logits = gapped.DisARMTree(), example(40, 3, categories)
     noise = estimator.draw(logits, on_device(4))
     pair = estimator.index(logits, noise)
     costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
-    cost, sampled = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, costs)
-    expected = estimator.gradient(cost, sampled)
+    arguments = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, costs)
+    expected = estimator.gradient(*arguments)
     monkeypatch.setattr(score_launch, "applies", lambda logits: True)
     assert torch.equal(estimator.index(logits, noise), pair)
-    found = estimator.gradient(cost, sampled)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(estimator.gradient(*arguments), expected, **CLOSE)
 
 
 def test_the_default_dtype_changes_nothing() -> None:
     logits, signal = example(8, 5), torch.ones(2, 8, device=DEVICE)
-    index = marks(5, 2, 8)
+    index = indices(5, 2, 8)
 
     def results() -> list[Tensor]:
-        products = (
-            score_launch.score(logits, index, signal),
-            score_launch.tree_gradient(logits, index, signal[0]),
-        )
-        return [score_launch.one_hot(index, 5), *products]
+        return [score_launch.one_hot(index, 5), *gradients(logits, index, signal)]
 
     expected = results()
     torch.set_default_dtype(torch.float64)
     try:
-        found = results()
+        actual = results()
     finally:
         torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(actual, expected, **EXACT)
 
 
 def test_strided_rows_and_no_rows() -> None:
@@ -127,20 +113,13 @@ def test_strided_rows_and_no_rows() -> None:
     noise = torch.rand(40, 7, generator=seeded()).to(DEVICE)
     index = score_launch.tree_index(narrow.contiguous(), noise)
     assert torch.equal(score_launch.tree_index(narrow, noise), index)
-    for found, expected in (
-        (score_launch.score(narrow, index, signal), score_launch.score(narrow.contiguous(), index, signal)),
-        (
-            score_launch.tree_gradient(narrow, index, signal[0]),
-            score_launch.tree_gradient(narrow.contiguous(), index, signal[0]),
-        ),
-    ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    expected = gradients(narrow.contiguous(), index, signal)
+    torch.testing.assert_close(gradients(narrow, index, signal), expected, **EXACT)
     none = wide[:0]
     assert score_launch.draw(none, 2, None).shape == (2, 0)
     assert score_launch.one_hot(index[:, :0], 14).shape == (2, 0, 14)
     assert score_launch.tree_index(none, none).shape == (2, 0)
-    assert score_launch.score(none, index[:, :0], signal[:, :0]).shape == (0, 14)
-    assert score_launch.tree_gradient(none, index[:, :0], signal[0, :0]).shape == (0, 14)
+    assert all(each.shape == (0, 14) for each in gradients(none, index[:, :0], signal[:, :0]))
 
 
 def test_draws_follow_the_logits_independently() -> None:
@@ -159,7 +138,7 @@ def test_draws_follow_the_logits_independently() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it together, with the draws of torch in the place of the kernel's own."""
+    """All kernels together, with torch's draws in place of the kernel's."""
     grouped = Grouped.of([gapped.RLOO(2), gapped.DisARMTree(), gapped.DisARMTree()], 2, DEVICE, torch.float32)
     slope = torch.randn(3, 1, 15, generator=seeded(2)).to(DEVICE)
     logits = torch.randn(3, 4, 3, 5, generator=seeded(1)).to(DEVICE)
@@ -174,14 +153,14 @@ def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.Monke
         return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
     expected = estimate()
-    drawn = simplex.inverse_cdf
-    monkeypatch.setattr(
-        score_launch, "draw", lambda x, n, generator: drawn(x.exp().expand(n, *x.shape), generator)
-    )
+
+    def draw(x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+        return simplex.inverse_cdf(x.exp().expand(samples, *x.shape), generator)
+
+    monkeypatch.setattr(score_launch, "draw", draw)
     monkeypatch.setattr(score_launch, "applies", lambda logits: True)
     assert expected[1].abs().amax((1, 2, 3)).min() > 0.01
-    for found, wanted in zip(estimate(), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(estimate(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
@@ -195,15 +174,15 @@ def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
     logits = torch.randn(4, 3, 2, 5, generator=seeded(1)).to(DEVICE)
     grad = torch.randn(logits.shape, generator=seeded(2)).to(DEVICE)
     leaf = logits.clone().requires_grad_()
-    found = grouped.sample(leaf, generator=on_device(3))
-    (gradient,) = torch.autograd.grad(found, leaf, grad, create_graph=True)
+    sample = grouped.sample(leaf, generator=on_device(3))
+    (gradient,) = torch.autograd.grad(sample, leaf, grad, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         gradient.sum().backward()
     keys = launch.draw_key(logits, on_device(3), 3).split(1)
     for (a, b, each), key in zip(grouped.groups, keys, strict=True):
         fused = each.fused()  # type: ignore[union-attr]
         value, index, stats = launch.forward(logits[a:b], key, fused)
-        assert torch.equal(found[a:b], value)
+        assert torch.equal(sample[a:b], value)
         assert torch.equal(gradient[a:b], launch.backward(logits[a:b], index, stats, key, grad[a:b], fused))
 
 

@@ -1,4 +1,4 @@
-"""Launching the fused kernels: the rule for when they apply, and a sample that carries its gradient."""
+"""Launching the kernels: the rule for when they apply, and a sample that carries its gradient."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ import torch
 from torch import Tensor
 
 from gapped.gradient import first_order
-from gapped.kernels import blocks
-from gapped.kernels.runner import Launch, run
+from gapped.kernels.runner import Launch, partition, power, run
 
 BACKENDS = ("auto", "torch", "triton")
 LONGEST_BLOCK = 4096
-"""Rows up to this length are held by one program at once; longer ones are streamed."""
-# Elements of a block and warps that share it where rows are streamed: the fastest on an H200
-# (benchmarks/bench_blocks.py).
-_STREAM, _STREAM_WARPS = 4096, 16
-# Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
-_STREAM_BACK, _STREAM_BACK_WARPS = 16384, 32
+"""Rows up to this length are held by one program at once; longer ones are read in chunks."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHORT = torch.iinfo(torch.int16).max
 _INSTALLED = find_spec("triton") is not None
@@ -64,16 +58,16 @@ class Fused:
         return tuple(level for level in (self.tau, self.gap, self.tau_forward) if isinstance(level, Tensor))
 
 
-class Sampled(NamedTuple):
-    """What a forward pass leaves behind."""
+class Forward(NamedTuple):
+    """What a forward pass returns."""
 
     value: Tensor
-    """The sample; empty if it was not asked for."""
-    chosen: Tensor
+    """The sample; empty if only its index is wanted."""
+    indices: Tensor
     """The rows' indices, flat, int16 or int32: one past the last category where a row has none, two past it
     where it holds a NaN or +inf."""
     stats: Tensor | None
-    """Two numbers per row that a streamed backward pass needs, ``(rows, 2)``; None otherwise."""
+    """Two numbers per row that the backward pass of long rows needs, ``(rows, 2)``; None for short rows."""
 
 
 def backend_used() -> str | None:
@@ -82,14 +76,14 @@ def backend_used() -> str | None:
 
 
 def note_backend(name: str) -> None:
-    """Remember who drew the last sample."""
+    """Remember which backend drew the last sample."""
     global _used
     if not torch.compiler.is_compiling():
         _used = name
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether Triton is there and runs kernels on `device`: a GPU, or any in its interpreter."""
+    """Whether Triton is installed and runs kernels on `device`: a GPU, or any device in its interpreter."""
     return _INSTALLED and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -111,12 +105,12 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
 
 
 def index_dtype(categories: int) -> torch.dtype:
-    """Indices in few bytes: beside short rows even they count. Two more than the categories must fit."""
+    """The smallest dtype that suffices: beside short rows, indices count too. `categories + 1` must fit."""
     return torch.int16 if categories < _SHORT else torch.int32
 
 
 def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
-    """The key of a call's noise, drawn on the device: a captured graph draws a new one at every replay."""
+    """A random key for a call's noise, drawn on the device: a CUDA graph draws a new one at every replay."""
     return torch.randint(2**62, (count,), device=logits.device, generator=generator)
 
 
@@ -124,7 +118,7 @@ def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> T
     """A sample of ``(*rows, K)`` logits that carries the gradient of the estimator `fused`."""
     key = draw_key(logits, generator)
     if torch.compiler.is_compiling():
-        from gapped.kernels import operators
+        from gapped.kernels.sampling import operators
 
         return operators.sample(logits, key, fused)
     return _Sample.apply(logits, key, fused)  # type: ignore[no-any-return, no-untyped-call]
@@ -135,54 +129,55 @@ class _Sample(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
         value, index, stats = forward(logits, key, fused)
         ctx.fused = fused
-        # Temperatures and gaps too: autograd notices if they are changed before the backward pass.
+        # Temperatures and gaps too, so that autograd notices if they are changed before the backward pass.
         ctx.save_for_backward(logits, index, stats, key, *fused.tensors)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, index, stats, key, *_ = ctx.saved_tensors
-        return first_order(_product, logits, grad, logits, index, stats, key, ctx.fused), None, None
 
+        def product(grad: Tensor) -> Tensor:
+            return backward(logits, index, stats, key, grad, ctx.fused)
 
-def _product(
-    grad: Tensor, logits: Tensor, index: Tensor, stats: Tensor | None, key: Tensor, fused: Fused
-) -> Tensor:
-    return backward(logits, index, stats, key, grad, fused)
+        return first_order(product, logits, grad), None, None
 
 
 def sample_side_by_side(
-    logits: Tensor, sizes: list[int], every: Sequence[Fused], generator: torch.Generator | None
+    logits: Tensor, sizes: list[int], estimators: Sequence[Fused], generator: torch.Generator | None
 ) -> Tensor:
-    """A sample whose first so many entries along the first axis are of one estimator, the next of another.
+    """A sample of short rows, split along the first axis: `sizes` says how much of it each estimator draws.
 
-    Samples and gradients are written where they belong, not put together afterwards.
+    Samples and gradients are written where they belong, without concatenating them afterwards.
     """
-    keys = draw_key(logits, generator, len(every))
-    return _SideBySide.apply(logits, keys, sizes, every)  # type: ignore[no-any-return, no-untyped-call]
+    keys = draw_key(logits, generator, len(estimators))
+    return _SideBySide.apply(logits, keys, sizes, estimators)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SideBySide(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], every: Sequence[Fused]) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], estimators: Sequence[Fused]
+    ) -> Tensor:
         value = _empty(logits)
-        shares = torch.split(logits, sizes), torch.split(keys, 1), every, torch.split(value, sizes)
-        chosen = [
-            forward(share, key, fused, out=out).chosen for share, key, fused, out in zip(*shares, strict=True)
+        shares = torch.split(logits, sizes), torch.split(keys, 1), estimators, torch.split(value, sizes)
+        indices = [
+            forward(rows, key, fused, out=out).indices for rows, key, fused, out in zip(*shares, strict=True)
         ]
-        ctx.sizes, ctx.every = sizes, every
-        ctx.save_for_backward(logits, keys, *chosen, *(level for fused in every for level in fused.tensors))
+        ctx.sizes, ctx.estimators = sizes, estimators
+        levels = (level for fused in estimators for level in fused.tensors)
+        ctx.save_for_backward(logits, keys, *indices, *levels)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, keys, *chosen = ctx.saved_tensors
-        chosen = chosen[: len(ctx.sizes)]
+        logits, keys, *rest = ctx.saved_tensors
+        indices = rest[: len(ctx.sizes)]
 
         def product(grad: Tensor) -> Tensor:
             gradient = _empty(logits)
             rows, grads, outs = (torch.split(each, ctx.sizes) for each in (logits, grad, gradient))
-            shares = rows, chosen, torch.split(keys, 1), grads, ctx.every, outs
+            shares = rows, indices, torch.split(keys, 1), grads, ctx.estimators, outs
             for share, index, key, own, fused, out in zip(*shares, strict=True):
                 backward(share, index, None, key, own, fused, out=out)
             return gradient
@@ -192,41 +187,37 @@ class _SideBySide(torch.autograd.Function):
 
 def forward(
     logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True, out: Tensor | None = None
-) -> Sampled:
-    """Draw a sample; without `dense` only its index. For rows in one block it may be written to `out`."""
+) -> Forward:
+    """Draw a sample; without `dense` only its index. Short rows may be written to `out`."""
     rows, count, stride = row_matrix(logits)
     categories = logits.shape[-1]
-    streamed = categories > LONGEST_BLOCK
-    # Conditional draws of a streamed row are added up in the sample itself.
-    adds_up = streamed and fused.soft and fused.mode == "gumbel-rao"
-    assert out is None or not streamed
+    is_long = categories > LONGEST_BLOCK
+    # Conditional draws of a long row are summed in the sample itself.
+    sums = is_long and fused.soft and fused.mode == "gumbel-rao"
+    assert out is None or not is_long
     value = out
     if value is None:
-        value = _empty(logits, torch.float32 if adds_up else None) if dense else logits.new_empty(0)
+        value = _empty(logits, torch.float32 if sums else None) if dense else logits.new_empty(0)
     index = torch.empty(count, dtype=index_dtype(categories), device=logits.device)
-    stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if streamed else None
+    stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if is_long else None
     if count == 0:
-        return Sampled(value, index, stats)
+        return Forward(value, index, stats)
     tensors, every = _levels(fused, logits)
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
+    numbers = (*fused.numbers, fused.samples)
     if stats is not None:
-        from gapped.kernels.streamed import streamed_forward_kernel
+        from gapped.kernels.sampling import long_rows
 
-        flags = _flags(*kind, every) | {"SOFT": fused.soft, "DENSE": dense}
-        pieces = blocks.power(-(-categories // _STREAM))
-        flags |= {"PIECES": pieces, "BLOCK": _STREAM, "num_warps": _STREAM_WARPS}
-        run(
-            streamed_forward_kernel,
-            count,
-            (rows, key, *tensors, value, index, stats),
-            (categories, stride, *every),
-            (*fused.numbers, fused.samples),
-            flags,
-        )
+        chunk, warps = long_rows.CHUNK, long_rows.WARPS
+        flags = _forward_flags(kind, fused.soft, dense, every)
+        flags |= {"CHUNKS": power(-(-categories // chunk)), "BLOCK": chunk, "num_warps": warps}
+        pointers = (rows, key, *tensors, value, index, stats)
+        sizes = (categories, stride, *every)
+        run(long_rows.streamed_forward_kernel, count, pointers, sizes, numbers, flags)
     else:
-        launched = _forward(kind, fused.soft, dense, every, (count, categories, stride))
-        launched((rows, key, *tensors, value, index), (*fused.numbers, fused.samples))
-    return Sampled(value.to(logits.dtype) if adds_up else value, index, stats)
+        launch = _forward(kind, fused.soft, dense, every, (count, categories, stride))
+        launch((rows, key, *tensors, value, index), numbers)
+    return Forward(value.to(logits.dtype) if sums else value, index, stats)
 
 
 def backward(
@@ -240,64 +231,63 @@ def backward(
     at_index: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the logits; with `at_index` that of the sample is given for the chosen entries only.
+    """The gradient of the logits; with `at_index` that of the sample is given for the selected entries only.
 
-    For rows in one block it may be written to `out`.
+    For short rows it may be written to `out`.
     """
     rows, count, stride = row_matrix(logits)
     grads, _, grad_stride = (grad.contiguous(), count, 1) if at_index else row_matrix(grad)
     categories = logits.shape[-1]
-    streamed = categories > LONGEST_BLOCK
-    adds_up = streamed and fused.mode == "gumbel-rao"
-    assert out is None or not streamed
+    is_long = categories > LONGEST_BLOCK
+    sums = is_long and fused.mode == "gumbel-rao"
+    assert out is None or not is_long
     if out is None:
-        out = _empty(logits, torch.float32 if adds_up else None)
+        out = _empty(logits, torch.float32 if sums else None)
     if count == 0:
         return out
     (taus, gaps, _), every = _levels(fused, logits)
     tau, gap, _ = fused.numbers
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
-    if not streamed:
-        launched = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
-        launched((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
+    if not is_long:
+        launch = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
+        launch((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
         return out
     assert stats is not None
-    flags = _flags(*kind, every) | {"AT_INDEX": at_index}
-    del flags["TAU_FORWARD_PER_ROW"]
+    from gapped.kernels.sampling import long_rows, split_rows
+
+    flags = _flags(kind, every) | {"AT_INDEX": at_index}
     pointers = (rows, index, stats, grads, key, taus, gaps, out)
     sizes = (categories, stride, grad_stride, *every[:2])
-    parts, held = blocks.parts_of(logits, fused.mode)
-    if adds_up or parts > blocks.most_parts(logits.device):
-        from gapped.kernels.streamed import streamed_backward_kernel
-
-        flags |= {"BLOCK": _STREAM_BACK, "num_warps": _STREAM_BACK_WARPS}
-        run(streamed_backward_kernel, count, pointers, sizes, (tau, gap, fused.samples), flags)
+    segments, segment_sizes = split_rows.segments_of(logits, fused.mode)
+    if sums or segments > split_rows.most_segments(logits.device):
+        flags |= {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
+        numbers = (tau, gap, fused.samples)
+        run(long_rows.streamed_backward_kernel, count, pointers, sizes, numbers, flags)
     else:
-        from gapped.kernels.split import split_backward_kernel
-
-        # A word for the sums of each part, and one more that only ReinMax needs.
-        words = torch.zeros((count, 2, parts), dtype=torch.int64, device=logits.device)
+        # A word for the sums of each segment, and one more that only ReinMax needs.
+        words = torch.zeros((count, 2, segments), dtype=torch.int64, device=logits.device)
+        programs = count * segments
         # The interpreter runs one program after the other: there, all publish before any waits.
         for waits in (True,) if logits.is_cuda else (False, True):
-            flags |= {"WAITS": waits, **held}
-            run(split_backward_kernel, count * parts, (*pointers, words), sizes, (tau, gap), flags)
-    return out.to(logits.dtype) if adds_up else out
+            flags |= {"WAITS": waits, **segment_sizes}
+            run(split_rows.split_backward_kernel, programs, (*pointers, words), sizes, (tau, gap), flags)
+    return out.to(logits.dtype) if sums else out
 
 
 _Kind = tuple[str, bool, bool]
 """The mode, whether its gap is the expected one, whether it runs on a GPU."""
 _Every = tuple[int, int, int]
-"""For how many rows one entry of temperature, gap and forward temperature is; 0 for a number."""
+"""How many rows share an entry of temperature, gap and forward temperature; 0 for a number."""
 
 
 # Launches are kept: working out how to launch takes the host longer than a small kernel runs.
 @lru_cache(maxsize=1024)
 def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[int, int, int]) -> Launch:
-    """The launch of `forward` for rows in one block."""
-    from gapped.kernels.fused import forward_kernel
+    """The launch of `forward` for short rows."""
+    from gapped.kernels.sampling.short_rows import forward_kernel
 
-    programs, held = blocks.partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
-    flags = {**_flags(*kind, every), "SOFT": soft, "DENSE": dense, **held}
+    programs, block = partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
+    flags = _forward_flags(kind, soft, dense, every) | block
     return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
 
@@ -305,22 +295,34 @@ def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[i
 def _backward(
     kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, int, int, int]
 ) -> Launch:
-    """The launch of `backward` for rows in one block."""
-    from gapped.kernels.fused import backward_kernel
+    """The launch of `backward` for short rows."""
+    from gapped.kernels.sampling.short_rows import backward_kernel, shares_of
 
     loops = kind[0] == "gumbel-rao"
-    programs, held = blocks.partition(*sizes[:2], loops=loops)
-    flags = {**_flags(*kind, every), "DETACHED": detach, "AT_INDEX": at_index, "SPREAD": False, **held}
-    shares = blocks.shares_of(*sizes[:2]) if loops else 1
+    programs, block = partition(*sizes[:2], loops=loops)
+    flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, "SPREAD": False, **block}
+    shares = shares_of(*sizes[:2]) if loops else 1
     if shares > 1:
         # One warp: sums over a row stay within it, and the shares hide each other's waiting.
         programs, flags = sizes[0], flags | {"SPREAD": True, "BLOCK_ROWS": shares, "num_warps": 1}
-    del flags["TAU_FORWARD_PER_ROW"]
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
 
 
+def _flags(kind: _Kind, every: _Every) -> dict[str, Any]:
+    """The flags that all kernels have."""
+    from gapped.kernels.sampling.surrogates import MODES
+
+    mode, expected_gap, fast = kind
+    levels = {"TAU_PER_ROW": every[0] > 0, "GAP_PER_ROW": every[1] > 0, "EXPECTED_GAP": expected_gap}
+    return {"MODE": MODES[mode], "FAST": fast, **levels}
+
+
+def _forward_flags(kind: _Kind, soft: bool, dense: bool, every: _Every) -> dict[str, Any]:
+    return {**_flags(kind, every), "TAU_FORWARD_PER_ROW": every[2] > 0, "SOFT": soft, "DENSE": dense}
+
+
 def row_matrix(x: Tensor) -> tuple[Tensor, int, int]:
-    """`x` with adjacent categories and rows at equal distances in memory, their number, and that distance."""
+    """`x` as a matrix with contiguous rows at a constant stride; their number; that stride."""
     categories = x.shape[-1]
     if x.is_contiguous():
         return x, x.numel() // categories, categories
@@ -329,7 +331,7 @@ def row_matrix(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for as many numbers, without gaps. `torch.empty` takes longer to understand its arguments."""
+    """A contiguous tensor of that shape. `torch.empty` takes longer to parse its arguments."""
     return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -344,24 +346,10 @@ def _levels(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor]
     return (tau, gap, tau_forward), (a, b, c)
 
 
-def _flags(mode: str, expected_gap: bool, fast: bool, every: _Every) -> dict[str, Any]:
-    """The flags that all kernels have."""
-    from gapped.kernels.parts import MODES
-
-    return {
-        "MODE": MODES[mode],
-        "TAU_PER_ROW": every[0] > 0,
-        "GAP_PER_ROW": every[1] > 0,
-        "TAU_FORWARD_PER_ROW": every[2] > 0,
-        "EXPECTED_GAP": expected_gap,
-        "FAST": fast,
-    }
-
-
 def _per_row(level: Tensor, logits: Tensor) -> tuple[Tensor, int]:
-    """A level as a tensor without gaps, and for how many rows in a row each of its entries is.
+    """A level as a contiguous tensor, and how many consecutive rows share each of its entries.
 
-    A fleet has one entry for each run: that is used as it is, without spreading it over all rows.
+    A fleet has one entry for each run, which is used as it is, without expanding it to all rows.
     """
     level, rows = level.to(logits.device, torch.float32), logits.shape[:-1]
     shape = (*(1,) * (len(rows) - level.dim()), *level.shape)

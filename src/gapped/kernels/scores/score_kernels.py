@@ -1,8 +1,7 @@
-"""Kernels of the score-function estimators: one-hot rows, their scores, and DisARM's pairs on a tree.
+"""The kernels: each is the twin of a pure function in torch.
 
-Each is the twin of a pure function in torch. Logits are float32 and relative to the largest of their row;
-an index of `K` or `K + 1` stands for a row without a sample, as in `gapped.simplex`. Names and blocks are
-those of `gapped.kernels.fused`.
+Logits are float32 and relative to the largest of their row; an index of `K` or `K + 1` stands for a row
+without a sample, as in `gapped.simplex`. `gapped.kernels.primitives` explains names and blocks.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.fused import exceeds, load_rows, normalised, row_block, store_rows
-from gapped.kernels.parts import row_uniforms
+from gapped.kernels.primitives import exceeds, load_rows, normalise, row_block, row_uniforms, store_rows
 
 # The smallest normal number.
 _TINY = tl.constexpr(1.1754943508222875e-38)
@@ -30,19 +28,19 @@ def draw_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Independent samples of each row; running sums are float64."""
-    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_weights = tl.exp(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
+    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_weights = tl.exp(load_rows(p_logits, block, s_stride, -float("inf")))
     b_running = tl.cumsum(b_weights.to(tl.float64), 1)
     b_total = tl.sum(b_weights.to(tl.float64), 1)
     s_seed = tl.load(p_seed)
     # Counted up: a product with the number of rows might not fit 32 bits.
-    b_number = b_rows
+    b_number = block.rows
     for _ in range(s_samples):
         b_u, _ = row_uniforms(s_seed, b_number)
         b_wins = exceeds(b_running, b_u * b_total, b_weights)
-        b_index = tl.min(tl.where(b_wins, b_columns[None, :], s_categories), 1)
+        b_index = tl.min(tl.where(b_wins, block.columns[None, :], s_categories), 1)
         b_index = tl.where(b_total != b_total, s_categories + 1, b_index)
-        tl.store(p_index + b_number, b_index, mask=b_row_inside)
+        tl.store(p_index + b_number, b_index, mask=block.row_inside)
         b_number += s_rows
 
 
@@ -50,11 +48,11 @@ def draw_kernel(
 def one_hot_kernel(
     p_index, p_value, s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
 ):
-    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_index = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
-    b_value = (b_columns[None, :] == b_index[:, None]).to(tl.float32)
+    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_index = tl.load(p_index + block.rows, mask=block.row_inside, other=0)
+    b_value = (block.columns[None, :] == b_index[:, None]).to(tl.float32)
     b_value = tl.where((b_index > s_categories)[:, None], float("nan"), b_value)
-    store_rows(p_value, b_rows, b_columns, s_categories, b_inside, b_value)
+    store_rows(p_value, block, s_categories, b_value)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_every", "s_examples", "s_samples"])
@@ -73,32 +71,32 @@ def score_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """The mean of s (D - p) over the samples; a signal is shared by `s_every` rows."""
-    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_p = normalised(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
+    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_p = normalise(load_rows(p_logits, block, s_stride, -float("inf")))
     b_out = tl.zeros_like(b_p)
-    p_index += b_rows
-    p_signal += b_rows // s_every
+    p_index += block.rows
+    p_signal += block.rows // s_every
     for _ in range(s_samples):
-        b_index = tl.load(p_index, mask=b_row_inside, other=0)
-        b_signal = tl.load(p_signal, mask=b_row_inside, other=0.0)
-        b_point = (b_columns[None, :] == b_index[:, None]).to(tl.float32)
+        b_index = tl.load(p_index, mask=block.row_inside, other=0)
+        b_signal = tl.load(p_signal, mask=block.row_inside, other=0.0)
+        b_point = (block.columns[None, :] == b_index[:, None]).to(tl.float32)
         b_out += b_signal[:, None] * (b_point - b_p)
         p_index += s_rows
         p_signal += s_examples
-    store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out / s_samples)
+    store_rows(p_out, block, s_categories, b_out / s_samples)
 
 
 @triton.jit
-def _share(b_weights, b_group, b_chosen):
-    """The weight of the columns whose group is the chosen one."""
-    return tl.sum(tl.where(b_group[None, :] == b_chosen[:, None], b_weights, 0.0), 1)
+def _mass(b_weights, b_node_of, b_node):
+    """The weight of the columns below a node of each row."""
+    return tl.sum(tl.where(b_node_of[None, :] == b_node[:, None], b_weights, 0.0), 1)
 
 
 @triton.jit
-def _chance(b_weights, b_child, b_place):
+def _chance(b_weights, b_child, b_node):
     """The probability of going right at a node; 0 where nothing is below it, which no sample reaches."""
-    b_right = _share(b_weights, b_child, 2 * b_place + 1)
-    b_total = b_right + _share(b_weights, b_child, 2 * b_place)
+    b_right = _mass(b_weights, b_child, 2 * b_node + 1)
+    b_total = b_right + _mass(b_weights, b_child, 2 * b_node)
     return b_right / tl.where(b_total == 0, 1.0, b_total)
 
 
@@ -116,17 +114,17 @@ def tree_index_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """Two paths down the tree, from u and from 1 - u at every node; masses are float64."""
-    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_logits = load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf"))
+    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_logits = load_rows(p_logits, block, s_stride, -float("inf"))
     b_weights = tl.exp(b_logits).to(tl.float64)
     # Where on its level each path is.
-    b_one = (b_rows * 0).to(tl.int32)
+    b_one = (block.rows * 0).to(tl.int32)
     b_other = b_one
     for s_level in tl.static_range(DEPTH):
-        b_child = b_columns >> (DEPTH - 1 - s_level)
-        p_level = p_noise + b_rows * s_nodes + (2**s_level - 1)
-        b_u = tl.load(p_level + b_one, mask=b_row_inside, other=0.0).to(tl.float64)
-        b_v = tl.load(p_level + b_other, mask=b_row_inside, other=0.0).to(tl.float64)
+        b_child = block.columns >> (DEPTH - 1 - s_level)
+        p_level = p_noise + block.rows * s_nodes + (2**s_level - 1)
+        b_u = tl.load(p_level + b_one, mask=block.row_inside, other=0.0).to(tl.float64)
+        b_v = tl.load(p_level + b_other, mask=block.row_inside, other=0.0).to(tl.float64)
         b_right = b_u < _chance(b_weights, b_child, b_one)
         b_wrong = b_v >= 1.0 - _chance(b_weights, b_child, b_other)
         b_one = 2 * b_one + b_right.to(tl.int32)
@@ -136,8 +134,8 @@ def tree_index_kernel(
     b_other = tl.where(b_total == 0, s_categories, b_other)
     b_one = tl.where(b_total != b_total, s_categories + 1, b_one)
     b_other = tl.where(b_total != b_total, s_categories + 1, b_other)
-    tl.store(p_index + b_rows, b_one, mask=b_row_inside)
-    tl.store(p_index + s_rows + b_rows, b_other, mask=b_row_inside)
+    tl.store(p_index + block.rows, b_one, mask=block.row_inside)
+    tl.store(p_index + s_rows + block.rows, b_other, mask=block.row_inside)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_every"])
@@ -155,25 +153,25 @@ def tree_gradient_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ):
     """`gapped.score.disarm.direction_of_pair` on a tree, times the difference of the costs."""
-    b_rows, b_columns, b_row_inside, b_inside = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_weights = tl.exp(load_rows(p_logits, b_rows, b_columns, s_stride, b_inside, -float("inf")))
-    b_one = tl.load(p_index + b_rows, mask=b_row_inside, other=0)
-    b_other = tl.load(p_index + s_rows + b_rows, mask=b_row_inside, other=0)
-    b_signal = tl.load(p_signal + b_rows // s_every, mask=b_row_inside, other=0.0)
+    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_weights = tl.exp(load_rows(p_logits, block, s_stride, -float("inf")))
+    b_one = tl.load(p_index + block.rows, mask=block.row_inside, other=0)
+    b_other = tl.load(p_index + s_rows + block.rows, mask=block.row_inside, other=0)
+    b_signal = tl.load(p_signal + block.rows // s_every, mask=block.row_inside, other=0.0)
     # The paths part where the highest bit in which the two leaves differ is decided.
-    b_apart = b_one ^ b_other
+    b_difference = b_one ^ b_other
     b_height = b_one * 0
     for s_bit in tl.static_range(1, DEPTH):
-        b_height += (b_apart >> s_bit > 0).to(tl.int64)
-    b_group = b_columns[None, :] >> b_height[:, None]
+        b_height += (b_difference >> s_bit > 0).to(tl.int64)
+    b_group = block.columns[None, :] >> b_height[:, None]
     b_first = tl.where(b_group == (b_one >> b_height)[:, None], b_weights, 0.0)
     b_second = tl.where(b_group == (b_other >> b_height)[:, None], b_weights, 0.0)
     b_mass, b_rest = tl.maximum(tl.sum(b_first, 1), _TINY), tl.maximum(tl.sum(b_second, 1), _TINY)
-    # The lesser side's part of both.
-    b_part = tl.minimum(b_mass, b_rest) / (b_mass + b_rest)
-    b_point = (b_columns[None, :] == b_one[:, None]).to(tl.float32)
-    b_point -= (b_columns[None, :] == b_other[:, None]).to(tl.float32)
-    b_pull = b_first * (b_part / b_mass)[:, None] - b_second * (b_part / b_rest)[:, None]
+    # The lesser side's fraction of both.
+    b_lesser = tl.minimum(b_mass, b_rest) / (b_mass + b_rest)
+    b_point = (block.columns[None, :] == b_one[:, None]).to(tl.float32)
+    b_point -= (block.columns[None, :] == b_other[:, None]).to(tl.float32)
+    b_pull = b_first * (b_lesser / b_mass)[:, None] - b_second * (b_lesser / b_rest)[:, None]
     b_out = 0.5 * b_signal[:, None] * (b_point - b_pull)
     b_out = tl.where((b_one > s_categories)[:, None], float("nan"), b_out)
-    store_rows(p_out, b_rows, b_columns, s_categories, b_inside, b_out)
+    store_rows(p_out, block, s_categories, b_out)

@@ -1,0 +1,12 @@
+"""Samples of the pathwise estimators and their gradients, in one kernel forward and one backward.
+
+- `launch`: when the kernels apply, and a sample that carries its gradient.
+- `operators`: the sample as an operator of compiled programs.
+- `short_rows`: rows of up to 4,096 categories, each in one block.
+- `long_rows`: longer rows, each read in chunks by one program.
+- `split_rows`: the backward pass of long rows, each split over several programs.
+- `surrogates`: what the kernels of short and long rows share.
+
+The reference is the estimator itself: the methods `draw` and `points` of its file in `gapped.pathwise`, with
+the backward pass of `gapped.gradient.with_points`.
+"""

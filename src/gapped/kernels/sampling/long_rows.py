@@ -1,0 +1,417 @@
+"""Samples of rows too long for a block: one program reads a row in chunks.
+
+Forward, every lane (a position in the chunks) keeps its own running maximum and sum, so threads exchange
+nothing until the row is read. Then one lane is drawn by its share of the row, and one of that lane's few
+elements by its share of the lane: the row is read once and written once. Backward, a first pass computes the
+sums that the gradient needs. A second one writes the gradient, in reverse order, so that it starts with what
+the cache still holds. Rows that a few programs can hold are read only once (`split_rows`).
+
+`p_stats` keeps two numbers of each row from the forward for the backward pass: the largest logit, and the sum
+of weights relative to it; with Gumbel noise, the best score instead of the sum.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from gapped.kernels.primitives import (
+    LOG2_E,
+    exp2,
+    exponential,
+    gumbel,
+    rao_bits,
+    row_uniforms,
+    safe_reciprocal,
+)
+from gapped.kernels.sampling.surrogates import (
+    DECOUPLED,
+    GST,
+    GUMBEL,
+    RAO,
+    REINMAX,
+    lawless,
+    level,
+    rao_odds,
+    rao_weight,
+    selected_gap,
+)
+
+# Elements of a chunk and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
+CHUNK, WARPS = 4096, 16
+# Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
+BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+
+
+class Row(NamedTuple):
+    """What a program knows of its row once the sample is drawn."""
+
+    number: tl.tensor
+    categories: tl.tensor
+    seed: tl.tensor
+    index: tl.tensor
+    shift: tl.tensor
+    """The largest logit."""
+    second: tl.tensor
+    """The second number of `p_stats`: a sum of weights, or the best score."""
+    tau: tl.tensor
+
+
+@triton.jit
+def _chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = ""):
+    """Columns and float32 values of one chunk of a row; `EVICTION` tells the cache whether to keep them."""
+    b_columns = s_start + tl.arange(0, BLOCK)
+    b_values = tl.load(p + b_columns, mask=b_columns < s_categories, other=other, eviction_policy=EVICTION)
+    return b_columns, b_values.to(tl.float32)
+
+
+@triton.jit
+def write(p, b_columns, b_values, s_categories):
+    """Store one chunk of a row, bypassing the cache: nothing reads the output again."""
+    b_values = b_values.to(p.dtype.element_ty)
+    tl.store(p + b_columns, b_values, mask=b_columns < s_categories, cache_modifier=".cs")
+
+
+@triton.jit
+def _gradient_chunk(
+    p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = ""
+):
+    """One chunk of the incoming gradient, which may be given at the selected category alone."""
+    if AT_INDEX:
+        b_grad = tl.where(s_start + tl.arange(0, BLOCK) == row.index, tl.load(p).to(tl.float32), 0.0)
+    else:
+        _, b_grad = _chunk(p, s_start, row.categories, 0.0, BLOCK, EVICTION)
+    return b_grad
+
+
+@triton.jit
+def _fill(p, s_value, s_categories, BLOCK: tl.constexpr):
+    for s_start in range(0, s_categories, BLOCK):
+        write(p, s_start + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32) + s_value, s_categories)
+
+
+@triton.jit
+def row_of_sample(s_row, s_categories, s_index, p_stats, p_seed, tau, TAU_PER_ROW: tl.constexpr):
+    """The row as the forward pass left it."""
+    s_shift = tl.load(p_stats + 2 * s_row)
+    s_second = tl.load(p_stats + 2 * s_row + 1)
+    s_tau = level(tau, s_row, s_row >= 0, TAU_PER_ROW)
+    return Row(s_row, s_categories, tl.load(p_seed), s_index, s_shift, s_second, s_tau)
+
+
+@triton.jit
+def row_gap(source, p_logits, row, MODE: tl.constexpr, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr):
+    """The gap of GST; a number without use for the other estimators."""
+    s_gap = row.tau
+    if MODE == GST:
+        if EXPECTED:
+            s_logit = tl.load(p_logits + row.index, mask=row.index < row.categories, other=0.0).to(tl.float32)
+            s_gap = selected_gap(tl.exp(s_logit - row.shift) * safe_reciprocal(row.second))
+        else:
+            s_gap = level(source, row.number, row.number >= 0, PER_ROW)
+    return s_gap
+
+
+@triton.jit
+def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.constexpr):
+    """The surrogate's weights of logits relative to the row's largest: neither all tiny nor any huge."""
+    s_sharpness = LOG2_E / row.tau
+    if MODE == GST:
+        b_scores = tl.where(b_columns == row.index, 0.0, tl.minimum(b_shifted, -s_gap))
+    elif MODE == GUMBEL:
+        b_noise = gumbel(row.seed, row.number * row.categories + b_columns, FAST, True)
+        b_scores = b_shifted + b_noise - row.second
+    else:
+        b_scores = b_shifted
+    b_exponents = b_scores * s_sharpness
+    if MODE == DECOUPLED:
+        # The largest logit has a score of at least -2.9, and no score is above 22.9: no shift is needed.
+        b_exponents += gumbel(row.seed, row.number * row.categories + b_columns, FAST, True) * LOG2_E
+    return exp2(b_exponents, FAST)
+
+
+@triton.jit
+def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr):
+    """From a row's sums, what `gradient` takes: 1 / sum and mean gradient, of the surrogate and of softmax."""
+    s_scale = safe_reciprocal(s_sum)
+    s_mean = s_dot * s_scale
+    s_plain = safe_reciprocal(row.second)
+    if MODE == REINMAX:
+        p_selected = p_grad
+        if not AT_INDEX:
+            p_selected += row.index
+        s_mean = (s_mean + tl.load(p_selected).to(tl.float32)) / 2
+    return s_scale, s_mean, s_plain, s_plain_dot * s_plain
+
+
+@triton.jit
+def gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE: tl.constexpr, FAST: tl.constexpr):
+    """The gradient of the logits: the points' Jacobians times that of the sample."""
+    s_scale, s_mean, s_plain, s_plain_mean = s_centres
+    if MODE == REINMAX:
+        # The first point is the mean of the surrogate and the one-hot sample, and counts twice.
+        b_twice = b_weight * s_scale + (b_columns == row.index).to(tl.float32)
+        b_plain = exp2(b_shifted * LOG2_E, FAST) * s_plain
+        b_out = b_twice * (b_grad - s_mean) - b_plain * (b_grad - s_plain_mean) / 2
+    else:
+        b_out = b_weight * (s_scale / row.tau) * (b_grad - s_mean)
+    return b_out
+
+
+@triton.jit
+def _rao_weights(
+    p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK: tl.constexpr, FAST: tl.constexpr
+):
+    """Columns of a chunk, and their weights in four draws."""
+    b_columns, b_logits = _chunk(p_logits, s_start, row.categories, -float("inf"), BLOCK)
+    b_log2_p = (b_logits - row.shift) * LOG2_E - s_log2_total
+    b_odds, b_rest = rao_odds(b_log2_p, b_columns == row.index)
+    s_sharpness = 1.0 / row.tau
+    b_drop = b_rest * s_sharpness
+    b_bits = rao_bits(row.seed, row.number * row.categories + b_columns, s_block)
+    b_weights = [
+        rao_weight(exponential(b_bits[i], FAST), b_odds, b_drop, s_scales[i], s_sharpness, FAST)
+        for i in (0, 1, 2, 3)
+    ]
+    return b_columns, b_weights
+
+
+@triton.jit
+def _rao(
+    p_logits, p_grad, p_out, row, s_samples, SOFT: tl.constexpr, AT_INDEX: tl.constexpr,
+    BLOCK: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Conditional draws, four at a time: one pass over the row for their sums, one to add them to `p_out`.
+
+    `p_out` is float32 here, whatever the logits are: it is added to `s_samples / 4` times.
+    """
+    s_log2_total = tl.log2(row.second)
+    s_unit = 1.0 / s_samples
+    if not SOFT:
+        s_unit = s_unit / row.tau
+    for s_block in range(0, (s_samples + 3) // 4):
+        s_bits = rao_bits(row.seed, row.number * row.categories + row.index, s_block)
+        s_scales = [1.0 / exponential(s_word, FAST) for s_word in s_bits]
+        b_zeros = tl.zeros([BLOCK], tl.float32)
+        b_sums = (b_zeros, b_zeros, b_zeros, b_zeros)
+        b_dots = b_sums
+        for s_start in range(0, row.categories, BLOCK):
+            b_columns, b_weights = _rao_weights(
+                p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK, FAST
+            )
+            b_sums = [b_sums[i] + b_weights[i] for i in (0, 1, 2, 3)]
+            if not SOFT:
+                b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK)
+                b_dots = [b_dots[i] + b_weights[i] * b_grad for i in (0, 1, 2, 3)]
+        s_left = s_samples - 4 * s_block
+        s_norms = [safe_reciprocal(tl.sum(b_sum, 0)) for b_sum in b_sums]
+        s_means = [tl.sum(b_dots[i], 0) * s_norms[i] for i in (0, 1, 2, 3)]
+        s_norms = [
+            s_norms[i] * (s_unit if i == 0 else tl.where(s_left > i, s_unit, 0.0)) for i in (0, 1, 2, 3)
+        ]
+        for s_start in range(0, row.categories, BLOCK):
+            b_columns, b_weights = _rao_weights(
+                p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK, FAST
+            )
+            b_terms = [b_weights[i] * s_norms[i] for i in (0, 1, 2, 3)]
+            if SOFT:
+                b_add = b_terms[0] + b_terms[1] + b_terms[2] + b_terms[3]
+            else:
+                b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK)
+                b_terms = [b_terms[i] * (b_grad - s_means[i]) for i in (0, 1, 2, 3)]
+                b_add = (b_terms[0] + b_terms[1]) + (b_terms[2] + b_terms[3])
+            b_inside = b_columns < row.categories
+            b_before = tl.load(p_out + b_columns, mask=b_inside & (s_block > 0), other=0.0)
+            tl.store(p_out + b_columns, b_before + b_add, mask=b_inside)
+
+
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
+def streamed_forward_kernel(
+    p_logits,
+    p_seed,
+    p_tau,
+    p_gap,
+    p_tau_forward,
+    p_value,
+    p_index,
+    p_stats,
+    s_categories,
+    s_stride,
+    s_tau_every,
+    s_gap_every,
+    s_tau_forward_every,
+    s_tau,
+    s_gap,
+    s_tau_forward,
+    s_samples,
+    MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
+    TAU_FORWARD_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    SOFT: tl.constexpr,
+    DENSE: tl.constexpr,
+    FAST: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s_row = tl.program_id(0).to(tl.int64)
+    p_logits += s_row * s_stride
+    p_value += s_row * s_categories
+    s_seed = tl.load(p_seed)
+    s_tau = level((p_tau, s_tau, s_tau_every), s_row, s_row >= 0, TAU_PER_ROW)
+    b_lanes = tl.arange(0, BLOCK)
+    b_broken = tl.zeros([BLOCK], tl.int32)
+    if (MODE == GUMBEL) or (MODE == DECOUPLED):
+        tau_forward = (p_tau_forward, s_tau_forward, s_tau_forward_every)
+        s_tau_forward = level(tau_forward, s_row, s_row >= 0, TAU_FORWARD_PER_ROW)
+        # Scores are relative to the largest logit that their lane has seen, times the temperature: whatever
+        # came before, the noise of a winner keeps its digits.
+        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
+        b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
+        b_where = tl.zeros([BLOCK], tl.int32) + s_categories
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+            b_broken |= lawless(b_logits).to(tl.int32)
+            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST, True)
+            b_top = tl.maximum(b_max, b_logits)
+            b_best += b_max - b_top
+            b_scores = b_noise * s_tau_forward + (b_logits - b_top)
+            b_where = tl.where(b_scores > b_best, b_columns, b_where)
+            b_best = tl.maximum(b_best, b_scores)
+            b_max = b_top
+            if DENSE and not SOFT:
+                write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+        s_shift = tl.max(b_max, 0)
+        b_best += b_max - s_shift
+        s_best = tl.max(b_best, 0)
+        s_index = tl.min(tl.where(b_best == s_best, b_where, s_categories), 0)
+        s_second = s_best
+        b_broken |= (s_tau_forward != s_tau_forward).to(tl.int32)
+    else:
+        # A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
+        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
+        b_sum = tl.zeros([BLOCK], tl.float32)
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+            b_broken |= lawless(b_logits).to(tl.int32)
+            b_lead = b_logits - b_max
+            b_weight = tl.exp(-tl.abs(b_lead))
+            b_sum = tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
+            b_max = tl.maximum(b_max, b_logits)
+            if DENSE and not SOFT:
+                write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
+        s_shift = tl.max(b_max, 0)
+        b_share = tl.where(b_sum > 0, b_sum * tl.exp(b_max - s_shift), 0.0)
+        b_running = tl.cumsum(b_share.to(tl.float64), 0)
+        s_total = tl.max(b_running, 0)
+        s_u, s_v = row_uniforms(s_seed, s_row)
+        s_lane = tl.min(tl.where((b_running > s_u * s_total) & (b_share > 0), b_lanes, BLOCK), 0)
+        # The lane's own elements, one from each chunk.
+        b_own_columns = s_lane + tl.arange(0, CHUNKS) * BLOCK
+        b_own_inside = (b_own_columns < s_categories) & (s_lane < BLOCK)
+        b_own_logits = tl.load(p_logits + b_own_columns, mask=b_own_inside, other=-float("inf")).to(
+            tl.float32
+        )
+        b_own_weight = tl.exp(b_own_logits - tl.max(tl.where(b_lanes == s_lane, b_max, _LOWEST), 0))
+        b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
+        b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
+        s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
+        s_second = s_total.to(tl.float32)
+    s_broken = tl.max(b_broken, 0) > 0
+    s_index = tl.where(s_broken, s_categories + 1, s_index)
+    tl.store(p_index + s_row, s_index)
+    tl.store(p_stats + 2 * s_row, s_shift)
+    tl.store(p_stats + 2 * s_row + 1, s_second)
+    row = Row(s_row, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
+    if DENSE:
+        if s_index > s_categories:
+            _fill(p_value, float("nan"), s_categories, BLOCK)
+        elif SOFT:
+            if s_index == s_categories:
+                _fill(p_value, 0.0, s_categories, BLOCK)
+            elif MODE == RAO:
+                _rao(p_logits, p_logits, p_value, row, s_samples, True, False, BLOCK, FAST)
+            else:
+                s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
+                b_sum = tl.zeros([BLOCK], tl.float32)
+                for s_start in range(0, s_categories, BLOCK):
+                    b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+                    b_sum += weights(b_logits - s_shift, b_columns, row, s_gap, MODE, FAST)
+                s_scale = safe_reciprocal(tl.sum(b_sum, 0))
+                for s_start in range(0, s_categories, BLOCK):
+                    b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+                    b_weight = weights(b_logits - s_shift, b_columns, row, s_gap, MODE, FAST)
+                    write(p_value, b_columns, b_weight * s_scale, s_categories)
+        elif s_index < s_categories:
+            # The zero at this place was written by another thread.
+            tl.debug_barrier()
+            tl.store(p_value + s_index, (s_tau * 0 + 1.0).to(p_value.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_samples"])
+def streamed_backward_kernel(
+    p_logits,
+    p_index,
+    p_stats,
+    p_grad,
+    p_seed,
+    p_tau,
+    p_gap,
+    p_out,
+    s_categories,
+    s_stride,
+    s_grad_stride,
+    s_tau_every,
+    s_gap_every,
+    s_tau,
+    s_gap,
+    s_samples,
+    MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    AT_INDEX: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s_row = tl.program_id(0).to(tl.int64)
+    p_logits += s_row * s_stride
+    p_grad += s_row * s_grad_stride
+    p_out += s_row * s_categories
+    s_index = tl.load(p_index + s_row).to(tl.int32)
+    row = row_of_sample(
+        s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
+    )
+    if s_index >= s_categories:
+        _fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
+    elif MODE == RAO:
+        _rao(p_logits, p_grad, p_out, row, s_samples, False, AT_INDEX, BLOCK, FAST)
+    else:
+        s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
+        b_sum = tl.zeros([BLOCK], tl.float32)
+        b_dot = b_sum
+        b_plain_dot = b_sum
+        for s_start in range(0, s_categories, BLOCK):
+            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_last")
+            b_shifted = b_logits - row.shift
+            b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_last")
+            b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
+            b_sum += b_weight
+            b_dot += b_weight * b_grad
+            if MODE == REINMAX:
+                b_plain_dot += exp2(b_shifted * LOG2_E, FAST) * b_grad
+        s_sum, s_dot, s_plain_dot = tl.sum(b_sum, 0), tl.sum(b_dot, 0), tl.sum(b_plain_dot, 0)
+        s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
+        s_last = (s_categories - 1) // BLOCK * BLOCK
+        for s_done in range(0, s_categories, BLOCK):
+            s_start = s_last - s_done
+            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_first")
+            b_shifted = b_logits - row.shift
+            b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_first")
+            b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
+            b_out = gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE, FAST)
+            write(p_out, b_columns, b_out, s_categories)

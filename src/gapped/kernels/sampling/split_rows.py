@@ -1,0 +1,179 @@
+"""The backward pass of long rows, each split over several programs that exchange their sums.
+
+A program keeps its segment of the row in registers: it reads the segment, computes sums, publishes them, waits
+for those of the row's other segments, and writes. So logits and gradient are read once, whatever the cache
+holds, where `streamed_backward_kernel` reads them twice. On an H200 this brought a GST sample and its gradient
+from 3.65 to 2.97 ms for 8,192 rows of 128,256 in bfloat16, and from 1.49 to 1.37 ms for 8,192 rows of 32,000 in
+float32 (`benchmarks/bench_blocks.py long` times the backward pass both ways).
+
+Programs that wait for each other must all be running. Those of a row have consecutive numbers, and a GPU
+starts programs in the order of their numbers (the scans of CUB rely on it too). So a program waits only for
+ones that run already or are next in line, and it is enough that one row's programs fit on the GPU beside each
+other. Kernels on other streams may take places, but each has at most one row there that cannot go on. Where
+a row might not fit, `launch` leaves the row to `streamed_backward_kernel`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gapped.kernels.primitives import LOG2_E, exp2
+from gapped.kernels.runner import power
+from gapped.kernels.sampling.long_rows import centres, gradient, row_gap, row_of_sample, weights, write
+from gapped.kernels.sampling.surrogates import REINMAX
+
+# Bytes of logits that a program holds, and its warps. With so few registers one more program fits on a
+# multiprocessor; only simple weights of half precision need no more. The fastest on an H200
+# (benchmarks/bench_blocks.py).
+SEGMENT_BYTES, WARPS, REGISTERS = 16384, 8, 64
+# No more segments to a row, so that a large GPU works on several rows at a time.
+MOST_SEGMENTS = 32
+_SIGN = tl.constexpr(1 << 31)
+
+
+@cache
+def most_segments(device: torch.device) -> int:
+    """Into how many segments a row may be split on this device.
+
+    A row's programs wait for each other, so all of them must fit. Every multiprocessor has room for at least
+    two; half of that leaves room for other streams.
+    """
+    if device.type != "cuda":
+        return MOST_SEGMENTS
+    return min(MOST_SEGMENTS, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def segments_of(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:
+    """Into how many segments a row is split, and the sizes of the launch."""
+    categories, size = logits.shape[-1], logits.element_size()
+    block = min(power(categories), SEGMENT_BYTES // size)
+    segments = -(-categories // block)
+    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "num_warps": WARPS}
+    simple = size == 2 and mode in ("gst", "straight-through")
+    return segments, sizes | ({"maxnreg": REGISTERS} if simple else {})
+
+
+@triton.jit
+def _publish(p_words, s_segment, s_sum, s_dot):
+    """Publish two sums of a segment in one word, so that no flag is needed to say that they are there.
+
+    A word is 0 before. The first sum is never negative, so its sign bit can mark the word: it is negative after.
+    """
+    s_high = (s_sum.to(tl.uint32, bitcast=True) | _SIGN).to(tl.uint64) << 32
+    s_word = (s_high | s_dot.to(tl.uint32, bitcast=True).to(tl.uint64)).to(tl.int64, bitcast=True)
+    tl.atomic_xchg(p_words + s_segment, s_word, sem="relaxed")
+
+
+@triton.jit
+def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr):
+    """The two sums of the row, added in the same order whichever segment came first.
+
+    `SLOTS` is the number of segments, rounded up to a power of two.
+    """
+    b_segments = tl.arange(0, SLOTS)
+    b_inside = b_segments < SEGMENTS
+    b_words = tl.zeros([SLOTS], tl.int64)
+    while tl.max(tl.where(b_inside, b_words, -1), 0) >= 0:
+        # An atomic operation that changes nothing reads what is there now, not what a cache holds.
+        b_words = tl.atomic_or(p_words + b_segments, 0, mask=b_inside, sem="relaxed")
+    b_sums = ((b_words >> 32).to(tl.uint32) & (_SIGN - 1)).to(tl.float32, bitcast=True)
+    b_dots = b_words.to(tl.uint32).to(tl.float32, bitcast=True)
+    return tl.sum(tl.where(b_inside, b_sums, 0.0), 0), tl.sum(tl.where(b_inside, b_dots, 0.0), 0)
+
+
+@triton.jit
+def _again(b_x, FAST: tl.constexpr):
+    """Values in float32, converted once more: a half takes up half of the registers while a program waits.
+
+    The compiler must not see that the result is known, or else that is what it keeps.
+    """
+    if FAST and b_x.dtype.primitive_bitwidth == 16:
+        b_x = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=2
+        )
+    return b_x.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every"])
+def split_backward_kernel(
+    p_logits,
+    p_index,
+    p_stats,
+    p_grad,
+    p_seed,
+    p_tau,
+    p_gap,
+    p_out,
+    p_words,
+    s_categories,
+    s_stride,
+    s_grad_stride,
+    s_tau_every,
+    s_gap_every,
+    s_tau,
+    s_gap,
+    MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    AT_INDEX: tl.constexpr,
+    FAST: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WAITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`p_words` are two zeros for each segment. Without `WAITS` a program ends where it would begin to wait."""
+    s_program = tl.program_id(0)
+    s_row = (s_program // SEGMENTS).to(tl.int64)
+    s_segment = s_program % SEGMENTS
+    s_start = s_segment * BLOCK
+    p_logits += s_row * s_stride
+    p_grad += s_row * s_grad_stride
+    p_out += s_row * s_categories
+    p_words += s_row * (2 * SEGMENTS)
+    b_columns = s_start + tl.arange(0, BLOCK)
+    b_inside = b_columns < s_categories
+    b_logits = tl.load(
+        p_logits + b_columns, mask=b_inside, other=-float("inf"), eviction_policy="evict_first"
+    )
+    s_index = tl.load(p_index + s_row).to(tl.int32)
+    if AT_INDEX:
+        b_grad = tl.where(b_columns == s_index, tl.load(p_grad).to(tl.float32), 0.0)
+    else:
+        b_grad = tl.load(p_grad + b_columns, mask=b_inside, other=0.0, eviction_policy="evict_first")
+    if s_index >= s_categories:
+        s_nothing = tl.where(s_index > s_categories, float("nan"), 0.0)
+        write(p_out, b_columns, tl.zeros([BLOCK], tl.float32) + s_nothing, s_categories)
+    else:
+        row = row_of_sample(
+            s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
+        )
+        s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
+        b_shifted = b_logits.to(tl.float32) - row.shift
+        b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
+        s_sum = tl.sum(b_weight, 0)
+        s_dot = tl.sum(b_weight * b_grad.to(tl.float32), 0)
+        s_plain_dot = s_dot
+        if MODE == REINMAX:
+            s_plain_dot = tl.sum(exp2(b_shifted * LOG2_E, FAST) * b_grad.to(tl.float32), 0)
+        if SEGMENTS > 1:
+            _publish(p_words, s_segment, s_sum, s_dot)
+            if MODE == REINMAX:
+                _publish(p_words + SEGMENTS, s_segment, s_sum, s_plain_dot)
+            if WAITS:
+                s_sum, s_dot = _collect(p_words, SEGMENTS, SLOTS)
+                if MODE == REINMAX:
+                    _, s_plain_dot = _collect(p_words + SEGMENTS, SEGMENTS, SLOTS)
+        if WAITS:
+            s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
+            if MODE == REINMAX:
+                b_shifted = _again(b_logits, FAST) - row.shift
+            b_out = gradient(b_weight, b_shifted, _again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
+            write(p_out, b_columns, b_out, s_categories)

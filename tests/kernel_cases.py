@@ -1,0 +1,149 @@
+"""What tests of kernels share: the device, estimators, examples, the kernels' noise, and the plain reference.
+
+Without a GPU kernels run in Triton's interpreter. The same tests run on a GPU with `pytest -m gpu`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from conftest import seeded
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+if find_spec("triton") is None:
+    pytest.skip("the kernels need Triton", allow_module_level=True)
+
+import triton
+import triton.language as tl
+
+import gapped
+from gapped import simplex
+from gapped.gradient import with_points
+from gapped.kernels import runner
+from gapped.kernels.primitives import exponential, gumbel, rao_bits, row_block, store_rows
+from gapped.kernels.sampling import launch, short_rows, split_rows
+from gapped.pathwise.base import Draw
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# For `pytestmark`: the files that run kernels belong to `pytest -m gpu` where there is a GPU.
+GPU_MARKS = [pytest.mark.gpu] if torch.cuda.is_available() else []
+if DEVICE.type == "cpu":
+    # The interpreter takes milliseconds for every program, whatever its size.
+    runner.BLOCK = runner.LOOP_BLOCK = (1 << 16, 4)
+    runner.PROGRAMS = 1
+    split_rows.SEGMENT_BYTES = 1 << 16
+# The examples have few rows, and tests of their own for what that changes.
+short_rows.SPREAD_ELEMENTS = 0
+
+SAMPLES = 6
+ESTIMATORS: dict[str, gapped.Pathwise] = {
+    "gst": gapped.GST(tau=0.5, gap=1.2),
+    "gst-expected": gapped.GST(tau=0.7, gap=gapped.expected_gap),
+    "nz-gst": gapped.GST(tau=0.8, gap=0.7, detach=False),
+    "straight-through": gapped.StraightThrough(tau=0.5),
+    "reinmax": gapped.ReinMax(tau=1.3),
+    "gumbel-softmax": gapped.GumbelSoftmax(tau=0.5),
+    "decoupled": gapped.DecoupledGumbelSoftmax(tau=0.6, tau_forward=1.5),
+    "gumbel-rao": gapped.GumbelRao(tau=0.5, samples=SAMPLES),
+}
+FUSED: dict[str, Any] = {name: estimator.fused() for name, estimator in ESTIMATORS.items()}
+# All but the NZ ablation have a kernel for long rows.
+LONG = tuple(name for name in ESTIMATORS if name != "nz-gst")
+# A kernel accumulates in float32 in another order than its reference.
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def example(rows: int, categories: int) -> Tensor:
+    """Logits of ordinary rows; the second is empty, the third has one category, the fourth is steep."""
+    logits = 2 * torch.randn(rows, categories, generator=seeded(7))
+    if rows > 3:
+        logits[1] = -torch.inf
+        logits[2, 1:] = -torch.inf
+        logits[3] *= 100
+    return logits.to(DEVICE)
+
+
+def incoming(*shape: int) -> Tensor:
+    """A gradient at the sample."""
+    return torch.randn(shape, generator=seeded(1)).to(DEVICE)
+
+
+def key(value: int = 11) -> Tensor:
+    return torch.tensor([value], dtype=torch.int64, device=DEVICE)
+
+
+def backward(logits: Tensor, sample: launch.Forward, grad: Tensor, fused: Any, **how: Any) -> Tensor:
+    """The gradient of the logits after `launch.forward(logits, key(), fused)` returned `sample`."""
+    return launch.backward(logits, sample.indices, sample.stats, key(), grad, fused, **how)
+
+
+@triton.jit
+def _noise_kernel(
+    p_seed, p_out, s_rows, s_categories, s_block, CONDITIONAL: tl.constexpr, DRAW: tl.constexpr,
+    FINE: tl.constexpr, FAST: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_element = block.rows[:, None] * s_categories + block.columns[None, :]
+    s_seed = tl.load(p_seed)
+    if CONDITIONAL:
+        b_noise = exponential(rao_bits(s_seed, b_element, s_block)[DRAW], FAST)
+    else:
+        b_noise = gumbel(s_seed, b_element, FAST, FINE)
+    store_rows(p_out, block, s_categories, b_noise)
+
+
+def noise(rows: int, categories: int, draw: int | None = None) -> Tensor:
+    """The kernels' Gumbel noise; with `draw` the exponentials of that Gumbel-Rao draw, of mean 1 / ln 2."""
+    out = torch.full((rows, categories), torch.nan, device=DEVICE)
+    programs, block = runner.partition(rows, categories)
+    flags = {"CONDITIONAL": draw is not None, "DRAW": (draw or 0) % 4}
+    flags |= {"FINE": categories > launch.LONGEST_BLOCK, "FAST": out.is_cuda, **block}
+    _noise_kernel[(programs,)](key(), out, rows, categories, (draw or 0) // 4, **flags)
+    return out
+
+
+def _reference(
+    estimator: gapped.Pathwise, logits: Tensor, index: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Soft sample and gradient of the plain implementation, for the index and the noise of the kernel."""
+    rows, categories = logits.shape
+    exists = (index < categories).unsqueeze(-1)
+    shifted = torch.where(exists, simplex.shift(logits), 0.0)
+    extra = None
+    if isinstance(estimator, gapped.GumbelSoftmax):
+        extra = simplex.shift(shifted + noise(rows, categories))
+    elif isinstance(estimator, gapped.DecoupledGumbelSoftmax):
+        extra = -noise(rows, categories)
+    elif isinstance(estimator, gapped.GumbelRao):
+        log_e = torch.stack([noise(rows, categories, draw) for draw in range(SAMPLES)]).double().log()
+        where = simplex.place(index, categories).expand(SAMPLES, rows, 1)
+        winner = log_e.gather(-1, where)
+        log_p = simplex.log_softmax(logits.double())
+        extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
+    points, weights = estimator.points(shifted, Draw(index.clamp(max=categories - 1), extra))
+    points = torch.where(exists, points, 0.0)
+    leaf = logits.clone().requires_grad_()
+    with_points(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)
+    assert leaf.grad is not None
+    return points.mean(0), leaf.grad
+
+
+def assert_equals_reference(name: str, logits: Tensor) -> launch.Forward:
+    """Draw a sample; compare its gradient, and the soft sample if there is one, with the reference."""
+    estimator, fused, grad = ESTIMATORS[name], FUSED[name], incoming(*logits.shape)
+    sample = launch.forward(logits, key(), fused)
+    soft_reference, reference_gradient = _reference(estimator, logits, sample.indices.long(), grad)
+    torch.testing.assert_close(backward(logits, sample, grad, fused), reference_gradient, **TOLERANCE)
+    if name != "reinmax":
+        soft = launch.forward(logits, key(), replace(fused, soft=True))
+        assert torch.equal(soft.indices, sample.indices)
+        torch.testing.assert_close(soft.value, soft_reference, **TOLERANCE)
+    return sample

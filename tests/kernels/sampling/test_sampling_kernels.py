@@ -1,0 +1,222 @@
+"""The sampling kernels against their references: output and gradient, awkward shapes, poisoned buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import seeded
+from kernel_cases import (
+    DEVICE,
+    ESTIMATORS,
+    FUSED,
+    GPU_MARKS,
+    LONG,
+    assert_equals_reference,
+    backward,
+    example,
+    incoming,
+    key,
+    noise,
+)
+from statistical import chi_squared, counts_of, require_law, require_rejected
+from torch import Tensor
+
+from gapped import simplex
+from gapped.kernels.sampling import launch, long_rows, short_rows
+from gapped.kernels.sampling.launch import Fused
+
+pytestmark = GPU_MARKS
+
+LOWEST = torch.finfo(torch.float32).min
+LENGTHS = (1, 2, 3, 10, 63, 64, 65, 1000, 4096, 4097, 8193, 32_000, 128_256)
+
+
+def cases() -> list[Any]:
+    """Every estimator with every length; the longest rows with noise take the interpreter very long."""
+    pairs = [(name, length) for name in ESTIMATORS for length in LENGTHS if name in LONG or length <= 4096]
+    limits = dict.fromkeys(("gumbel-rao", "decoupled"), 32_000)
+    return [
+        pytest.param(*pair, marks=[pytest.mark.slow] if pair[1] > limits.get(pair[0], 200_000) else [])
+        for pair in [*pairs, ("gst", 1_000_000)]
+    ]
+
+
+# Every estimator with a short row, and with a long one where it has a kernel for that.
+short_and_long = pytest.mark.parametrize(
+    ("name", "categories"), [(name, 7) for name in ESTIMATORS] + [(name, 5000) for name in LONG]
+)
+
+
+@pytest.mark.parametrize(("name", "categories"), cases())
+def test_value_and_gradient_equal_the_reference(name: str, categories: int) -> None:
+    """Short rows in one block, long ones in chunks or segments."""
+    rows = 37 if categories <= 1000 else 4
+    logits = example(rows, categories)
+    sample = assert_equals_reference(name, logits)
+    index = sample.indices.long()
+    assert torch.equal(sample.value, simplex.one_hot(index, categories, torch.float32))
+    assert index[1] == categories
+    assert bool((index[[0, 2, 3]] < categories).all())
+    if name in ("gumbel-softmax", "decoupled"):
+        tau = getattr(ESTIMATORS[name], "tau_forward", 1.0)
+        scores = simplex.shift(logits) / tau + noise(rows, categories)
+        assert torch.equal(index, simplex.argmax_index(scores))
+
+
+@short_and_long
+def test_a_gradient_at_the_selected_entries_equals_a_dense_one(name: str, categories: int) -> None:
+    logits, fused, one = example(5, categories), FUSED[name], incoming(5)
+    sample = launch.forward(logits, key(), fused)
+    index_only = launch.forward(logits, key(), fused, dense=False)
+    assert index_only.value.numel() == 0
+    assert torch.equal(sample.indices, index_only.indices)
+    sparse = backward(logits, sample, one, fused, at_index=True)
+    torch.testing.assert_close(sparse, backward(logits, sample, sample.value * one.unsqueeze(-1), fused))
+
+
+@pytest.mark.parametrize("categories", [5, 4100])
+@pytest.mark.parametrize("name", ["gst", "straight-through", "reinmax", "gumbel-softmax"])
+def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> None:
+    logits, grad = example(4, categories), incoming(4, categories)
+    taus = torch.linspace(0.3, 2.0, 4, device=DEVICE)
+    gaps = torch.linspace(0.0, 3.0, 4, device=DEVICE)
+    sample = launch.forward(logits, key(), Fused(name, taus))
+    together = backward(logits, sample, grad, Fused(name, taus, gap=gaps))
+    for row in (0, 3):
+        alone = backward(logits, sample, grad, Fused(name, taus[row].item(), gap=gaps[row].item()))
+        torch.testing.assert_close(together[row], alone[row])
+
+
+@pytest.mark.parametrize("categories", [10, 8200])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gst", "gumbel-softmax", "straight-through", "reinmax", "decoupled"])
+def test_half_precision_is_computed_in_float32_and_rounded_once(
+    name: str, dtype: torch.dtype, categories: int
+) -> None:
+    logits, fused = example(4, categories).to(dtype), FUSED[name]
+    grad = incoming(4, categories).to(dtype)
+    sample = launch.forward(logits, key(), fused)
+    assert sample.value.dtype == dtype
+    assert set(sample.value.flatten().tolist()) <= {0.0, 1.0}
+    assert torch.equal(sample.indices, launch.forward(logits.float(), key(), fused).indices)
+    exact = backward(logits.float(), sample, grad.float(), fused)
+    gradient = backward(logits, sample, grad, fused)
+    limits = torch.finfo(dtype)
+    # The interpreter truncates to bfloat16 where a GPU rounds: one unit in the last place, not half of it.
+    # Long rows of halves are added up in another order, which shows in the last places of float32.
+    units = 1.0 if DEVICE.type == "cpu" else 0.501
+    # Below float32's smallest normal number the kernels may have 0 instead.
+    least = max(units * limits.eps * limits.tiny, torch.finfo(torch.float32).tiny)
+    torch.testing.assert_close(gradient.float(), exact, rtol=units * limits.eps, atol=least)
+
+
+@pytest.mark.parametrize("categories", [10, 4101])
+def test_strided_rows_equal_contiguous_ones(categories: int) -> None:
+    wide = example(4, categories + 14)
+    view, fused = wide[:, 3 : 3 + categories], Fused("gst", 0.5, gap=1.0)
+    assert not view.is_contiguous()
+    grad = incoming(categories, 4).t()
+    sample, plain = (launch.forward(logits, key(), fused) for logits in (view, view.contiguous()))
+    assert torch.equal(sample.value, plain.value)
+    assert torch.equal(sample.indices, plain.indices)
+    gradient = backward(view, sample, grad, fused)
+    assert torch.equal(gradient, backward(view.contiguous(), sample, grad.contiguous(), fused))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's, of what is overwritten later.
+@short_and_long
+def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
+    name: str, categories: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every buffer starts as NaN here: an element that is not written would show in the sound rows."""
+
+    def poison(allocate: Callable[..., Tensor], *of: object, **options: object) -> Tensor:
+        buffer = allocate(*of, **options)
+        return buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).max)
+
+    for function in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, function, partial(poison, getattr(torch, function)))
+    logits = example(9, categories)
+    logits[5, 2] = torch.nan
+    logits[6, 0] = logits[7, -1] = torch.inf
+    sample = launch.forward(logits, key(), FUSED[name])
+    soft = launch.forward(logits, key(), replace(FUSED[name], soft=name != "reinmax"))
+    gradient = backward(logits, sample, torch.ones_like(logits).cumsum(-1), FUSED[name])
+    for result in (sample.value, soft.value, gradient):
+        assert result[[5, 6, 7]].isnan().all()
+        assert result[[0, 1, 2, 3, 4, 8]].isfinite().all()
+    assert not sample.value[1].any()
+    assert not gradient[1].any()
+
+
+def test_streams_differ_between_rows_and_keys() -> None:
+    draws = torch.stack([noise(64, 16, draw) for draw in range(8)])
+    for values in (noise(64, 16), draws):
+        assert values.unique().numel() > 0.99 * values.numel()
+    flat = torch.zeros(4096, 64, device=DEVICE)
+    one, other = (launch.forward(flat, key(k), Fused("straight-through", 1.0)).indices for k in (1, 2))
+    assert 0 < (one == other).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+@pytest.mark.parametrize(
+    ("name", "filling"), [("gst", -torch.inf), ("gumbel-softmax", -1e9), ("decoupled", LOWEST)]
+)
+def test_samples_follow_the_logits(
+    name: str, filling: float, is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mass in different lanes, and in different chunks of one lane; a filling that leaves noise no digits."""
+    if is_long:
+        monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
+        monkeypatch.setattr(long_rows, "CHUNK", 16)
+    # The interpreter takes milliseconds for every long row.
+    categories, count = 37, 120 if is_long and DEVICE.type == "cpu" else 40_000
+    places = torch.tensor([17, 20, 23, 33, 36])
+    values = torch.tensor([0.3, -1.0, 1.0, 0.5, 0.0])
+    logits = torch.full((categories,), filling).scatter(0, places, values).to(DEVICE)
+    sample = launch.forward(logits.expand(count, categories), key(), Fused(name, 1.0), dense=False)
+    index = sample.indices.long().cpu()
+    category = torch.searchsorted(places, index)
+    assert torch.equal(places[category], index)
+    counts = counts_of(category, 5)
+    require_law(chi_squared(counts, values.double().softmax(-1)))
+    wrong = values / 1.5 if count > 120 else -values
+    require_rejected(chi_squared(counts, wrong.double().softmax(-1)))
+
+
+@pytest.mark.parametrize("samples", [1, 6, 16, 33])
+@pytest.mark.parametrize("categories", [3, 40])
+def test_draws_of_few_rows_are_shared_out(
+    samples: int, categories: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws of one program are spread over several, and so added up in another order."""
+    fused = Fused("gumbel-rao", 0.5, samples=samples)
+    logits, grad = example(6, categories), incoming(6, categories)
+    logits[5, 1] = torch.nan
+    sample = launch.forward(logits, key(), fused, dense=False)
+    alone = backward(logits, sample, grad, fused)
+    monkeypatch.setattr(short_rows, "SPREAD_ELEMENTS", 1 << 17)
+    launch._backward.cache_clear()
+    assert short_rows.shares_of(*logits.shape) == 8
+    spread = backward(logits, sample, grad, fused)
+    launch._backward.cache_clear()
+    torch.testing.assert_close(spread, alone, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert spread[5].isnan().all()
+    assert spread[0].any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "every"),
+    [((), 30), ((2, 1, 1), 15), ((2, 3, 1), 5), ((2, 3, 5), 1), ((3, 1), 1), ((5,), 1), ((2, 1, 5), 1)],
+)
+def test_a_level_is_read_as_it_broadcasts(shape: tuple[int, ...], every: int) -> None:
+    """A level that is constant over the last axes of the rows is not expanded over them."""
+    level = torch.randn(shape, generator=seeded())
+    entries, rows = launch._per_row(level, torch.zeros(2, 3, 5, 7))
+    assert rows == every
+    assert torch.equal(entries.reshape(-1)[torch.arange(30) // rows], level.expand(2, 3, 5).reshape(-1))
