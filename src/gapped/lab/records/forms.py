@@ -1,31 +1,23 @@
-"""What an object from a file must be, as a type; an error names the field, what came, what is accepted.
+"""Check a JSON value against a type; an error names the field, what came, and what is accepted.
 
 A form is `str`, `int`, `float` (finite), `bool`, `None`, `Any`, a union, a `Literal`, a `list`, a `dict` with
-texts for keys, a `TypedDict`, or one of these in `Annotated` with limits.
+text keys, a dataclass, or one of these in `Annotated` with limits. `construct` makes the dataclasses.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import inf
 from sys import float_info
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Required,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gapped.errors import GappedError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,9 +30,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Rest:
-    """In `Annotated`, of a `TypedDict`: the form of fields that it does not name, else anything."""
-
-    form: Any
+    """In `Annotated`, of one `dict` field of a dataclass: it holds the keys that no other field names."""
 
 
 # Where in the object, what came there, and what is accepted.
@@ -76,17 +66,23 @@ def check(value: object, form: Any, where: str) -> None:
         raise GappedError(f"{where}: {field.lstrip('.')}{': ' * bool(field)}got {shown}, expected {accepted}")
 
 
+def construct(value: dict[str, Any], form: Callable[..., T]) -> T:
+    """The dataclass `form`, with those inside of it, of an object that `check` accepts."""
+    instance: T = _object_constructor(form)(value)
+    return instance
+
+
 @cache
 def _compiled(form: Any) -> tuple[str, Check]:
     """What a form accepts, in words, and the function that finds the first fault of a value."""
     if form in _SIMPLE:
         return _plain(*_SIMPLE[form])
-    if is_typeddict(form):
-        return _object(form, Any)
+    if is_dataclass(form):
+        return _object(form)
     origin, parts = get_origin(form), get_args(form)
     if origin is Annotated:
         base, limit = parts
-        return _object(base, limit.form) if isinstance(limit, Rest) else _limited(base, limit)
+        return _compiled(base) if isinstance(limit, Rest) else _limited(base, limit)
     if origin is Literal:
         return _plain(" or ".join(map(repr, parts)), lambda value: any(value == part for part in parts))
     if origin in (Union, UnionType):
@@ -143,27 +139,60 @@ def _container(kind: Any, entry: Check) -> tuple[str, Check]:
     return accepted, find
 
 
-def _object(form: Any, rest: Any) -> tuple[str, Check]:
-    hints = get_type_hints(form, include_extras=True)
-    forms = {
-        name: get_args(hint)[0] if get_origin(hint) is Required else hint for name, hint in hints.items()
-    }
-    fields = {name: _compiled(one)[1] for name, one in forms.items()}
-    # Not __required_keys__: it is wrong where annotations are postponed.
-    needed = [name for name, hint in hints.items() if form.__total__ or get_origin(hint) is Required]
-    required = {name: _compiled(forms[name])[0] for name in needed}
-    other = _compiled(rest)[1]
+def _object(form: Any) -> tuple[str, Check]:
+    hints, rest = _fields(form)
+    known = {name: _compiled(hint) for name, hint in hints.items()}
+    required = [
+        each.name for each in fields(form) if each.default is MISSING and each.default_factory is MISSING
+    ]
+    other = _compiled(get_args(rest[1])[-1] if rest else Any)
 
     def find(value: Any) -> Fault | None:
         if not isinstance(value, dict):
             return "", value, "an object"
-        for name, accepted in required.items():
+        for name in required:
             if name not in value:
-                return f".{name}", _ABSENT, accepted
+                return f".{name}", _ABSENT, known[name][0]
         for name, one in value.items():
-            fault = fields.get(name, other)(one)
+            fault = known.get(name, other)[1](one)
             if fault is not None:
                 return f".{name}{fault[0]}", *fault[1:]
         return None
 
     return "an object", find
+
+
+def _fields(form: Any) -> tuple[dict[str, Any], tuple[str, Any] | None]:
+    """The forms of a dataclass's fields by name, and apart from them the field that holds all other keys."""
+    hints = get_type_hints(form, include_extras=True)
+    named = {each.name: hints[each.name] for each in fields(form)}
+    rest = [name for name, hint in named.items() if any(isinstance(part, Rest) for part in get_args(hint))]
+    return named, (rest[0], get_args(named.pop(rest[0]))[0]) if rest else None
+
+
+@cache
+def _constructor(form: Any) -> Callable[[Any], Any] | None:
+    """What makes the dataclasses of a form out of a checked value; None where the form has none."""
+    if isinstance(form, type) and is_dataclass(form):
+        return _object_constructor(form)
+    inner = next(filter(None, map(_constructor, get_args(form))), None)
+    if inner is None or get_origin(form) is Annotated:
+        return inner
+    if get_origin(form) is list:
+        return lambda value: [inner(each) for each in value]
+    return lambda value: None if value is None else inner(value)
+
+
+@cache
+def _object_constructor(form: Any) -> Callable[[dict[str, Any]], Any]:
+    hints, rest = _fields(form)
+    inner = {name: each for name, hint in hints.items() if (each := _constructor(hint))}
+
+    def make(value: dict[str, Any]) -> Any:
+        own = {name: value[name] for name in hints if name in value}
+        own |= {name: each(own[name]) for name, each in inner.items() if name in own}
+        if rest is not None:
+            own[rest[0]] = {name: one for name, one in value.items() if name not in hints}
+        return form(**own)
+
+    return make
