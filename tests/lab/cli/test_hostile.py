@@ -29,7 +29,7 @@ from gapped.lab.cli.app import main
 from gapped.lab.data.listops import files as listops_files
 from gapped.lab.local import prepare
 from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
-from gapped.lab.records.forms import Within, check
+from gapped.lab.records.forms import Within, parse
 from gapped.lab.records.schema import Curve
 from gapped.lab.store import Store
 
@@ -213,7 +213,7 @@ def test_damaged_logits_are_refused(tmp_path: Path) -> None:
 )
 def test_a_fault_is_named(value: Any, form: Any, problem: str) -> None:
     with pytest.raises(GappedError, match=f"^a.json, line 3: {problem}$"):
-        check(value, form, "a.json, line 3")
+        parse(value, form, "a.json, line 3")
 
 
 def test_a_metric_out_of_range_counts_as_a_lost_run(tmp_path: Path, capsys: Any) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from gapped.lab.records.forms import check
+from gapped.lab.records.forms import parse as parse_form
 from gapped.lab.records.schema import (
     SCHEMA,
     Bench,
@@ -27,11 +27,11 @@ from gapped.lab.records.schema import (
     JsonLine,
     L,
     Record,
+    RunLine,
     Startup,
     Timing,
     Tree,
     Trees,
-    _printable,
     read_line,
     read_object,
 )
@@ -43,6 +43,7 @@ __all__ = [
     "Images",
     "JsonLine",
     "Record",
+    "RunLine",
     "Startup",
     "Timing",
     "Tree",
@@ -82,14 +83,10 @@ def write(folder: Path, lines: Iterable[JsonLine]) -> None:
     if not lines:
         return
     (name,) = {line.FILE for line in lines}
-    path, texts = folder / name, [_dump(line.to_json()) for line in lines]
+    path, texts = folder / name, [line.encode() for line in lines]
     for number, (text, line) in enumerate(zip(texts, lines, strict=True), start=1):
         read_line(text, type(line), f"{path}, line {number} of the new ones")
     _append(path, texts)
-
-
-def _dump(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, sort_keys=True, allow_nan=False).encode()
 
 
 def _split(path: Path, raw: bytes) -> tuple[list[tuple[int, bytes]], int]:
@@ -122,7 +119,7 @@ def dictionaries(path: Path, raw: bytes) -> tuple[list[Line], int]:
 
 
 def append(path: Path, lines: Iterable[Line]) -> None:
-    texts = [_dump(line) for line in lines]
+    texts = [json.dumps(line, sort_keys=True, allow_nan=False).encode() for line in lines]
     for number, text in enumerate(texts, start=1):
         _dictionary(text, path, f"{number} of the new ones")
     if texts:
@@ -137,8 +134,8 @@ def _dictionary(text: bytes, path: Path, number: int | str) -> Line:
         {"label": "", "count": 1, "height": 1, "width": 1} if key in ("records.jsonl", "images.jsonl") else {}
     )
     given = {name: value for name, value in line.items() if value is not None}
-    check({**lenient, **given}, kinds.get(key, Any), where)
-    printed: Line = _printable(line)
+    parse_form({**lenient, **given}, kinds.get(key, Any), where)
+    printed: Line = parse_form(line, dict[str, Any], where)
     return printed
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from gapped.errors import GappedError, printable
-from gapped.lab.records.forms import Rest, Within, check, construct
+from gapped.errors import GappedError
+from gapped.lab.records.forms import Rest, Within, parse
 
 SCHEMA = 1
 
@@ -36,16 +36,30 @@ class JsonLine:
         values = asdict(self)
         return {**values.pop("more", {}), **self.TAGS, **values}
 
+    def encode(self) -> bytes:
+        """The text of the line."""
+        return json.dumps(self.to_json(), sort_keys=True, allow_nan=False).encode()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Record(JsonLine):
+class RunLine(JsonLine):
+    """A line about a run; of several lines with one `key`, the last counts."""
+
+    id: Name
+
+    @property
+    def key(self) -> Hashable:
+        return self.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(RunLine):
     """A run in a table. One whose `status` is "failed" was ended by an error and holds no result."""
 
     FILE = "records.jsonl"
     TAGS = MappingProxyType({"schema": SCHEMA})
 
     recipe: Name
-    id: Name
     label: Name
     quick: bool = False
     task: Name = ""
@@ -75,7 +89,7 @@ class Record(JsonLine):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Recipe and id; of several lines with one key, the last counts."""
+        """Recipe and id: one run may stand in several tables."""
         return self.recipe, self.id
 
     @property
@@ -89,12 +103,11 @@ class Record(JsonLine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve(JsonLine):
+class Curve(RunLine):
     """What a run logged, series by series, at each `epoch` of its tests."""
 
     FILE = "curves.jsonl"
 
-    id: Name
     epoch: list[float] = field(default_factory=list)
     more: Annotated[dict[str, list[float | None] | bool | float | str | None], Rest()] = field(
         default_factory=dict
@@ -107,12 +120,11 @@ class Curve(JsonLine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(JsonLine):
+class Images(RunLine):
     """Pictures of a run: of each kind `count`, as grey bytes in base64."""
 
     FILE = "images.jsonl"
 
-    id: Name
     count: Size
     height: Size
     width: Size
@@ -133,12 +145,11 @@ class Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trees(JsonLine):
+class Trees(RunLine):
     """Trees of a run."""
 
     FILE = "trees.jsonl"
 
-    id: Name
     examples: Annotated[list[Tree], Within(1)]
 
 
@@ -202,10 +213,8 @@ def read_line(text: bytes, kind: type[L], where: str) -> L | None:
     if line.get("kind") != kind.TAGS.get("kind", line.get("kind")):
         return None
     own = {name: value for name, value in line.items() if name not in ("schema", *kind.TAGS)}
-    check(own, kind, where)
-    # JSON that is plain ASCII without escapes holds nothing that does not print.
-    usual = text.isascii() and b"\\" not in text and b"\x7f" not in text
-    return construct(own if usual else _printable(own), kind)
+    parsed: L = parse(own, kind, where)
+    return parsed
 
 
 def read_object(text: bytes, where: str) -> dict[str, Any]:
@@ -225,15 +234,4 @@ def _number(text: str) -> float:
     """A finite number; whatever else Python takes for one, no line can be written with."""
     if not isfinite(value := float(text)):
         raise ValueError(f"{text} is not a finite number")
-    return value
-
-
-def _printable(value: Any) -> Any:
-    """The value with all of its texts fit to be shown, whoever wrote them."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_printable(each) for each in value]
-    if isinstance(value, dict):
-        return {printable(key): _printable(each) for key, each in value.items()}
     return value
