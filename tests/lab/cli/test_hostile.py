@@ -27,7 +27,7 @@ from gapped.errors import GappedError
 from gapped.lab import records
 from gapped.lab.cli.app import main
 from gapped.lab.data.listops import files as listops_files
-from gapped.lab.local import prepare
+from gapped.lab.planning import prepare
 from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
 from gapped.lab.records.forms import Within, parse
 from gapped.lab.records.schema import Curve

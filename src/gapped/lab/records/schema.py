@@ -155,7 +155,7 @@ class Trees(RunLine):
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds: the median of all `batches`, and between what eight of ten lie."""
+    """Milliseconds a call: median, 10% and 90% quantiles over batches."""
 
     median: Duration
     low: Duration
