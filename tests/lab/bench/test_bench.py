@@ -17,16 +17,10 @@ from gapped.lab.bench import suite as bench
 from gapped.lab.bench import timing
 from gapped.lab.cli.app import main
 from gapped.lab.report.bench import Bench, benches, ratio, reasons, table_of
-from gapped.lab.report.bench_blocks import BLOCKS, render_bench
 from gapped.lab.report.bench_figure import bench_figure
-from gapped.lab.report.documents import filled, names_in
-from gapped.lab.report.drawings import draw
-from gapped.lab.report.evidence import gather
 from gapped.lab.report.targets import target_table
 
-ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 TINY = ["bench", "--device", "cpu", "--no-compiled", "--seconds", "0.001"]
@@ -202,7 +196,18 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path, capsys: pytest.Ca
         ("F.gumbel_softmax", "eager"),
         ("gst:gap=1.2", "torch"),
     ]
-    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.M))))
+    documented = set(
+        re.findall(
+            r"`(\w+)`",
+            "".join(
+                re.findall(
+                    r"^\| (`.*?) \|",
+                    PAGE.read_text(),
+                    re.M,
+                )
+            ),
+        )
+    )
     for line in lines:
         assert set(line) == documented - {"what"}
         assert (line["schema"], line["kind"], line["status"]) == (1, "bench", "ok")
@@ -309,23 +314,6 @@ def test_ratios_stay_inside_one_run() -> None:
 def test_targets_are_judged_before_rounding(median: float, memory: float, words: list[str]) -> None:
     lines = [made_up("gst", "triton", median, memory=memory)]
     assert [row[-1].text for row in target_table(lines).rows] == words
-    met = words.count("met")
-    assert f"{met} of 2 targets are met, {2 - met} missed." in render_bench(lines, "bench-targets")
-
-
-def test_the_headline_is_gst_beside_torch() -> None:
-    lines = [
-        made_up("F.gumbel_softmax", "eager", 2.0, memory=5.0),
-        made_up("gst", "torch", 8.0, memory=6.0),
-        made_up("gst", "triton", 0.5),
-        made_up("reinmax", "triton", 0.1),
-    ]
-    block = render_bench(lines, "bench-headline")
-    assert "| 1,048,576 × 64 f32 | 2.000 | 0.500 | 0.25 | 5.00 | 2.00 |" in block
-    assert "on NVIDIA H200, torch 2.11.0, gapped at 0123456789ab" in block
-    # Without the kernel torch's backend; without torch's own sampler there is nothing to be beside.
-    assert "| 2.000 | 8.000 | 4.00 | 5.00 | 6.00 |" in render_bench(lines[:2], "bench-headline")
-    assert render_bench(lines[1:], "bench-headline") == "Not measured yet.\n"
 
 
 def test_targets_in_milliseconds_hold_for_their_device_only() -> None:
@@ -353,31 +341,3 @@ def test_the_figure_is_the_same_every_time() -> None:
     assert "CPU, 2 threads" in bench_figure([slower, *LINES], "CPU, 2 threads")
     with pytest.raises(GappedError, match="nothing to draw"):
         bench_figure([])
-
-
-# The page
-
-
-def test_the_page_is_what_the_records_make() -> None:
-    text = PAGE.read_text("utf-8")
-    evidence = gather(RESULTS)
-    assert set(names_in(text)) == set(BLOCKS) - {"bench-headline"}, "which the README has"
-    assert filled(evidence, text) == text, "run: gapped report results --update docs/performance.md"
-    figure = ROOT / "docs" / "figures" / "bench.svg"
-    assert figure.exists() == ("figures/bench.svg" in text) == bool(evidence.bench)
-    if evidence.bench:
-        tips = re.compile(r"<title>([^<]+)</title>")
-        assert tips.findall(figure.read_text("utf-8")) == tips.findall(draw(evidence, "bench.svg"))
-
-
-def test_the_page_is_filled_from_a_folder_with_a_bench_alone(tmp_path: Path) -> None:
-    records.append(tmp_path / "bench.jsonl", LINES)
-    page = tmp_path / "page.md"
-    page.write_bytes(PAGE.read_bytes())
-    call = ["report", str(tmp_path), "--update", str(page), "--figures", str(tmp_path / "figures")]
-    assert main(call) == 0
-    text = page.read_text("utf-8")
-    assert "| gst | triton | 0.500 |" in text
-    assert "Not measured yet" in text, "nothing selected from a table"
-    assert "gst, triton | ≤ 0.4 ms | 0.5 ms | missed |" in text
-    assert (tmp_path / "figures" / "bench.svg").read_text("utf-8") == bench_figure(LINES)

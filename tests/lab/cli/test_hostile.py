@@ -9,7 +9,6 @@ import io
 import json
 import random
 import re
-import shutil
 import time
 import tomllib
 import tracemalloc
@@ -244,11 +243,3 @@ def test_a_bomb_of_gzip_is_not_unpacked(what: str, tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 5e7
-
-
-def test_a_block_of_too_few_records_is_refused_by_name(tmp_path: Path) -> None:
-    shutil.copy(RESULTS / "records.jsonl", tmp_path)  # and no curves
-    page = tmp_path / "page.md"
-    page.write_text("<!-- records:better --><!-- /records:better -->")
-    said = answer("report", str(tmp_path), "--update", str(page))
-    assert "page.md: records:better: the records lack runs or curves" in said

@@ -30,7 +30,6 @@ from gapped.lab.report import (
     summary_table,
     to_markdown,
     to_rich,
-    update_markers,
     verdict_of,
     write_report,
 )
@@ -278,20 +277,6 @@ def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:
     assert "| GST-1.2 | 0.5 |" in text
     with pytest.raises(GappedError, match=r"recipe: got 'nope'.*vae"):
         render_markdown(folder, "nope")
-
-
-def test_markers_are_replaced_and_nothing_else() -> None:
-    page = (
-        "# t\n<!-- records:a -->\nold\n<!-- /records:a -->\nmiddle\n<!-- records:b --><!-- /records:b -->\n"
-    )
-    done = update_markers(page, {"a": "new \\1\n", "b": "two\nlines"})
-    assert "old" not in done
-    assert "<!-- records:a -->\nnew \\1\n<!-- /records:a -->\nmiddle" in done
-    assert update_markers(done, {"a": "new \\1", "b": "two\nlines"}) == done
-    with pytest.raises(GappedError, match="records:c: no such pair"):
-        update_markers(page, {"c": ""})
-    with pytest.raises(GappedError, match="records:a"):
-        update_markers("<!-- records:a --> without an end", {"a": ""})
 
 
 def test_the_page_loads_nothing_and_is_reproducible(compare: Path) -> None:

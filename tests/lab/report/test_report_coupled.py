@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from gapped.lab.report.blocks import AWAITED, render_block
-from gapped.lab.report.cells import cells
-from gapped.lab.report.coupled import PROTOCOL
-from gapped.lab.report.evidence import Evidence
+from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.paper import against_paper, paper_table
 from gapped.lab.report.tables import to_markdown
 
@@ -29,7 +26,7 @@ def record(label: str, seed: int, **changes: Any) -> dict[str, Any]:
     return {
         "id": f"{label}-{seed}",
         "recipe": "coupled",
-        "protocol": PROTOCOL,
+        "protocol": "paper-32x64",
         "label": label,
         "tau": tau,
         "seed": seed,
@@ -40,10 +37,6 @@ def record(label: str, seed: int, **changes: Any) -> dict[str, Any]:
         "runs_in_fleet": 30,
         **changes,
     }
-
-
-def evidence(records: list[dict[str, Any]]) -> Evidence:
-    return Evidence(tuple(records), tuple(cells(records)), {})
 
 
 RECORDS = [record(label, seed) for label in LEVELS for seed in range(5)]
@@ -66,34 +59,6 @@ def test_quoted_numbers_are_in_a_note_and_in_no_comparison() -> None:
 
 def test_numbers_of_the_other_protocol_are_never_set_beside_the_paper() -> None:
     other = [record("RLOO", seed, recipe="coupled-own", protocol="coupled-32x64") for seed in range(5)]
-    text = render_block(evidence([*RECORDS, *other]), "coupled-own")
+    text = render_markdown([*RECORDS, *other], "coupled-own")
     assert "paper" not in text
     assert against_paper(other, "coupled-own") == []
-
-
-def test_findings_follow_from_the_records() -> None:
-    text = render_block(evidence(RECORDS), "coupled-findings")
-    assert "DisARM-Tree is ahead of RLOO, by 2.00 nats" in text
-    assert "GST-1.2 is not separated from STGS" in text
-    assert "none of its runs diverges" in text
-    turned = [
-        record(
-            r["label"], r["seed"], metrics={"test_negative_elbo": 200 - LEVELS[r["label"]] + 0.1 * r["seed"]}
-        )
-        for r in RECORDS
-    ]
-    turned[15]["status"] = "diverged"
-    text = render_block(evidence(turned), "coupled-findings")
-    assert "DisARM-Tree is behind RLOO, by 2.00 nats" in text
-    assert "1 of its 5 runs diverge" in text
-
-
-def test_single_seeds_are_not_compared() -> None:
-    text = render_block(evidence([r for r in RECORDS if r["seed"] == 0]), "coupled-findings")
-    assert "DisARM-Tree and RLOO cannot be told apart" in text
-
-
-@pytest.mark.parametrize("name", AWAITED)
-def test_what_has_not_been_run_is_said_so(name: str) -> None:
-    few = [{**r, "recipe": "other"} for r in RECORDS]
-    assert render_block(evidence(few), name).startswith("Not run yet: `gapped reproduce coupled")

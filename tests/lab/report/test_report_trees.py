@@ -12,8 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from gapped.lab.report import figures
-from gapped.lab.report.blocks import render_block
-from gapped.lab.report.evidence import gather
+from gapped.lab.report.cells import cells, read
 from gapped.lab.report.html import write_report
 from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.tables import rows_of
@@ -56,32 +55,8 @@ def folder(path: Path) -> Path:
     return path
 
 
-def test_a_label_does_not_end_the_brackets(tmp_path: Path) -> None:
-    path = folder(tmp_path) / "records.jsonl"
-    path.write_text(path.read_text().replace('"label": "STGS"', '"label": "````"'))
-    text = render_block(gather(tmp_path), "latent-trees").splitlines()
-    start = text.index("`````text")
-    assert "````, answer 2: ((([ MAX) (2 9)) ])" in "\n".join(text[start : text.index("`````", start)])
-
-
-def test_a_block_holds_the_paper_s_numbers_and_ours(tmp_path: Path) -> None:
-    evidence = gather(folder(tmp_path))
-    block = render_block(evidence, "listops")
-    assert "| STGS | 1 | 0.605 ± 0.007 | 2 | 0.659 ± 0.006 | 5 |" in block
-    agreement = render_block(evidence, "listops-agreement")
-    assert "The table has 2 cells" in agreement
-    assert "**0 of the 2 agree**" in agreement
-    assert "Beyond that: STGS at τ=1 (-9.5) and GST-1.0 at τ=1 (-10.4)." in agreement
-    assert "Single runs lie between 0.600, of GST-1.0 (τ=1), and 0.610, of STGS (τ=1)" in agreement
-    trees = render_block(evidence, "latent-trees")
-    assert "0.310 ± 0.014" in trees
-    assert "always branch to the left have F1 0.750; none of the 2 means above is higher" in trees
-    assert "true parse, value 9: (((([ MAX) 2) 9) ])" in trees
-    assert "GST-1.0, answer 2: ((([ MAX) (2 9)) ])" in trees
-
-
 def test_a_shorter_training_than_the_paper_s_is_said(tmp_path: Path) -> None:
-    records = list(gather(folder(tmp_path)).records)
+    records = read(folder(tmp_path))
     said = "Trained for {} epochs; the paper's runs have 20."
     for epochs, quick, expected in ((10, False, True), (20, False, False), (10, True, False)):
         block = render_markdown([{**r, "epochs": epochs, "quick": quick} for r in records], "listops")
@@ -89,7 +64,7 @@ def test_a_shorter_training_than_the_paper_s_is_said(tmp_path: Path) -> None:
 
 
 def test_runs_of_different_lengths_are_not_mixed(tmp_path: Path) -> None:
-    records = list(gather(folder(tmp_path)).records)
+    records = read(folder(tmp_path))
     shorter = [{**r, "id": f"{r['id']}-10", "epochs": 10, "metrics": {"test_accuracy": 0.1}} for r in records]
     block = render_markdown([*shorter, *records], "listops")
     assert block == render_markdown(records, "listops")
@@ -97,7 +72,7 @@ def test_runs_of_different_lengths_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    rows = rows_of(list(gather(folder(tmp_path)).cells), "test_accuracy")
+    rows = rows_of(cells(read(folder(tmp_path))), "test_accuracy")
     assert binned_table(rows, "length", "tokens").columns[2:] == ("tokens 1 to 9", "tokens 10 and more")
     assert binned_table(rows, "depth", "depth").columns[2:] == ("depth 2", "depth 10 and more")
     assert next(title for title, _ in details(rows)) == "Trees"
@@ -107,10 +82,7 @@ def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 def test_records_without_trees_have_no_such_tables(tmp_path: Path) -> None:
     lines = [{**record("STGS", 0, 0.5), "metrics": {"test_negative_elbo": 100.0}, "recipe": "vae"}]
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    evidence = gather(tmp_path)
-    assert details(rows_of(list(evidence.cells))) == []
-    for name in ("listops", "latent-trees"):
-        assert "no ListOps runs" in render_block(evidence, name)
+    assert details(rows_of(cells(read(tmp_path)))) == []
 
 
 def test_brackets_spell_the_spans() -> None:

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gapped.errors import printable
-
 
 def report(
     runs: Annotated[
@@ -25,33 +23,8 @@ def report(
             show_default=False,
         ),
     ] = None,
-    update: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Fill the blocks between <!-- records:NAME --> and <!-- /records:NAME --> of this document; "
-            "may be given more than once.",
-            show_default=False,
-        ),
-    ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the figures that these documents show into this folder.", show_default=False
-        ),
-    ] = None,
 ) -> None:
-    """Rebuild the tables, the figures and report.html from records.
-
-    With --update or --figures, only documents and figures are written.
-    """
-    if update or figures:
-        from gapped.lab.report.documents import update_documents
-
-        words = {True: "updated", False: "unchanged", None: "left out, with nothing in the records to show"}
-        for path, new in update_documents(runs, update or [], figures):
-            print(printable(f"{words[new]}: {path}"))
-        return
-
+    """Rebuild the tables, the figures and report.html from records."""
     from gapped.lab.records import load
 
     if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():

@@ -7,7 +7,7 @@ require("gapped.lab.report", "numpy", "scipy", "matplotlib", "jinja2")
 
 from gapped.lab.report.cells import Cell, cells, groups, read
 from gapped.lab.report.html import render_html, write_report
-from gapped.lab.report.markdown import render_markdown, update_markers
+from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.paper import FAILED_ABOVE, PaperRow, against_paper, paper_table
 from gapped.lab.report.sections import Picture, Section, sections
 from gapped.lab.report.statistics import Summary, difference, standard_errors, summary, verdict
@@ -37,7 +37,6 @@ __all__ = [
     "summary_table",
     "to_markdown",
     "to_rich",
-    "update_markers",
     "verdict",
     "verdict_of",
     "write_report",

@@ -7,9 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gapped.errors import GappedError, reject
-from gapped.lab.records import atomic_write, load
+from gapped.errors import reject
+from gapped.lab.records import load
 from gapped.lab.report.cells import Record, failures
+from gapped.lab.report.markdown import write_text
 from gapped.lab.report.paper import paper
 from gapped.lab.report.sections import Section, sections
 from gapped.lab.report.tables import aligned_right
@@ -24,11 +25,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     if path.suffix == ".jsonl":
         raise reject("out", str(path), "a page to write, not a file of records")
     page = render_html(sections(folder), failures(load(folder / "records.jsonl")))
-    try:
-        with atomic_write(path) as file:
-            file.write(page.encode("utf-8"))
-    except OSError as problem:
-        raise GappedError(f"{path}: cannot be written ({problem.strerror})") from None
+    write_text(path, page)
     return path
 
 

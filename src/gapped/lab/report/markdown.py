@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from gapped.errors import GappedError
@@ -49,6 +48,11 @@ def write_tables(lines: Iterable[Record], path: Path) -> None:
     recipes = dict.fromkeys(str(r.get("recipe", "runs")) for r in records)
     parts = [f"## {escaped(recipe)}\n\n{render_markdown(records, recipe)}" for recipe in recipes]
     text = "\n".join([*parts, *(f"{escaped(line)}\n" for line in failures(lines))])
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that appears complete or not at all; an error names it."""
     try:
         with atomic_write(path) as file:
             file.write(text.encode("utf-8"))
@@ -116,20 +120,3 @@ def _shorter(records: Iterable[Record], recipe: str) -> str:
 def is_published(recipe: str, protocol: str) -> bool:
     """Whether the paper has numbers to set beside those of this recipe and protocol."""
     return bool(paper().get(recipe)) and is_papers(protocol)
-
-
-def update_markers(text: str, blocks: Mapping[str, str]) -> str:
-    """Put each block between its `<!-- records:NAME -->` and `<!-- /records:NAME -->`; the rest stays.
-
-    >>> update_markers("a <!-- records:x -->old<!-- /records:x --> b", {"x": "new"})
-    'a <!-- records:x -->\\nnew\\n<!-- /records:x --> b'
-    """
-    for name, block in blocks.items():
-        start, end = f"<!-- records:{name} -->", f"<!-- /records:{name} -->"
-        pieces = re.split(f"{re.escape(start)}.*?{re.escape(end)}", text, flags=re.S)
-        if len(pieces) == 1:
-            raise GappedError(
-                f"records:{name}: no such pair of markers in the text, expected {start} ... {end}"
-            )
-        text = f"{start}\n{block.strip()}\n{end}".join(pieces)
-    return text

@@ -84,34 +84,18 @@ def between(first: Summary, second: Summary) -> Difference:
     mean = first.mean - second.mean
     if min(first.count, second.count) < 2:
         return Difference(mean, -inf, inf, 1.0)
-    error, freedom = _error(first, second)
+    error = sqrt(first.std**2 / first.count + second.std**2 / second.count)
     if error == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-    half = _quantile(freedom) * error
-    return Difference(mean, mean - half, mean + half, float(2 * stdtr(freedom, -abs(mean) / error)))
+    degrees = freedom(first, second)
+    half = _quantile(degrees) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stdtr(degrees, -abs(mean) / error)))
 
 
-def chance_beyond(first: Summary, second: Summary, errors: float) -> float:
-    """How often two means of the same law lie more than `errors` standard errors apart (Welch's t).
-
-    >>> same = from_moments(0.0, 1.0, 10)
-    >>> round(chance_beyond(same, same, 2.0), 3)
-    0.061
-    """
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(_error(first, second)[1], -abs(errors)))
-
-
-def sign_test(above: int, below: int) -> float:
-    """Two-sided p-value of so many signs of either kind, if both are equally likely.
-
-    >>> sign_test(5, 0)
-    0.0625
-    """
-    from scipy.special import bdtr
-
-    return min(1.0, 2 * float(bdtr(min(above, below), above + below, 0.5)))
+def freedom(first: Summary, second: Summary) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a difference of two means."""
+    u, v = first.std**2 / first.count, second.std**2 / second.count
+    return (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
 
 
 def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_count: int) -> float:
@@ -204,8 +188,8 @@ def _sentence(
     rivals = listing(open_, _NAMED)
     if lead.count == 1 or all(np.isfinite(arrays[name]).sum() < 2 for name in open_):
         return f"{lead_in}, but single seeds cannot separate it from {rivals}: run more seeds{losses}"
-    beaten = len(others) - len(open_)
-    better = f"; it is better than {'the other' if beaten == 1 else f'the other {beaten}'}" if beaten else ""
+    beaten = [name for name, apart in zip(others, separated, strict=True) if apart]
+    better = f"; {best} is better than {listing(beaten, _NAMED)}" if beaten else ""
     return f"{lead_in}, but at 5%, Holm-corrected, the data do not separate it from {rivals}{better}{losses}"
 
 
@@ -224,14 +208,6 @@ def _lost(name: str, x: Floats) -> str:
     if lost == x.size:
         return f"the run of {name} diverged" if lost == 1 else f"all {lost} runs of {name} diverged"
     return f"{lost} of {x.size} runs of {name} diverged"
-
-
-def _error(first: Summary, second: Summary) -> tuple[float, float]:
-    """Standard error of a difference of means, and Welch and Satterthwaite's degrees of freedom."""
-    u, v = first.std**2 / first.count, second.std**2 / second.count
-    if u + v == 0:
-        return 0.0, inf
-    return sqrt(u + v), (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
 
 
 def _finite(values: ArrayLike) -> Floats:

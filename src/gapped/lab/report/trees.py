@@ -10,16 +10,12 @@ from typing import Any
 from gapped.errors import GappedError, listing
 from gapped.lab.report.cells import Cell, Record
 from gapped.lab.report.curves import Line
-from gapped.lab.report.evidence import Evidence
-from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.statistics import summary
 from gapped.lab.report.svg import INK, SERIES, new_figure, style, to_svg
-from gapped.lab.report.tables import Entry, Row, Table, fence, number, rows_of, tau_entry, to_markdown
+from gapped.lab.report.tables import Entry, Row, Table, number, tau_entry
 
 ACCURACY = "test_accuracy"
 F1 = "test_tree_f1"
-RECIPES = ("listops", "listops-more")
-NONE = "These records hold no ListOps runs: `gapped reproduce listops` makes them."
 
 DEFINITION = (
     "F1: unlabelled bracketing F1 of the greedy tree against the parse in the file, mean over the test "
@@ -27,21 +23,6 @@ DEFINITION = (
     "these do not count; an expression of n tokens then has n - 2 spans in both trees, and precision, "
     "recall and F1 are one number. Mean ± standard deviation over seeds."
 )
-
-
-def listops(evidence: Evidence) -> str:
-    """The table beside the paper's, or a sentence where there are no runs."""
-    return render_markdown(evidence.records, "listops") if "listops" in evidence.recipes() else NONE
-
-
-def latent_trees(evidence: Evidence) -> str:
-    """What the trees are like: accuracy by length and by depth, F1, one expression in brackets."""
-    group = [cell for recipe in RECIPES for cell in evidence.group(recipe, "paper")]
-    if not group:
-        return NONE
-    rows = rows_of(group, ACCURACY)
-    parts = [to_markdown(table) for _, table in details(rows)]
-    return "\n".join([*parts, *_bracket_lines(rows, evidence.trees)])
 
 
 def details(rows: Sequence[Row]) -> list[tuple[str, Table]]:
@@ -115,7 +96,7 @@ def brackets(tokens: Sequence[str], spans: Sequence[Sequence[int]]) -> str:
 def tree_pictures(rows: Sequence[Row], trees: Mapping[str, Line], salt: str) -> list[tuple[str, str, str]]:
     """(name, caption, SVG): the true parse of the longest expression shown, and what each estimator found."""
     made: list[tuple[str, str, str]] = []
-    for row, example in _examples(rows, trees):
+    for row, example in examples(rows, trees):
         if not made:
             svg = draw_tree(example, "true", "the true parse", f"{salt}-tree-true")
             made.append(("tree-true", f"The true parse; the value is {example['label']}.", svg))
@@ -152,19 +133,7 @@ def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> 
         return to_svg(figure, f"{label}: {brackets(tokens, spans)}", [])
 
 
-def _bracket_lines(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[str]:
-    """One expression, its parse, and the trees that the estimators' first seeds find in it."""
-    lines: list[str] = []
-    for row, example in _examples(rows, trees):
-        tokens = example["tokens"]
-        if not lines:
-            lines.append(f"true parse, value {example['label']}: {brackets(tokens, example['true'])}")
-        lines.append(f"{row.name}, answer {example['predicted']}: {brackets(tokens, example['found'])}")
-    marks = fence("".join(lines), 3)
-    return [f"{marks}text", *lines, marks] if lines else []
-
-
-def _examples(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[tuple[Row, Mapping[str, Any]]]:
+def examples(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[tuple[Row, Mapping[str, Any]]]:
     """The longest expression shown, by the first run of each cell that has one."""
     found = []
     for row in rows:
