@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from gapped.lab import data as data_sets
 from gapped.lab.data.listops import LISTOPS, ListOpsSource
-from gapped.lab.fleet.trainer import Task, Trainer, derived_seed
+from gapped.lab.fleet.trainer import Task
 from gapped.lab.tasks.listops.protocol import protocol as listops_protocol
-from gapped.lab.tasks.listops.shown import shown_trees
 from gapped.lab.tasks.listops.task import ListOpsTask
 from gapped.lab.tasks.vae.protocol import protocol as vae_protocol
 from gapped.lab.tasks.vae.task import VAETask
 
 if TYPE_CHECKING:
     from gapped.lab.spec import RunSpec
-
-
-_PICTURES = 10
 
 
 class Rules(Protocol):
@@ -45,7 +40,7 @@ class Kind(Protocol):
     images: bool
     """Whether its data are images: what can be limited in number, held out, and measured on."""
     shown: str
-    """The file beside the records that `show` fills, without its ending."""
+    """The file beside the records with the task's examples to look at, without its ending."""
 
     def rules(self, name: str) -> Rules:
         """A protocol by name."""
@@ -57,12 +52,6 @@ class Kind(Protocol):
         self, specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
     ) -> Task:
         """The task of a fleet."""
-
-    def source(self, spec: RunSpec, task: Task) -> str:
-        """What records call the data that `task` was made with."""
-
-    def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Something to look at, of each of the runs at `places`."""
 
 
 class _VAE:
@@ -88,22 +77,6 @@ class _VAE:
         seeds = [spec.seed for spec in specs]
         return VAETask(rules, data, seeds, device, compiled=compiled, split=first.split)
 
-    def source(self, spec: RunSpec, task: Task) -> str:
-        return spec.data
-
-    def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Pictures, with the fleet's noise."""
-        task = trainer.task
-        assert isinstance(task, VAETask)
-        trainer.generator.manual_seed(derived_seed(trainer.seed, "pictures"))
-        pictures = task.pictures(trainer.sampler, trainer.generator, _PICTURES)
-        for place in places:
-            encoded = {
-                name: base64.b64encode(bytes(each[place].flatten().tolist())).decode()
-                for name, each in pictures.items()
-            }
-            yield {"height": task.height, "width": task.width, "count": _PICTURES, **encoded}
-
 
 class _ListOps:
     data: tuple[str, ...] = (LISTOPS.name,)
@@ -127,18 +100,6 @@ class _ListOps:
                 stacklevel=2,
             )
         return ListOpsTask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
-
-    def source(self, spec: RunSpec, task: Task) -> str:
-        assert isinstance(task, ListOpsTask)
-        official = task.valid.official and task.test.official
-        return spec.data if official else f"{spec.data} (generated)"
-
-    def show(self, trainer: Trainer, places: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Greedy trees of the best weights."""
-        assert isinstance(trainer.task, ListOpsTask)
-        assert trainer.selection is not None
-        with trainer.selection.best_weights():
-            yield from shown_trees(trainer.task, places)
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType({"vae": _VAE(), "listops": _ListOps()})

@@ -32,7 +32,7 @@ def record_lines(
         for entry in fleet.entries[spec.id]:
             yield {
                 **_description(entry, len(fleet.specs)),
-                "data": spec.kind.source(spec, trainer.task),
+                "data": spec.data if trainer.task.official else f"{spec.data} (generated)",
                 "status": "ok" if alive[place] else "diverged",
                 "metrics": {name: _finite(value) for name, value in final.items()},
                 "seconds": round(sum(trainer.seconds), 3),
@@ -105,7 +105,7 @@ def shown_lines(fleet: Fleet, trainer: Trainer) -> Iterable[Line]:
         cell = (fleet.label(spec), spec.tau)
         shown[cell] = min(shown.get(cell, (spec.seed, place)), (spec.seed, place))
     places = [place for _, place in shown.values()]
-    for place, line in zip(places, fleet.specs[0].kind.show(trainer, places), strict=True):
+    for place, line in zip(places, trainer.show(places), strict=False):
         yield {"id": fleet.specs[place].id, **line}
 
 

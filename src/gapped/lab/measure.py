@@ -9,13 +9,12 @@ import torch
 from gapped.errors import GappedError
 from gapped.lab.fleet.trainer import Trainer, derived_seed, matmul_precision
 from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.vae.task import VAETask
 
 
 def variance(trainer: Trainer, spec: RunSpec) -> list[float]:
     trainer.generator.manual_seed(derived_seed(trainer.seed, "variance", trainer.epoch))
     with matmul_precision(trainer.device):
-        measured = _task(trainer).gradient_variance(
+        measured = trainer.task.gradient_variance(
             trainer.sampler, trainer.generator, spec.variance_samples, spec.variance_images
         )
     values: list[float] = measured.tolist()
@@ -31,7 +30,7 @@ def entropy(trainer: Trainer, steps: int) -> list[float]:
     total = torch.zeros(len(trainer.runs), dtype=torch.float64, device=trainer.device)
 
     def look() -> None:
-        total.add_(_task(trainer).surrogate_entropy(soft, noise))
+        total.add_(trainer.task.surrogate_entropy(soft, noise))
 
     with matmul_precision(trainer.device):
         trainer.train_steps(steps, look)
@@ -47,8 +46,3 @@ def alone(trainer: Trainer, device: torch.device) -> dict[str, list[float]]:
     if device.type == "cuda":
         found["gpu_memory_gb"] = [torch.cuda.max_memory_allocated(device) / 1e9]
     return found
-
-
-def _task(trainer: Trainer) -> VAETask:
-    assert isinstance(trainer.task, VAETask)
-    return trainer.task

@@ -15,7 +15,7 @@ from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 from gapped.lab.kinds import KINDS
 from gapped.lab.records import file_name
-from gapped.lab.records.forms import check
+from gapped.lab.records.forms import parse as parse_form
 from gapped.lab.records.schema import Name
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.text import parse, show
@@ -247,12 +247,12 @@ def _listed(value: Any, what: str) -> list[Any]:
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
-    check(value, dict[str, Any], what)
+    parse_form(value, dict[str, Any], what)
     return value  # type: ignore[no-any-return]
 
 
 def _text(value: Any, what: str) -> str:
-    check(value, Name, what)
+    parse_form(value, Name, what)
     if not value.isprintable():
         raise reject(what, value, "a text that prints, in one line")
     return value  # type: ignore[no-any-return]

@@ -224,7 +224,7 @@ class _Index(Generic[K, V]):
             self._forget()
             return self._entries
         try:
-            lines, size = records.parse(self.path, raw)
+            lines, size = records.dictionaries(self.path, raw)
         except GappedError:
             records.load(self.path)  # raises the same with the number of the line
             raise
