@@ -8,10 +8,10 @@ import numpy as np
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence, judge, lead, mean_std, require
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell
+from gapped.lab.report.cells import Cell, rows_of
 from gapped.lab.report.paper import paper
 from gapped.lab.report.statistics import Difference, between, from_moments, standard_errors, summary
-from gapped.lab.report.tables import NOTHING, Entry, Table, rows_of, tau_entry
+from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
 
 GOAL = 104.0
 """Nats of test negative ELBO that this project set out to reach at 40 epochs."""
@@ -136,13 +136,13 @@ def better(evidence: Evidence) -> Values:
     ]
     body = [(Entry(what), Entry(mean_std(s), s.mean), Entry(str(s.count), s.count)) for what, s in rows]
     body.append((Entry("the goal"), Entry(f"{GOAL:.2f}", GOAL), Entry(NOTHING)))
-    test = [c for c in evidence.cells if c.records[0]["split"] == "test" and c.records[0]["epochs"] == 40]
+    test = [c for c in evidence.cells if c.records[0].split == "test" and c.records[0].epochs == 40]
     rivals = [c for c in evidence.group("zoo", PLAIN) if judge(lead(c, chosen)) == "not separated"]
     close = (
         f"{c.name(True)} in `zoo` without the ReLU ({mean_std(summary(c.values(ELBO)))})" for c in rivals
     )
     long = rows_of(evidence.group("variance"), ELBO)[0]
-    curve = np.array([evidence.curves[str(r["id"])][ELBO] for r in chosen.records]).mean(axis=0)
+    curve = np.array([evidence.curves[r.id].series[ELBO] for r in chosen.records]).mean(axis=0)
     below_paper, below_own = between(published, ours), lead(chosen, own)
     require("the goal was not met", ours.mean > GOAL)
     require("no cell of 40 epochs met the goal", min(summary(c.values(ELBO)).mean for c in test) > GOAL)
@@ -167,13 +167,14 @@ def better(evidence: Evidence) -> Values:
         "close": listing(close),
         "improvement": curve[-11] - curve[-1],
         "long": long,
+        "long_epochs": long.cell.records[0].epochs,
         "long_value": mean_std(long.value),
     }
 
 
 def validation_cells(evidence: Evidence) -> list[Cell]:
     """The cells that were scored on held-out training images, best first."""
-    tried = [c for c in evidence.cells if c.records[0]["split"] == "validation"]
+    tried = [c for c in evidence.cells if c.records[0].split == "validation"]
     finished = [c for c in tried if summary(c.values(VALIDATION)).count]
     return sorted(finished, key=lambda c: summary(c.values(VALIDATION)).mean)
 
@@ -187,14 +188,14 @@ def chosen_cell(evidence: Evidence) -> Cell:
 
 
 def _settings(cell: Cell) -> list[object]:
-    return [cell.records[0].get(key) for key in SETTINGS]
+    return [getattr(cell.records[0], key) for key in SETTINGS]
 
 
 def _describe(cell: Cell) -> str:
     record = cell.records[0]
-    options = ", ".join(f"{key} {value}" for key, value in record["options"].items())
-    rate = f", learning rate {record['learning_rate']:g}" if record.get("learning_rate") else ""
-    return f"{record['estimator']}, {options}, τ={cell.tau:g}, {_relu(cell)} on the logits{rate}"
+    options = ", ".join(f"{key} {value}" for key, value in record.options.items())
+    rate = f", learning rate {record.learning_rate:g}" if record.learning_rate else ""
+    return f"{record.estimator}, {options}, τ={cell.tau:g}, {_relu(cell)} on the logits{rate}"
 
 
 def _relu(cell: Cell) -> str:

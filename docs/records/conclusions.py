@@ -21,10 +21,9 @@ from template import fill
 from variance import claim
 
 from gapped.errors import listing
-from gapped.lab.report.cells import Cell
+from gapped.lab.report.cells import Cell, verdict_of
 from gapped.lab.report.paper import against_paper
 from gapped.lab.report.statistics import summary
-from gapped.lab.report.tables import verdict_of
 
 TAUS = (1.0, 0.5)
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence
 
-from gapped.lab.report.bench_figure import bench_figure
-from gapped.lab.report.curves import curve, palette
-from gapped.lab.report.figures import final_values, heat_map, learning_curves
+from gapped.lab.report.cells import Row, rows_of
 from gapped.lab.report.paper import against_paper
+from gapped.lab.report.plots import cell_curve, final_values, heat_map, learning_curves, palette
 from gapped.lab.report.svg import SERIES
-from gapped.lab.report.tables import Row, rows_of
+from gapped.lab.report.timings import bench_figure
 
 # A colour for each estimator, the same in all figures.
 NAMES = ("GR-MC100", "STGS", "GST-1.0", "GST-1.2", "GST-pi", "GST-0.8")
@@ -68,7 +67,7 @@ def bench(evidence: Evidence) -> str:
 
 
 def _curves(rows: Sequence[Row], evidence: Evidence, title: str, series: str, **how: Any) -> str:
-    curves = [curve(r, evidence.curves, series, r.label, r.label) for r in rows]
+    curves = [cell_curve(r, evidence.curves, series, r.label, r.label) for r in rows]
     return learning_curves([c for c in curves if c is not None], title, series, COLOURS, **how)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gapped.errors import GappedError
-from gapped.lab.records import load
-from gapped.lab.report.cells import Cell, Record, cells, read
-from gapped.lab.report.curves import Line
+from gapped.lab.records import Bench, Curve, Record, Startup, Trees, read
+from gapped.lab.report.cells import Cell, cells, finished_runs
 from gapped.lab.report.statistics import Difference, Summary, difference, summary
 
 ELBO = "test_negative_elbo"
@@ -24,11 +23,12 @@ PLAIN = "plain-30x10"
 class Evidence:
     """All records, gathered into cells, curves and trees by the id of their run, and the lines of a bench."""
 
-    records: tuple[Record, ...]
-    cells: tuple[Cell, ...]
-    curves: Mapping[str, Line]
-    bench: tuple[Record, ...] = ()
-    trees: Mapping[str, Line] = field(default_factory=dict)
+    records: Sequence[Record]
+    cells: Sequence[Cell]
+    curves: Mapping[str, Curve]
+    trees: Mapping[str, Trees]
+    bench: Sequence[Bench]
+    startups: Sequence[Startup]
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -54,12 +54,15 @@ class Evidence:
 
 def gather(folder: Path) -> Evidence:
     """The evidence in a folder."""
-    records = read(folder)
-    curves, trees = (
-        {str(line["id"]): line for line in load(folder / f"{name}.jsonl")} for name in ("curves", "trees")
+    records = finished_runs(folder)
+    return Evidence(
+        records,
+        cells(records),
+        {curve.id: curve for curve in read(folder, Curve)},
+        {trees.id: trees for trees in read(folder, Trees)},
+        read(folder, Bench),
+        read(folder, Startup),
     )
-    bench = load(folder / "bench.jsonl")
-    return Evidence(tuple(records), tuple(cells(records)), curves, tuple(bench), trees)
 
 
 def require(claim: str, holds: bool) -> None:

@@ -9,19 +9,19 @@ from evidence import Evidence
 from template import fill
 
 from gapped.errors import listing
-from gapped.lab.records import Line
-from gapped.lab.report.bench import (
+from gapped.lab.records import Bench
+from gapped.lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
+from gapped.lab.report.timings import (
     REFERENCE,
-    Bench,
+    Timings,
     as_milliseconds,
     as_ratio,
-    benches,
     table_of,
+    target_table,
     time,
+    timings,
     title_of,
 )
-from gapped.lab.report.tables import NOTHING, Entry, Table, to_markdown, without_empty
-from gapped.lab.report.targets import target_table
 
 AUTHORS_SECONDS = 4.6
 """Seconds that the authors' script takes for one epoch of one run, measured on the same kind of GPU."""
@@ -72,27 +72,27 @@ def _fleets(evidence: Evidence) -> list[_Fleet]:
     """The fleets of the authors' model on MNIST: nothing else can be set beside their script."""
     fleets: dict[tuple[object, ...], _Fleet] = {}
     for r in evidence.records:
-        seconds, size, epochs = r["seconds"], r["runs_in_fleet"], r["epochs"]
-        comparable = r["data"] == "mnist" and r["protocol"].endswith("30x10")
-        if comparable and seconds and epochs and size > 1:
-            key = (seconds, size, epochs, r["environment"]["commit"])
-            fleets.setdefault(key, _Fleet(seconds, size, epochs)).recipes[r["recipe"]] = None
+        comparable = r.data == "mnist" and r.protocol.endswith("30x10")
+        if comparable and r.seconds and r.epochs and r.runs_in_fleet > 1:
+            fleet = _Fleet(r.seconds, r.runs_in_fleet, r.epochs)
+            key = (r.seconds, r.runs_in_fleet, r.epochs, r.environment["commit"])
+            fleets.setdefault(key, fleet).recipes[r.recipe] = None
     return list(fleets.values())
 
 
 def bench_tables(evidence: Evidence) -> str:
     """Every shape whose samples are wanted themselves, device by device."""
-    return _by_device([bench for bench in benches(evidence.bench) if not bench.lines[0].get("width")])
+    return _by_device([bench for bench in timings(evidence.bench) if not bench.width])
 
 
 def bench_index_tables(evidence: Evidence) -> str:
     """Every shape whose samples select from an embedding, device by device."""
-    return _by_device([bench for bench in benches(evidence.bench) if bench.lines[0].get("width")])
+    return _by_device([bench for bench in timings(evidence.bench) if bench.width])
 
 
 def bench_targets(evidence: Evidence) -> Values:
     """Every target, and whether it is met."""
-    table = target_table(evidence.bench)
+    table = target_table(evidence.bench, evidence.startups)
     missed = sum(row[-1].text == "missed" for row in table.rows)
     return {"met": len(table.rows) - missed, "targets": len(table.rows), "missed": missed, "table": table}
 
@@ -102,7 +102,7 @@ def bench_headline(evidence: Evidence) -> str:
     times = ("rows × categories", "eager, ms", "compiled, ms", "`gapped.gst`, ms", "× eager")
     columns = (*times, "memory, eager", "memory, `gapped.gst`")
     texts = []
-    for device, group in _devices([b for b in benches(evidence.bench) if not b.lines[0].get("width")]):
+    for device, group in _devices([b for b in timings(evidence.bench) if not b.width]):
         rows = (_beside(bench) for bench in group if _ours(bench))
         table = without_empty(Table(columns, tuple(rows)))
         values = {"table": table, "device": device, "versions": _versions(group)}
@@ -110,7 +110,7 @@ def bench_headline(evidence: Evidence) -> str:
     return "\n\n".join(texts)
 
 
-def _by_device(group: list[Bench]) -> str:
+def _by_device(group: list[Timings]) -> str:
     parts = []
     for device, mine in _devices(group):
         parts.append(f"### {device}, {_versions(mine)}\n")
@@ -118,31 +118,35 @@ def _by_device(group: list[Bench]) -> str:
     return "\n".join(parts)
 
 
-def _devices(group: list[Bench]) -> list[tuple[str, list[Bench]]]:
+def _devices(group: list[Timings]) -> list[tuple[str, list[Timings]]]:
     devices = dict.fromkeys(bench.device for bench in group)
     return [(device, [bench for bench in group if bench.device == device]) for device in devices]
 
 
-def _ours(bench: Bench) -> Line | None:
+def _ours(bench: Timings) -> Bench | None:
     """GST at a shape, with its kernel if there is one."""
     return bench.find("gst", "triton") or bench.find("gst", "torch")
 
 
-def _beside(bench: Bench) -> tuple[Entry, ...]:
+def _beside(bench: Timings) -> tuple[Entry, ...]:
     """A row of the headline: GST beside torch's sampler."""
-    ours = _ours(bench) or {}
-    spent, eager, compiled = time(ours) or 0.0, bench.reference("eager") or 0.0, bench.reference("compiled")
+    ours, torch = _ours(bench), bench.find(REFERENCE, "eager")
+    spent, eager, compiled = time(ours), time(torch), bench.reference("compiled")
+    assert ours is not None
+    assert torch is not None
+    assert spent is not None
+    assert eager is not None
     return (
         Entry(bench.title),
         as_milliseconds(eager),
         Entry(NOTHING) if compiled is None else as_milliseconds(compiled),
         as_milliseconds(spent),
         as_ratio(spent / eager),
-        as_ratio((bench.find(REFERENCE, "eager") or {}).get("memory")),
-        as_ratio(ours.get("memory")),
+        as_ratio(torch.memory),
+        as_ratio(ours.memory),
     )
 
 
-def _versions(group: list[Bench]) -> str:
-    places = [bench.lines[0]["environment"] for bench in group]
+def _versions(group: list[Timings]) -> str:
+    places = [bench.lines[0].environment for bench in group]
     return "; ".join(dict.fromkeys(f"torch {p['torch']}, gapped at {p['commit']}" for p in places))

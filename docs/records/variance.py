@@ -12,7 +12,7 @@ from template import fill
 from gapped.errors import GappedError, listing
 from gapped.lab.report.cells import Cell, finite
 from gapped.lab.report.statistics import Floats, band
-from gapped.lab.report.tables import Entry, Table
+from gapped.lab.report.tabular import Entry, Table
 
 SERIES = "gradient_variance"
 OURS = "GST-1.0"
@@ -88,7 +88,7 @@ def _outliers(evidence: Evidence) -> list[str]:
                 usual = float(np.median(run[epoch - 10 : epoch]))
                 if run[epoch] > OUTLIER * usual:
                     times = f"{run[epoch] / usual:.1f} times"
-                    texts.append(f"{name}, seed {record['seed']}, epoch {epoch + 1} ({times})")
+                    texts.append(f"{name}, seed {record.seed}, epoch {epoch + 1} ({times})")
     return texts
 
 
@@ -98,7 +98,7 @@ def _cell(evidence: Evidence, label: str) -> Cell:
 
 def _runs(evidence: Evidence, label: str) -> Floats:
     """(seeds, epochs) of one estimator."""
-    lines = [evidence.curves.get(str(r["id"]), {}).get(SERIES) for r in _cell(evidence, label).records]
+    lines = [evidence.curves[r.id].series.get(SERIES) for r in _cell(evidence, label).records]
     if any(line is None for line in lines):
         raise GappedError(f"records: no curve of {SERIES} of {label} in variance, which a block needs")
     return np.array([[finite(value) for value in line or ()] for line in lines], dtype=np.float64)

@@ -19,11 +19,10 @@ from update import DOCUMENTS, FIGURES, ROOT, update
 from variance import ranges
 
 from gapped.errors import GappedError
-from gapped.lab import records
 from gapped.lab.cli.figures import PICTURES
-from gapped.lab.report.cells import Cell, cells
+from gapped.lab.records import Record
+from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper, paper
-from gapped.lab.report.tables import rows_of, verdict_of
 
 RESULTS = ROOT / "results"
 PAGE = "docs/reproduction.md"
@@ -104,8 +103,8 @@ def test_every_published_cell_has_its_seeds(recipe: str, numbers: int, evidence:
     assert seeds == paper()[recipe].get("seeds", seeds)
     assert [r.ours.count if r.ours else 0 for r in rows] == [seeds] * numbers
     for cell in (c for c in evidence.cells if c.recipe == recipe):
-        assert [r["seed"] for r in cell.records] == list(range(len(cell.records)))
-        assert not any(r["quick"] or r["status"] != "ok" for r in cell.records)
+        assert [r.seed for r in cell.records] == list(range(len(cell.records)))
+        assert not any(r.quick or r.status != "ok" for r in cell.records)
 
 
 def test_the_other_recipes_are_complete(evidence: Evidence) -> None:
@@ -116,7 +115,7 @@ def test_the_other_recipes_are_complete(evidence: Evidence) -> None:
     }
     assert all(len(evidence.group("zoo", protocol)) == 16 for protocol in (RECTIFIED, PLAIN))
     assert all(len(evidence.group("gap-grid", protocol)) == 30 for protocol in (RECTIFIED, PLAIN))
-    assert [r["seed"] for c in evidence.group("second-look") for r in c.records] == [*range(10, 20)] * 2
+    assert [r.seed for c in evidence.group("second-look") for r in c.records] == [*range(10, 20)] * 2
     marked = [r for r in against_paper(evidence.records, "vae") if r.note.startswith("paper: X")]
     assert len(marked) == 8
 
@@ -129,8 +128,8 @@ def test_the_chosen_cell_is_the_one_that_pick_best_picks(evidence: Evidence) -> 
     spec.loader.exec_module(module)
     chosen, mean, count = module.best(RESULTS)
     assert count == len(validation_cells(evidence))
-    assert {key: chosen_cell(evidence).records[0].get(key) for key in chosen} == chosen
-    assert all(r["split"] == "test" for r in chosen_cell(evidence).records)
+    assert {key: getattr(chosen_cell(evidence).records[0], key) for key in chosen} == chosen
+    assert all(r.split == "test" for r in chosen_cell(evidence).records)
     assert (RECIPES / "better.toml").read_text("utf-8") == module.recipe(chosen, mean, count)
     assert f"{mean:.2f} ± " in render_block(evidence, "better")
 
@@ -181,7 +180,7 @@ def test_the_plain_words_hold(evidence: Evidence) -> None:
 def test_the_plain_words_about_digits_hold(evidence: Evidence) -> None:
     """docs/choosing.md and README.md: GST does not lead there, and the least variance ends last."""
     rows = rows_of(evidence.group("compare", "digits-8x8"), ELBO)
-    variance = {row.cell.records[0]["estimator"]: row.gradient_variance or 0.0 for row in rows}
+    variance = {row.cell.records[0].estimator: row.gradient_variance or 0.0 for row in rows}
     assert (next(iter(variance)), min(variance, key=lambda name: variance[name])) == (
         "reinmax",
         "straight-through",
@@ -230,13 +229,9 @@ def test_a_document_with_a_fault_is_named_and_nothing_is_written(
     assert not (copies / FIGURES).exists()
 
 
-def altered(evidence: Evidence, change: Callable[[records.Line], records.Line]) -> Evidence:
-    lines = [change(record) for record in evidence.records]
-    return replace(evidence, records=tuple(lines), cells=tuple(cells(lines)))
-
-
-def shifted(line: records.Line, by: float) -> records.Line:
-    return line | {"metrics": line["metrics"] | {ELBO: line["metrics"][ELBO] + by}}
+def altered(evidence: Evidence, change: Callable[[Record], Record]) -> Evidence:
+    runs = [change(record) for record in evidence.records]
+    return replace(evidence, records=runs, cells=cells(runs))
 
 
 @pytest.mark.parametrize(
@@ -254,17 +249,18 @@ def shifted(line: records.Line, by: float) -> records.Line:
 def test_a_sentence_that_the_records_do_not_carry_is_refused(
     recipe: str, label: str, shift: float, block: str, claim: str, evidence: Evidence
 ) -> None:
-    def change(line: records.Line) -> records.Line:
-        return shifted(line, shift) if (line["recipe"], line["label"]) == (recipe, label) else line
+    def change(r: Record) -> Record:
+        metrics = {ELBO: r.metrics.get(ELBO, 0.0) + shift}
+        return replace(r, metrics=metrics) if (r.recipe, r.label) == (recipe, label) else r
 
     with pytest.raises(GappedError, match=f"records:{block}: the records no longer show that {claim}"):
         render_block(altered(evidence, change), block)
 
 
 def test_a_run_that_is_lost_disagrees_with_the_paper(evidence: Evidence) -> None:
-    def change(line: records.Line) -> records.Line:
-        lost = (line["recipe"], line["label"], line["tau"]) == ("listops", "STGS", 1.0) and line["seed"] < 3
-        return line | {"status": "diverged"} if lost else line
+    def change(r: Record) -> Record:
+        lost = (r.recipe, r.label, r.tau) == ("listops", "STGS", 1.0) and r.seed < 3
+        return replace(r, status="diverged") if lost else r
 
     assert "**16 of the 18 agree**" in render_block(evidence, "listops-agreement")
     text = render_block(altered(evidence, change), "listops-agreement")
@@ -273,16 +269,15 @@ def test_a_run_that_is_lost_disagrees_with_the_paper(evidence: Evidence) -> None
 
 
 def test_a_choice_that_is_not_the_best_is_refused(evidence: Evidence) -> None:
-    def change(line: records.Line) -> records.Line:
-        wrong = line["recipe"] == "gap-grid" and line["label"] == "GST-0.8"
-        return line | {"split": "test"} if wrong else line
+    def change(r: Record) -> Record:
+        return replace(r, split="test") if (r.recipe, r.label) == ("gap-grid", "GST-0.8") else r
 
     with pytest.raises(GappedError, match="does not hold the best cell"):
         render_block(altered(evidence, change), "better")
 
 
 def test_a_label_does_not_end_the_brackets(evidence: Evidence) -> None:
-    fenced = altered(evidence, lambda line: line | {"label": line["label"].replace("STGS", "````")})
+    fenced = altered(evidence, lambda r: replace(r, label=r.label.replace("STGS", "````")))
     lines = render_block(fenced, "latent-trees").splitlines()
     start = lines.index("`````text")
     assert "````" in "\n".join(lines[start + 1 : lines.index("`````", start)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ from gapped.lab import jobs, records
 from gapped.lab.bench import suite as bench
 from gapped.lab.bench import timing
 from gapped.lab.cli.app import main
-from gapped.lab.report.bench import Bench, benches, ratio, reasons, table_of
-from gapped.lab.report.bench_figure import bench_figure
-from gapped.lab.report.targets import target_table
+from gapped.lab.records import Bench, Startup, Timing
+from gapped.lab.report.timings import (
+    TARGETS,
+    Timings,
+    bench_figure,
+    ratio,
+    reasons,
+    table_of,
+    target_table,
+    timings,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 CPU = torch.device("cpu")
@@ -48,29 +57,26 @@ def made_up(
     device: str = "NVIDIA H200",
     memory: float = 2.0,
     form: str = "sample",
-) -> records.Line:
+) -> Bench:
     """A record with round numbers."""
-    one = jobs.parse_shape(shape)
-    measured = None if median is None else {"median": median, "low": median, "high": 2 * median, "batches": 9}
-    return {
-        "schema": 1,
-        "kind": "bench",
-        "run": run,
-        "device_type": "cpu" if device.startswith("CPU") else "cuda",
-        "environment": {"device": device, "torch": "2.11.0", "commit": "0123456789ab"},
-        "shape": shape,
-        "rows": one.rows,
-        "categories": one.categories,
-        "width": one.width,
-        "dtype": one.dtype,
-        "copy": {"median": 0.2, "low": 0.2, "high": 0.2, "batches": 9},
-        "estimator": estimator,
-        "backend": backend,
-        "form": form,
-        "status": "too large" if median is None else "ok",
-        "milliseconds": measured,
-        "memory": None if median is None else memory,
-    }
+    size = jobs.parse_shape(shape)
+    return Bench(
+        run=run,
+        device_type="cpu" if device.startswith("CPU") else "cuda",
+        environment={"device": device, "torch": "2.11.0", "commit": "0123456789ab"},
+        shape=shape,
+        rows=size.rows,
+        categories=size.categories,
+        width=size.width,
+        dtype=size.dtype,
+        copy=Timing(0.2, 0.2, 0.2, 9),
+        estimator=estimator,
+        backend=backend,
+        form=form,
+        status="too large" if median is None else "ok",
+        milliseconds=None if median is None else Timing(median, median, 2 * median, 9),
+        memory=None if median is None else memory,
+    )
 
 
 LINES = [
@@ -104,8 +110,6 @@ def test_every_default_shape_is_written_as_it_is_shown() -> None:
 
 
 def test_the_default_plan_for_a_gpu_holds_every_target(roomy: None) -> None:
-    from gapped.lab.report.targets import TARGETS
-
     planned = {str(job.shape): job.cases for job in jobs.plan(CUDA)}
     for target in TARGETS:
         if target.device != "CPU":
@@ -171,8 +175,8 @@ def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bench, "_compiled", broken)
     (lines,) = bench.run(jobs.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
     assert [line["status"] for line in lines] == ["ok", "not available: RuntimeError", "ok"]
-    (found,) = benches(lines)
-    assert reasons(found) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
+    (shape,) = timings([replace(LINES[1], form="sample", status=lines[1]["status"])])
+    assert reasons(shape) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
 
 
 def test_selecting_from_a_table() -> None:
@@ -196,18 +200,7 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path, capsys: pytest.Ca
         ("F.gumbel_softmax", "eager"),
         ("gst:gap=1.2", "torch"),
     ]
-    documented = set(
-        re.findall(
-            r"`(\w+)`",
-            "".join(
-                re.findall(
-                    r"^\| (`.*?) \|",
-                    PAGE.read_text(),
-                    re.M,
-                )
-            ),
-        )
-    )
+    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.M))))
     for line in lines:
         assert set(line) == documented - {"what"}
         assert (line["schema"], line["kind"], line["status"]) == (1, "bench", "ok")
@@ -216,7 +209,7 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path, capsys: pytest.Ca
         assert {"device", "torch", "commit"} <= set(line["environment"])
         assert line["run"] == lines[0]["run"]
     svg = (tmp_path / "here" / "bench.svg").read_text("utf-8")
-    assert svg == bench_figure(lines)
+    assert svg == bench_figure(records.read(tmp_path / "here", Bench))
     assert main(["report", "here"]) == 0
     assert "gst:gap=1.2" in capsys.readouterr().out
 
@@ -252,13 +245,13 @@ def test_an_interrupted_bench_keeps_the_shapes_that_are_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> Iterator[list[records.Line]]:
-        yield LINES
+        yield [line.to_json() for line in LINES]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "run", interrupted)
     assert main([*TINY, "--shape", "40x5", "--out", "here"]) == 130
     assert "what was measured is in here" in capsys.readouterr().err
-    assert records.load(tmp_path / "here" / "bench.jsonl") == LINES
+    assert records.read(tmp_path / "here", Bench) == LINES
 
 
 def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +261,8 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: Done())
     lines = bench.startup(CPU)
     assert [line["what"] for line in lines] == list(bench.IMPORTS)
-    (row,) = target_table(lines).rows
+    startups = [Startup(what=line["what"], milliseconds=Timing(**line["milliseconds"])) for line in lines]
+    (row,) = target_table([], startups).rows
     assert [entry.text for entry in row][2:] == ["≤ 60 ms", "59 ms", "met"]
 
 
@@ -276,7 +270,7 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ratios_and_the_floor() -> None:
-    (found,) = benches(LINES)
+    (found,) = timings(LINES)
     assert (found.copy, found.floor) == (0.2, 0.5)
     rows = {(r[0].text, r[1].text): [e.text for e in r[2:]] for r in table_of(found).rows}
     assert table_of(found).columns[2:] == ("ms", "10% to 90%", "× eager", "× compiled", "× floor", "memory")
@@ -288,7 +282,7 @@ def test_ratios_and_the_floor() -> None:
 
 @pytest.mark.parametrize("shape", ["3000x10:f32", "8192x128256x64:bf16"])
 def test_no_floor_where_memory_is_not_the_limit(shape: str) -> None:
-    (found,) = benches([made_up("gst", "triton", 1.0, shape)])
+    (found,) = timings([made_up("gst", "triton", 1.0, shape)])
     assert found.floor is None
 
 
@@ -299,11 +293,11 @@ def test_ratios_stay_inside_one_run() -> None:
         made_up("gst", "triton", 1.0, "3000x10:f32", later),
         made_up("gst", "torch", 1.0, run=later, device="CPU, 2 threads"),
     ]
-    assert benches(LINES + other)[0] == benches(LINES)[0]
+    assert timings(LINES + other)[0] == timings(LINES)[0]
     again = made_up("gst", "triton", 1.0, run=later)
     for lines in ([*LINES, again], [again, *LINES]):
-        assert benches(lines) == [Bench("NVIDIA H200", "1048576x64:f32", (again,))]
-    (row,) = table_of(benches([*LINES, again])[0]).rows
+        assert timings(lines) == [Timings("NVIDIA H200", "1048576x64:f32", (again,))]
+    (row,) = table_of(timings([*LINES, again])[0]).rows
     assert [e.text for e in row] == ["gst", "triton", "1.000", "1.000 to 2.000", "2.00", "2.00"], "no × eager"
 
 
@@ -338,6 +332,6 @@ def test_the_figure_is_the_same_every_time() -> None:
     assert svg != bench_figure([*LINES[:3], made_up("gst", "triton", 0.6)])
     slower = made_up("F.gumbel_softmax", "eager", 9.0, device="CPU, 2 threads")
     assert bench_figure([slower, *LINES]) == svg, "a GPU is shown before a CPU"
-    assert "CPU, 2 threads" in bench_figure([slower, *LINES], "CPU, 2 threads")
+    assert "CPU, 2 threads" in bench_figure([slower])
     with pytest.raises(GappedError, match="nothing to draw"):
         bench_figure([])

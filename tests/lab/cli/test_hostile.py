@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 import pytest
 import torch
+from report_records import lines as many
 from test_cli import toy_recipe
 from test_data import TINY
-from test_report import many
 
 from gapped.errors import GappedError
 from gapped.lab import records

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_records import lines as many
 from test_cli import RECIPE, one_line
-from test_report import many
 
 from gapped.errors import GappedError, printable
 from gapped.lab import records

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +11,14 @@ import typer
 
 from gapped.errors import reject
 from gapped.lab.cli.common import Device, Stopped
+from gapped.lab.records import Bench, Line, Startup, parse
+from gapped.lab.records.schema import L
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
     from gapped.lab.jobs import Job
-    from gapped.lab.records import Line
 
 
 def bench(
@@ -68,8 +69,14 @@ def bench(
             made = _measure(jobs, where, seconds, out / "bench.jsonl", screen, startup=not shape)
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
-    present(made, out, screen)
+    present(_typed(made, Bench), _typed(made, Startup), out, screen)
     return 0
+
+
+def _typed(lines: Sequence[Line], kind: type[L]) -> list[L]:
+    """The measured lines of one kind."""
+    texts = [json.dumps(line).encode() for line in lines]
+    return parse(Path(kind.FILE), b"\n".join(texts), kind)[0]
 
 
 def _measure(
@@ -101,26 +108,23 @@ def _measure(
     return made
 
 
-def present(made: Sequence[Line], out: Path, screen: Console) -> None:
+def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, screen: Console) -> None:
     """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
-    from gapped.lab.records import atomic_write
-    from gapped.lab.report.bench import benches, reasons, startup_lines, table_of, title_of
-    from gapped.lab.report.bench_figure import bench_figure
-    from gapped.lab.report.tables import to_rich
-    from gapped.lab.report.targets import target_table
+    from gapped.lab.report import timings
+    from gapped.lab.report.markdown import write_text
+    from gapped.lab.report.tabular import to_rich
     from gapped.lab.report.terminal import say
 
-    said = partial(say, screen)
-    for found in benches(made):
-        screen.print(to_rich(table_of(found), title_of(found), screen.width))
-        for reason in reasons(found):
-            said(reason)
-    for line in startup_lines(made):
-        said(f"{line['what']}, after torch: {line['milliseconds']['median']:.0f} ms")
-    targets = target_table(made)
+    shapes = timings.timings(lines)
+    for shape in shapes:
+        screen.print(to_rich(timings.table_of(shape), timings.title_of(shape), screen.width))
+        for reason in timings.reasons(shape):
+            say(screen, reason)
+    for startup in timings.last_startups(startups):
+        say(screen, f"{startup.what}, after torch: {startup.milliseconds.median:.0f} ms")
+    targets = timings.target_table(lines, startups)
     if targets.rows:
         screen.print(to_rich(targets, "targets", screen.width))
-    if any(found.reference("eager") for found in benches(made)):
-        with atomic_write(out / "bench.svg") as file:
-            file.write(bench_figure(made).encode("utf-8"))
-        said(f"Plot: {out / 'bench.svg'}")
+    if any(shape.reference("eager") for shape in shapes):
+        write_text(out / "bench.svg", timings.bench_figure(lines))
+        say(screen, f"Plot: {out / 'bench.svg'}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gapped.lab.records import Line, has_failed
+from gapped.lab.records import Line, Record, has_failed, read
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
@@ -64,8 +64,8 @@ def execute(
     from gapped.lab.cli.watch import Display
     from gapped.lab.engines import engine as engine_called
     from gapped.lab.local import Interrupted
-    from gapped.lab.report.html import write_report
     from gapped.lab.report.markdown import write_tables
+    from gapped.lab.report.page import write_report
     from gapped.lab.report.terminal import console, say, show
     from gapped.lab.store import Store
 
@@ -96,8 +96,10 @@ def execute(
     failed = {line["fleet"]: line for line in made if has_failed(line)}
     sound = [line for line in made if not has_failed(line)]
     if sound:
-        show(sound, screen)
-        write_tables(made, out / "tables.md")
+        mine = {(line["recipe"], line["id"]) for line in made}
+        runs = [record for record in read(out, Record) if record.key in mine]
+        show([record for record in runs if not record.failed], screen)
+        write_tables(runs, out / "tables.md")
         if tensorboard:
             say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
         say(screen, f"Report: {write_report(out)}")

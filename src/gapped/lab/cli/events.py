@@ -12,7 +12,6 @@ from gapped.lab import records
 from gapped.lab.fleet.trainer import derived_hash
 from gapped.lab.kinds import KINDS
 from gapped.lab.records import Line, file_name
-from gapped.lab.report.cells import label
 
 
 def event_writer() -> type[Any]:
@@ -64,4 +63,4 @@ def _place(record: Line) -> Path:
     at = "" if tau is None else f"-tau{tau:g}"
     run = f"{at}-seed{record.get('seed', 0)}-{file_name(record['id'][:6])}"
     table = file_name(f"{record.get('protocol') or ''}{named}")
-    return Path(file_name(record["recipe"]), table, file_name(label(record)) + run)
+    return Path(file_name(record["recipe"]), table, file_name(record["label"]) + run)

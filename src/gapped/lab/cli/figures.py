@@ -35,7 +35,7 @@ def figures(quick: bool = False) -> dict[str, str]:
     import torch
 
     from gapped.diagnostics.scenes import gaps, movements, surrogates
-    from gapped.lab.report.playground import render_playground
+    from gapped.lab.report.page import render_playground
     from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
     from gapped.pathwise.gst import GST
     from gapped.pathwise.gumbel import GumbelSoftmax

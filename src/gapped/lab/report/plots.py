@@ -1,4 +1,4 @@
-"""The pictures of a report: SVG text from arrays, the same bytes for the same input."""
+"""The plots of a report: SVG text from cells and their curves, the same bytes for the same input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gapped.lab.report.axes import BESIDE, LINE, legend, scale, window
-from gapped.lab.report.cells import higher_is_better
+from gapped.lab.records import Curve
+from gapped.lab.report.cells import Row, finite, higher_is_better, metric_name
 from gapped.lab.report.statistics import Floats, band
-from gapped.lab.report.svg import GRID, INK, SERIES, Tip, new_figure, style, to_svg
-from gapped.lab.report.tables import Row, number, wrap
+from gapped.lab.report.svg import (
+    BESIDE,
+    GRID,
+    INK,
+    LINE,
+    SERIES,
+    Tip,
+    legend,
+    new_figure,
+    scale,
+    style,
+    to_svg,
+    window,
+)
+from gapped.lab.report.tabular import DRAWN, number, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +36,7 @@ TIPS_PER_CURVE = 20
 
 
 @dataclass(frozen=True)
-class Curve:
+class CellCurve:
     """A series of a cell: values of (runs, epochs), NaN where a run has none; `key` chooses the colour."""
 
     name: str
@@ -33,7 +46,7 @@ class Curve:
 
 
 def learning_curves(
-    curves: Sequence[Curve],
+    curves: Sequence[CellCurve],
     what: str,
     metric: str = "",
     colours: Mapping[str, str] | None = None,
@@ -51,16 +64,11 @@ def learning_curves(
     palette = colours or dict(zip(dict.fromkeys(c.key for c in shown), SERIES, strict=False))
     with style(salt):
         figure, axes = new_figure(300)
-        means = [
-            _draw_curve(axes, curve, palette.get(curve.key, INK), i, log, runs)
-            for i, curve in enumerate(shown)
-        ]
+        means = [_draw_curve(axes, c, palette.get(c.key, INK), i, log, runs) for i, c in enumerate(shown)]
         hidden = curves[len(shown) :]
         for i, curve in enumerate(hidden):
-            name = f"{len(hidden)} more" if i == 0 else None
-            axes.plot(
-                curve.epochs, band(curve.values, log)[0], color=GRID, linewidth=0.8, zorder=1, label=name
-            )
+            mean, name = band(curve.values, log)[0], f"{len(hidden)} more" if i == 0 else None
+            axes.plot(curve.epochs, mean, color=GRID, linewidth=0.8, zorder=1, label=name)
         axes.set_title(wrap(what, LINE, 2))
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
@@ -84,20 +92,20 @@ def final_values(
     What lies far outside the rest is cut off: a mean becomes an arrow at the edge, with its number beside it,
     and so does the end of an interval.
     """
-    made = [r for r in rows if r.value.count]
-    ends = [end for r in made for end in (r.value.low, r.value.mean, r.value.high)]
-    inside = window(ends, higher_is_better(made[0].metric))
+    rows = [r for r in rows if r.value.count]
+    ends = [end for r in rows for end in (r.value.low, r.value.mean, r.value.high)]
+    inside = window(ends, higher_is_better(rows[0].metric))
     with style(salt):
-        names = [wrap(r.name, BESIDE, 3) for r in made]
+        names = [wrap(r.name, BESIDE, 3) for r in rows]
         tallest = max(name.count("\n") for name in names)
-        figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(made), 2))
+        figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(rows), 2))
         tips = []
-        for i, row in enumerate(made):
+        for i, row in enumerate(rows):
             reference = (published or {}).get(row.name)
             _draw_row(axes, i, row, (colours or {}).get(row.name, SERIES[0]), inside, reference)
             tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
-        axes.set_yticks(range(len(made)), names)
-        axes.set_ylim(len(made) - 0.4, -0.6)
+        axes.set_yticks(range(len(rows)), names)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.06)
@@ -105,7 +113,7 @@ def final_values(
         if published:
             axes.plot([], [], label="the paper", **PAPER_MARK)
             figure.legend(loc="outside lower right", borderpad=0.2)
-        order = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in made)
+        order = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in rows)
         return to_svg(figure, f"Final {what}, best first: {order}", tips)
 
 
@@ -163,16 +171,10 @@ def _setting(names: tuple[str, str], up: Any, right: Any) -> str:
     return f"{names[0]} {_level(up)}, {symbol or name}={_level(right)}"
 
 
-PAPER_MARK: dict[str, Any] = {
-    "marker": "D",
-    "markersize": 5.5,
-    "markerfacecolor": "none",
-    "color": INK,
-    "linestyle": "",
-}
+PAPER_MARK: Any = {"marker": "D", "markersize": 5.5, "markerfacecolor": "none", "color": INK, "linestyle": ""}
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str, rank: int, log: bool, runs: bool) -> Floats:
+def _draw_curve(axes: Axes, curve: CellCurve, colour: str, rank: int, log: bool, runs: bool) -> Floats:
     mean, low, high = band(curve.values, log)
     # The dash is a second channel beside colour, for print and for eyes to which two hues are one.
     dash = "-" if colour in SERIES[:4] else (0, (4, 1.5))
@@ -187,7 +189,7 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, rank: int, log: bool, run
     return mean
 
 
-def _curve_tips(axes: Axes, curve: Curve, metric: str, log: bool) -> list[Tip]:
+def _curve_tips(axes: Axes, curve: CellCurve, metric: str, log: bool) -> list[Tip]:
     mean, low, high = band(curve.values, log)
     picked = np.unique(np.linspace(0, len(mean) - 1, TIPS_PER_CURVE).astype(int))
     tips = []
@@ -214,13 +216,8 @@ def _draw_row(
     axes.plot([np.clip(s.mean, left, right)], [y], marker, markersize=7, color=colour)
     if published is not None and left <= published <= right:
         axes.plot([published], [y], **PAPER_MARK)
-    place: dict[str, Any] = {
-        "xycoords": ("axes fraction", "data"),
-        "va": "center",
-        "annotation_clip": False,
-        "size": 10,
-    }
-    axes.annotate(number(s.mean, row.metric).text, (1.02, y), **place)
+    beside: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    axes.annotate(number(s.mean, row.metric).text, (1.02, y), va="center", size=10, **beside)
 
 
 def _row_tip(row: Row, published: float | None) -> str:
@@ -246,8 +243,71 @@ def _field(shade: float) -> tuple[str, str]:
 def _shades(values: Mapping[tuple[Any, Any], float], higher: bool) -> dict[tuple[Any, Any], float]:
     """0 for the worst field, or one without a value, 1 for the best."""
     sign = 1 if higher else -1
-    finite = np.array([sign * v for v in values.values() if isfinite(v)])
-    best = float(finite.max())
+    known = np.array([sign * v for v in values.values() if isfinite(v)])
+    best = float(known.max())
     # Twice as far from the best as the middle field is as pale as it gets: collapsed fields keep no shades.
-    span = min(best - float(finite.min()), 2 * (best - float(np.median(finite)))) or 1.0
+    span = min(best - float(known.min()), 2 * (best - float(np.median(known)))) or 1.0
     return {k: max(0.0, 1 - (best - sign * v) / span) if isfinite(v) else 0.0 for k, v in values.items()}
+
+
+def series_of(rows: Sequence[Row], curves: Mapping[str, Curve], metric: str) -> list[str]:
+    """The names of the series that these runs logged, the deciding one first."""
+    names = {name for row in rows for line in _logged(row, curves) for name in line.series}
+    first = [metric, metric.replace("test_", "train_").replace("validation_", "train_"), "gradient_variance"]
+    return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
+
+
+def cell_curve(row: Row, curves: Mapping[str, Curve], series: str, name: str, key: str) -> CellCurve | None:
+    """A cell's runs on one axis of epochs; none where nothing finite was logged."""
+    logged = [dict(zip(c.epoch, c.series.get(series, ()), strict=False)) for c in _logged(row, curves)]
+    epochs = sorted({epoch for run in logged for epoch in run})
+    values = np.array([[finite(run.get(epoch)) for epoch in epochs] for run in logged if run])
+    return CellCurve(name, key, np.array(epochs), values) if np.isfinite(values).any() else None
+
+
+def curve_figures(
+    rows: Sequence[Row], curves: Mapping[str, Curve], series: str, colours: Mapping[str, str], salt: str
+) -> list[tuple[str, str, str]]:
+    """(name, title, SVG) of one figure, or of one for each temperature where one would be crowded.
+
+    Of many cells the best are drawn, and of many temperatures those that have the best cells.
+    """
+    taus = list(dict.fromkeys(r.tau for r in rows if r.tau is not None)) if len(rows) > len(SERIES) else []
+    selections: list[tuple[str, str, Sequence[Row]]] = [("", "", rows)]
+    if len(taus) > 1:
+        selections = [
+            (f"-tau-{tau:g}", f" at τ={tau:g}", [r for r in rows if r.tau in (tau, None)])
+            for tau in taus[: len(SERIES)]
+        ]
+    figures = []
+    for suffix, at, selection in selections:
+        # Where all cells of a figure share the temperature its title names, the legend need not repeat it.
+        names = [r.label if at else r.name for r in selection[:DRAWN]]
+        candidates = [
+            cell_curve(r, curves, series, name, colour_key(r, rows))
+            for r, name in zip(selection, names, strict=False)
+        ]
+        shown = [curve for curve in candidates if curve is not None]
+        if shown:
+            name, title = series.replace("_", "-") + suffix, metric_name(series) + at
+            svg = learning_curves(shown, title, series, colours, "variance" in series, f"{salt}-{name}")
+            figures.append((name, title, svg))
+    return figures
+
+
+def palette(rows: Sequence[Row]) -> dict[str, str]:
+    """A colour for each key, the same in every figure; none at all where there are more keys than colours."""
+    keys = sorted({colour_key(row, rows) for row in rows})
+    return dict(zip(keys, SERIES, strict=False)) if len(keys) <= len(SERIES) else {}
+
+
+def colour_key(row: Row, rows: Sequence[Row]) -> str:
+    """What a colour stands for: the cell where there are few, else the estimator at every temperature."""
+    return row.name if len(rows) <= len(SERIES) else row.label
+
+
+def _logged(row: Row, curves: Mapping[str, Curve]) -> list[Curve]:
+    """What a cell's runs logged; runs that did not end well count only if there is no other."""
+    records = row.cell.records
+    runs = [r for r in records if r.status == "ok"] or records
+    return [curves[r.id] for r in runs if r.id in curves]

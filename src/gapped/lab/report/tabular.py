@@ -1,28 +1,14 @@
-"""Cells to rows, rows to tables, and tables to text.
-
-A `Table` knows nothing of its medium: every entry is a text and, where it has one, the number to sort by.
-"""
+"""Tables for any medium: every entry is a text and, where it has one, the number to sort by."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from gapped.lab.report.cells import (
-    Cell,
-    Record,
-    cells,
-    has_temperatures,
-    higher_is_better,
-    metric_name,
-    primary,
-)
-from gapped.lab.report.statistics import Summary, summary, verdict
+from gapped.lab.report.cells import Row, digits, metric_name
 
 if TYPE_CHECKING:
     import rich.table
@@ -30,41 +16,12 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 
-# Recipes that measure without a contest: what is said in place of a verdict.
-MEASURED = {
-    "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
-    "efficiency": "One short run of each estimator: only memory and time are compared.",
-}
-
 # How many cells a picture, and how many rows a table for the eye shows: the best ones. tables.md has all.
 DRAWN = 40
 LISTED = 200
 
 # Labels up to this length are not broken on a terminal.
 LABEL = 14
-
-
-@dataclass(frozen=True)
-class Row:
-    """One cell, summarised; `name` tells it from the cells it is compared with."""
-
-    cell: Cell
-    name: str
-    metric: str
-    value: Summary
-    runs: int
-    diverged: int
-    epochs: int | None
-    seconds_per_epoch: float | None
-    gradient_variance: float | None
-
-    @property
-    def label(self) -> str:
-        return self.cell.label
-
-    @property
-    def tau(self) -> float | None:
-        return self.cell.tau
 
 
 @dataclass(frozen=True)
@@ -85,47 +42,18 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def rows(records: Iterable[Record], metric: str | None = None) -> list[Row]:
-    """A row for every cell, best mean first, cells without a single finished run last."""
-    return rows_of(cells(records), metric)
-
-
-def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:
-    """The same for cells already gathered."""
-    judge = metric or primary(group)
-    sign = -1 if higher_is_better(judge) else 1
-    named = has_temperatures(group)
-    made = [_row(cell, judge, named) for cell in group]
-    return sorted(
-        made, key=lambda r: (r.value.count == 0, sign * r.value.mean if r.value.count else 0.0, r.name)
-    )
-
-
-def verdict_of(group: Sequence[Cell]) -> str:
-    """The verdict on cells that share recipe and protocol."""
-    if group and group[0].recipe in MEASURED:
-        return MEASURED[group[0].recipe]
-    metric = primary(group)
-    named = has_temperatures(group)
-    values = {cell.name(named): cell.values(metric) for cell in group}
-    return verdict(values, higher_is_better(metric), metric_name(metric), _digits(metric))
-
-
-def summary_table(made: Sequence[Row]) -> Table:
-    """Rows as a table; a column that no row fills is left out."""
-    metric = made[0].metric if made else primary([])
-    columns = ("estimator", "τ", metric_name(metric), "std", "95% interval", "seeds")
+def summary_table(rows: Sequence[Row]) -> Table:
+    """Cells as a table; a column that none of them fills is left out."""
+    columns = ("estimator", "τ", metric_name(rows[0].metric), "std", "95% interval", "seeds")
     optional = {
-        "diverged": [Entry(str(r.diverged or NOTHING), r.diverged) for r in made],
-        "gradient variance": [number(r.gradient_variance) for r in made],
-        "ms / epoch / run": [
-            number(None if r.seconds_per_epoch is None else 1e3 * r.seconds_per_epoch) for r in made
-        ],
+        "diverged": [Entry(str(r.diverged or NOTHING), r.diverged) for r in rows],
+        "gradient variance": [number(r.gradient_variance) for r in rows],
+        "ms / epoch / run": [number(r.seconds_per_epoch and 1e3 * r.seconds_per_epoch) for r in rows],
     }
     extra = {name: column for name, column in optional.items() if any(entry.value for entry in column)}
     body = [
         (Entry(r.label), tau_entry(r.tau), *_value_entries(r), *(column[i] for column in extra.values()))
-        for i, r in enumerate(made)
+        for i, r in enumerate(rows)
     ]
     return Table(columns + tuple(extra), tuple(body))
 
@@ -135,7 +63,7 @@ def number(value: float | None, metric: str = "") -> Entry:
     if value is None or not isfinite(value):
         return Entry(NOTHING)
     if metric.endswith(("elbo", "accuracy")) and abs(value) < 1e6:
-        return Entry(f"{value:.{_digits(metric)}f}", value)
+        return Entry(f"{value:.{digits(metric)}f}", value)
     return Entry(f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}", value)
 
 
@@ -254,40 +182,8 @@ def aligned_right(table: Table) -> list[bool]:
     return [any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))]
 
 
-def seconds_per_epoch(record: Record) -> float:
-    """A run's share of its fleet's wall time, an epoch; NaN where the record does not say."""
-    seconds, epochs = record.get("seconds"), record.get("epochs")
-    return (
-        float(seconds) / float(epochs) / float(record.get("runs_in_fleet") or 1)
-        if seconds and epochs
-        else nan
-    )
-
-
-def _row(cell: Cell, metric: str, named: bool) -> Row:
-    values = cell.values(metric)
-    pace = summary([seconds_per_epoch(r) for r in cell.records])
-    variance = summary(cell.values("gradient_variance"))
-    epochs = [int(r["epochs"]) for r in cell.records if r.get("epochs")]
-    return Row(
-        cell=cell,
-        name=cell.name(named),
-        metric=metric,
-        value=summary(values),
-        runs=len(cell.records),
-        diverged=int((~np.isfinite(values)).sum()),
-        epochs=max(epochs, default=None),
-        seconds_per_epoch=pace.mean if pace.count else None,
-        gradient_variance=variance.mean if variance.count else None,
-    )
-
-
 def _value_entries(row: Row) -> tuple[Entry, ...]:
     s = row.value
     low, high = number(s.low, row.metric), number(s.high, row.metric)
     interval = Entry(NOTHING) if s.count < 2 else Entry(f"{low.text} to {high.text}", s.low)
     return number(s.mean, row.metric), number(s.std, row.metric), interval, Entry(str(s.count), s.count)
-
-
-def _digits(metric: str) -> int:
-    return 3 if metric.endswith("accuracy") else 2
