@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import json_lines
 import pytest
 import torch
 from rich.console import Console
@@ -68,7 +69,7 @@ def toy_recipe(folder: Path, epochs: int = 1, seeds: int = 1) -> str:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return records.load(folder / "records.jsonl")
+    return json_lines.load(folder / "records.jsonl")
 
 
 def numbers(folder: Path) -> list[Any]:

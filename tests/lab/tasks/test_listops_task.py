@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -501,3 +502,11 @@ def test_the_paper_s_table_is_a_recipe() -> None:
     assert len(short.entries) == 18 * 3
     assert {e.spec.epochs for e in find_recipe("listops", quick=True).entries} != {20}
     assert len(find_recipe("listops-more").entries) == 2 * 5
+
+
+@pytest.mark.parametrize("official", [True, False])
+def test_records_say_whether_the_data_are_official(official: bool) -> None:
+    data = toy_data()
+    valid, test = (replace(split, official=official) for split in (data.valid, data.test))
+    task = ListOpsTask(TINY, replace(data, valid=valid, test=test), [0], CPU)
+    assert task.official == official

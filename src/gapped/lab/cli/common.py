@@ -63,8 +63,8 @@ def execute(
     from gapped.lab.cli.events import event_writer, write_events
     from gapped.lab.cli.watch import Display
     from gapped.lab.engines import engine as engine_called
-    from gapped.lab.report.html import write_report
     from gapped.lab.report.markdown import write_tables
+    from gapped.lab.report.page import write_report
     from gapped.lab.report.terminal import console, say, show
     from gapped.lab.store import Store
     from gapped.lab.training import Interrupted, Settings
@@ -96,8 +96,8 @@ def execute(
     failed = {record.fleet: record for record in records if record.failed}
     sound = [record for record in records if not record.failed]
     if sound:
-        show([record.to_json() for record in sound], screen)
-        write_tables([record.to_json() for record in records], out / "tables.md")
+        show(sound, screen)
+        write_tables(records, out / "tables.md")
         if tensorboard:
             say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
         say(screen, f"Report: {write_report(out)}")

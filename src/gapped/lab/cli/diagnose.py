@@ -298,7 +298,7 @@ def _heat_maps(
     where: str,
 ) -> dict[str, str]:
     """For two options a map of each estimator; for one, a single map with a line for each."""
-    from gapped.lab.report.figures import heat_map
+    from gapped.lab.report.plots import heat_map
 
     name = metric.replace("-", "_")
     values = {places[row.label]: getattr(row, name).value for row in found.rows if row.label in places}

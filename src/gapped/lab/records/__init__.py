@@ -16,9 +16,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from gapped.lab.records.forms import parse as parse_form
 from gapped.lab.records.schema import (
     SCHEMA,
     Bench,
@@ -33,7 +32,6 @@ from gapped.lab.records.schema import (
     Tree,
     Trees,
     read_line,
-    read_object,
 )
 
 __all__ = [
@@ -72,8 +70,11 @@ def read(folder: Path, kind: type[L]) -> list[L]:
 
 def parse(path: Path, raw: bytes, kind: type[L]) -> tuple[list[L], int]:
     """The complete lines of `raw`, the content of `path` or an end of it, and how many bytes they take."""
-    texts, complete = _split(path, raw)
-    lines = (read_line(text, kind, f"{path}, line {number}") for number, text in texts)
+    complete = _complete_length(raw)
+    if complete < len(raw):
+        warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=3)
+    texts = enumerate(raw[:complete].split(b"\n"), start=1)
+    lines = (read_line(text, kind, f"{path}, line {number}") for number, text in texts if text.strip())
     return [line for line in lines if line is not None], complete
 
 
@@ -86,60 +87,6 @@ def write(folder: Path, lines: Iterable[JsonLine]) -> None:
     path, texts = folder / name, [line.encode() for line in lines]
     for number, (text, line) in enumerate(zip(texts, lines, strict=True), start=1):
         read_line(text, type(line), f"{path}, line {number} of the new ones")
-    _append(path, texts)
-
-
-def _split(path: Path, raw: bytes) -> tuple[list[tuple[int, bytes]], int]:
-    """The numbered lines of `raw` that are whole and not blank, and how many bytes are whole."""
-    complete = _complete_length(raw)
-    if complete < len(raw):
-        warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=4)
-    numbered = enumerate(raw[:complete].split(b"\n"), start=1)
-    return [(number, text) for number, text in numbered if text.strip()], complete
-
-
-# Lines as dictionaries, for callers that do not use the dataclasses yet.
-
-Line = dict[str, Any]
-_KINDS: dict[str, type[JsonLine]] = {kind.FILE: kind for kind in (Record, Curve, Images, Trees)}
-_BENCH: dict[str, type[JsonLine]] = {"bench": Bench, "startup": Startup}
-
-
-def has_failed(record: Line) -> bool:
-    return record.get("status") == "failed"
-
-
-def load(path: Path) -> list[Line]:
-    return dictionaries(path, path.read_bytes())[0] if path.exists() else []
-
-
-def dictionaries(path: Path, raw: bytes) -> tuple[list[Line], int]:
-    texts, complete = _split(path, raw)
-    return [_dictionary(text, path, number) for number, text in texts], complete
-
-
-def append(path: Path, lines: Iterable[Line]) -> None:
-    texts = [json.dumps(line, sort_keys=True, allow_nan=False).encode() for line in lines]
-    for number, text in enumerate(texts, start=1):
-        _dictionary(text, path, f"{number} of the new ones")
-    if texts:
-        _append(path, texts)
-
-
-def _dictionary(text: bytes, path: Path, number: int | str) -> Line:
-    where = f"{path}, line {number}"
-    line = read_object(text, where)
-    kinds, key = (_BENCH, str(line.get("kind"))) if path.name == Bench.FILE else (_KINDS, path.name)
-    lenient = (
-        {"label": "", "count": 1, "height": 1, "width": 1} if key in ("records.jsonl", "images.jsonl") else {}
-    )
-    given = {name: value for name, value in line.items() if value is not None}
-    parse_form({**lenient, **given}, kinds.get(key, Any), where)
-    printed: Line = parse_form(line, dict[str, Any], where)
-    return printed
-
-
-def _append(path: Path, texts: list[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), open(path, "ab+") as file:
         # Only the last line can be torn: a long file is not read from its beginning.

@@ -209,16 +209,6 @@ def read_line(text: bytes, kind: type[L], where: str) -> L | None:
 
     Characters that do not print come escaped.
     """
-    line = read_object(text, where)
-    if line.get("kind") != kind.TAGS.get("kind", line.get("kind")):
-        return None
-    own = {name: value for name, value in line.items() if name not in ("schema", *kind.TAGS)}
-    parsed: L = parse(own, kind, where)
-    return parsed
-
-
-def read_object(text: bytes, where: str) -> dict[str, Any]:
-    """A JSON object of this version's schema."""
     try:
         line = json.loads(text, parse_float=_number, parse_constant=_number)
     except (ValueError, RecursionError) as problem:  # JSONDecodeError and UnicodeDecodeError among them
@@ -227,7 +217,11 @@ def read_object(text: bytes, where: str) -> dict[str, Any]:
         raise GappedError(f"{where}: not a JSON object")
     if line.get("schema", SCHEMA) != SCHEMA:
         raise GappedError(f"{where}: schema {line['schema']!r}, this version reads {SCHEMA}")
-    return line
+    if line.get("kind") != kind.TAGS.get("kind", line.get("kind")):
+        return None
+    own = {name: value for name, value in line.items() if name not in ("schema", *kind.TAGS)}
+    parsed: L = parse(own, kind, where)
+    return parsed
 
 
 def _number(text: str) -> float:
