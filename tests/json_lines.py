@@ -9,7 +9,7 @@ from typing import Any
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in path.read_text("utf-8").splitlines()]
+    return [json.loads(text) for text in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def append(path: Path, lines: Iterable[dict[str, Any]]) -> None:

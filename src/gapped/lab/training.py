@@ -122,7 +122,7 @@ def _restored(
 def _train_epochs(fleet: Fleet, trainer: Trainer, checkpoints: Store | None, settings: Settings) -> None:
     """Train to the last epoch, with measurements, callbacks and checkpoints on the way."""
     spec, callbacks = fleet.specs[0], settings.callbacks
-    saved = time.monotonic()
+    last_save = time.monotonic()
     while trainer.epoch < spec.epochs:
         trainer.train_epoch()
         if spec.variance_samples and spec.variance_every_epoch and trainer.tested[-1:] == [trainer.epoch]:
@@ -132,9 +132,9 @@ def _train_epochs(fleet: Fleet, trainer: Trainer, checkpoints: Store | None, set
         latest = {name: values[-1] for name, values in trainer.history.items()}
         callbacks.epoch(fleet, Snapshot(trainer.epoch, trainer.epochs, latest, trainer.alive.tolist()))
         stop = callbacks.wants_stop()
-        if checkpoints is not None and (stop or time.monotonic() - saved >= settings.checkpoint_seconds):
+        if checkpoints is not None and (stop or time.monotonic() - last_save >= settings.checkpoint_seconds):
             _save_checkpoint(fleet, trainer, checkpoints, stop)
-            saved = time.monotonic()
+            last_save = time.monotonic()
         if stop:
             raise Interrupted
 

@@ -111,15 +111,14 @@ def plan(
 ) -> list[Job]:
     """What to measure, all of it checked; what is not named is the default of the device."""
     default = DEFAULT[device.type]
-    named = [show(*_without_backend(spec)) for spec in specs]
-    used = _check_backends(backends, device)
+    texts = [show(*_without_backend(spec)) for spec in specs]
+    backends = _check_backends(backends, device)
     jobs = []
     for text in shapes or default:
         shape = parse_shape(text)
         _check_size(shape, device)
-        of_shape = ("gst",) if shape.width else COMMON
-        chosen = named or default.get(str(shape), of_shape)
-        jobs.append(Job(shape, tuple(_cases(shape, chosen, used, compiled))))
+        usual = default.get(str(shape), ("gst",) if shape.width else COMMON)
+        jobs.append(Job(shape, tuple(_cases(shape, texts or usual, backends, compiled))))
     return jobs
 
 
