@@ -25,12 +25,13 @@ def test_runs_that_tables_share_are_planned_once_and_recorded_twice():
     fleets = plan([ablation, vae])
     planned = [spec.id for fleet in fleets for spec in fleet.specs]
     assert len(planned) == len(set(planned)) == len(ablation.entries) + len(vae.entries) - 20
-    entries = [entry for id_ in planned for entry in fleets[0].entries[id_]]
-    assert Counter(entry.recipe for entry in entries) == {
+    entries = {id_: each for fleet in fleets for id_, each in fleet.entries.items()}
+    assert list(entries) == planned
+    assert Counter(entry.recipe for each in entries.values() for entry in each) == {
         "ablation": len(ablation.entries),
         "vae": len(vae.entries),
     }
-    twice = {id_ for id_ in planned if len(fleets[0].entries[id_]) == 2}
+    twice = {id_ for id_ in planned if len(entries[id_]) == 2}
     assert len(twice) == 20
     assert {(e.label, e.spec.tau) for e in ablation.entries if e.spec.id in twice} == {
         ("GST-1.0", 1.0),

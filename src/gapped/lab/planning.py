@@ -30,6 +30,11 @@ class Fleet:
     def key(self) -> str:
         return derived_hash(*(spec.id for spec in self.specs))
 
+    @classmethod
+    def of(cls, specs: Sequence[RunSpec], entries: Mapping[str, Sequence[Entry]]) -> Fleet:
+        """The fleet of `specs`, with its own of all `entries`."""
+        return cls(tuple(specs), {spec.id: entries[spec.id] for spec in specs})
+
     def label(self, spec: RunSpec) -> str:
         return self.entries[spec.id][0].label
 
@@ -50,7 +55,7 @@ def plan(recipes: Sequence[Recipe], finished: Collection[str] = ()) -> list[Flee
         order = sorted(specs.values(), key=_sampling_order)
         count = math.ceil(len(order) / limits[shape])
         size = math.ceil(len(order) / count)
-        fleets += [Fleet(tuple(order[i : i + size]), entries) for i in range(0, len(order), size)]
+        fleets += [Fleet.of(order[i : i + size], entries) for i in range(0, len(order), size)]
     return fleets
 
 
@@ -123,12 +128,11 @@ def _planned_fleets(recipes: Sequence[Recipe], store: Store, request: str) -> li
     """The fleets of this request: those of its interrupted predecessor, then those of runs not among them."""
     entries = _entries_by_run(recipes)
     try:
-        fleets = [
-            Fleet(tuple(entries[each][0].spec for each in ids), entries) for ids in store.load_plan(request)
-        ]
+        groups = [[entries[run][0].spec for run in ids] for ids in store.load_plan(request)]
     except KeyError:
         where = plan_path(store.folder, request)
         raise GappedError(f"{where}: not the plan of this command; remove it to start over") from None
+    fleets = [Fleet.of(specs, entries) for specs in groups]
     planned = {spec.id for fleet in fleets for spec in fleet.specs}
     new = plan(recipes, planned | {record.id for record in store.finished().values()})
     if new:

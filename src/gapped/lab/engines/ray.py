@@ -114,7 +114,7 @@ def _train_all(pending: Sequence[Fleet], store: Store, job: _Job) -> None:
     job = replace(job, settings=replace(job.settings, callbacks=Callbacks()))
     task = ray.remote(num_cpus=1, num_gpus=int(job.device == "cuda"), max_retries=_RETRIES)(_task)
     fleets = {fleet.key: fleet for fleet in pending}
-    running = {task.remote(_alone(fleet), job, board): fleet for fleet in pending}
+    running = {task.remote(fleet, job, board): fleet for fleet in pending}
     stopped = False
     while running:
         ready, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
@@ -187,11 +187,6 @@ def _result(reference: Any, fleet: Fleet) -> Sequence[RunLine] | None:
             raise cause from None
         return failure_records(fleet, cause, 0.0, torch.device("cpu"))
     return lines
-
-
-def _alone(fleet: Fleet) -> Fleet:
-    """The fleet without the entries of other fleets, which need not travel."""
-    return Fleet(fleet.specs, {spec.id: fleet.entries[spec.id] for spec in fleet.specs})
 
 
 def _device_type(device: str, address: str | None) -> str:
