@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs gpu-test bench release-check floors floors-lowest floors-newest clean
+.PHONY: demo test lint docs gpu-test bench numbers release-check floors floors-lowest floors-newest clean
 
 demo: $(STAMP)
 	$(BIN)/gapped compare
@@ -26,6 +26,10 @@ gpu-test: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/gapped bench
+
+# The numbers and figures of README.md and docs/, from the records under results/.
+numbers: $(STAMP)
+	$(BIN)/python docs/records/update.py
 
 # The wheel, in an environment of its own, from another folder.
 release-check: $(STAMP)

@@ -19,7 +19,7 @@ project_copyright = author
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "records"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4

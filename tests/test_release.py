@@ -30,7 +30,8 @@ SUITE = (
     "library/test_contract.py",
     "pathwise/test_exact.py",
     "lab/test_lab.py",
-    "lab/report/test_report.py",
+    "report_records.py",
+    "lab/report/test_page.py",
     "test_surface.py",
 )
 

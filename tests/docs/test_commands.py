@@ -42,9 +42,7 @@ def reproduce(call: list[str]) -> list[str]:
 
 
 def report(call: list[str]) -> list[str]:
-    """The records of a small comparison, and a page that shows its block and figure."""
-    if "--update" in call:
-        return ["report", "runs/compare", "--update", "page.md", "--figures", "figures"]
+    """The records of a small comparison."""
     return ["report", "runs/compare"]
 
 
@@ -146,8 +144,6 @@ def test_every_command_in_the_documentation_runs(
         monkeypatch.syspath_prepend(tmp_path)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0
-        block = "<!-- records:demo --><!-- /records:demo -->"
-        (tmp_path / "page.md").write_text(f"{block}\n![one](figures/compare.svg)\n", encoding="utf-8")
     assert main(call) == 0
     caught = capsys.readouterr()
     assert caught.err == ""
@@ -155,9 +151,6 @@ def test_every_command_in_the_documentation_runs(
     if call[0] in ("compare", "reproduce"):
         made = "simplex.html" if "figures" in call else "report.html"
         assert (tmp_path / "out" / made).is_file()
-    if "--update" in call:
-        assert "has the lowest" in (tmp_path / "page.md").read_text("utf-8")
-        assert (tmp_path / "figures" / "compare.svg").is_file()
 
 
 @pytest.mark.parametrize(("where", "call"), CALLS, ids=lambda value: str(value))

@@ -23,7 +23,7 @@ import gapped
 from gapped.errors import GappedError
 from gapped.lab.cli.app import app
 from gapped.lab.cli.reproduce import wanted
-from gapped.lab.text import parse
+from gapped.lab.estimator_text import parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import gst_surrogate, lemma_1, seeded
 from statistical import mean_is, require_law, require_rejected
-from test_reproduction import same_drawing
+from svg_compare import same_drawing
 
 import gapped
 from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates

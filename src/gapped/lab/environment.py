@@ -1,4 +1,4 @@
-"""What a record says about where it was made."""
+"""The device that trains, and what records say about the machine and the code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make `device` the one whose streams, captures and kernels are meant; nothing on a CPU."""
+    """Make `device` the current one, for streams, captures and kernels; a no-op on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -61,8 +61,8 @@ def _commit() -> str | None:
 
     A checkout of something else that it is installed or copied into says nothing about this code.
     """
-    if given := os.environ.get("GAPPED_COMMIT"):
-        return given[:_DIGITS] if len(given) == _WHOLE else given[:_WHOLE]
+    if commit := os.environ.get("GAPPED_COMMIT"):
+        return commit[:_DIGITS] if len(commit) == _WHOLE else commit[:_WHOLE]
     root = Path(__file__).resolve().parents[3]
     # A hook's GIT_DIR would be asked in place of the folder.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

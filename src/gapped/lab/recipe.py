@@ -13,12 +13,12 @@ from typing import Any
 
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
-from gapped.lab.kinds import KINDS
+from gapped.lab.estimator_text import parse, show
 from gapped.lab.records import file_name
-from gapped.lab.records.forms import check
+from gapped.lab.records.forms import parse as parse_form
 from gapped.lab.records.schema import Name
 from gapped.lab.spec import Entry, RunSpec
-from gapped.lab.text import parse, show
+from gapped.lab.task_kinds import TASK_KINDS
 from gapped.registry import options_of
 
 # How a label may write a number: sign, width and digits, of two figures at most.
@@ -62,13 +62,13 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
     if not isinstance(cells, list) or not cells or not all(isinstance(cell, dict) for cell in cells):
         raise GappedError(f"{origin}: a recipe needs at least one [[cell]] table")
     settings = {k: v for k, v in table.items() if k not in ("cell", "quick")}
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if quick:
-        changed = dict(_table(table.get("quick", {}), f"{origin}: quick"))
-        _check_keys(changed, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
-        cells = _kept(cells, changed.pop("skip", []), origin)
-    changed |= {k: v for k, v in overrides.items() if v is not None}
-    settings |= changed
+        changes = dict(_table(table.get("quick", {}), f"{origin}: quick"))
+        _check_keys(changes, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
+        cells = _without_skipped(cells, changes.pop("skip", []), origin)
+    changes |= {k: v for k, v in overrides.items() if v is not None}
+    settings |= changes
     for key in ("name", "task", "protocol"):
         if key not in settings:
             raise GappedError(f"{origin}: missing key {key!r}")
@@ -82,7 +82,7 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
         check_count(f"{origin}: runs_per_fleet", per_fleet)
     entries: list[Entry] = []
     for cell in cells:
-        own = _seeds_of(cell, seeds, "seeds" in changed, origin)
+        own = _seeds_of(cell, seeds, "seeds" in changes, origin)
         entries += _expand(name, cell, settings, own, quick, origin)
     _check_distinct(entries, origin)
     return Recipe(name, title, tuple(entries), per_fleet, quick)
@@ -116,36 +116,36 @@ def _expand(
     if "estimator" not in cell:
         raise GappedError(f"{origin} [[cell]]: missing key 'estimator'")
     kind, fixed = parse(_text(cell["estimator"], f"{origin} [[cell]]: estimator"))
-    merged = {**settings, **{k: v for k, v in cell.items() if k in (*_AXES, "schedule")}}
+    common = {**settings, **{k: v for k, v in cell.items() if k in (*_AXES, "schedule")}}
     options = {**fixed, **_table(cell.get("options", {}), f"{origin} [[cell]]: options")}
     own_tau = "tau" in cell or "tau" in options
     if "tau" in options:
-        merged["tau"] = options.pop("tau")
+        common["tau"] = options.pop("tau")
     if "tau" not in options_of(kind):
-        tau = merged.pop("tau", None)
+        tau = common.pop("tau", None)
         if own_tau:
             accepted = f"none: {kind} has no temperature"
             raise GappedError(f"{origin} [[cell]]: tau: got {tau!r}, expected {accepted}")
-    axes = {k: _listed(merged.pop(k), f"{origin}: {k}") for k in _AXES if k in merged}
+    axes = {k: _listed(common.pop(k), f"{origin}: {k}") for k in _AXES if k in common}
     grid = {k: _listed(v, f"{origin}: {k}") for k, v in options.items()}
     for values in product(*axes.values(), *grid.values()):
         point = dict(zip([*axes, *grid], values, strict=True))
-        chosen = {k: point.pop(k) for k in grid}
-        rest = {**merged, **point}
+        own_options = {k: point.pop(k) for k in grid}
+        rest = {**common, **point}
         _text(rest["protocol"], f"{origin}: protocol")
-        if rest["task"] in KINDS:
-            rest.setdefault("data", KINDS[rest["task"]].data[0])
-            rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
+        if rest["task"] in TASK_KINDS:
+            rest.setdefault("data", TASK_KINDS[rest["task"]].data[0])
+            rest.setdefault("epochs", TASK_KINDS[rest["task"]].rules(rest["protocol"]).epochs)
         rest.setdefault("data", "")  # of an unknown task: the spec says which are known
-        label = _label(cell.get("label"), kind, chosen, point, axes, origin)
+        label = _label(cell.get("label"), kind, own_options, point, axes, origin)
         for seed in seeds:
-            yield Entry(name, label, RunSpec(estimator=kind, options=chosen, seed=seed, **rest), quick)
+            yield Entry(name, label, RunSpec(estimator=kind, options=own_options, seed=seed, **rest), quick)
 
 
 def _label(
     text: object,
     kind: str,
-    chosen: dict[str, Any],
+    options: dict[str, Any],
     point: dict[str, Any],
     axes: Mapping[str, list[Any]],
     origin: str,
@@ -157,10 +157,10 @@ def _label(
     what = f"{origin} [[cell]]: label"
     if text is None:
         varied = [f"{k}={point[k]}" for k in _AXES if k != "tau" and len(axes.get(k, ())) > 1]
-        return _text(", ".join([show(kind, chosen), *varied]), what)
-    values = {**chosen, **point}
+        return _text(", ".join([show(kind, options), *varied]), what)
+    values = {**options, **point}
     try:
-        return _text(_filled(_text(text, what), values), what)
+        return _text(_fill(_text(text, what), values), what)
     except GappedError:
         raise
     except (KeyError, ValueError, TypeError):
@@ -168,28 +168,28 @@ def _label(
         raise reject(what, text, accepted) from None
 
 
-def _filled(text: str, values: Mapping[str, Any]) -> str:
+def _fill(text: str, values: Mapping[str, Any]) -> str:
     """A template with its values. Not `str.format`, which also reads attributes and pads without a limit."""
-    made = ""
+    label = ""
     for literal, name, form, conversion in Formatter().parse(text):
-        made += literal
+        label += literal
         if name is not None:
             if conversion or not _FORMAT.fullmatch(form or ""):
                 raise ValueError
-            made += format(values[name], form or "")
-    return made
+            label += format(values[name], form or "")
+    return label
 
 
-def _kept(cells: list[Any], skip: object, origin: str) -> list[Any]:
+def _without_skipped(cells: list[Any], skip: object, origin: str) -> list[Any]:
     """The cells that a quick run does not skip."""
     labels = [cell.get("label") for cell in cells]
     if not isinstance(skip, list) or any(label not in labels for label in skip):
         known = ", ".join(str(label) for label in labels)
         raise GappedError(f"{origin} [quick]: skip: got {skip!r}, expected a list of labels among {known}")
-    kept = [cell for cell in cells if cell.get("label") not in skip]
-    if not kept:
+    rest = [cell for cell in cells if cell.get("label") not in skip]
+    if not rest:
         raise GappedError(f"{origin} [quick]: skip leaves no cell")
-    return kept
+    return rest
 
 
 def _check_distinct(entries: list[Entry], origin: str) -> None:
@@ -212,10 +212,10 @@ def _check_distinct(entries: list[Entry], origin: str) -> None:
             )
 
 
-def _seeds_of(cell: Mapping[str, Any], seeds: list[int] | None, changed: bool, origin: str) -> list[int]:
+def _seeds_of(cell: Mapping[str, Any], seeds: list[int] | None, override: bool, origin: str) -> list[int]:
     """The seeds of a cell: its own list, or the first of the recipe's `seeds`.
 
-    Where these are not as they stand in the recipe, but `changed`, no cell has more, and none objects.
+    With an `override`, `seeds` are not the recipe's own: no cell has more of them, and that is no error.
     """
     if "seeds" not in cell:
         return seeds or [0]
@@ -223,8 +223,8 @@ def _seeds_of(cell: Mapping[str, Any], seeds: list[int] | None, changed: bool, o
     if seeds is None:
         return own
     if isinstance(cell["seeds"], list):
-        return own[: len(seeds)] if changed else own
-    if len(own) > len(seeds) and not changed:
+        return own[: len(seeds)] if override else own
+    if len(own) > len(seeds) and not override:
         raise GappedError(
             f"{origin} [[cell]]: seeds: got {len(own)}, expected at most the recipe's {len(seeds)}, or a list"
         )
@@ -247,12 +247,12 @@ def _listed(value: Any, what: str) -> list[Any]:
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
-    check(value, dict[str, Any], what)
+    parse_form(value, dict[str, Any], what)
     return value  # type: ignore[no-any-return]
 
 
 def _text(value: Any, what: str) -> str:
-    check(value, Name, what)
+    parse_form(value, Name, what)
     if not value.isprintable():
         raise reject(what, value, "a text that prints, in one line")
     return value  # type: ignore[no-any-return]

@@ -7,26 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import json_lines
 import pytest
 import torch
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import jobs, records
+from gapped.lab import records
+from gapped.lab.bench import cases as jobs
 from gapped.lab.bench import suite as bench
 from gapped.lab.bench import timing
 from gapped.lab.cli.app import main
-from gapped.lab.report.bench import Bench, benches, ratio, reasons, table_of
-from gapped.lab.report.bench_blocks import BLOCKS, render_bench
-from gapped.lab.report.bench_figure import bench_figure
-from gapped.lab.report.documents import filled, names_in
-from gapped.lab.report.drawings import draw
-from gapped.lab.report.evidence import gather
-from gapped.lab.report.targets import target_table
+from gapped.lab.records import Bench, Timing
+from gapped.lab.report.timings import (
+    TARGETS,
+    Timings,
+    bench_figure,
+    ratio,
+    reasons,
+    table_of,
+    target_table,
+    timings,
+)
 
-ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 TINY = ["bench", "--device", "cpu", "--no-compiled", "--seconds", "0.001"]
@@ -54,29 +58,26 @@ def made_up(
     device: str = "NVIDIA H200",
     memory: float = 2.0,
     form: str = "sample",
-) -> records.Line:
+) -> Bench:
     """A record with round numbers."""
-    one = jobs.parse_shape(shape)
-    measured = None if median is None else {"median": median, "low": median, "high": 2 * median, "batches": 9}
-    return {
-        "schema": 1,
-        "kind": "bench",
-        "run": run,
-        "device_type": "cpu" if device.startswith("CPU") else "cuda",
-        "environment": {"device": device, "torch": "2.11.0", "commit": "0123456789ab"},
-        "shape": shape,
-        "rows": one.rows,
-        "categories": one.categories,
-        "width": one.width,
-        "dtype": one.dtype,
-        "copy": {"median": 0.2, "low": 0.2, "high": 0.2, "batches": 9},
-        "estimator": estimator,
-        "backend": backend,
-        "form": form,
-        "status": "too large" if median is None else "ok",
-        "milliseconds": measured,
-        "memory": None if median is None else memory,
-    }
+    size = jobs.parse_shape(shape)
+    return Bench(
+        run=run,
+        device_type="cpu" if device.startswith("CPU") else "cuda",
+        environment={"device": device, "torch": "2.11.0", "commit": "0123456789ab"},
+        shape=shape,
+        rows=size.rows,
+        categories=size.categories,
+        width=size.width,
+        dtype=size.dtype,
+        copy=Timing(0.2, 0.2, 0.2, 9),
+        estimator=estimator,
+        backend=backend,
+        form=form,
+        status="too large" if median is None else "ok",
+        milliseconds=None if median is None else Timing(median, median, 2 * median, 9),
+        memory=None if median is None else memory,
+    )
 
 
 LINES = [
@@ -110,8 +111,6 @@ def test_every_default_shape_is_written_as_it_is_shown() -> None:
 
 
 def test_the_default_plan_for_a_gpu_holds_every_target(roomy: None) -> None:
-    from gapped.lab.report.targets import TARGETS
-
     planned = {str(job.shape): job.cases for job in jobs.plan(CUDA)}
     for target in TARGETS:
         if target.device != "CPU":
@@ -165,9 +164,9 @@ def test_what_does_not_fit_is_too_large_and_the_rest_goes_on(monkeypatch: pytest
     monkeypatch.setattr(bench, "free_memory", lambda device: 2**18)
     planned = jobs.plan(CPU, ["40x5"], ["gst", "gumbel-rao"], compiled=False)
     (lines,) = bench.run(planned, CPU, seconds=0.001)
-    status = {line["estimator"]: line["status"] for line in lines}
+    status = {line.estimator: line.status for line in lines}
     assert status == {"F.gumbel_softmax": "ok", "gst": "ok", "gumbel-rao": "too large"}
-    assert lines[-1]["milliseconds"] is lines[-1]["memory"] is None
+    assert lines[-1].milliseconds is lines[-1].memory is None
 
 
 def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,16 +175,16 @@ def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bench, "_compiled", broken)
     (lines,) = bench.run(jobs.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
-    assert [line["status"] for line in lines] == ["ok", "not available: RuntimeError", "ok"]
-    (found,) = benches(lines)
-    assert reasons(found) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
+    assert [line.status for line in lines] == ["ok", "not available: RuntimeError", "ok"]
+    (shape,) = timings(lines)
+    assert reasons(shape) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
 
 
 def test_selecting_from_a_table() -> None:
     (lines,) = bench.run(jobs.plan(CPU, ["8x12x4"], compiled=False), CPU, seconds=0.001)
-    assert [line["form"] for line in lines] == ["dense", "dense", "index"]
+    assert [line.form for line in lines] == ["dense", "dense", "index"]
     index = "ok" if hasattr(gapped.GST, "choose") else "not available: gst has no index form"
-    assert [line["status"] for line in lines] == ["ok", "ok", index]
+    assert [line.status for line in lines] == ["ok", "ok", index]
 
 
 # The command
@@ -197,7 +196,7 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert "40 × 5 bf16" in printed
     assert "gst:gap=1.2" in printed
-    lines = records.load(tmp_path / "here" / "bench.jsonl")
+    lines = json_lines.load(tmp_path / "here" / "bench.jsonl")
     assert [(one["estimator"], one["backend"]) for one in lines] == [
         ("F.gumbel_softmax", "eager"),
         ("gst:gap=1.2", "torch"),
@@ -211,7 +210,7 @@ def test_the_command_writes_records_and_a_plot(tmp_path: Path, capsys: pytest.Ca
         assert {"device", "torch", "commit"} <= set(line["environment"])
         assert line["run"] == lines[0]["run"]
     svg = (tmp_path / "here" / "bench.svg").read_text("utf-8")
-    assert svg == bench_figure(lines)
+    assert svg == bench_figure(records.read(tmp_path / "here", Bench))
     assert main(["report", "here"]) == 0
     assert "gst:gap=1.2" in capsys.readouterr().out
 
@@ -246,14 +245,14 @@ def test_a_user_error_is_one_line(
 def test_an_interrupted_bench_keeps_the_shapes_that_are_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> Iterator[list[records.Line]]:
+    def interrupted(*_: Any) -> Iterator[list[records.Bench]]:
         yield LINES
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "run", interrupted)
     assert main([*TINY, "--shape", "40x5", "--out", "here"]) == 130
     assert "what was measured is in here" in capsys.readouterr().err
-    assert records.load(tmp_path / "here" / "bench.jsonl") == LINES
+    assert records.read(tmp_path / "here", Bench) == LINES
 
 
 def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +260,9 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
         stdout = "0.059\n"
 
     monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: Done())
-    lines = bench.startup(CPU)
-    assert [line["what"] for line in lines] == list(bench.IMPORTS)
-    (row,) = target_table(lines).rows
+    startups = bench.startup(CPU)
+    assert [startup.what for startup in startups] == list(bench.IMPORTS)
+    (row,) = target_table([], startups).rows
     assert [entry.text for entry in row][2:] == ["≤ 60 ms", "59 ms", "met"]
 
 
@@ -271,7 +270,7 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ratios_and_the_floor() -> None:
-    (found,) = benches(LINES)
+    (found,) = timings(LINES)
     assert (found.copy, found.floor) == (0.2, 0.5)
     rows = {(r[0].text, r[1].text): [e.text for e in r[2:]] for r in table_of(found).rows}
     assert table_of(found).columns[2:] == ("ms", "10% to 90%", "× eager", "× compiled", "× floor", "memory")
@@ -283,7 +282,7 @@ def test_ratios_and_the_floor() -> None:
 
 @pytest.mark.parametrize("shape", ["3000x10:f32", "8192x128256x64:bf16"])
 def test_no_floor_where_memory_is_not_the_limit(shape: str) -> None:
-    (found,) = benches([made_up("gst", "triton", 1.0, shape)])
+    (found,) = timings([made_up("gst", "triton", 1.0, shape)])
     assert found.floor is None
 
 
@@ -294,11 +293,11 @@ def test_ratios_stay_inside_one_run() -> None:
         made_up("gst", "triton", 1.0, "3000x10:f32", later),
         made_up("gst", "torch", 1.0, run=later, device="CPU, 2 threads"),
     ]
-    assert benches(LINES + other)[0] == benches(LINES)[0]
+    assert timings(LINES + other)[0] == timings(LINES)[0]
     again = made_up("gst", "triton", 1.0, run=later)
     for lines in ([*LINES, again], [again, *LINES]):
-        assert benches(lines) == [Bench("NVIDIA H200", "1048576x64:f32", (again,))]
-    (row,) = table_of(benches([*LINES, again])[0]).rows
+        assert timings(lines) == [Timings("NVIDIA H200", "1048576x64:f32", (again,))]
+    (row,) = table_of(timings([*LINES, again])[0]).rows
     assert [e.text for e in row] == ["gst", "triton", "1.000", "1.000 to 2.000", "2.00", "2.00"], "no × eager"
 
 
@@ -309,23 +308,6 @@ def test_ratios_stay_inside_one_run() -> None:
 def test_targets_are_judged_before_rounding(median: float, memory: float, words: list[str]) -> None:
     lines = [made_up("gst", "triton", median, memory=memory)]
     assert [row[-1].text for row in target_table(lines).rows] == words
-    met = words.count("met")
-    assert f"{met} of 2 targets are met, {2 - met} missed." in render_bench(lines, "bench-targets")
-
-
-def test_the_headline_is_gst_beside_torch() -> None:
-    lines = [
-        made_up("F.gumbel_softmax", "eager", 2.0, memory=5.0),
-        made_up("gst", "torch", 8.0, memory=6.0),
-        made_up("gst", "triton", 0.5),
-        made_up("reinmax", "triton", 0.1),
-    ]
-    block = render_bench(lines, "bench-headline")
-    assert "| 1,048,576 × 64 f32 | 2.000 | 0.500 | 0.25 | 5.00 | 2.00 |" in block
-    assert "on NVIDIA H200, torch 2.11.0, gapped at 0123456789ab" in block
-    # Without the kernel torch's backend; without torch's own sampler there is nothing to be beside.
-    assert "| 2.000 | 8.000 | 4.00 | 5.00 | 6.00 |" in render_bench(lines[:2], "bench-headline")
-    assert render_bench(lines[1:], "bench-headline") == "Not measured yet.\n"
 
 
 def test_targets_in_milliseconds_hold_for_their_device_only() -> None:
@@ -350,34 +332,6 @@ def test_the_figure_is_the_same_every_time() -> None:
     assert svg != bench_figure([*LINES[:3], made_up("gst", "triton", 0.6)])
     slower = made_up("F.gumbel_softmax", "eager", 9.0, device="CPU, 2 threads")
     assert bench_figure([slower, *LINES]) == svg, "a GPU is shown before a CPU"
-    assert "CPU, 2 threads" in bench_figure([slower, *LINES], "CPU, 2 threads")
+    assert "CPU, 2 threads" in bench_figure([slower])
     with pytest.raises(GappedError, match="nothing to draw"):
         bench_figure([])
-
-
-# The page
-
-
-def test_the_page_is_what_the_records_make() -> None:
-    text = PAGE.read_text("utf-8")
-    evidence = gather(RESULTS)
-    assert set(names_in(text)) == set(BLOCKS) - {"bench-headline"}, "which the README has"
-    assert filled(evidence, text) == text, "run: gapped report results --update docs/performance.md"
-    figure = ROOT / "docs" / "figures" / "bench.svg"
-    assert figure.exists() == ("figures/bench.svg" in text) == bool(evidence.bench)
-    if evidence.bench:
-        tips = re.compile(r"<title>([^<]+)</title>")
-        assert tips.findall(figure.read_text("utf-8")) == tips.findall(draw(evidence, "bench.svg"))
-
-
-def test_the_page_is_filled_from_a_folder_with_a_bench_alone(tmp_path: Path) -> None:
-    records.append(tmp_path / "bench.jsonl", LINES)
-    page = tmp_path / "page.md"
-    page.write_bytes(PAGE.read_bytes())
-    call = ["report", str(tmp_path), "--update", str(page), "--figures", str(tmp_path / "figures")]
-    assert main(call) == 0
-    text = page.read_text("utf-8")
-    assert "| gst | triton | 0.500 |" in text
-    assert "Not measured yet" in text, "nothing selected from a table"
-    assert "gst, triton | ≤ 0.4 ms | 0.5 ms | missed |" in text
-    assert (tmp_path / "figures" / "bench.svg").read_text("utf-8") == bench_figure(LINES)

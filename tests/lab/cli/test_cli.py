@@ -14,17 +14,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import json_lines
 import pytest
 import torch
 from rich.console import Console
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import local, records
+from gapped.lab import records, training
 from gapped.lab.cli.app import main
 from gapped.lab.cli.compare import default_recipe
 from gapped.lab.cli.events import write_events
 from gapped.lab.cli.watch import Display
+from gapped.lab.engines.local import Local
+from gapped.lab.planning import plan
 from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
 from gapped.lab.store import Store
 
@@ -66,7 +69,7 @@ def toy_recipe(folder: Path, epochs: int = 1, seeds: int = 1) -> str:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return records.load(folder / "records.jsonl")
+    return json_lines.load(folder / "records.jsonl")
 
 
 def numbers(folder: Path) -> list[Any]:
@@ -183,7 +186,7 @@ def test_compare_by_default():
     }
     assert len(recipe.entries) == 15
     assert {entry.spec.data for entry in recipe.entries} == {"digits"}
-    assert len(local.plan([recipe], {})) == 1, "one fleet"
+    assert len(plan([recipe], {})) == 1, "one fleet"
 
 
 def test_compare_takes_temperatures_from_where_they_are_named():
@@ -210,16 +213,16 @@ def test_every_run_has_its_own_event_file(capsys, tmp_path):
         ("vae", "plain-30x10", "digits"),
     ]
     made = [
-        {**base, "id": f"{n:016}"[::-1], "recipe": recipe, "protocol": protocol, "data": data}
+        records.Record(**base, id=f"{n:016}"[::-1], recipe=recipe, protocol=protocol, data=data)
         for n, (recipe, protocol, data) in enumerate(places)
     ]
-    records.append(tmp_path / "curves.jsonl", [{"id": r["id"], "epoch": [1], "loss": [2.0]} for r in made])
+    records.write(tmp_path, [records.Curve(id=r.id, epoch=[1], more={"loss": [2.0]}) for r in made])
     written: list[set[Path]] = []
     for _ in range(3):
         target = write_events(made, tmp_path)
         written.append(set(target.rglob("events.out.tfevents.*")))
         if len(written) == 2:  # the first run is trained again
-            records.append(tmp_path / "curves.jsonl", [{"id": made[0]["id"], "epoch": [1], "loss": [3.0]}])
+            records.write(tmp_path, [records.Curve(id=made[0].id, epoch=[1], more={"loss": [3.0]})])
         found = {file.parent.relative_to(target) for file in written[-1]}
         assert len(found) == len(written[-1]) == 5
         assert {str(place.parent) for place in found} == {
@@ -374,7 +377,7 @@ def test_an_unexpected_failure_is_one_line_and_status_1(capsys, tmp_path, monkey
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(local, "build", fail)
+    monkeypatch.setattr(training, "build", fail)
     assert main(["reproduce", toy_recipe(tmp_path)]) == 1
     assert "RuntimeError: first line second line" in one_line(capsys)
 
@@ -386,7 +389,7 @@ def test_debug_raises(tmp_path):
 
 def test_a_hostile_checkpoint_is_not_executed(tmp_path):
     path = toy_recipe(tmp_path, epochs=2)
-    (fleet,) = local.plan([find_recipe(path)], {})
+    (fleet,) = plan([find_recipe(path)], {})
     checkpoints = tmp_path / "o" / "checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / f"{fleet.key}.pt").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
@@ -520,7 +523,7 @@ def test_a_terminal_gets_a_live_table(tmp_path):
     table = {"name": "t", "task": "vae", "protocol": "digits-8x8", "data": "digits", "train_images": 100}
     recipe = recipe_from({**table, "epochs": 2, "cell": cells}, "t")
     with Display(screen) as display:
-        local.run([recipe], Store(tmp_path), torch.device("cpu"), watch=display)
+        Local("cpu").run([recipe], Store(tmp_path), training.Settings(callbacks=display))
     shown = screen.file.getvalue()
     assert "sound" in shown
     assert "broken" in shown

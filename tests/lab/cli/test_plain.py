@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import json_lines
 import pytest
+from report_records import lines as many
 from test_cli import RECIPE, one_line
-from test_report import many
 
 from gapped.errors import GappedError, printable
 from gapped.lab import records
@@ -43,9 +44,9 @@ def _elsewhere(monkeypatch, tmp_path):
 def test_a_strangers_label_is_shown_as_it_is(label: str, tmp_path: Path, capsys: Any) -> None:
     markdown = pytest.importorskip("markdown_it", reason="reads the tables as a browser shows them")
     runs = many(label, [1.0, 1.2, 1.1]) + many("GST", [2.0, 2.1, 2.2])
-    records.append(tmp_path / "records.jsonl", runs)
+    json_lines.append(tmp_path / "records.jsonl", runs)
     logged = {"epoch": [1, 2], "test_negative_elbo": [3, 2]}
-    records.append(tmp_path / "curves.jsonl", [{"id": r["id"], **logged} for r in runs])
+    json_lines.append(tmp_path / "curves.jsonl", [{"id": r["id"], **logged} for r in runs])
     assert main(["report", str(tmp_path)]) == 0
     shown, out = printable(label), capsys.readouterr().out
     assert f" {shown} " in out
@@ -116,8 +117,8 @@ def test_a_recipes_name_is_a_file_name(name: Any, tmp_path: Path) -> None:
 
 def test_events_of_a_stranger_stay_in_their_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is optional")
-    run = {"id": "../../..", "recipe": "..", "protocol": "..", "label": "../../x", "seed": 0}
-    records.append(tmp_path / "in" / "curves.jsonl", [{"id": run["id"], "epoch": [1], "loss": [2.0]}])
+    run = records.Record(id="../../..", recipe="..", protocol="..", label="../../x")
+    records.write(tmp_path / "in", [records.Curve(id=run.id, epoch=[1], more={"loss": [2.0]})])
     target = write_events([run], tmp_path / "in")
     files = [path for path in tmp_path.rglob("events.out.*") if path.is_file()]
     assert len(files) == 1
@@ -126,7 +127,7 @@ def test_events_of_a_stranger_stay_in_their_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("out", ["there/page.html", "there"])
 def test_a_page_put_elsewhere_touches_nothing_else(out: str, tmp_path: Path, capsys: Any) -> None:
-    records.append(tmp_path / "runs" / "records.jsonl", many("GST", [1.0, 1.2]))
+    json_lines.append(tmp_path / "runs" / "records.jsonl", many("GST", [1.0, 1.2]))
     there = tmp_path / "there"
     there.mkdir()
     (there / "tables.md").write_text("mine")
@@ -138,7 +139,7 @@ def test_a_page_put_elsewhere_touches_nothing_else(out: str, tmp_path: Path, cap
 
 def test_a_page_does_not_replace_records(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "runs" / "records.jsonl"
-    records.append(path, many("GST", [1.0, 1.2]))
+    json_lines.append(path, many("GST", [1.0, 1.2]))
     before = path.read_bytes()
     assert main(["report", "runs", "--out", "runs/records.jsonl"]) == 2
     assert "expected a page to write" in one_line(capsys)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from browsing import contrast, visit
 from conftest import assert_close, normal, seeded
-from test_report_browser import contrast, visit
 from torch import Tensor
 
 import gapped
 from gapped import simplex
 from gapped.lab.cli.figures import GAP, LOGITS, SAMPLES, TAU
-from gapped.lab.report.playground import render_playground
+from gapped.lab.report.page import render_playground
 
 N, K = 40, 3
 TEMPERATURES = (0.2, 1.0, 2.5)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import write_compare, write_vae
+from browsing import contrast, luminance, visit
+from report_records import write_compare, write_vae
 
-from gapped.lab.report import write_report
+from gapped.lab.report.page import write_report
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +19,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / name).mkdir()
         write(folder / name)
     return {name: write_report(folder / name) for name in ("compare", "vae")}
-
-
-def visit(browser: Any, page: Path, width: int = 1400, scheme: str = "light") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen", "features": features})
-    browser.get_log("browser")
-    browser.get(page.as_uri())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -45,17 +37,6 @@ def test_the_page_is_whole(browser: Any, pages: dict[str, Path], name: str, widt
     )
     assert len(boxes) >= 4
     assert all(drawn > 0 and 200 < shown <= width for drawn, shown in boxes)
-
-
-def luminance(colour: str) -> float:
-    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(a: str, b: str) -> float:
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

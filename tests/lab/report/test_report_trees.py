@@ -1,31 +1,33 @@
-"""ListOps in the report: tables, brackets, drawings, curves, and a page without any such run."""
+"""ListOps in the report: tables, brackets, drawings and curves."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from report_records import record
 
-from gapped.lab.report import figures
-from gapped.lab.report.blocks import render_block
-from gapped.lab.report.evidence import gather
-from gapped.lab.report.html import write_report
-from gapped.lab.report.markdown import render_markdown
-from gapped.lab.report.tables import rows_of
+from gapped.lab.records import Curve, Record, Tree, Trees, write
+from gapped.lab.report import plots
+from gapped.lab.report.cells import cells, rows_of
+from gapped.lab.report.page import write_report
 from gapped.lab.report.trees import binned_table, brackets, details, draw_tree, tree_table
 
-TOKENS = ["[", "MAX", "2", "9", "]"]
-TRUE = [[0, 2], [0, 3], [0, 4], [0, 5]]
-FOUND = [[0, 2], [2, 4], [0, 4], [0, 5]]
+TREE = Tree(
+    tokens=["[", "MAX", "2", "9", "]"],
+    true=[[0, 2], [0, 3], [0, 4], [0, 5]],
+    found=[[0, 2], [2, 4], [0, 4], [0, 5]],
+    label=9,
+    predicted=2,
+)
 
 
-def record(label: str, seed: int, accuracy: float, **metrics: float) -> dict[str, Any]:
-    found = {
+def run(label: str, seed: int) -> Record:
+    accuracy = 0.6 + 0.01 * seed
+    metrics = {
         "test_accuracy": accuracy,
         "test_tree_f1": 0.3 + 0.02 * seed,
         "left_branching_f1": 0.75,
@@ -33,111 +35,53 @@ def record(label: str, seed: int, accuracy: float, **metrics: float) -> dict[str
         "test_accuracy_length_10_up": accuracy - 0.1,
         "test_accuracy_depth_2": 0.5,
         "test_accuracy_depth_10_up": 0.4,
-        **metrics,
     }
-    return {
-        "schema": 1, "id": f"{label}{seed}", "recipe": "listops", "label": label, "task": "listops",
-        "protocol": "paper", "estimator": "gst", "options": {}, "tau": 1.0, "seed": seed, "epochs": 20,
-        "status": "ok", "metrics": found, "seconds": 60.0, "runs_in_fleet": 4,
-        "environment": {"device": "a device"},
-    }  # fmt: skip
+    settings = {"recipe": "listops", "protocol": "paper", "tau": 1.0, "status": "ok"}
+    return record(label, seed, None, metrics=metrics, **settings)
 
 
-def folder(path: Path) -> Path:
-    lines = [record(label, seed, 0.6 + 0.01 * seed) for label in ("STGS", "GST-1.0") for seed in (0, 1)]
-    example = {"tokens": TOKENS, "label": 9, "predicted": 2, "true": TRUE, "found": FOUND}
-    trees = [{"id": line["id"], "examples": [example]} for line in lines[::2]]
-    curves = [
-        {"id": line["id"], "epoch": [1, 2], "valid_accuracy": [0.3, 0.5], "train_cross_entropy": [2.0, 1.0]}
-        for line in lines
-    ]
-    for name, rows in (("records", lines), ("trees", trees), ("curves", curves)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+RUNS = [run(label, seed) for label in ("STGS", "GST-1.0") for seed in (0, 1)]
 
 
-def test_a_label_does_not_end_the_brackets(tmp_path: Path) -> None:
-    path = folder(tmp_path) / "records.jsonl"
-    path.write_text(path.read_text().replace('"label": "STGS"', '"label": "````"'))
-    text = render_block(gather(tmp_path), "latent-trees").splitlines()
-    start = text.index("`````text")
-    assert "````, answer 2: ((([ MAX) (2 9)) ])" in "\n".join(text[start : text.index("`````", start)])
-
-
-def test_a_block_holds_the_paper_s_numbers_and_ours(tmp_path: Path) -> None:
-    evidence = gather(folder(tmp_path))
-    block = render_block(evidence, "listops")
-    assert "| STGS | 1 | 0.605 ± 0.007 | 2 | 0.659 ± 0.006 | 5 |" in block
-    agreement = render_block(evidence, "listops-agreement")
-    assert "The table has 2 cells" in agreement
-    assert "**0 of the 2 agree**" in agreement
-    assert "Beyond that: STGS at τ=1 (-9.5) and GST-1.0 at τ=1 (-10.4)." in agreement
-    assert "Single runs lie between 0.600, of GST-1.0 (τ=1), and 0.610, of STGS (τ=1)" in agreement
-    trees = render_block(evidence, "latent-trees")
-    assert "0.310 ± 0.014" in trees
-    assert "always branch to the left have F1 0.750; none of the 2 means above is higher" in trees
-    assert "true parse, value 9: (((([ MAX) 2) 9) ])" in trees
-    assert "GST-1.0, answer 2: ((([ MAX) (2 9)) ])" in trees
-
-
-def test_a_shorter_training_than_the_paper_s_is_said(tmp_path: Path) -> None:
-    records = list(gather(folder(tmp_path)).records)
-    said = "Trained for {} epochs; the paper's runs have 20."
-    for epochs, quick, expected in ((10, False, True), (20, False, False), (10, True, False)):
-        block = render_markdown([{**r, "epochs": epochs, "quick": quick} for r in records], "listops")
-        assert (said.format(epochs) in block) is expected
-
-
-def test_runs_of_different_lengths_are_not_mixed(tmp_path: Path) -> None:
-    records = list(gather(folder(tmp_path)).records)
-    shorter = [{**r, "id": f"{r['id']}-10", "epochs": 10, "metrics": {"test_accuracy": 0.1}} for r in records]
-    block = render_markdown([*shorter, *records], "listops")
-    assert block == render_markdown(records, "listops")
-    assert "| STGS | 1 | 0.100 ± 0.000 | 2 |" in render_markdown(shorter, "listops")
-
-
-def test_bins_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    rows = rows_of(list(gather(folder(tmp_path)).cells), "test_accuracy")
+def test_bins_come_in_the_order_of_their_numbers() -> None:
+    rows = rows_of(cells(RUNS), "test_accuracy")
     assert binned_table(rows, "length", "tokens").columns[2:] == ("tokens 1 to 9", "tokens 10 and more")
     assert binned_table(rows, "depth", "depth").columns[2:] == ("depth 2", "depth 10 and more")
     assert next(title for title, _ in details(rows)) == "Trees"
-    assert tree_table(rows).rows[0][4].text == "0.310 ± 0.014"
+    table = tree_table(rows)
+    assert table.rows[0][4].text == "0.310 ± 0.014"
+    sentence = "always branch to the left have F1 0.750; none of the 2 means above is higher"
+    assert any(sentence in note for note in table.notes)
 
 
-def test_records_without_trees_have_no_such_tables(tmp_path: Path) -> None:
-    lines = [{**record("STGS", 0, 0.5), "metrics": {"test_negative_elbo": 100.0}, "recipe": "vae"}]
-    (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    evidence = gather(tmp_path)
-    assert details(rows_of(list(evidence.cells))) == []
-    for name in ("listops", "latent-trees"):
-        assert "no ListOps runs" in render_block(evidence, name)
+def test_records_without_trees_have_no_such_tables() -> None:
+    assert details(rows_of(cells([record("STGS", 0, 100.0)]))) == []
 
 
 def test_brackets_spell_the_spans() -> None:
-    assert brackets(TOKENS, TRUE) == "(((([ MAX) 2) 9) ])"
+    assert brackets(TREE.tokens, TREE.true) == "(((([ MAX) 2) 9) ])"
     assert brackets(["7"], []) == "7"
 
 
 def test_drawings_mark_what_the_true_parse_lacks() -> None:
-    example = {"tokens": TOKENS, "true": TRUE, "found": FOUND}
-    right = draw_tree(example, "true", "the parse", "a")
-    found = draw_tree(example, "found", "a run", "a")
-    ElementTree.fromstring(found)
-    assert found == draw_tree(example, "found", "a run", "a")
-    assert right.count("--series-3") == 4
-    assert "--series-2" not in right
-    assert (found.count("--series-3"), found.count("--series-2")) == (3, 1)
-    assert "((([ MAX) (2 9)) ])" in found
+    right = draw_tree(TREE, TREE.true, "the parse", "a")
+    other = draw_tree(TREE, TREE.found, "a run", "a")
+    ElementTree.fromstring(other)
+    assert other == draw_tree(TREE, TREE.found, "a run", "a")
+    assert (right.count("--series-3"), right.count("--series-2")) == (4, 0)
+    assert (other.count("--series-3"), other.count("--series-2")) == (3, 1)
+    assert "((([ MAX) (2 9)) ])" in other
 
 
 def test_the_page_shows_trees(tmp_path: Path) -> None:
-    page = write_report(folder(tmp_path)).read_text("utf-8")
-    for expected in (
-        "Accuracy by depth",
-        "The true parse; the value is 9.",
-        "GST-1.0: greedy tree, answer 2.",
-    ):
-        assert expected in page
+    write(tmp_path, RUNS)
+    write(tmp_path, [Trees(id=r.id, examples=[TREE]) for r in RUNS[::2]])
+    logged = {"valid_accuracy": [0.3, 0.5], "train_cross_entropy": [2.0, 1.0]}
+    write(tmp_path, [Curve(id=r.id, epoch=[1, 2], more=logged) for r in RUNS])
+    page = write_report(tmp_path).read_text("utf-8")
+    for text in ("Accuracy by depth", "The true parse; the value is 9.", "GST-1.0: greedy tree, answer 2."):
+        assert text in page
+    assert "0.605 ± 0.007" in page
     assert "valid accuracy" in page.lower()
 
 
@@ -149,8 +93,8 @@ def test_every_run_that_is_drawn_is_in_view(monkeypatch: pytest.MonkeyPatch) -> 
         views.append(figure.axes[0].get_ylim())
         return ""
 
-    monkeypatch.setattr(figures, "to_svg", look)
-    figures.learning_curves([figures.Curve("STGS", "STGS", np.arange(1.0, 5.0), values)], "it", runs=True)
+    monkeypatch.setattr(plots, "to_svg", look)
+    plots.learning_curves([plots.CellCurve("STGS", "STGS", np.arange(1.0, 5.0), values)], "it", runs=True)
     ((low, high),) = views
     assert low <= 0.2
     assert high >= 0.72

@@ -95,9 +95,7 @@ def test_verdict_names_a_clear_winner() -> None:
 def test_verdict_says_what_is_not_separated() -> None:
     text = verdict({"A": [1.0, 1.1, 0.9], "near": [1.05, 1.15, 0.9], "B": [5.0, 5.1, 4.9]})
     assert "wins" not in text
-    assert (
-        "at 5%, Holm-corrected, the data do not separate it from near; it is better than the other." in text
-    )
+    assert text.endswith("the data do not separate it from near; A is better than B.")
     tie = verdict({name: [1.0 + i / 100, 2.0, 3.0] for i, name in enumerate("abcdefg")})
     assert "from b, c, d and 3 more" in tie
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +10,13 @@ import typer
 
 from gapped.errors import reject
 from gapped.lab.cli.common import Device, Stopped
+from gapped.lab.records import Bench, Startup
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from gapped.lab.jobs import Job
-    from gapped.lab.records import Line
+    from gapped.lab.bench.cases import Job
 
 
 def bench(
@@ -54,8 +53,8 @@ def bench(
     if not 0 < seconds < float("inf"):
         raise reject("--seconds", seconds, "a positive number")
 
+    from gapped.lab.bench.cases import plan
     from gapped.lab.environment import current, pick_device
-    from gapped.lab.jobs import plan
     from gapped.lab.report.terminal import console
     from gapped.lab.store import Store
 
@@ -65,16 +64,17 @@ def bench(
         jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:
-            made = _measure(jobs, where, seconds, out / "bench.jsonl", screen, startup=not shape)
+            measured = _measure(jobs, where, seconds, out, screen, startup=not shape)
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
-    present(made, out, screen)
+    benches, startups = measured
+    present(benches, startups, out, screen)
     return 0
 
 
 def _measure(
-    jobs: Sequence[Job], where: torch.device, seconds: float, path: Path, screen: Console, startup: bool
-) -> list[Line]:
+    jobs: Sequence[Job], where: torch.device, seconds: float, out: Path, screen: Console, startup: bool
+) -> tuple[list[Bench], list[Startup]]:
     """Measure everything; each shape is on disk as soon as it is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -82,7 +82,8 @@ def _measure(
     from gapped.lab.bench.suite import run
     from gapped.lab.bench.suite import startup as import_cost
 
-    made: list[Line] = []
+    benches: list[Bench] = []
+    startups: list[Startup] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(job.cases) + 1 for job in jobs) + startup)
@@ -91,36 +92,32 @@ def _measure(
             progress.update(bar, advance=1, description=what)
 
         for lines in run(jobs, where, seconds, watch):
-            records.append(path, lines)
-            made += lines
+            records.write(out, lines)
+            benches += lines
         if startup:
             watch("import gapped")
-            lines = import_cost(where)
-            records.append(path, lines)
-            made += lines
-    return made
+            startups = import_cost(where)
+            records.write(out, startups)
+    return benches, startups
 
 
-def present(made: Sequence[Line], out: Path, screen: Console) -> None:
+def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, screen: Console) -> None:
     """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
-    from gapped.lab.records import atomic_write
-    from gapped.lab.report.bench import benches, reasons, startup_lines, table_of, title_of
-    from gapped.lab.report.bench_figure import bench_figure
-    from gapped.lab.report.tables import to_rich
-    from gapped.lab.report.targets import target_table
+    from gapped.lab.report import timings
+    from gapped.lab.report.markdown import write_text
+    from gapped.lab.report.tabular import to_rich
     from gapped.lab.report.terminal import say
 
-    said = partial(say, screen)
-    for found in benches(made):
-        screen.print(to_rich(table_of(found), title_of(found), screen.width))
-        for reason in reasons(found):
-            said(reason)
-    for line in startup_lines(made):
-        said(f"{line['what']}, after torch: {line['milliseconds']['median']:.0f} ms")
-    targets = target_table(made)
+    shapes = timings.timings(lines)
+    for shape in shapes:
+        screen.print(to_rich(timings.table_of(shape), timings.title_of(shape), screen.width))
+        for reason in timings.reasons(shape):
+            say(screen, reason)
+    for startup in timings.last_startups(startups):
+        say(screen, f"{startup.what}, after torch: {startup.milliseconds.median:.0f} ms")
+    targets = timings.target_table(lines, startups)
     if targets.rows:
         screen.print(to_rich(targets, "targets", screen.width))
-    if any(found.reference("eager") for found in benches(made)):
-        with atomic_write(out / "bench.svg") as file:
-            file.write(bench_figure(made).encode("utf-8"))
-        said(f"Plot: {out / 'bench.svg'}")
+    if any(shape.reference("eager") for shape in shapes):
+        write_text(out / "bench.svg", timings.bench_figure(lines))
+        say(screen, f"Plot: {out / 'bench.svg'}")

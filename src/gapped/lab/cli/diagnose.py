@@ -153,7 +153,7 @@ def _members(
     texts: Sequence[str] | None, tau: float, axes: Mapping[str, Sequence[float]]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Estimators by label, and the places of those that are swept."""
-    from gapped.lab.text import make, parse, show
+    from gapped.lab.estimator_text import make, parse, show
     from gapped.pathwise.base import Pathwise
 
     texts = texts or (("gst",) if "gap" in axes else DEFAULT)
@@ -266,7 +266,7 @@ def _pictures(
     where: str,
 ) -> dict[str, str]:
     """The diagnosis, and heat maps of a sweep: of two options one for each estimator, of one a single one."""
-    from gapped.lab.report.figures import heat_map
+    from gapped.lab.report.plots import heat_map
     from gapped.lab.report.svg import style, to_svg
 
     with style("diagnosis"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gapped.errors import printable
-
 FIGURES = "figures"
 """The name under which `gapped reproduce` knows them."""
 PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
@@ -19,12 +17,16 @@ SEED = 0
 
 def draw_figures(folder: Path, quick: bool) -> None:
     """Write all of them into `folder`, and say so."""
-    from gapped.lab.report.documents import write
+    from gapped.lab.report.markdown import write_text
+    from gapped.lab.report.terminal import console, say
 
-    made = figures(quick)
-    for name, text in made.items():
-        new = write(folder / name, text)
-        print(printable(f"{'written' if new else 'unchanged'}: {folder / name}"))
+    screen = console()
+    for name, text in figures(quick).items():
+        path = folder / name
+        same = path.is_file() and path.read_bytes() == text.encode("utf-8")
+        if not same:
+            write_text(path, text)
+        say(screen, f"{'unchanged' if same else 'written'}: {path}")
 
 
 def figures(quick: bool = False) -> dict[str, str]:
@@ -33,7 +35,7 @@ def figures(quick: bool = False) -> dict[str, str]:
     import torch
 
     from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
-    from gapped.lab.report.playground import render_playground
+    from gapped.lab.report.page import render_playground
     from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
     from gapped.pathwise.gst import GST
     from gapped.pathwise.gumbel import GumbelSoftmax

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gapped.errors import printable
-
 
 def report(
     runs: Annotated[
@@ -25,53 +23,27 @@ def report(
             show_default=False,
         ),
     ] = None,
-    update: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Fill the blocks between <!-- records:NAME --> and <!-- /records:NAME --> of this document; "
-            "may be given more than once.",
-            show_default=False,
-        ),
-    ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the figures that these documents show into this folder.", show_default=False
-        ),
-    ] = None,
 ) -> None:
-    """Rebuild the tables, the figures and report.html from records.
-
-    With --update or --figures, only documents and figures are written.
-    """
-    if update or figures:
-        from gapped.lab.report.documents import update_documents
-
-        words = {True: "updated", False: "unchanged", None: "left out, with nothing in the records to show"}
-        for path, new in update_documents(runs, update or [], figures):
-            print(printable(f"{words[new]}: {path}"))
-        return
-
-    from gapped.lab.records import load
-
-    if (runs / "bench.jsonl").is_file() and not (runs / "records.jsonl").exists():
-        from gapped.lab.cli.bench import present
-        from gapped.lab.report.terminal import console
-
-        present(load(runs / "bench.jsonl"), runs, console())
-        return
-
-    from gapped.lab.report import read, write_report
-    from gapped.lab.report.cells import failures
-    from gapped.lab.report.markdown import write_tables
+    """Rebuild the tables, the figures and report.html from records."""
+    from gapped.lab.records import Bench, Record, Startup, read
     from gapped.lab.report.terminal import console, say, show
 
-    records, lines = read(runs), load(runs / "records.jsonl")
+    screen = console()
+    if (runs / Bench.FILE).is_file() and not (runs / Record.FILE).exists():
+        from gapped.lab.cli.bench import present
+
+        present(read(runs, Bench), read(runs, Startup), runs, screen)
+        return
+
+    from gapped.lab.report.cells import failures, finished_runs
+    from gapped.lab.report.markdown import write_tables
+    from gapped.lab.report.page import write_report
+
+    finished, records = finished_runs(runs), read(runs, Record)
     path = write_report(runs, out)
     if out is None:
-        write_tables(lines, runs / "tables.md")
-    screen = console()
-    show(records, screen)
-    for line in failures(lines):
+        write_tables(records, runs / "tables.md")
+    show(finished, screen)
+    for line in failures(records):
         say(screen, line)
     say(screen, f"report: {path}")

@@ -1,24 +1,26 @@
-"""Records of runs, gathered into cells: the runs that differ in nothing but their seed."""
+"""Records of runs, gathered into cells, the runs that differ in nothing but their seed; and cells, ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gapped.errors import GappedError, listing
-from gapped.lab.records import has_failed, load
-from gapped.lab.report.statistics import Floats
-
-Record = dict[str, Any]
+from gapped.lab.records import Record, read
+from gapped.lab.report.statistics import Floats, Summary, summary, verdict
 
 # The first of these that a group of records carries is the one it is judged by.
 PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "surrogate_entropy")
 
+# Recipes that measure without a contest: what is said in place of a verdict.
+MEASURED = {
+    "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
+    "efficiency": "One short run of each estimator: only memory and time are compared.",
+}
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -26,7 +28,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _NAMED = 8
 
 # What a protocol is for: with one of these, its name says enough.
-_USUAL = ("mnist", "digits", "listops")
+_USUAL = ("", "mnist", "digits", "listops")
 
 
 @dataclass(frozen=True)
@@ -43,67 +45,68 @@ class Cell:
         """One value a run, NaN where the run diverged."""
         return np.array([_value(r, metric) for r in self.records], dtype=np.float64)
 
-    def count(self, status: str) -> int:
-        """How many runs ended this way."""
-        return sum(r.get("status", "ok") == status for r in self.records)
-
     def name(self, with_tau: bool) -> str:
         """The label, with the temperature where cells differ in it."""
         return self.label if self.tau is None or not with_tau else f"{self.label} (τ={self.tau:g})"
 
     @property
+    def metrics(self) -> set[str]:
+        """The names of what its runs measured."""
+        return {name for record in self.records for name in record.metrics}
+
+    @property
     def gap(self) -> float | None:
         """The gap of a GST run, if it is a number."""
-        gap = (self.records[0].get("options") or {}).get("gap")
-        return (
-            float(gap) if isinstance(gap, int | float) and self.records[0].get("estimator") == "gst" else None
-        )
+        gap = self.records[0].options.get("gap") if self.records[0].estimator == "gst" else None
+        return float(gap) if isinstance(gap, int | float) else None
 
 
-def read(folder: Path) -> list[Record]:
+@dataclass(frozen=True)
+class Row:
+    """One cell, summarised; `name` tells it from the cells it is compared with."""
+
+    cell: Cell
+    name: str
+    metric: str
+    value: Summary
+    diverged: int
+    seconds_per_epoch: float | None
+    gradient_variance: float | None
+
+    @property
+    def label(self) -> str:
+        return self.cell.label
+
+    @property
+    def tau(self) -> float | None:
+        return self.cell.tau
+
+
+def finished_runs(folder: Path) -> list[Record]:
     """The records of a folder, without runs that failed; none at all is an error: nothing to report."""
-    path = folder / "records.jsonl"
+    path = folder / Record.FILE
     if not path.is_file():
         raise GappedError(f"{folder}: no records.jsonl in it, expected a folder that a gapped run wrote")
-    lines = load(path)
-    records = [record for record in lines if not has_failed(record)]
-    if not records:
-        why = "; ".join([*failures(lines), "nothing to report"])
+    records = read(folder, Record)
+    finished = [record for record in records if not record.failed]
+    if not finished:
+        why = "; ".join([*failures(records), "nothing to report"])
         raise GappedError(f"{path}: holds no finished run yet, {why}")
-    return records
+    return finished
 
 
-def failures(lines: Iterable[Record]) -> list[str]:
+def failures(records: Iterable[Record]) -> list[str]:
     """A sentence for each error that ended runs which no later attempt has finished."""
-    last = {(r.get("recipe"), r.get("id")): r for r in lines}
+    last = {record.key: record for record in records}
     lost: dict[tuple[str, str], list[str]] = {}
-    for r in filter(has_failed, last.values()):
-        lost.setdefault((str(r.get("recipe")), str(r.get("error"))), []).append(label(r))
+    for r in last.values():
+        if r.failed:
+            lost.setdefault((r.recipe, r.error), []).append(r.label)
     return [
         f"{recipe}: {len(runs)} run{'s' * (len(runs) != 1)} of {listing(dict.fromkeys(runs), _NAMED)} "
         f"failed: {error}"
         for (recipe, error), runs in lost.items()
     ]
-
-
-def label(record: Record) -> str:
-    """The record's own label, or one in the spelling of the command line.
-
-    >>> label({"estimator": "gst", "options": {"gap": 1.2}})
-    'gst:gap=1.2'
-    """
-    if record.get("label"):
-        return str(record["label"])
-    options = ",".join(f"{key}={value}" for key, value in sorted((record.get("options") or {}).items()))
-    kind = (record.get("schedule") or {}).get("kind", "constant")
-    suffix = "" if kind in ("constant", "mixed") else f" ({kind})"
-    return ":".join(filter(None, [str(record.get("estimator", "unnamed")), options])) + suffix
-
-
-def temperature(record: Record) -> float | None:
-    """The temperature a cell goes by: the one that it is tested at."""
-    tau = record.get("tau")
-    return None if tau is None else float(tau)
 
 
 def cells(records: Iterable[Record]) -> list[Cell]:
@@ -112,24 +115,21 @@ def cells(records: Iterable[Record]) -> list[Cell]:
     One run may stand in several recipes' tables; within one, the last line with its id counts. Where runs
     of a table were trained for different numbers of epochs, only the longest are comparable and count.
     """
-    unique = {(r.get("recipe"), r.get("id") or f"line {n}"): r for n, r in enumerate(records)}
+    unique = {record.key: record for record in records}
     longest: dict[tuple[str, str], int] = {}
     for r in unique.values():
-        longest[_table(r)] = max(longest.get(_table(r), 0), int(r.get("epochs") or 0))
+        longest[_table(r)] = max(longest.get(_table(r), 0), r.epochs)
     gathered: dict[tuple[str, str, str, float | None], list[Record]] = {}
     for r in unique.values():
-        if int(r.get("epochs") or 0) == longest[_table(r)]:
-            gathered.setdefault((*_table(r), label(r), temperature(r)), []).append(r)
-    by_seed = [(key, tuple(sorted(rs, key=lambda r: r.get("seed") or 0))) for key, rs in gathered.items()]
-    return [Cell(*key, runs) for key, runs in by_seed]
+        if r.epochs == longest[_table(r)]:
+            gathered.setdefault((*_table(r), r.label, r.tau), []).append(r)
+    return [Cell(*key, tuple(sorted(runs, key=lambda r: r.seed))) for key, runs in gathered.items()]
 
 
 def _table(record: Record) -> tuple[str, str]:
     """Recipe and protocol; the latter says which data these are, unless it is the usual set."""
-    data, protocol = record.get("data"), str(record.get("protocol") or "")
-    if data is not None and data not in _USUAL:
-        protocol = f"{protocol} on {data}"
-    return str(record.get("recipe", "runs")), protocol
+    other = "" if record.data in _USUAL else f" on {record.data}"
+    return record.recipe, record.protocol + other
 
 
 def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:
@@ -140,11 +140,30 @@ def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:
     return grouped
 
 
+def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:
+    """A row for every cell, best mean first, cells without a single finished run last."""
+    metric = metric or primary(group)
+    sign = -1 if higher_is_better(metric) else 1
+    named = _has_temperatures(group)
+    rows = [_row(cell, metric, named) for cell in group]
+    return sorted(
+        rows, key=lambda r: (r.value.count == 0, sign * r.value.mean if r.value.count else 0.0, r.name)
+    )
+
+
+def verdict_of(group: Sequence[Cell]) -> str:
+    """The verdict on cells that share recipe and protocol."""
+    if group[0].recipe in MEASURED:
+        return MEASURED[group[0].recipe]
+    metric = primary(group)
+    named = _has_temperatures(group)
+    values = {cell.name(named): cell.values(metric) for cell in group}
+    return verdict(values, higher_is_better(metric), metric_name(metric), digits(metric))
+
+
 def primary(group: Iterable[Cell]) -> str:
     """The metric that decides."""
-    names: list[str] = sorted(
-        {name for cell in group for r in cell.records for name in (r.get("metrics") or {})}
-    )
+    names = sorted({name for cell in group for name in cell.metrics})
     known = [name for name in PRIMARY if name in names]
     test = [name for name in names if name.startswith("test_")]
     return next(iter(known + test + names), PRIMARY[1])
@@ -153,6 +172,11 @@ def primary(group: Iterable[Cell]) -> str:
 def higher_is_better(metric: str) -> bool:
     """True of accuracies; everything else that runs record is a loss, a variance or a cost."""
     return metric.endswith("accuracy")
+
+
+def digits(metric: str) -> int:
+    """To how many decimals a metric is shown."""
+    return 3 if metric.endswith("accuracy") else 2
 
 
 def metric_name(metric: str) -> str:
@@ -164,16 +188,35 @@ def metric_name(metric: str) -> str:
     return metric.replace("_", " ").replace("elbo", "ELBO").replace(" gb", " (GB)").replace("gpu", "GPU")
 
 
-def has_temperatures(group: Iterable[Cell]) -> bool:
-    """Whether a name must say which temperature it means."""
-    return len({cell.tau for cell in group}) > 1
-
-
 def finite(value: float | None) -> float:
     """A logged number, NaN where a run had none. Beyond float32, in which runs train, is no number either."""
     return float(value) if value is not None and abs(value) <= _LARGEST else nan
 
 
+def seconds_per_epoch(record: Record) -> float:
+    """A run's share of its fleet's wall time, an epoch; NaN where the record does not say."""
+    return record.seconds / record.epochs / record.runs_in_fleet if record.seconds and record.epochs else nan
+
+
 def _value(record: Record, metric: str) -> float:
-    value = (record.get("metrics") or {}).get(metric)
-    return nan if record.get("status") == "diverged" else finite(value)
+    return nan if record.status == "diverged" else finite(record.metrics.get(metric))
+
+
+def _has_temperatures(group: Iterable[Cell]) -> bool:
+    """Whether a name must say which temperature it means."""
+    return len({cell.tau for cell in group}) > 1
+
+
+def _row(cell: Cell, metric: str, named: bool) -> Row:
+    values = cell.values(metric)
+    pace = summary([seconds_per_epoch(r) for r in cell.records])
+    variance = summary(cell.values("gradient_variance"))
+    return Row(
+        cell=cell,
+        name=cell.name(named),
+        metric=metric,
+        value=summary(values),
+        diverged=int((~np.isfinite(values)).sum()),
+        seconds_per_epoch=pace.mean if pace.count else None,
+        gradient_variance=variance.mean if variance.count else None,
+    )

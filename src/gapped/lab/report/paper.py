@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from math import isnan
 from typing import Any
 
-from gapped.lab.report.cells import Cell, Record, cells, metric_name, primary
+from gapped.lab.records import Record
+from gapped.lab.report.cells import Cell, cells, metric_name, primary
 from gapped.lab.report.statistics import Summary, standard_errors, summary
-from gapped.lab.report.tables import NOTHING, Entry, Table, number, seconds_per_epoch, tau_entry
+from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry
 
 FAILED_ABOVE = 148.67
 """Nats of test negative ELBO above which a run counts as not having converged.
@@ -62,32 +63,6 @@ def paper() -> dict[str, Any]:
     return numbers
 
 
-def paper_label(record: Record) -> str:
-    """What the paper calls the estimator of a record that carries no label of its own.
-
-    >>> paper_label({"estimator": "gumbel-rao", "options": {"samples": 100}})
-    'GR-MC100'
-    """
-    if record.get("label"):
-        return str(record["label"])
-    options = record.get("options") or {}
-    gap = options.get("gap", 1.0)
-    names = {
-        "gst": "GST-pi"
-        if gap == "expected"
-        else f"GST-{float(gap):.1f}"
-        if _is_number(gap)
-        else f"GST-{gap}",
-        "gumbel-rao": f"GR-MC{options.get('samples', 100)}",
-        "gumbel-softmax": "STGS",
-        "straight-through": "ST",
-        "rloo": "RLOO",
-        "disarm-tree": "DisARM-Tree",
-    }
-    name = str(record.get("estimator"))
-    return names.get(name, name)
-
-
 def against_paper(records: Iterable[Record], recipe: str, protocol: str | None = None) -> list[PaperRow]:
     """The paper's rows in its order, then what it marks as failing, then cells that it does not have.
 
@@ -95,42 +70,47 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
     begins with "paper", or there is none), because numbers of two protocols do not belong in one row.
     """
     table = paper().get(recipe, {})
-    ours = [c for c in cells(records) if c.recipe == recipe and _is_papers(c.protocol, protocol)]
-    made: list[PaperRow] = []
+    seeds = table.get("seeds")
+    ours = [c for c in cells(records) if c.recipe == recipe and protocol in (None, c.protocol)]
+    ours = [c for c in ours if protocol is not None or is_papers(c.protocol)]
+    rows: list[PaperRow] = []
     seen: list[Cell] = []
-    for row in table.get("rows", []):
-        name, tau, published = _published(recipe, row)
+    for name, tau, published in (_published(recipe, row) for row in table.get("rows", [])):
         matching = [c for c in ours if _matches(c, name, tau)]
         seen += matching
         if name in table.get("quoted", ()):
-            made += [_quoted(c, published[0]) for c in matching]
+            rows += [_quoted(c, *published[0]) for c in matching]
             continue
         for metric, mean, std in published:
-            absent = PaperRow(name, tau, metric, None, mean, std, table.get("seeds"), note="not run here")
-            made += [_compare(c, recipe, metric, mean, std, table.get("seeds")) for c in matching] or [absent]
+            absent = PaperRow(name, tau, metric, None, mean, std, seeds, note="not run here")
+            rows += [_compare(c, recipe, metric, mean, std, seeds) for c in matching] or [absent]
     for name, tau in table.get("fails_to_converge", []):
         failing = [c for c in ours if _matches(c, name, tau)]
         seen += failing
-        made += [_failure(c) for c in failing]
-    return made + [_beyond(c, primary(ours)) for c in ours if c not in seen]
+        rows += [_failure(c) for c in failing]
+    metric = primary(ours)
+    beyond = [c for c in ours if c not in seen]
+    return rows + [
+        PaperRow(c.label, c.tau, metric, summary(c.values(metric)), note="not in the paper") for c in beyond
+    ]
 
 
-def paper_table(made: Sequence[PaperRow], recipe: str = "") -> Table:
+def paper_table(rows: Sequence[PaperRow], recipe: str = "") -> Table:
     """Rows as a table, with the notes that its marks need; the margin in them is that of `recipe`."""
-    several = len({r.metric for r in made}) > 1
-    spread = any(r.ours and r.ours.count > 1 for r in made)
+    several = len({r.metric for r in rows}) > 1
     columns = ("estimator", "τ", *(["measure"] * several), "ours", "seeds", "paper", "seeds")
     columns += ("difference", "std. errors", "mark", "note")
+    spread = any(r.ours and r.ours.count > 1 for r in rows)
     notes = ["Mean ± standard deviation over seeds."] if spread else []
-    if any(r.disagrees for r in made):
-        unit = "of accuracy" if any(r.metric.endswith("accuracy") for r in made) else "nats"
+    if any(r.disagrees for r in rows):
+        unit = "of accuracy" if any(r.metric.endswith("accuracy") for r in rows) else "nats"
         margin = f"{MARGIN.get(recipe, NATS)} {unit}"
         notes.append(
             f"{DISAGREES}: further apart than two standard errors and {margin}, or in whether it converges."
         )
-    if any(r.note.startswith("paper: X") for r in made):
+    if any(r.note.startswith("paper: X") for r in rows):
         notes.append(RULE)
-    return Table(columns, tuple(_entries(r, several) for r in made), tuple(notes))
+    return Table(columns, tuple(_entries(r, several) for r in rows), tuple(notes))
 
 
 def _entries(row: PaperRow, several: bool) -> tuple[Entry, ...]:
@@ -178,28 +158,30 @@ def _published(
 def _compare(
     cell: Cell, recipe: str, metric: str, mean: float, std: float | None, count: int | None
 ) -> PaperRow:
-    ours = summary(_values(cell, metric))
+    ours = summary(cell.values(metric))
     lost = len(cell.records) - ours.count
-    note = f"{lost} of {len(cell.records)} runs without a value" if lost else ""
-    published = (mean, std, count)
+    losses = f"{lost} of {len(cell.records)} runs without a value" if lost else ""
+    known = PaperRow(cell.label, cell.tau, metric, ours, mean, std, count, lost=lost)
     if not ours.count:
-        return PaperRow(cell.label, cell.tau, metric, ours, *published, disagrees=True, note=note, lost=lost)
-    quick = any(r.get("quick") for r in cell.records)
+        return replace(known, disagrees=True, note=losses)
     gap = ours.mean - mean
     errors = standard_errors(ours, mean, std, count) if std is not None and count else None
     far = errors is not None and abs(errors) > 2 and abs(gap) > MARGIN.get(recipe, NATS)
-    remark = paper().get(recipe, {}).get("remarks", {}).get(cell.label, "")
-    scaled = "quick run, scaled down: not comparable" if quick else ""
-    note = "; ".join(filter(None, [scaled, remark, note]))
-    apart = (far or lost > 0) and not quick
-    return PaperRow(cell.label, cell.tau, metric, ours, *published, gap, errors, apart, note, lost)
+    scaled = "quick run, scaled down: not comparable" if _is_quick(cell) else ""
+    remark = paper()[recipe].get("remarks", {}).get(cell.label, "")
+    return replace(
+        known,
+        difference=gap,
+        standard_errors=errors,
+        disagrees=(far or lost > 0) and not scaled,
+        note="; ".join(filter(None, [scaled, remark, losses])),
+    )
 
 
-def _quoted(cell: Cell, published: tuple[str, float, float | None]) -> PaperRow:
+def _quoted(cell: Cell, metric: str, mean: float, std: float | None) -> PaperRow:
     """A cell for which the paper quotes a number that was measured under another protocol."""
-    metric, mean, std = published
     note = f"the paper quotes {mean:.2f} ± {std:.2f} from elsewhere, of another protocol: not comparable"
-    return PaperRow(cell.label, cell.tau, metric, summary(_values(cell, metric)), note=note)
+    return PaperRow(cell.label, cell.tau, metric, summary(cell.values(metric)), note=note)
 
 
 def _failure(cell: Cell) -> PaperRow:
@@ -208,35 +190,18 @@ def _failure(cell: Cell) -> PaperRow:
     bad = int((~(values <= FAILED_ABOVE)).sum())
     failed = 2 * bad >= values.size
     note = f"paper: X; here {bad} of {values.size} seeds fail, so it {'fails too' if failed else 'converges'}"
-    quick = any(r.get("quick") for r in cell.records)
-    mark = not failed and not quick
+    mark = not failed and not _is_quick(cell)
     return PaperRow(cell.label, cell.tau, "test_negative_elbo", summary(values), disagrees=mark, note=note)
 
 
-def _beyond(cell: Cell, metric: str) -> PaperRow:
-    return PaperRow(cell.label, cell.tau, metric, summary(_values(cell, metric)), note="not in the paper")
-
-
-def _values(cell: Cell, metric: str) -> Any:
-    """A metric of each run; the pace is not a metric but follows from the record."""
-    if metric == "seconds_per_epoch" and metric not in (cell.records[0].get("metrics") or {}):
-        return [seconds_per_epoch(r) for r in cell.records]
-    return cell.values(metric)
+def _is_quick(cell: Cell) -> bool:
+    return any(record.quick for record in cell.records)
 
 
 def _matches(cell: Cell, name: str, tau: float | None) -> bool:
-    labels = {cell.label, paper_label(cell.records[0])}
-    return (tau is None or cell.tau == tau) and any(fnmatchcase(one, name) for one in labels)
+    return tau in (None, cell.tau) and fnmatchcase(cell.label, name)
 
 
 def is_papers(protocol: str) -> bool:
     """Whether numbers of this protocol can be set beside the paper's: it is the paper's, on its data."""
     return not protocol or (protocol.startswith("paper") and " on " not in protocol)
-
-
-def _is_papers(protocol: str, wanted: str | None) -> bool:
-    return protocol == wanted if wanted is not None else is_papers(protocol)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

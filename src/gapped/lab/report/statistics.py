@@ -84,34 +84,18 @@ def between(first: Summary, second: Summary) -> Difference:
     mean = first.mean - second.mean
     if min(first.count, second.count) < 2:
         return Difference(mean, -inf, inf, 1.0)
-    error, freedom = _error(first, second)
+    error = sqrt(first.std**2 / first.count + second.std**2 / second.count)
     if error == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-    half = _quantile(freedom) * error
-    return Difference(mean, mean - half, mean + half, float(2 * stdtr(freedom, -abs(mean) / error)))
+    degrees = freedom(first, second)
+    half = _quantile(degrees) * error
+    return Difference(mean, mean - half, mean + half, float(2 * stdtr(degrees, -abs(mean) / error)))
 
 
-def chance_beyond(first: Summary, second: Summary, errors: float) -> float:
-    """How often two means of the same law lie more than `errors` standard errors apart (Welch's t).
-
-    >>> same = from_moments(0.0, 1.0, 10)
-    >>> round(chance_beyond(same, same, 2.0), 3)
-    0.061
-    """
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(_error(first, second)[1], -abs(errors)))
-
-
-def sign_test(above: int, below: int) -> float:
-    """Two-sided p-value of so many signs of either kind, if both are equally likely.
-
-    >>> sign_test(5, 0)
-    0.0625
-    """
-    from scipy.special import bdtr
-
-    return min(1.0, 2 * float(bdtr(min(above, below), above + below, 0.5)))
+def freedom(first: Summary, second: Summary) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a difference of two means."""
+    u, v = first.std**2 / first.count, second.std**2 / second.count
+    return (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
 
 
 def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_count: int) -> float:
@@ -167,71 +151,54 @@ def verdict(
     arrays = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in cells.items()}
     finished = {name: summary(x) for name, x in arrays.items() if np.isfinite(x).any()}
     if not finished:
-        return "No run finished with a value" + _casualties(arrays) + "."
+        return f"No run finished with a value{_casualties(arrays)}."
     sign = -1 if higher_is_better else 1
-    best = min(finished, key=lambda name: sign * finished[name].mean)
-    others = sorted(finished.keys() - {best}, key=lambda name: (sign * finished[name].mean, name))
-    superlative = "highest" if higher_is_better else "lowest"
-    return _sentence(best, others, arrays, finished[best], f"{superlative} {what}", digits) + "."
-
-
-def _sentence(
-    best: str, others: list[str], arrays: Mapping[str, Floats], lead: Summary, claim: str, digits: int
-) -> str:
-    tests = [difference(arrays[best], arrays[name]).p for name in others]
-    separated = holm(tests)
-    open_ = [name for name, apart in zip(others, separated, strict=True) if not apart]
+    best, *others = sorted(finished, key=lambda name: (sign * finished[name].mean, name))
+    losses = _casualties({name: x for name, x in arrays.items() if name != best})
+    lead, own = finished[best], _lost(best, arrays[best])
     mean, std = (f"{x:.{digits}f}" if abs(x) < 1e6 else f"{x:.3g}" for x in (lead.mean, lead.std))
     spread = "" if isnan(lead.std) else f", std {std}"
     number = f"mean {mean}{spread}, {lead.count} seed{'s' * (lead.count != 1)}"
-    lost = int((~np.isfinite(arrays[best])).sum())
-    losses = _casualties({name: x for name, x in arrays.items() if name != best})
     if not others:
-        only = (
-            "is the only one with finished runs"
-            if len(arrays) > 1
-            else "stands alone, with nothing to compare"
-        )
-        return f"{best} {only} ({number})" + (f"; {_lost(best, arrays[best])}" if lost else "") + losses
+        alone = "stands alone, with nothing to compare"
+        only = alone if len(arrays) == 1 else "is the only one with finished runs"
+        return f"{best} {only} ({number}){own and f'; {own}'}{losses}."
+    claim = f"{'highest' if higher_is_better else 'lowest'} {what}"
     lead_in = f"{best} has the {claim} ({number})"
-    if lost:
-        return f"{lead_in}, but {_lost(best, arrays[best])}, so it is not called the winner{losses}"
-    if not open_:
+    if own:
+        return f"{lead_in}, but {own}, so it is not called the winner{losses}."
+    separated = holm([difference(arrays[best], arrays[name]).p for name in others])
+    beaten, rivals = (
+        [name for name, apart in zip(others, separated, strict=True) if apart is side]
+        for side in (True, False)
+    )
+    if not rivals:
         rest = others[0] if len(others) == 1 else f"each of the other {len(others)}"
         return (
-            f"{best} wins: {claim} ({number}), better than {rest} (Welch tests, Holm-corrected, 5%){losses}"
+            f"{best} wins: {claim} ({number}), better than {rest} (Welch tests, Holm-corrected, 5%){losses}."
         )
-    rivals = listing(open_, _NAMED)
-    if lead.count == 1 or all(np.isfinite(arrays[name]).sum() < 2 for name in open_):
-        return f"{lead_in}, but single seeds cannot separate it from {rivals}: run more seeds{losses}"
-    beaten = len(others) - len(open_)
-    better = f"; it is better than {'the other' if beaten == 1 else f'the other {beaten}'}" if beaten else ""
-    return f"{lead_in}, but at 5%, Holm-corrected, the data do not separate it from {rivals}{better}{losses}"
+    names = listing(rivals, _NAMED)
+    if lead.count == 1 or all(finished[name].count < 2 for name in rivals):
+        return f"{lead_in}, but single seeds cannot separate it from {names}: run more seeds{losses}."
+    better = f"; {best} is better than {listing(beaten, _NAMED)}" if beaten else ""
+    return f"{lead_in}, but at 5%, Holm-corrected, the data do not separate it from {names}{better}{losses}."
 
 
 def _casualties(arrays: Mapping[str, Floats]) -> str:
     """What diverged, as the tail of a sentence."""
-    lost = [_lost(name, x) for name, x in arrays.items() if x.size == 0 or not np.isfinite(x).all()]
-    return "".join(f"; {text}" for text in lost[:4]) + (
-        f"; {len(lost) - 4} more lost runs" if lost[4:] else ""
-    )
+    texts = [text for name, x in arrays.items() if (text := _lost(name, x))]
+    more = [f"{len(texts) - _NAMED} more lost runs"] if len(texts) > _NAMED else []
+    return "".join(f"; {text}" for text in texts[:_NAMED] + more)
 
 
 def _lost(name: str, x: Floats) -> str:
+    """How many runs of a cell diverged; nothing if none did."""
     lost = int((~np.isfinite(x)).sum())
     if x.size == 0:
         return f"{name} has no finished run"
     if lost == x.size:
         return f"the run of {name} diverged" if lost == 1 else f"all {lost} runs of {name} diverged"
-    return f"{lost} of {x.size} runs of {name} diverged"
-
-
-def _error(first: Summary, second: Summary) -> tuple[float, float]:
-    """Standard error of a difference of means, and Welch and Satterthwaite's degrees of freedom."""
-    u, v = first.std**2 / first.count, second.std**2 / second.count
-    if u + v == 0:
-        return 0.0, inf
-    return sqrt(u + v), (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
+    return f"{lost} of {x.size} runs of {name} diverged" if lost else ""
 
 
 def _finite(values: ArrayLike) -> Floats:

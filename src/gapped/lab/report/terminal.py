@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gapped.errors import printable
-from gapped.lab.report.cells import Record, groups
+from gapped.lab.records import Record
+from gapped.lab.report.cells import groups, rows_of, verdict_of
 from gapped.lab.report.markdown import is_published
 from gapped.lab.report.paper import against_paper, paper_table
-from gapped.lab.report.tables import Table, best_rows, rows_of, summary_table, to_rich, verdict_of
+from gapped.lab.report.tabular import Table, best_rows, summary_table, to_rich
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +35,7 @@ def show(records: Iterable[Record], console: Console) -> None:
     """For each recipe and protocol, print tables and a verdict, with the paper's numbers where it has any."""
     for (recipe, protocol), group in groups(records).items():
         own = [r for cell in group for r in cell.records]
-        quick = ", quick run" if any(r.get("quick") for r in own) else ""
+        quick = ", quick run" if any(r.quick for r in own) else ""
         title = f"{recipe} {protocol}".strip() + quick
         table = best_rows(summary_table(rows_of(group)))
         console.print(to_rich(table, title, console.width), *table.notes)
@@ -47,6 +48,6 @@ def show(records: Iterable[Record], console: Console) -> None:
 
 
 def _notes_below(table: Table) -> Table:
-    """The same without its last column, whose sentences would crowd out the numbers."""
-    said = [f"{row[0].text}, τ {row[1].text}: {row[-1].text}" for row in table.rows if row[-1].text]
-    return Table(table.columns[:-1], tuple(row[:-1] for row in table.rows), (*table.notes, *said))
+    """The table without its last column, whose sentences would crowd out the numbers: they become notes."""
+    notes = [f"{row[0].text}, τ {row[1].text}: {row[-1].text}" for row in table.rows if row[-1].text]
+    return Table(table.columns[:-1], tuple(row[:-1] for row in table.rows), (*table.notes, *notes))

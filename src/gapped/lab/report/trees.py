@@ -5,21 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, Record
-from gapped.lab.report.curves import Line
-from gapped.lab.report.evidence import Evidence
-from gapped.lab.report.markdown import render_markdown
+from gapped.lab.records import Tree, Trees
+from gapped.lab.report.cells import Row
 from gapped.lab.report.statistics import summary
 from gapped.lab.report.svg import INK, SERIES, new_figure, style, to_svg
-from gapped.lab.report.tables import Entry, Row, Table, fence, number, rows_of, tau_entry, to_markdown
+from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry
 
 ACCURACY = "test_accuracy"
 F1 = "test_tree_f1"
-RECIPES = ("listops", "listops-more")
-NONE = "These records hold no ListOps runs: `gapped reproduce listops` makes them."
 
 DEFINITION = (
     "F1: unlabelled bracketing F1 of the greedy tree against the parse in the file, mean over the test "
@@ -29,24 +24,9 @@ DEFINITION = (
 )
 
 
-def listops(evidence: Evidence) -> str:
-    """The table beside the paper's, or a sentence where there are no runs."""
-    return render_markdown(evidence.records, "listops") if "listops" in evidence.recipes() else NONE
-
-
-def latent_trees(evidence: Evidence) -> str:
-    """What the trees are like: accuracy by length and by depth, F1, one expression in brackets."""
-    group = [cell for recipe in RECIPES for cell in evidence.group(recipe, "paper")]
-    if not group:
-        return NONE
-    rows = rows_of(group, ACCURACY)
-    parts = [to_markdown(table) for _, table in details(rows)]
-    return "\n".join([*parts, *_bracket_lines(rows, evidence.trees)])
-
-
 def details(rows: Sequence[Row]) -> list[tuple[str, Table]]:
     """Tables, each with a title, for cells whose runs recorded trees; none for others."""
-    if not any(F1 in _metrics(row.cell) for row in rows):
+    if not any(F1 in row.cell.metrics for row in rows):
         return []
     return [
         ("Trees", tree_table(rows)),
@@ -67,15 +47,14 @@ def tree_table(rows: Sequence[Row]) -> Table:
                 tau_entry(row.tau),
                 number(row.value.mean, ACCURACY),
                 number(best.mean, ACCURACY),
-                Entry(f"{f1.mean:.3f}{spread}" if f1.count else "–", f1.mean if f1.count else None),
+                Entry(f"{f1.mean:.3f}{spread}" if f1.count else NOTHING, f1.mean if f1.count else None),
                 Entry(str(f1.count), f1.count),
             )
         )
     columns = ("estimator", "τ", "test accuracy", "best validation accuracy", "F1", "seeds")
     known = (row.cell.values("left_branching_f1").tolist() for row in rows)
     plain = sorted({value for values in known for value in values if isfinite(value)})
-    found = [summary(row.cell.values(F1)) for row in rows]
-    means = [one.mean for one in found if one.count]
+    means = [f1.mean for row in rows if (f1 := summary(row.cell.values(F1))).count]
     above = sum(mean > max(plain, default=1.0) for mean in means)
     baseline = (
         f"Trees that always branch to the left have F1 {listing(f'{v:.3f}' for v in plain)}; "
@@ -87,7 +66,7 @@ def tree_table(rows: Sequence[Row]) -> Table:
 def binned_table(rows: Sequence[Row], kind: str, what: str) -> Table:
     """Mean test accuracy of each cell in the bins of one kind that its records name."""
     prefix = f"{ACCURACY}_{kind}_"
-    names = {name for row in rows for name in _metrics(row.cell) if re.match(rf"{prefix}\d", name)}
+    names = {name for row in rows for name in row.cell.metrics if re.match(rf"{prefix}\d", name)}
     ordered = sorted(names, key=lambda name: int(re.findall(r"\d+", name)[0]))
     columns = ("estimator", "τ", *(f"{what} {_bin(name.removeprefix(prefix))}" for name in ordered))
     body = [
@@ -112,23 +91,23 @@ def brackets(tokens: Sequence[str], spans: Sequence[Sequence[int]]) -> str:
     return " ".join("(" * a + word + ")" * b for a, word, b in zip(opened, tokens, closed, strict=True))
 
 
-def tree_pictures(rows: Sequence[Row], trees: Mapping[str, Line], salt: str) -> list[tuple[str, str, str]]:
+def tree_pictures(rows: Sequence[Row], trees: Mapping[str, Trees], salt: str) -> list[tuple[str, str, str]]:
     """(name, caption, SVG): the true parse of the longest expression shown, and what each estimator found."""
-    made: list[tuple[str, str, str]] = []
-    for row, example in _examples(rows, trees):
-        if not made:
-            svg = draw_tree(example, "true", "the true parse", f"{salt}-tree-true")
-            made.append(("tree-true", f"The true parse; the value is {example['label']}.", svg))
-        name = f"tree-{len(made)}"
-        caption = f"{row.name}: greedy tree, answer {example['predicted']}. Orange: not in the true parse."
-        made.append((name, caption, draw_tree(example, "found", row.name, f"{salt}-{name}")))
-    return made
+    pictures: list[tuple[str, str, str]] = []
+    for row, tree in examples(rows, trees):
+        if not pictures:
+            svg = draw_tree(tree, tree.true, "the true parse", f"{salt}-tree-true")
+            pictures.append(("tree-true", f"The true parse; the value is {tree.label}.", svg))
+        name = f"tree-{len(pictures)}"
+        caption = f"{row.name}: greedy tree, answer {tree.predicted}. Orange: not in the true parse."
+        pictures.append((name, caption, draw_tree(tree, tree.found, row.name, f"{salt}-{name}")))
+    return pictures
 
 
-def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> str:
+def draw_tree(tree: Tree, spans: Sequence[Sequence[int]], label: str, salt: str) -> str:
     """One tree above its tokens; nodes that the true parse does not have stand out."""
-    tokens, spans = example["tokens"], example[which]
-    true = {tuple(span) for span in example["true"]}
+    tokens = tree.tokens
+    true = {tuple(span) for span in tree.true}
     # By their first token, the nodes that have no parent yet: position and height.
     open_: dict[int, tuple[float, float]] = {i: (float(i), 0.0) for i in range(len(tokens))}
     ends = {i: i + 1 for i in range(len(tokens))}
@@ -137,7 +116,7 @@ def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> 
         for start, end in spans:
             middle = ends.get(start)
             if start not in open_ or middle not in open_ or ends[middle] != end:
-                raise GappedError(f"trees.jsonl, {label}: {which}: got {[start, end]}, expected two nodes")
+                raise GappedError(f"trees.jsonl, {label}: got {[start, end]}, expected two nodes")
             left, right = open_[start], open_.pop(middle)
             x, y = (left[0] + right[0]) / 2, max(left[1], right[1]) + 1
             colour = SERIES[2] if (start, end) in true else SERIES[1]
@@ -152,34 +131,13 @@ def draw_tree(example: Mapping[str, Any], which: str, label: str, salt: str) -> 
         return to_svg(figure, f"{label}: {brackets(tokens, spans)}", [])
 
 
-def _bracket_lines(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[str]:
-    """One expression, its parse, and the trees that the estimators' first seeds find in it."""
-    lines: list[str] = []
-    for row, example in _examples(rows, trees):
-        tokens = example["tokens"]
-        if not lines:
-            lines.append(f"true parse, value {example['label']}: {brackets(tokens, example['true'])}")
-        lines.append(f"{row.name}, answer {example['predicted']}: {brackets(tokens, example['found'])}")
-    marks = fence("".join(lines), 3)
-    return [f"{marks}text", *lines, marks] if lines else []
-
-
-def _examples(rows: Sequence[Row], trees: Mapping[str, Line]) -> list[tuple[Row, Mapping[str, Any]]]:
+def examples(rows: Sequence[Row], trees: Mapping[str, Trees]) -> list[tuple[Row, Tree]]:
     """The longest expression shown, by the first run of each cell that has one."""
-    found = []
+    shown = []
     for row in rows:
-        lines = [trees[str(r.get("id"))] for r in row.cell.records if str(r.get("id")) in trees]
-        if lines:
-            found.append((row, lines[0]["examples"][-1]))
-    return found
-
-
-def _metrics(cell: Cell) -> set[str]:
-    return {name for record in cell.records for name in _named(record)}
-
-
-def _named(record: Record) -> Mapping[str, Any]:
-    return record.get("metrics") or {}
+        lines = [trees[record.id] for record in row.cell.records if record.id in trees]
+        shown += [(row, line.examples[-1]) for line in lines[:1]]
+    return shown
 
 
 def _bin(name: str) -> str:

@@ -16,19 +16,19 @@ from toy_tasks import CPU, LISTOPS_TINY, equal, listops_task, resumed_twins, toy
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import kinds
+from gapped.lab import records, task_kinds
 from gapped.lab.data.listops import ListOps, decode, encode
 from gapped.lab.data.listops.examples import Split
+from gapped.lab.engines.local import Local
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
-from gapped.lab.local import run as run_recipes
 from gapped.lab.recipe import recipe_from
-from gapped.lab.records import load
 from gapped.lab.store import Store
 from gapped.lab.tasks.listops import task as task_module
 from gapped.lab.tasks.listops.model import TreeClassifier, drop
 from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped.lab.tasks.listops.task import ListOpsTask, depths
 from gapped.lab.tasks.protocols import LISTOPS_PROTOCOLS, ListOpsProtocol
+from gapped.lab.training import Settings
 
 # A plain twin
 
@@ -283,30 +283,30 @@ def toy_source(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self, *_: object, **__: object) -> ListOps:
             return toy_expressions()
 
-    monkeypatch.setattr(kinds, "ListOpsSource", Source)
+    monkeypatch.setattr(task_kinds, "ListOpsSource", Source)
 
 
 @pytest.mark.usefixtures("toy_source")
 def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.warns(UserWarning, match="no official validation or test file"):
-        lines = run_recipes([recipe_from(TABLE, "test")], store, CPU)
+        lines = Local("cpu").run([recipe_from(TABLE, "test")], store, Settings())
     assert len(lines) == 8
     for line in lines:
-        metrics = line["metrics"]
-        assert line["data"] == "listops (generated)"
-        assert line["status"] == "ok"
+        metrics = line.metrics
+        assert line.data == "listops (generated)"
+        assert line.status == "ok"
         assert 0 <= metrics["test_accuracy"] <= 1
         assert 0 <= metrics["test_tree_f1"] <= 1
         assert 0 < metrics["left_branching_f1"] < 1
         assert {"test_accuracy_length_1_to_9", "test_accuracy_depth_1"} <= metrics.keys()
         assert metrics["best_valid_accuracy"] >= metrics["valid_accuracy"]
-        assert line["fleet_gpu_memory_gb"] is None
-    trees = load(tmp_path / "trees.jsonl")
+        assert line.fleet_gpu_memory_gb is None
+    trees = records.read(tmp_path, records.Trees)
     assert len(trees) == 4
-    for example in trees[0]["examples"]:
-        words = example["tokens"]
-        assert len(example["found"]) == len(example["true"]) == len(words) - 1
-        assert example["found"][-1] == [0, len(words)]
-    assert not (tmp_path / "images.jsonl").exists() or not load(tmp_path / "images.jsonl")
-    assert load(tmp_path / "curves.jsonl")[0].keys() >= {"train_cross_entropy", "valid_accuracy"}
+    for example in trees[0].examples:
+        words = example.tokens
+        assert len(example.found) == len(example.true) == len(words) - 1
+        assert example.found[-1] == [0, len(words)]
+    assert not records.read(tmp_path, records.Images)
+    assert records.read(tmp_path, records.Curve)[0].series.keys() >= {"train_cross_entropy", "valid_accuracy"}

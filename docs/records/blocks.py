@@ -1,0 +1,77 @@
+"""The marked blocks of the documents, by name.
+
+A block is text between `<!-- records:NAME -->` and `<!-- /records:NAME -->`. The name is one of `BLOCKS`, or
+that of a recipe whose table it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import beyond
+import paper_blocks
+import speed
+from conclusions import conclusions
+from evidence import Evidence
+from template import fill
+from variance import variance
+
+from gapped.errors import GappedError
+from gapped.lab.report.markdown import render_markdown
+
+# Each makes the values of the template of its name, or the text itself where there is no sentence in it.
+BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
+    "demo": paper_blocks.demo,
+    "headline": paper_blocks.headline,
+    "agreement": paper_blocks.agreement,
+    "listops-agreement": paper_blocks.listops_agreement,
+    "failing": paper_blocks.failing,
+    "second-look": paper_blocks.second_look,
+    "coupled-findings": paper_blocks.coupled_findings,
+    "coupled-own": paper_blocks.coupled_own,
+    "latent-trees": paper_blocks.latent_trees,
+    "advantage": beyond.advantage,
+    "best-temperatures": beyond.best_temperatures,
+    "gap-grid-best": beyond.gap_grid,
+    "better": beyond.better,
+    "conclusions": conclusions,
+    "variance-ranges": variance,
+    "speed": speed.speed,
+    "bench": speed.bench_tables,
+    "bench-index": speed.bench_index_tables,
+    "bench-targets": speed.bench_targets,
+    "bench-headline": speed.bench_headline,
+}
+
+MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
+BLOCK = re.compile(r"<!-- records:([\w.-]+) -->.*?<!-- /records:\1 -->", flags=re.S)
+
+
+def render_block(evidence: Evidence, name: str) -> str:
+    """The text of a block."""
+    try:
+        if name not in BLOCKS:
+            return render_markdown(evidence.records, name)
+        content = BLOCKS[name](evidence)
+        return content if isinstance(content, str) else fill(name, content)
+    except GappedError as problem:
+        raise GappedError(f"records:{name}: {problem}") from None
+
+
+def filled(evidence: Evidence, text: str) -> str:
+    """The text with every block between markers as the records make it; the rest stays.
+
+    Every marker that opens a block must be followed by the one that ends it.
+    """
+    marks = [(end == "/", name) for end, name in MARKER.findall(text)]
+    names = [name for end, name in marks if not end]
+    if not names or marks != [mark for name in names for mark in ((False, name), (True, name))]:
+        raise GappedError("expected pairs of <!-- records:NAME --> and <!-- /records:NAME --> markers")
+    return BLOCK.sub(
+        lambda m: (
+            f"<!-- records:{m[1]} -->\n{render_block(evidence, m[1]).strip()}\n<!-- /records:{m[1]} -->"
+        ),
+        text,
+    )

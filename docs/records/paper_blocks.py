@@ -1,0 +1,264 @@
+"""Blocks that set our numbers beside the paper's: tables, how far they agree, and what fresh seeds show."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from evidence import (
+    ELBO,
+    RECTIFIED,
+    Evidence,
+    mean_std,
+    require,
+    require_better,
+    require_not_separated,
+)
+from scipy.special import bdtr, stdtr
+from template import fill
+
+from gapped.errors import GappedError, listing
+from gapped.lab.report.cells import Cell, rows_of, verdict_of
+from gapped.lab.report.markdown import provenance
+from gapped.lab.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper
+from gapped.lab.report.statistics import (
+    Floats,
+    Summary,
+    between,
+    difference,
+    freedom,
+    from_moments,
+    standard_errors,
+    summary,
+)
+from gapped.lab.report.tabular import (
+    NOTHING,
+    Entry,
+    Table,
+    fence,
+    tau_entry,
+    to_markdown,
+)
+from gapped.lab.report.trees import brackets, details, examples
+
+TABLES = ("ablation", "vae", "mixed-temperature")
+COUPLED = "paper-32x64"
+
+Values = dict[str, Any]
+
+
+def demo(evidence: Evidence) -> Values:
+    """The verdict of `gapped compare`."""
+    return {"verdict": verdict_of(evidence.group("compare", "digits-8x8"))}
+
+
+def headline(evidence: Evidence) -> Values:
+    """One row for each estimator, two numbers for each temperature; the difference is in standard errors."""
+    rows = {(r.label, r.tau): r for r in against_paper(evidence.records, "vae") if r.paper_mean is not None}
+    body = [
+        (Entry(label), *(entry for tau in (1.0, 0.5) for entry in _beside(rows.get((label, tau)))))
+        for label in dict.fromkeys(label for label, _ in rows)
+    ]
+    heads = tuple(f"{what}, τ={tau:g}" for tau in (1.0, 0.5) for what in ("ours", "paper", "std. errors"))
+    counts = {count for r in rows.values() for count in (r.ours.count if r.ours else None, r.paper_count)}
+    require("each cell has as many seeds as the paper's", len(counts) == 1)
+    runs = [r for r in evidence.records if r.recipe == "vae"]
+    table = Table(("estimator", *heads), tuple(body))
+    return {"table": table, "seeds": counts.pop(), "provenance": provenance(runs, "vae")}
+
+
+def _beside(row: PaperRow | None) -> tuple[Entry, ...]:
+    if row is None or row.ours is None or row.paper_mean is None or row.standard_errors is None:
+        return (Entry(NOTHING),) * 3
+    return (
+        Entry(mean_std(row.ours), row.ours.mean),
+        Entry(f"{row.paper_mean:.2f} ± {row.paper_std:.2f}", row.paper_mean),
+        Entry(f"{row.standard_errors:+.1f}", row.standard_errors),
+    )
+
+
+def agreement(evidence: Evidence) -> Values:
+    """Every published mean of the VAE with a standard deviation, and how far ours lie from them."""
+    rows = _compared(evidence)
+    repeated = sum(len(_rows(evidence, recipe)) for recipe in TABLES) - len(rows)
+    statistics = fill("agreement-statistics", _statistics(rows, f"{NATS} nats"))
+    return {"cells": len(rows), "repeated": repeated, "statistics": statistics}
+
+
+def listops_agreement(evidence: Evidence) -> Values:
+    """Every published accuracy on ListOps, how far ours lie from them, and the extremes of single runs."""
+    rows = _rows(evidence, "listops", None)
+    runs = sorted(
+        (value, cell.name(True))
+        for cell in evidence.group("listops", "paper")
+        for value in cell.values("test_accuracy")
+        if np.isfinite(value)
+    )
+    extremes = {
+        f"{name}_{what}": entry
+        for name, run in (("lowest", runs[0]), ("second", runs[-2]), ("highest", runs[-1]))
+        for what, entry in zip(("value", "cell"), run, strict=True)
+    }
+    statistics = fill("agreement-statistics", _statistics(rows, f"{MARGIN['listops']} of accuracy"))
+    return {"cells": len(rows), "statistics": statistics, **extremes}
+
+
+def _statistics(rows: list[PaperRow], margin: str) -> Values:
+    """How many of `rows` agree, and how many would by chance."""
+    apart = [r for r in rows if r.disagrees]
+    pairs = [(r.ours, _published(r)) for r in rows if r.ours and r.standard_errors is not None]
+    errors = [abs(standard_errors(a, b.mean, b.std, b.count)) for a, b in pairs]
+    gaps = np.array([a.mean - b.mean for a, b in pairs])
+    above, below = int((gaps > 0).sum()), int((gaps < 0).sum())
+    return {
+        "cells": len(rows),
+        "agreeing": len(rows) - len(apart),
+        "margin": margin,
+        "apart": listing(map(_distance, apart)),
+        "expected_beyond": sum(_chance_beyond(a, b, 2) for a, b in pairs),
+        "beyond": sum(e > 2 for e in errors),
+        "expected_within": sum(1 - _chance_beyond(a, b, 1) for a, b in pairs),
+        "within": sum(e <= 1 for e in errors),
+        "largest": max(errors),
+        "chance_of_largest": 1 - prod(1 - _chance_beyond(a, b, max(errors)) for a, b in pairs),
+        "above": above,
+        "below": below,
+        # The two-sided sign test.
+        "p": min(1.0, 2 * float(bdtr(min(above, below), above + below, 0.5))),
+        "median": float(np.median(gaps)),
+    }
+
+
+def _chance_beyond(first: Summary, second: Summary, errors: float) -> float:
+    """How often two means of the same law lie more than `errors` standard errors apart (Welch's t)."""
+    return float(2 * stdtr(freedom(first, second), -abs(errors)))
+
+
+def _distance(row: PaperRow) -> str:
+    """A cell that disagrees, and how far it is off."""
+    off = f"{row.lost} lost runs" if row.lost else f"{row.standard_errors:+.1f}"
+    return f"{row.label} at τ={row.tau:g} ({off})"
+
+
+def failing(evidence: Evidence) -> Values:
+    """What happened in the cells that the paper marks X."""
+    rows = [r for r in against_paper(evidence.records, "vae", RECTIFIED) if r.note.startswith("paper: X")]
+    require("all cells marked X fail", bool(rows) and not any(r.disagrees for r in rows))
+    ends = np.concatenate([evidence.cell("vae", r.label, r.tau).values(ELBO) for r in rows])
+    require("all runs of cells marked X end with a value", bool(np.isfinite(ends).all()))
+    return {
+        "cells": len(rows),
+        "failed": int((ends > FAILED_ABOVE).sum()),
+        "runs": ends.size,
+        "limit": FAILED_ABOVE,
+        "low": ends.min(),
+        "high": ends.max(),
+        "broken": evidence.summary("ablation", "NZ-GST-1.0", 0.5),
+    }
+
+
+def second_look(evidence: Evidence) -> Values:
+    """First seeds, fresh seeds and both, beside the paper, for the cells that were looked at again."""
+    published = {(r.label, r.tau): _published(r) for r in _compared(evidence)}
+    body, texts = [], []
+    for cell in evidence.group("second-look"):
+        paper = published[cell.label, cell.tau]
+        first, again = _first_values(evidence, cell), cell.values(ELBO)
+        series = {"first": first, "fresh": again, "pooled": np.concatenate([first, again])}
+        body += [_entries(cell, name, summary(values), paper) for name, values in series.items()]
+        texts.append(fill("second-look-cell", _fresh_seeds(cell, first, again, paper)))
+    columns = ("estimator", "τ", "seeds", "runs", "ours", "paper", "difference", "std. errors")
+    return {"table": Table(columns, tuple(body)), "cells": "\n\n".join(texts)}
+
+
+def _fresh_seeds(cell: Cell, first: Floats, again: Floats, paper: Summary) -> Values:
+    """What the fresh seeds of a cell show."""
+    pooled = summary(np.concatenate([first, again]))
+    errors, pooled_errors = (
+        standard_errors(s, paper.mean, paper.std, paper.count) for s in (summary(again), pooled)
+    )
+    require(f"the fresh seeds of {cell.name(True)} agree with the paper", abs(errors) <= 2)
+    require(f"all seeds of {cell.name(True)} together disagree", abs(pooled_errors) > 2)
+    return {
+        "cell": cell,
+        "gap": between(summary(again), paper),
+        "own": difference(again, first),
+        "pooled": pooled,
+        "pooled_errors": pooled_errors,
+    }
+
+
+def _entries(cell: Cell, which: str, ours: Summary, paper: Summary) -> tuple[Entry, ...]:
+    gap = ours.mean - paper.mean
+    errors = standard_errors(ours, paper.mean, paper.std, paper.count)
+    return (
+        Entry(cell.label),
+        tau_entry(cell.tau),
+        Entry(which),
+        Entry(str(ours.count), ours.count),
+        Entry(mean_std(ours), ours.mean),
+        Entry(mean_std(paper), paper.mean),
+        Entry(f"{gap:+.2f}", gap),
+        Entry(f"{errors:+.1f}", errors),
+    )
+
+
+def coupled_findings(evidence: Evidence) -> Values:
+    """The comparison with coupled estimators: who leads, and whether Gumbel-Rao survives."""
+    cells = {cell.label: cell for cell in evidence.group("coupled", COUPLED)}
+    require("no run of GR-MC100 diverges", all(r.status == "ok" for r in cells["GR-MC100"].records))
+    return {
+        "tree": require_not_separated(cells["DisARM-Tree"], cells["RLOO"]),
+        "stgs": require_better(cells["STGS"], cells["DisARM-Tree"]),
+        "gst_10": require_better(cells["GST-1.0"], cells["STGS"]),
+        "gst_12": require_better(cells["GST-1.2"], cells["STGS"]),
+    }
+
+
+def coupled_own(evidence: Evidence) -> Values:
+    """A recipe that the page describes and that has not been run."""
+    require("coupled-own was not run", "coupled-own" not in evidence.recipes())
+    return {}
+
+
+def latent_trees(evidence: Evidence) -> Values:
+    """What the trees are like: accuracy by length and by depth, F1, one expression in brackets."""
+    group = [cell for recipe in ("listops", "listops-more") for cell in evidence.group(recipe, "paper")]
+    rows = rows_of(group, "test_accuracy")
+    shown = examples(rows, evidence.trees)
+    _, tree = shown[0]
+    lines = [f"true parse, value {tree.label}: {brackets(tree.tokens, tree.true)}"]
+    for row, tree in shown:
+        lines.append(f"{row.name}, answer {tree.predicted}: {brackets(tree.tokens, tree.found)}")
+    tables = "\n".join(to_markdown(table) for _, table in details(rows))
+    return {"tables": tables, "lines": "\n".join(lines), "fence": fence("".join(lines), 3)}
+
+
+def _compared(evidence: Evidence) -> list[PaperRow]:
+    """Each published cell once, even where two tables show it."""
+    cells = {
+        (recipe == "mixed-temperature", r.label, r.tau): r
+        for recipe in TABLES
+        for r in _rows(evidence, recipe)
+    }
+    return list(cells.values())
+
+
+def _rows(evidence: Evidence, recipe: str, protocol: str | None = RECTIFIED) -> list[PaperRow]:
+    """Rows with a published mean and spread that have two values here, or runs that were lost."""
+    rows = against_paper(evidence.records, recipe, protocol)
+    return [r for r in rows if r.ours and r.paper_std is not None and (r.lost or r.ours.count > 1)]
+
+
+def _published(row: PaperRow) -> Summary:
+    return from_moments(row.paper_mean or 0.0, row.paper_std or 0.0, row.paper_count or 0)
+
+
+def _first_values(evidence: Evidence, cell: Cell) -> Floats:
+    """The runs of the same cell in the table that published it."""
+    for recipe in TABLES[:2]:
+        for other in evidence.group(recipe):
+            if (other.label, other.tau) == (cell.label, cell.tau):
+                return other.values(ELBO)
+    raise GappedError(f"records: no first seeds of {cell.name(True)} in {' or '.join(TABLES[:2])}")

@@ -1,0 +1,152 @@
+"""Blocks on time: how fast the tables were trained, fleet by fleet, and what `gapped bench` measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from evidence import Evidence
+from template import fill
+
+from gapped.errors import listing
+from gapped.lab.records import Bench
+from gapped.lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
+from gapped.lab.report.timings import (
+    REFERENCE,
+    Timings,
+    as_milliseconds,
+    as_ratio,
+    table_of,
+    target_table,
+    time,
+    timings,
+    title_of,
+)
+
+AUTHORS_SECONDS = 4.6
+"""Seconds that the authors' script takes for one epoch of one run, measured on the same kind of GPU."""
+
+Values = dict[str, Any]
+
+
+@dataclass
+class _Fleet:
+    """Runs that were trained together."""
+
+    seconds: float
+    size: int
+    epochs: int
+    recipes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def pace(self) -> float:
+        return self.seconds / self.size / self.epochs
+
+
+def speed(evidence: Evidence) -> Values:
+    """Every fleet with its seconds, beside what the authors' script would take for the same runs."""
+    body = []
+    for fleet in _fleets(evidence):
+        hours = AUTHORS_SECONDS * fleet.size * fleet.epochs / 3600
+        body.append(
+            (
+                Entry(", ".join(fleet.recipes), code=True),
+                Entry(str(fleet.size), fleet.size),
+                Entry(str(fleet.epochs), fleet.epochs),
+                Entry(f"{fleet.seconds:.1f}", fleet.seconds),
+                Entry(f"{1e3 * fleet.pace:.1f}", fleet.pace),
+                Entry(f"{hours:.1f}", hours),
+                Entry(f"{AUTHORS_SECONDS / fleet.pace:.0f}", AUTHORS_SECONDS / fleet.pace),
+            )
+        )
+    own = ("tables", "runs", "epochs", "seconds", "ms per run and epoch")
+    paces = {c.label: float(c.values("seconds_per_epoch")[0]) for c in evidence.group("efficiency")}
+    return {
+        "table": Table((*own, "authors' script, hours", "ratio"), tuple(body)),
+        "authors": AUTHORS_SECONDS,
+        "alone": listing(f"{pace:.3f} s ({name})" for name, pace in paces.items()),
+    }
+
+
+def _fleets(evidence: Evidence) -> list[_Fleet]:
+    """The fleets of the authors' model on MNIST: nothing else can be set beside their script."""
+    fleets: dict[tuple[object, ...], _Fleet] = {}
+    for r in evidence.records:
+        comparable = r.data == "mnist" and r.protocol.endswith("30x10")
+        if comparable and r.seconds and r.epochs and r.runs_in_fleet > 1:
+            fleet = _Fleet(r.seconds, r.runs_in_fleet, r.epochs)
+            key = (r.seconds, r.runs_in_fleet, r.epochs, r.environment["commit"])
+            fleets.setdefault(key, fleet).recipes[r.recipe] = None
+    return list(fleets.values())
+
+
+def bench_tables(evidence: Evidence) -> str:
+    """Every shape whose samples are wanted themselves, device by device."""
+    return _by_device([bench for bench in timings(evidence.bench) if not bench.width])
+
+
+def bench_index_tables(evidence: Evidence) -> str:
+    """Every shape whose samples select from an embedding, device by device."""
+    return _by_device([bench for bench in timings(evidence.bench) if bench.width])
+
+
+def bench_targets(evidence: Evidence) -> Values:
+    """Every target, and whether it is met."""
+    table = target_table(evidence.bench, evidence.startups)
+    missed = sum(row[-1].text == "missed" for row in table.rows)
+    return {"met": len(table.rows) - missed, "targets": len(table.rows), "missed": missed, "table": table}
+
+
+def bench_headline(evidence: Evidence) -> str:
+    """GST beside torch's own sampler, in a few columns: a reader here has not read what is measured."""
+    times = ("rows × categories", "eager, ms", "compiled, ms", "`gapped.gst`, ms", "× eager")
+    columns = (*times, "memory, eager", "memory, `gapped.gst`")
+    texts = []
+    for device, group in _devices([b for b in timings(evidence.bench) if not b.width]):
+        rows = (_beside(bench) for bench in group if _ours(bench))
+        table = without_empty(Table(columns, tuple(rows)))
+        values = {"table": table, "device": device, "versions": _versions(group)}
+        texts.append(fill("bench-headline-device", values))
+    return "\n\n".join(texts)
+
+
+def _by_device(group: list[Timings]) -> str:
+    parts = []
+    for device, mine in _devices(group):
+        parts.append(f"### {device}, {_versions(mine)}\n")
+        parts += [f"{title_of(bench)}\n\n{to_markdown(table_of(bench))}" for bench in mine]
+    return "\n".join(parts)
+
+
+def _devices(group: list[Timings]) -> list[tuple[str, list[Timings]]]:
+    devices = dict.fromkeys(bench.device for bench in group)
+    return [(device, [bench for bench in group if bench.device == device]) for device in devices]
+
+
+def _ours(bench: Timings) -> Bench | None:
+    """GST at a shape, with its kernel if there is one."""
+    return bench.find("gst", "triton") or bench.find("gst", "torch")
+
+
+def _beside(bench: Timings) -> tuple[Entry, ...]:
+    """A row of the headline: GST beside torch's sampler."""
+    ours, torch = _ours(bench), bench.find(REFERENCE, "eager")
+    spent, eager, compiled = time(ours), time(torch), bench.reference("compiled")
+    assert ours is not None
+    assert torch is not None
+    assert spent is not None
+    assert eager is not None
+    return (
+        Entry(bench.title),
+        as_milliseconds(eager),
+        Entry(NOTHING) if compiled is None else as_milliseconds(compiled),
+        as_milliseconds(spent),
+        as_ratio(spent / eager),
+        as_ratio(torch.memory),
+        as_ratio(ours.memory),
+    )
+
+
+def _versions(group: list[Timings]) -> str:
+    places = [bench.lines[0].environment for bench in group]
+    return "; ".join(dict.fromkeys(f"torch {p['torch']}, gapped at {p['commit']}" for p in places))

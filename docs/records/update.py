@@ -1,0 +1,50 @@
+"""Write the numbers and figures of the documentation from the records: `python docs/records/update.py`.
+
+Everything is made before anything is written, each file appears complete or not at all, and a file that is
+already what it should be is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from blocks import filled
+from drawings import DRAWINGS
+from evidence import gather
+
+from gapped.errors import GappedError
+from gapped.lab.report.markdown import write_text
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/choosing.md", "docs/performance.md")
+FIGURES = "docs/figures"
+
+
+def update(root: Path = ROOT, results: Path = ROOT / "results") -> list[Path]:
+    """Fill the documents and draw the figures under `root`; the files that this changed."""
+    evidence = gather(results)
+    texts = {}
+    for name in DOCUMENTS:
+        try:
+            texts[root / name] = filled(evidence, (root / name).read_bytes().decode("utf-8"))
+        except GappedError as problem:
+            raise GappedError(f"{name}: {problem}") from None
+    for name, draw in DRAWINGS.items():
+        texts[root / FIGURES / name] = draw(evidence)
+    changes = {path: text for path, text in texts.items() if _differs(path, text)}
+    for path, text in changes.items():
+        write_text(path, text)
+    return list(changes)
+
+
+def _differs(path: Path, text: str) -> bool:
+    return not path.is_file() or path.read_bytes() != text.encode("utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        for changed in update():
+            print(f"updated: {changed.relative_to(ROOT)}")
+    except GappedError as problem:
+        sys.exit(f"update.py: {problem}")

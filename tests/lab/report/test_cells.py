@@ -1,0 +1,101 @@
+"""Which runs belong together, how cells are ranked, and what is said about runs that were lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_records import ELBO, many, record
+
+from gapped.errors import GappedError
+from gapped.lab.cli.app import main
+from gapped.lab.records import write
+from gapped.lab.report.cells import cells, finished_runs, groups, rows_of, verdict_of
+from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.paper import against_paper
+from gapped.lab.report.statistics import summary
+from gapped.lab.report.tabular import summary_table, to_markdown
+
+
+def test_rows_are_best_first_and_count_what_was_lost() -> None:
+    runs = many("B", [5.0, 6.0, 7.0]) + many("A", [1.0, 2.0, None]) + many("lost", [None])
+    rows = rows_of(cells(runs))
+    assert [r.label for r in rows] == ["A", "B", "lost"]
+    assert rows[0].value == summary([1.0, 2.0])
+    assert [r.diverged for r in rows] == [1, 0, 1]
+    # 30 s for a fleet of 15 runs and 20 epochs.
+    assert rows[0].seconds_per_epoch == pytest.approx(0.1)
+
+
+def test_accuracy_sorts_downward_and_shows_three_digits() -> None:
+    runs = [
+        record(label, seed, None, status="ok", metrics={"test_accuracy": seed / 10 + lead})
+        for label, lead in (("B", 0.0), ("A", 0.5))
+        for seed in range(3)
+    ]
+    rows = rows_of(cells(runs))
+    assert [r.label for r in rows] == ["A", "B"]
+    assert "| A | 0.5 | 0.600 |" in to_markdown(summary_table(rows))
+
+
+def test_cells_differ_in_more_than_the_seed() -> None:
+    plain = record("GST", 0, 1.0)
+    again = replace(plain, metrics={ELBO: 3.0})
+    cold = replace(plain, id="c", tau=0.1)
+    other = replace(plain, id="o", label="GST (exponential)")
+    made = cells([plain, again, cold, other])
+    assert [(c.label, c.tau) for c in made] == [("GST", 0.5), ("GST", 0.1), ("GST (exponential)", 0.5)]
+    assert made[0].values(ELBO).tolist() == [3.0]
+
+
+def test_data_sets_are_not_mixed() -> None:
+    settings = {"recipe": "listops", "protocol": "paper", "tau": 1.0, "metrics": {"test_accuracy": 0.66}}
+    runs = many("STGS", [1.0, 1.0], data="listops", **settings)
+    others = [
+        replace(r, id=f"{r.id} too", data="listops (generated)", metrics={"test_accuracy": 0.9}) for r in runs
+    ]
+    assert {key: len(group[0].records) for key, group in groups([*runs, *others]).items()} == {
+        ("listops", "paper"): 2,
+        ("listops", "paper on listops (generated)"): 2,
+    }
+    (beside,) = (row for row in against_paper([*runs, *others], "listops") if row.ours)
+    assert beside.ours == summary([0.66, 0.66])
+    assert not any(row.ours for row in against_paper(others, "listops"))
+
+
+def test_runs_of_different_lengths_are_not_mixed() -> None:
+    runs = many("GST", [1.0, 2.0])
+    shorter = [replace(r, id=f"{r.id} short", epochs=10, metrics={ELBO: 9.0}) for r in runs]
+    assert render_markdown([*shorter, *runs], "compare") == render_markdown(runs, "compare")
+    assert "| GST | 0.5 | 9.00 |" in render_markdown(shorter, "compare")
+
+
+def test_a_verdict_names_the_temperature_only_where_it_differs() -> None:
+    one, two = many("A", [1.0, 1.1]), many("B", [5.0, 5.1])
+    assert verdict_of(cells(one + two)).startswith("A wins")
+    assert verdict_of(cells(one + [replace(r, tau=1.0) for r in two])).startswith("A (τ=0.5) wins")
+
+
+def test_nothing_to_report_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(GappedError, match=r"no records.jsonl in it"):
+        finished_runs(tmp_path)
+    (tmp_path / "records.jsonl").touch()
+    with pytest.raises(GappedError, match="no finished run yet"):
+        finished_runs(tmp_path)
+
+
+def test_failed_runs_are_named_wherever_a_report_lasts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But not those that a later attempt has finished, and not only beside others."""
+    lost = [replace(r, status="failed", error="RuntimeError: <b>") for r in many("GST", [1.0, 2.0, 3.0])]
+    write(tmp_path, lost)
+    with pytest.raises(GappedError, match="no finished run yet, compare: 3 runs of GST failed: RuntimeError"):
+        finished_runs(tmp_path)
+    write(tmp_path, [*many("ST", [4.0, 5.0]), *many("GST", [1.0])])
+    assert main(["report", str(tmp_path)]) == 0
+    sentence = "compare: 2 runs of GST failed: RuntimeError: "
+    assert f"{sentence}<b>" in capsys.readouterr().out
+    assert f"{sentence}\\<b\\>" in (tmp_path / "tables.md").read_text()
+    assert f"{sentence}&lt;b&gt;" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,204 @@
+"""The HTML report from synthetic records: what it holds, what it loads, and how its figures cope."""
+
+from __future__ import annotations
+
+import base64
+import re
+import xml.etree.ElementTree as ET
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_records import ELBO, ENVIRONMENT, many, record, write_compare, write_vae
+
+from gapped.errors import GappedError
+from gapped.lab.records import Curve, Images, Record, write
+from gapped.lab.report.cells import finished_runs
+from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.page import sections, strip, tiles, write_report
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Path:
+    return write_compare(tmp_path)
+
+
+def addresses(page: str) -> list[str]:
+    """Every address in the page that a browser would fetch."""
+    matches = re.findall(r"""(?:src|href|srcset|data|action)\s*=\s*["']([^"']+)["']""", page)
+    matches += re.findall(r"""url\(\s*["']?([^"')]+)|@import\s+["']?([^"';]+)""", page)
+    return ["".join(match) for match in matches]
+
+
+def write_curves(folder: Path, runs: list[Record], *values: float) -> None:
+    epochs = list(range(1, len(values) + 1))
+    write(folder, [Curve(id=r.id, epoch=epochs, more={ELBO: list(values)}) for r in runs])
+
+
+def test_the_page_loads_nothing_and_is_reproducible(compare: Path) -> None:
+    first = write_report(compare).read_bytes()
+    assert first == write_report(compare, compare / "again.html").read_bytes()
+    page = first.decode()
+    assert addresses(page)
+    assert [each for each in addresses(page) if not each.startswith(("#", "data:"))] == []
+    # Names of XML vocabularies look like addresses; nothing fetches them.
+    names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\s\"'<]+", page)) <= names
+    assert str(compare) not in page
+    assert not list(compare.glob(".*part"))
+
+
+def test_the_page_begins_with_the_verdict(compare: Path) -> None:
+    page = write_report(compare).read_text("utf-8")
+    order = [
+        page.index(f'class="{name}"') for name in ("quick", "verdict", "pictures", "sortable", "gallery")
+    ]
+    assert order == sorted(order)
+    assert "1 of 3 runs of ST diverged" in page
+    for value in ENVIRONMENT.values():
+        assert value in page
+    assert page.count("<img ") == 11
+
+
+def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
+    page = write_report(write_vae(tmp_path)).read_text("utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("twins", [False, True])
+def test_cells_that_would_hide_each_other_get_no_map(tmp_path: Path, twins: bool) -> None:
+    """With the perturbation differentiated, gap and temperature are the same, and the method is another."""
+    runs = [
+        record(f"{'NZ-' * nz}{gap}", 0, 100 + gap + tau + 100 * nz, tau=tau, options={"gap": gap} | extra)
+        for gap in (0.5, 1.0)
+        for tau in (0.5, 1.0)
+        for nz, extra in [(False, {}), (True, {"detach": False})][: 1 + twins]
+    ]
+    write(tmp_path, runs)
+    (section,) = sections(tmp_path)
+    assert ("heat" in [picture.name for picture in section.pictures]) is not twins
+
+
+def test_figures_stand_alone_and_speak(tmp_path: Path) -> None:
+    (section,) = sections(write_vae(tmp_path))
+    names = [p.name for p in section.pictures]
+    assert names[:2] == ["final", "test-negative-elbo-tau-0.5"]
+    assert names[-1] == "heat"
+    for picture in section.pictures:
+        root = ET.fromstring(picture.svg)
+        assert root.get("aria-label")
+        assert root.get("role") == "img"
+        titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+        assert len(titles) > 5
+    assert "the paper 107.33" in section.pictures[0].svg
+
+
+def test_drawing_leaves_matplotlib_alone(compare: Path) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    sections(compare)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_many_cells_are_drawn_with_a_short_legend(tmp_path: Path) -> None:
+    runs = [r for i in range(14) for r in many(f"E{i:02}", [float(i), i + 0.5])]
+    write(tmp_path, runs)
+    write_curves(tmp_path, runs, 9.0, 8.0)
+    svg = sections(tmp_path)[0].pictures[1].svg
+    assert ">7 more<" in svg
+    assert ">E06<" in svg
+    assert ">E07<" not in svg
+
+
+@pytest.mark.parametrize("run", [record("A", 0, 1.0), record("A", 0, None), record("A", 0, None, metrics={})])
+def test_the_least_that_a_folder_can_hold(tmp_path: Path, run: Record) -> None:
+    write(tmp_path, [Record(id=run.id, recipe="compare", label="A", status=run.status, metrics=run.metrics)])
+    assert "A" in write_report(tmp_path).read_text("utf-8")
+    assert render_markdown(finished_runs(tmp_path), "compare")
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    write(tmp_path, many("<script>alert(1)</script>", [1.0, 2.0]))
+    assert "<script>alert" not in write_report(tmp_path).read_text("utf-8")
+
+
+def test_a_torn_last_line_still_gives_a_report(compare: Path) -> None:
+    with open(compare / "records.jsonl", "ab") as file:
+        file.write(b'{"schema": 1, "id": "to')
+    with pytest.warns(UserWarning, match="torn"):
+        path = write_report(compare)
+    assert "15 runs" in path.read_text("utf-8")
+
+
+def test_a_report_that_cannot_be_written_says_so(compare: Path) -> None:
+    with pytest.raises(GappedError, match="cannot be written"):
+        write_report(compare, compare / "records.jsonl" / "report.html")
+
+
+def test_strips_are_pngs_with_gaps() -> None:
+    from PIL import Image
+
+    pixels = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    raw = base64.b64decode(strip(pixels).removeprefix("data:image/png;base64,"))
+    shown = np.asarray(Image.open(BytesIO(raw)))
+    assert shown.shape == (3, 9, 2)
+    assert (shown[:, :4, 0] == pixels[0]).all()
+    assert (shown[:, 5:, 0] == pixels[1]).all()
+    assert shown[0, :, 1].tolist() == [255] * 4 + [0] + [255] * 4
+
+
+@pytest.mark.parametrize("broken", ["!!", base64.b64encode(b"abc").decode()])
+def test_broken_images_are_named(broken: str) -> None:
+    with pytest.raises(GappedError, match=r"images.jsonl, x: sample"):
+        tiles(Images(id="x", height=2, width=2, count=1, sample=broken), "sample")
+
+
+def test_a_report_of_very_many_cells_shows_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many pictures, rows and marks as anybody looks at; tables.md has every cell."""
+    from gapped.lab.cli.report import report
+
+    runs = [
+        record(f"GST-{gap}", 0, 20 + gap + tau, tau=float(tau), options={"gap": float(gap)})
+        for gap in range(20)
+        for tau in range(1, 14)
+    ]
+    write(tmp_path, runs)
+    write_curves(tmp_path, runs, 3.0, 2.0)
+    pixel = dict.fromkeys(("original", "reconstruction", "sample"), base64.b64encode(b"x").decode())
+    write(tmp_path, [Images(id=r.id, height=1, width=1, count=1, **pixel) for r in runs])
+    report(tmp_path, None)
+    out, page = capsys.readouterr().out, (tmp_path / "report.html").read_text("utf-8")
+    for text in (out, page):
+        assert "The best 200 of 260 cells; gapped report writes all of them to tables.md." in text
+    assert "the best 40 of 260 cells" in page
+    assert len(page) < 5e5
+    assert len(out) < 3e4
+    assert page.count("<svg") == 1 + 8 + 1
+    assert page.count("<img") == 81
+    assert (tmp_path / "tables.md").read_text("utf-8").count("\n| GST-") == 260
+
+
+LONG = ("gumbel-rao:samples=10, learning_rate=0.001, rate_decay=cosine", 200 * "x", "a " * 90 + "b")
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_labels_leave_room_for_what_they_label(name: str, tmp_path: Path) -> None:
+    runs = [
+        record(label, seed, level + seed / 100, id=f"{level}/{seed}")
+        for label, level in ((name, 1.0), (f"{name[1:]}y", 2.0))
+        for seed in range(2)
+    ]
+    write(tmp_path, runs)
+    write_curves(tmp_path, runs, 2.0, 1.0)
+    final, curve = (ET.fromstring(each.svg) for each in sections(tmp_path)[0].pictures)
+    for picture in (final, curve):
+        texts = ["".join(text.itertext()) for text in picture.iter() if text.tag.endswith("text")]
+        assert max(map(len, texts)) <= 62
+    spots = [float(spot.get("cx", 0)) for spot in final.iter() if spot.get("class") == "tip"]
+    assert max(spots) - min(spots) > 50
+    assert float(str(final.get("width")).removesuffix("pt")) - min(spots) > 150

@@ -1,0 +1,136 @@
+"""Our numbers beside the paper's: what is compared, what is marked, and what is not comparable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from report_records import many
+
+from gapped.lab.records import Record
+from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.paper import FAILED_ABOVE, against_paper, paper, paper_table
+from gapped.lab.report.tabular import to_markdown
+
+
+def vae(label: str, tau: float, values: list[float | None], **more: Any) -> list[Record]:
+    return many(label, values, **({"recipe": "vae", "protocol": "paper-30x10", "tau": tau} | more))
+
+
+def test_against_paper_by_hand() -> None:
+    rows = against_paper(vae("GST-1.2", 0.5, [108.0, 109.0, 110.0]), "vae")
+    (row,) = [r for r in rows if r.ours]
+    assert row.difference == pytest.approx(109 - 107.33)
+    assert row.standard_errors == pytest.approx(1.67 / (1 / 3 + 0.69**2 / 10) ** 0.5)
+    assert row.disagrees
+    assert (row.paper_mean, row.paper_std, row.paper_count) == (107.33, 0.69, 10)
+    assert len(rows) == len(paper()["vae"]["rows"])
+    assert all(r.note == "not run here" for r in rows if not r.ours)
+
+
+def test_small_or_uncertain_differences_carry_no_mark() -> None:
+    # 0.22 nats are 13 standard errors here, and still not worth a mark.
+    precise = against_paper(vae("NZ-GST-1.0", 1.0, [206.09, 206.10, 206.11], recipe="ablation"), "ablation")
+    assert max(r.standard_errors or 0 for r in precise) > 10
+    uncertain = against_paper(vae("GST-1.2", 0.5, [100.0, 108.0, 118.0]), "vae")
+    single = against_paper(vae("GST-1.2", 0.5, [120.0]), "vae")
+    scaled = against_paper(vae("GST-1.2", 0.5, [120.0, 120.1, 120.2], quick=True), "vae")
+    assert not any(r.disagrees for r in precise + uncertain + single + scaled)
+    assert "not comparable" in to_markdown(paper_table(scaled))
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_cell_with_lost_runs_disagrees(lost: int) -> None:
+    (row,) = [
+        r for r in against_paper(vae("GST-1.2", 0.5, [107.3] * (3 - lost) + [None] * lost), "vae") if r.ours
+    ]
+    assert row.disagrees
+    assert row.note == f"{lost} of 3 runs without a value"
+
+
+def test_cells_marked_x_are_judged_by_the_stated_rule() -> None:
+    worst = max(row[2] + 2 * row[3] for row in paper()["vae"]["rows"] if row[2] == 141.61)
+    assert pytest.approx(worst) == FAILED_ABOVE
+    fails = against_paper(vae("GST-1.0", 0.1, [None, 160.0, 120.0, 130.0]), "vae")[-1]
+    works = against_paper(vae("GST-1.0", 0.1, [None, 110.0, 120.0, 130.0]), "vae")[-1]
+    assert fails.note == "paper: X; here 2 of 4 seeds fail, so it fails too"
+    assert works.note == "paper: X; here 1 of 4 seeds fail, so it converges"
+    assert (fails.disagrees, works.disagrees) == (False, True)
+    assert str(FAILED_ABOVE) in to_markdown(paper_table([fails]))
+
+
+def test_other_protocols_do_not_meet_the_paper() -> None:
+    rows = against_paper(vae("GST-1.2", 0.5, [104.0, 104.1], protocol="linear-30x10"), "vae")
+    assert not any(r.ours for r in rows)
+    beyond = against_paper(vae("ReinMax", 0.5, [104.0, 104.1]), "vae")[-1]
+    assert (beyond.label, beyond.note, beyond.paper_mean) == ("ReinMax", "not in the paper", None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "metrics"),
+    [
+        ("listops", {"test_accuracy": 0.66}),
+        ("coupled", {"test_negative_elbo": 97.0}),
+        ("entropy", {"surrogate_entropy": 0.15}),
+        ("efficiency", {"gpu_memory_gb": 0.02, "seconds_per_epoch": 5.0}),
+    ],
+)
+def test_every_table_of_the_paper_finds_its_cells(recipe: str, metrics: dict[str, float]) -> None:
+    runs = many("STGS", [0.0, 0.0], recipe=recipe, protocol="paper", tau=1.0, metrics=metrics)
+    rows = [r for r in against_paper(runs, recipe) if r.ours and r.paper_mean is not None]
+    assert {r.metric for r in rows} == set(metrics)
+    assert all(r.ours and r.ours.count == 2 for r in rows)
+
+
+LEVELS = {
+    "RLOO": 103.0,
+    "DisARM-Tree": 101.0,
+    "STGS": 97.0,
+    "GR-MC100": 97.5,
+    "GST-1.0": 96.0,
+    "GST-1.2": 97.0,
+}
+COUPLED = [
+    run
+    for label, level in LEVELS.items()
+    for run in many(
+        label,
+        [level + 0.1 * seed for seed in range(5)],
+        recipe="coupled",
+        protocol="paper-32x64",
+        tau=None if label in ("RLOO", "DisARM-Tree") else 0.5,
+    )
+]
+
+
+def test_quoted_numbers_are_in_a_note_and_in_no_comparison() -> None:
+    rows = {row.label: row for row in against_paper(COUPLED, "coupled")}
+    assert list(rows) == list(LEVELS)
+    for label, number in (("RLOO", "104.03 ± 0.23"), ("DisARM-Tree", "103.10 ± 0.25")):
+        row = rows[label]
+        assert (row.paper_mean, row.difference, row.disagrees) == (None, None, False)
+        assert f"quotes {number} from elsewhere, of another protocol" in row.note
+        assert row.ours is not None
+        assert row.ours.mean == pytest.approx(LEVELS[label] + 0.2)
+    assert rows["GST-1.0"].paper_mean == 96.09
+    assert rows["GST-1.0"].difference == pytest.approx(0.11)
+    assert "diverge" in rows["GR-MC100"].note
+    table = to_markdown(paper_table(list(rows.values()), "coupled"))
+    assert "| RLOO | – | 103.20 ± 0.16 | 5 | – |" in table
+
+
+def test_numbers_of_the_other_protocol_are_never_set_beside_the_paper() -> None:
+    other = [replace(r, recipe="coupled-own", protocol="coupled-32x64") for r in COUPLED[:5]]
+    assert "paper" not in render_markdown([*COUPLED, *other], "coupled-own")
+    assert against_paper(other, "coupled-own") == []
+
+
+@pytest.mark.parametrize(
+    ("epochs", "quick", "shorter"), [(10, False, True), (20, False, False), (10, True, False)]
+)
+def test_a_shorter_training_than_the_paper_s_is_said(epochs: int, quick: bool, shorter: bool) -> None:
+    settings = {"recipe": "listops", "protocol": "paper", "metrics": {"test_accuracy": 0.6}}
+    runs = many("STGS", [0.0], epochs=epochs, quick=quick, **settings)
+    sentence = f"Trained for {epochs} epochs; the paper's runs have 20."
+    assert (sentence in render_markdown(runs, "listops")) is shorter

@@ -1,0 +1,93 @@
+"""The report as text: Markdown, the terminal, and which modules it may import."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from report_records import many, record, write_compare, write_vae
+from rich.console import Console
+
+import gapped.lab.report
+from gapped.errors import GappedError
+from gapped.lab.cli.report import report
+from gapped.lab.report.cells import cells, finished_runs, rows_of
+from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.tabular import summary_table, to_markdown, to_rich
+from gapped.lab.report.terminal import console, show
+
+
+def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:
+    records = finished_runs(write_vae(tmp_path))
+    text = render_markdown(records, "vae")
+    assert "`gapped reproduce vae` on NVIDIA H200: 190 runs in 2.2 minutes." in text
+    assert "| GST-1.2 | 0.5 |" in text
+    with pytest.raises(GappedError, match=r"recipe: got 'nope'.*vae"):
+        render_markdown(records, "nope")
+
+
+def test_a_metric_s_name_breaks_no_table() -> None:
+    rows = rows_of(cells([record("a", 0, 1.0, metrics={"x|<b>": 1.0})]))
+    head, rule, *_ = to_markdown(summary_table(rows)).split("\n")
+    assert len(re.findall(r"(?<!\\)\|", head)) == rule.count("|")
+    assert r"x\|\<b\>" in head
+
+
+def test_the_command_prints_table_verdict_and_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_compare(tmp_path)
+    report(folder, None)
+    shown = capsys.readouterr().out
+    assert "GST-1.0" in shown
+    assert "1 of 3 runs of ST diverged" in shown
+    assert str(folder / "report.html") in shown.replace("\n", "")
+    assert "gapped compare" in (folder / "tables.md").read_text("utf-8")
+    out = folder / "elsewhere"
+    out.mkdir()
+    report(folder, out)
+    assert [p.name for p in out.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("fill", [write_compare, write_vae])
+def test_tables_fit_an_ordinary_terminal(
+    tmp_path: Path,
+    fill: Callable[[Path], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = finished_runs(fill(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    show(records, console())
+    narrow = capsys.readouterr().out
+    monkeypatch.delenv("COLUMNS")
+    show(records, console())
+    wide = capsys.readouterr().out
+    numbers = r"[-+]?\d+\.\d+(?:e-\d+)?|≠"
+    assert re.findall(numbers, narrow) == re.findall(numbers, wide)
+    assert max(len(line.rstrip()) for line in narrow.splitlines() if " has the " not in line) <= 80
+
+
+def test_a_narrow_table_gives_its_labels_what_is_left() -> None:
+    label = "gumbel-rao:samples=10, learning_rate=0.001"
+    file = io.StringIO()
+    table = summary_table(rows_of(cells(many(label, [1.0, 2.0]))))
+    Console(width=70, file=file).print(to_rich(table, width=70))
+    shown = [line[:23].strip() for line in file.getvalue().splitlines()]
+    assert "gumbel-rao:samples=10," in shown
+    assert "learning_rate=0.001" in shown
+
+
+def test_the_report_needs_no_other_layer() -> None:
+    allowed = ("gapped.errors", "gapped.lab.records", "gapped.lab.report")
+    for path in Path(gapped.lab.report.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules:
+                assert module.split(".")[0] != "torch", path
+                assert not module.startswith("gapped") or module.startswith(allowed), (path, module)
