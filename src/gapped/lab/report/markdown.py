@@ -24,11 +24,11 @@ def render_markdown(records: Iterable[Record], recipe: str) -> str:
         known = ", ".join(sorted({r.recipe for r in records})) or "none"
         raise GappedError(f"recipe: got {recipe!r}, expected one that the records hold: {known}")
     texts = []
-    grouped = groups(mine)
-    for (_, protocol), group in grouped.items():
+    by_table = groups(mine)
+    for (_, protocol), group in by_table.items():
         beside = against_paper(mine, recipe, protocol) if is_published(recipe, protocol) else []
         table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
-        title = f"Protocol {as_code(protocol)}: " if len(grouped) > 1 else ""
+        title = f"Protocol {as_code(protocol)}: " if len(by_table) > 1 else ""
         texts.append(f"{title}{escaped(verdict_of(group))}\n\n{to_markdown(table)}")
     return "\n".join([*texts, provenance(mine, recipe) + "\n"])
 

@@ -170,13 +170,13 @@ def _environment(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 def sections(folder: Path) -> list[Section]:
     """One section for each recipe and protocol in the folder, in order of first appearance."""
-    grouped = groups(finished_runs(folder))
+    by_table = groups(finished_runs(folder))
     logs = _Logs(
         {line.id: line for line in read(folder, Curve)},
         {line.id: line for line in read(folder, Images)},
         {line.id: line for line in read(folder, Trees)},
     )
-    return [_section(*key, cells, logs) for key, cells in grouped.items()]
+    return [_section(*key, cells, logs) for key, cells in by_table.items()]
 
 
 def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> Section:
@@ -205,9 +205,9 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
 
 def _facts(records: Sequence[Record], recipe: str) -> tuple[str, ...]:
     epochs = sorted({r.epochs for r in records if r.epochs})
-    counted = f"{epochs[-1]} epoch{'s' * (epochs[-1] > 1)}" if epochs else ""
-    trained = [counted if len(epochs) == 1 else f"up to {counted}"] if epochs else []
-    return (f"{len(records)} runs", *trained, duration(records), hardware(records), command(records, recipe))
+    count = f"{epochs[-1]} epoch{'s' * (epochs[-1] > 1)}" if epochs else ""
+    training = [count if len(epochs) == 1 else f"up to {count}"] if epochs else []
+    return (f"{len(records)} runs", *training, duration(records), hardware(records), command(records, recipe))
 
 
 def _final(salt: str, rows: Sequence[Row], published: Mapping[str, float]) -> list[Picture]:

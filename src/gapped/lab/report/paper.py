@@ -139,8 +139,8 @@ def _signed(entry: Entry) -> Entry:
 
 
 def _mean_std(mean: float | None, std: float | None, metric: str) -> Entry:
-    shown, spread = number(mean, metric), number(std, metric)
-    return Entry(f"{shown.text} ± {spread.text}", shown.value) if spread.value is not None else shown
+    entry, spread = number(mean, metric), number(std, metric)
+    return Entry(f"{entry.text} ± {spread.text}", entry.value) if spread.value is not None else entry
 
 
 def _published(

@@ -128,9 +128,9 @@ def _spot(tip: Tip, height: float) -> str:
 
 def _drop_unused_ids(text: str) -> str:
     """Several figures share a page, where an id must be unique: keep only those that something points to."""
-    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text))
-    kept = {one or other for one, other in used}
-    return re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in kept else "", text)
+    pairs = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text))
+    targets = {one or other for one, other in pairs}
+    return re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in targets else "", text)
 
 
 def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool = False) -> None:

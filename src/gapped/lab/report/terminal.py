@@ -1,4 +1,4 @@
-"""What a command prints at its end: the tables and the verdict."""
+"""What commands print: lines, tables and the verdict."""
 
 from __future__ import annotations
 

@@ -242,20 +242,20 @@ def bench_figure(lines: Iterable[Bench]) -> str:
         raise GappedError("bench.svg: nothing to draw, expected what gapped bench writes to bench.jsonl")
     devices = [shape.device for shape in measured]
     device = next((name for name in devices if not name.startswith("CPU")), devices[0])
-    shown = [shape for shape in measured if shape.device == device]
-    ticks = [(shape, label) for shape in shown for label in (None, *_labels(shape))]
+    shapes = [shape for shape in measured if shape.device == device]
+    ticks = [(shape, label) for shape in shapes for label in (None, *_labels(shape))]
     with style("bench"):
         figure, axes = new_figure(92 + 15 * len(ticks))
         tips: list[Tip] = []
-        for shape in shown:
+        for shape in shapes:
             tips += _draw(axes, shape, [y for y, (each, _) in enumerate(ticks) if each is shape])
         _scale(axes, [(label or shape.title, label is None) for shape, label in ticks])
         axes.set_title(device)
         axes.set_xlabel("time, as a multiple of eager F.gumbel_softmax")
-        backends = dict.fromkeys(line.backend for shape in shown for line in shape.lines)
+        backends = dict.fromkeys(line.backend for shape in shapes for line in shape.lines)
         for backend in backends:
             axes.plot([], [], linestyle="", label=backend, **MARKS[backend])
-        if any(shape.floor for shape in shown):
+        if any(shape.floor for shape in shapes):
             axes.plot([], [], color=INK, linewidth=1.5, label="floor")
         legend(figure, [*backends, "floor"])
         return to_svg(figure, f"Times on {device}: {'; '.join(tip.text for tip in tips)}", tips)
