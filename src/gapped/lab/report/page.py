@@ -31,7 +31,7 @@ from gapped.lab.report.cells import (
     rows_of,
     verdict_of,
 )
-from gapped.lab.report.markdown import command, duration, hardware, is_published, write_text
+from gapped.lab.report.markdown import command, duration, hardware, write_text
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.plots import colour_key, curve_figures, final_values, heat_map, palette, series_of
 from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
@@ -183,7 +183,7 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
     records = [r for cell in cells for r in cell.records]
     rows = rows_of(cells)
     best = rows[:DRAWN]
-    beside = against_paper(records, recipe, protocol) if is_published(recipe, protocol) else []
+    beside = against_paper(records, recipe, protocol)
     at = {(r.label, r.tau): r.paper_mean for r in beside if r.metric == rows[0].metric}
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
     salt = f"{recipe}-{protocol}"

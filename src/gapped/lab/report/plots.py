@@ -20,6 +20,7 @@ from gapped.lab.report.svg import (
     SERIES,
     Tip,
     legend,
+    name_places,
     new_figure,
     scale,
     style,
@@ -104,11 +105,7 @@ def final_values(
             reference = (published or {}).get(row.name)
             _draw_row(axes, i, row, (colours or {}).get(row.name, SERIES[0]), inside, reference)
             tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
-        axes.set_yticks(range(len(rows)), names)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
-        axes.margins(x=0.06)
+        name_places(axes, names)
         axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
         if published:
             axes.plot([], [], label="the paper", **PAPER_MARK)

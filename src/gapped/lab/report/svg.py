@@ -170,6 +170,15 @@ def window(values: Sequence[float], higher: bool) -> tuple[float, float]:
     return (-outer(-v for v in values), inf) if higher else (-inf, outer(values))
 
 
+def name_places(axes: Axes, names: Sequence[str]) -> None:
+    """Places 0, 1, ... of a chart from the top down, each with its name at the left."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.06)
+
+
 def legend(figure: Figure, names: Sequence[str]) -> None:
     """Below the axes, in as many columns as the longest name leaves room for."""
     lines = [line for name in names for line in wrap(name, LINE, 2).split("\n")]
