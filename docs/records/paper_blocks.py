@@ -226,10 +226,10 @@ def latent_trees(evidence: Evidence) -> Values:
     """What the trees are like: accuracy by length and by depth, F1, one expression in brackets."""
     group = [cell for recipe in ("listops", "listops-more") for cell in evidence.group(recipe, "paper")]
     rows = rows_of(group, "test_accuracy")
-    shown = examples(rows, evidence.trees)
-    _, tree = shown[0]
+    pairs = examples(rows, evidence.trees)
+    _, tree = pairs[0]
     lines = [f"true parse, value {tree.label}: {brackets(tree.tokens, tree.true)}"]
-    for row, tree in shown:
+    for row, tree in pairs:
         lines.append(f"{row.name}, answer {tree.predicted}: {brackets(tree.tokens, tree.found)}")
     tables = "\n".join(to_markdown(table) for _, table in details(rows))
     return {"tables": tables, "lines": "\n".join(lines), "fence": fence("".join(lines), 3)}

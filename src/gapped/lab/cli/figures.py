@@ -57,10 +57,10 @@ def figures(quick: bool = False) -> dict[str, str]:
     gaps = simulated_gaps(PROBABILITIES, 300 if quick else 3000, generator)
     p = np.linspace(0.0, 0.985, 198)
     curve = expected_gap(torch.from_numpy(p)).numpy()
-    made = (
+    contents = (
         draw_samples(clouds, stops, f"Soft samples of STGS, GR-MC and GST: {setting}"),
         draw_movements(stops, f"The movements m1 and m2 of GST: {setting}"),
         draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
         render_playground(LOGITS, TAU, GAP, SAMPLES),
     )
-    return dict(zip(PICTURES, made, strict=True))
+    return dict(zip(PICTURES, contents, strict=True))

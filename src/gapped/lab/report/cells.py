@@ -119,11 +119,11 @@ def cells(records: Iterable[Record]) -> list[Cell]:
     longest: dict[tuple[str, str], int] = {}
     for r in unique.values():
         longest[_table(r)] = max(longest.get(_table(r), 0), r.epochs)
-    gathered: dict[tuple[str, str, str, float | None], list[Record]] = {}
+    by_cell: dict[tuple[str, str, str, float | None], list[Record]] = {}
     for r in unique.values():
         if r.epochs == longest[_table(r)]:
-            gathered.setdefault((*_table(r), r.label, r.tau), []).append(r)
-    return [Cell(*key, tuple(sorted(runs, key=lambda r: r.seed))) for key, runs in gathered.items()]
+            by_cell.setdefault((*_table(r), r.label, r.tau), []).append(r)
+    return [Cell(*key, tuple(sorted(runs, key=lambda r: r.seed))) for key, runs in by_cell.items()]
 
 
 def _table(record: Record) -> tuple[str, str]:
@@ -134,10 +134,10 @@ def _table(record: Record) -> tuple[str, str]:
 
 def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:
     """Cells by (recipe, protocol): only these are ever compared with each other."""
-    grouped: dict[tuple[str, str], list[Cell]] = {}
+    by_table: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells(records):
-        grouped.setdefault((cell.recipe, cell.protocol), []).append(cell)
-    return grouped
+        by_table.setdefault((cell.recipe, cell.protocol), []).append(cell)
+    return by_table
 
 
 def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from gapped.errors import GappedError
 from gapped.lab.records import Record, atomic_write
 from gapped.lab.report.cells import cells, failures, groups, rows_of, verdict_of
-from gapped.lab.report.paper import against_paper, is_papers, paper, paper_table
+from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.tabular import as_code, escaped, summary_table, to_markdown, without_empty
 
 
@@ -24,11 +24,11 @@ def render_markdown(records: Iterable[Record], recipe: str) -> str:
         known = ", ".join(sorted({r.recipe for r in records})) or "none"
         raise GappedError(f"recipe: got {recipe!r}, expected one that the records hold: {known}")
     texts = []
-    grouped = groups(mine)
-    for (_, protocol), group in grouped.items():
-        beside = against_paper(mine, recipe, protocol) if is_published(recipe, protocol) else []
+    by_table = groups(mine)
+    for (_, protocol), group in by_table.items():
+        beside = against_paper(mine, recipe, protocol)
         table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
-        title = f"Protocol {as_code(protocol)}: " if len(grouped) > 1 else ""
+        title = f"Protocol {as_code(protocol)}: " if len(by_table) > 1 else ""
         texts.append(f"{title}{escaped(verdict_of(group))}\n\n{to_markdown(table)}")
     return "\n".join([*texts, provenance(mine, recipe) + "\n"])
 
@@ -102,8 +102,3 @@ def _shorter(records: Iterable[Record], recipe: str) -> str:
     if longest >= published:
         return ""
     return f" Trained for {longest} epochs; the paper's runs have {published}."
-
-
-def is_published(recipe: str, protocol: str) -> bool:
-    """Whether the paper has numbers to set beside those of this recipe and protocol."""
-    return bool(paper().get(recipe)) and is_papers(protocol)

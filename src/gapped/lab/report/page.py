@@ -31,7 +31,7 @@ from gapped.lab.report.cells import (
     rows_of,
     verdict_of,
 )
-from gapped.lab.report.markdown import command, duration, hardware, is_published, write_text
+from gapped.lab.report.markdown import command, duration, hardware, write_text
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.plots import colour_key, curve_figures, final_values, heat_map, palette, series_of
 from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
@@ -170,20 +170,20 @@ def _environment(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 def sections(folder: Path) -> list[Section]:
     """One section for each recipe and protocol in the folder, in order of first appearance."""
-    grouped = groups(finished_runs(folder))
+    by_table = groups(finished_runs(folder))
     logs = _Logs(
         {line.id: line for line in read(folder, Curve)},
         {line.id: line for line in read(folder, Images)},
         {line.id: line for line in read(folder, Trees)},
     )
-    return [_section(*key, cells, logs) for key, cells in grouped.items()]
+    return [_section(*key, cells, logs) for key, cells in by_table.items()]
 
 
 def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> Section:
     records = [r for cell in cells for r in cell.records]
     rows = rows_of(cells)
     best = rows[:DRAWN]
-    beside = against_paper(records, recipe, protocol) if is_published(recipe, protocol) else []
+    beside = against_paper(records, recipe, protocol)
     at = {(r.label, r.tau): r.paper_mean for r in beside if r.metric == rows[0].metric}
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
     salt = f"{recipe}-{protocol}"
@@ -205,9 +205,9 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
 
 def _facts(records: Sequence[Record], recipe: str) -> tuple[str, ...]:
     epochs = sorted({r.epochs for r in records if r.epochs})
-    counted = f"{epochs[-1]} epoch{'s' * (epochs[-1] > 1)}" if epochs else ""
-    trained = [counted if len(epochs) == 1 else f"up to {counted}"] if epochs else []
-    return (f"{len(records)} runs", *trained, duration(records), hardware(records), command(records, recipe))
+    count = f"{epochs[-1]} epoch{'s' * (epochs[-1] > 1)}" if epochs else ""
+    training = [count if len(epochs) == 1 else f"up to {count}"] if epochs else []
+    return (f"{len(records)} runs", *training, duration(records), hardware(records), command(records, recipe))
 
 
 def _final(salt: str, rows: Sequence[Row], published: Mapping[str, float]) -> list[Picture]:

@@ -66,13 +66,15 @@ def paper() -> dict[str, Any]:
 def against_paper(records: Iterable[Record], recipe: str, protocol: str | None = None) -> list[PaperRow]:
     """The paper's rows in its order, then what it marks as failing, then cells that it does not have.
 
-    Only records under `protocol` count; without one, those whose protocol is the paper's own (its name
-    begins with "paper", or there is none), because numbers of two protocols do not belong in one row.
+    Only records under `protocol` count, or without one, those under any protocol of the paper's; those of
+    other protocols are not comparable, and neither are recipes that the paper has no table for.
     """
-    table = paper().get(recipe, {})
+    table = paper().get(recipe)
+    matching = [c for c in cells(records) if c.recipe == recipe and protocol in (None, c.protocol)]
+    ours = [c for c in matching if _is_papers(c.protocol)]
+    if table is None or (protocol is not None and not ours):
+        return []
     seeds = table.get("seeds")
-    ours = [c for c in cells(records) if c.recipe == recipe and protocol in (None, c.protocol)]
-    ours = [c for c in ours if protocol is not None or is_papers(c.protocol)]
     rows: list[PaperRow] = []
     seen: list[Cell] = []
     for name, tau, published in (_published(recipe, row) for row in table.get("rows", [])):
@@ -89,9 +91,9 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
         seen += failing
         rows += [_failure(c) for c in failing]
     metric = primary(ours)
-    beyond = [c for c in ours if c not in seen]
+    others = [c for c in ours if c not in seen]
     return rows + [
-        PaperRow(c.label, c.tau, metric, summary(c.values(metric)), note="not in the paper") for c in beyond
+        PaperRow(c.label, c.tau, metric, summary(c.values(metric)), note="not in the paper") for c in others
     ]
 
 
@@ -139,8 +141,8 @@ def _signed(entry: Entry) -> Entry:
 
 
 def _mean_std(mean: float | None, std: float | None, metric: str) -> Entry:
-    shown, spread = number(mean, metric), number(std, metric)
-    return Entry(f"{shown.text} ± {spread.text}", shown.value) if spread.value is not None else shown
+    entry, spread = number(mean, metric), number(std, metric)
+    return Entry(f"{entry.text} ± {spread.text}", entry.value) if spread.value is not None else entry
 
 
 def _published(
@@ -202,6 +204,6 @@ def _matches(cell: Cell, name: str, tau: float | None) -> bool:
     return tau in (None, cell.tau) and fnmatchcase(cell.label, name)
 
 
-def is_papers(protocol: str) -> bool:
+def _is_papers(protocol: str) -> bool:
     """Whether numbers of this protocol can be set beside the paper's: it is the paper's, on its data."""
     return not protocol or (protocol.startswith("paper") and " on " not in protocol)

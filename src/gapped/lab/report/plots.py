@@ -20,6 +20,7 @@ from gapped.lab.report.svg import (
     SERIES,
     Tip,
     legend,
+    name_places,
     new_figure,
     scale,
     style,
@@ -60,23 +61,23 @@ def learning_curves(
     """
     from matplotlib.ticker import MaxNLocator
 
-    shown = curves if len(curves) <= len(SERIES) else curves[: len(SERIES) - 1]
-    palette = colours or dict(zip(dict.fromkeys(c.key for c in shown), SERIES, strict=False))
+    visible = curves if len(curves) <= len(SERIES) else curves[: len(SERIES) - 1]
+    palette = colours or dict(zip(dict.fromkeys(c.key for c in visible), SERIES, strict=False))
     with style(salt):
         figure, axes = new_figure(300)
-        means = [_draw_curve(axes, c, palette.get(c.key, INK), i, log, runs) for i, c in enumerate(shown)]
-        hidden = curves[len(shown) :]
-        for i, curve in enumerate(hidden):
-            mean, name = band(curve.values, log)[0], f"{len(hidden)} more" if i == 0 else None
+        means = [_draw_curve(axes, c, palette.get(c.key, INK), i, log, runs) for i, c in enumerate(visible)]
+        rest = curves[len(visible) :]
+        for i, curve in enumerate(rest):
+            mean, name = band(curve.values, log)[0], f"{len(rest)} more" if i == 0 else None
             axes.plot(curve.epochs, mean, color=GRID, linewidth=0.8, zorder=1, label=name)
         axes.set_title(wrap(what, LINE, 2))
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
-        scale(axes, [run for curve in shown for run in curve.values] if runs else means, log, whole=runs)
-        legend(figure, [c.name for c in shown])
+        scale(axes, [run for curve in visible for run in curve.values] if runs else means, log, whole=runs)
+        legend(figure, [c.name for c in visible])
         bottom, top = axes.get_ylim()
-        tips = [tip for c in shown for tip in _curve_tips(axes, c, metric, log) if bottom <= tip.y <= top]
-        names = ", ".join(c.name for c in shown)
+        tips = [tip for c in visible for tip in _curve_tips(axes, c, metric, log) if bottom <= tip.y <= top]
+        names = ", ".join(c.name for c in visible)
         return to_svg(figure, f"Learning curves: {what} against epochs for {names}", tips)
 
 
@@ -104,11 +105,7 @@ def final_values(
             reference = (published or {}).get(row.name)
             _draw_row(axes, i, row, (colours or {}).get(row.name, SERIES[0]), inside, reference)
             tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
-        axes.set_yticks(range(len(rows)), names)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
-        axes.margins(x=0.06)
+        name_places(axes, names)
         axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
         if published:
             axes.plot([], [], label="the paper", **PAPER_MARK)
@@ -191,9 +188,9 @@ def _draw_curve(axes: Axes, curve: CellCurve, colour: str, rank: int, log: bool,
 
 def _curve_tips(axes: Axes, curve: CellCurve, metric: str, log: bool) -> list[Tip]:
     mean, low, high = band(curve.values, log)
-    picked = np.unique(np.linspace(0, len(mean) - 1, TIPS_PER_CURVE).astype(int))
+    indices = np.unique(np.linspace(0, len(mean) - 1, TIPS_PER_CURVE).astype(int))
     tips = []
-    for i in (int(i) for i in picked if isfinite(mean[i])):
+    for i in (int(i) for i in indices if isfinite(mean[i])):
         value, lower, upper = (number(float(limit[i]), metric).text for limit in (mean, low, high))
         interval = "" if isnan(high[i]) else f" (95%: {lower} to {upper})"
         text = f"{curve.name}, epoch {curve.epochs[i]:g}: {value}{interval}"
@@ -236,8 +233,8 @@ def _field(shade: float) -> tuple[str, str]:
     (('#d5dde4', '#16202a'), ('#1668a0', '#ffffff'))
     """
     pale, strong = (0xD5, 0xDD, 0xE4), (0x16, 0x68, 0xA0)
-    mixed = [round(a + (b - a) * shade) for a, b in zip(pale, strong, strict=True)]
-    return "#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if shade > 0.75 else "#16202a"
+    levels = [round(a + (b - a) * shade) for a, b in zip(pale, strong, strict=True)]
+    return "#" + "".join(f"{level:02x}" for level in levels), "#ffffff" if shade > 0.75 else "#16202a"
 
 
 def _shades(values: Mapping[tuple[Any, Any], float], higher: bool) -> dict[tuple[Any, Any], float]:
@@ -287,10 +284,10 @@ def curve_figures(
             cell_curve(r, curves, series, name, colour_key(r, rows))
             for r, name in zip(selection, names, strict=False)
         ]
-        shown = [curve for curve in candidates if curve is not None]
-        if shown:
+        lines = [curve for curve in candidates if curve is not None]
+        if lines:
             name, title = series.replace("_", "-") + suffix, metric_name(series) + at
-            svg = learning_curves(shown, title, series, colours, "variance" in series, f"{salt}-{name}")
+            svg = learning_curves(lines, title, series, colours, "variance" in series, f"{salt}-{name}")
             figures.append((name, title, svg))
     return figures
 

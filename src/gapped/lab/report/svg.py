@@ -128,9 +128,9 @@ def _spot(tip: Tip, height: float) -> str:
 
 def _drop_unused_ids(text: str) -> str:
     """Several figures share a page, where an id must be unique: keep only those that something points to."""
-    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text))
-    kept = {one or other for one, other in used}
-    return re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in kept else "", text)
+    pairs = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text))
+    targets = {one or other for one, other in pairs}
+    return re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in targets else "", text)
 
 
 def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool = False) -> None:
@@ -168,6 +168,15 @@ def outer(values: Iterable[float], spreads: float = 2) -> float:
 def window(values: Sequence[float], higher: bool) -> tuple[float, float]:
     """What a chart of final values shows: everything but the far end of the bad side."""
     return (-outer(-v for v in values), inf) if higher else (-inf, outer(values))
+
+
+def name_places(axes: Axes, names: Sequence[str]) -> None:
+    """Places 0, 1, ... of a chart from the top down, each with its name at the left."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.06)
 
 
 def legend(figure: Figure, names: Sequence[str]) -> None:

@@ -82,11 +82,11 @@ def best_rows(table: Table) -> Table:
 
 def without_empty(table: Table) -> Table:
     """The table without the columns that no row fills."""
-    kept = [
+    columns = [
         i for i in range(len(table.columns)) if any(row[i].text not in ("", NOTHING) for row in table.rows)
     ]
-    body = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return Table(tuple(table.columns[i] for i in kept), body, table.notes)
+    body = tuple(tuple(row[i] for i in columns) for row in table.rows)
+    return Table(tuple(table.columns[i] for i in columns), body, table.notes)
 
 
 def to_markdown(table: Table) -> str:
@@ -106,8 +106,8 @@ def escaped(text: str) -> str:
     >>> escaped("GST[/1] | $x$"), escaped("gst:gap=1.2"), escaped("# x_y _z_")
     ('GST\\[/1\\] \\| \\$x\\$', 'gst:gap=1.2', '\\# x_y \\_z\\_')
     """
-    shown = re.sub(r"([\\`*\[\]<>|$~&#]|\b_|_\b)", r"\\\1", text)
-    return re.sub(r"^(\d*)([-+=.)])(?=\s|[-=]|$)", r"\1\\\2", shown)
+    text = re.sub(r"([\\`*\[\]<>|$~&#]|\b_|_\b)", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])(?=\s|[-=]|$)", r"\1\\\2", text)
 
 
 def as_code(text: str) -> str:
@@ -116,8 +116,8 @@ def as_code(text: str) -> str:
     >>> as_code("vae"), as_code("a`b``")
     ('`vae`', '``` a`b`` ```')
     """
-    shown, marks = text.replace("|", "\\|"), fence(text)
-    return f"{marks} {shown} {marks}" if "`" in text else f"`{shown}`"
+    code, marks = text.replace("|", "\\|"), fence(text)
+    return f"{marks} {code} {marks}" if "`" in text else f"`{code}`"
 
 
 def fence(text: str, least: int = 1) -> str:
@@ -168,13 +168,13 @@ def to_rich(table: Table, title: str | None = None, width: int | None = None) ->
         for i in (i for i, number_ in enumerate(right) if not number_):
             # What the others leave, the first column of texts may have, then the next.
             widths[i] += max(0, min(entries[i] - widths[i], width - sum(widths) - len(widths) - 1))
-    shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
+    rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
     for name, wide, number_ in zip(table.columns, widths, right, strict=True):
         justify: Literal["left", "right"] = "right" if number_ else "left"
-        shown.add_column(name, justify=justify, width=wide if narrow else None, overflow="fold")
+        rich_table.add_column(name, justify=justify, width=wide if narrow else None, overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(wrap(entry.text, wide)) for entry, wide in zip(row, widths, strict=True)))
-    return shown
+        rich_table.add_row(*(Text(wrap(entry.text, wide)) for entry, wide in zip(row, widths, strict=True)))
+    return rich_table
 
 
 def aligned_right(table: Table) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What a command prints at its end: the tables and the verdict."""
+"""What commands print: lines, tables and the verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gapped.errors import printable
 from gapped.lab.records import Record
 from gapped.lab.report.cells import groups, rows_of, verdict_of
-from gapped.lab.report.markdown import is_published
 from gapped.lab.report.paper import against_paper, paper_table
 from gapped.lab.report.tabular import Table, best_rows, summary_table, to_rich
 
@@ -39,8 +38,9 @@ def show(records: Iterable[Record], console: Console) -> None:
         title = f"{recipe} {protocol}".strip() + quick
         table = best_rows(summary_table(rows_of(group)))
         console.print(to_rich(table, title, console.width), *table.notes)
-        if is_published(recipe, protocol):
-            table = _notes_below(paper_table(against_paper(own, recipe, protocol), recipe))
+        beside = against_paper(own, recipe, protocol)
+        if beside:
+            table = _notes_below(paper_table(beside, recipe))
             console.print(to_rich(table, "beside the paper", console.width))
             for note in table.notes:
                 console.print(note.replace("*", ""))

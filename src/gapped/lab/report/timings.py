@@ -6,13 +6,13 @@ other conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gapped.errors import GappedError
 from gapped.lab.records import Bench, Startup
-from gapped.lab.report.svg import GRID, INK, SERIES, Tip, legend, new_figure, style, to_svg
+from gapped.lab.report.svg import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
 from gapped.lab.report.tabular import NOTHING, Entry, Table, number, without_empty
 
 REFERENCE = "F.gumbel_softmax"
@@ -163,19 +163,17 @@ def _spread(line: Bench) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """What is aimed at: milliseconds on one device, or a ratio to eager torch on any of its kind."""
+    """The most that a sampler is to take at a shape, by unit, on devices whose name begins so."""
 
     device: str
     shape: str
     estimator: str
     backend: str
-    milliseconds: float | None = None
-    ratio: float | None = None
-    memory: float | None = None
+    most: Mapping[str, float]
 
 
-def _on_h200(shape: str, milliseconds: float, estimator: str = "gst", memory: float = 2.1) -> Target:
-    return Target("NVIDIA H200", shape, estimator, "triton", milliseconds, memory=memory)
+def _on_h200(shape: str, milliseconds: float, estimator: str = "gst", tensors: float = 2.1) -> Target:
+    return Target("NVIDIA H200", shape, estimator, "triton", {"ms": milliseconds, "tensors": tensors})
 
 
 TARGETS = (
@@ -186,8 +184,8 @@ TARGETS = (
     _on_h200("8192x128256:bf16", 3.2),
     _on_h200("6400x64:f32", 0.25, "gumbel-rao:samples=100", 3),
     _on_h200("6400x64:f32", 1.5, "gumbel-rao:samples=1000", 3),
-    Target("CPU", "3000x10:f32", "gst", "torch", ratio=0.7),
-    Target("CPU", "65536x64:f32", "gst", "torch", ratio=0.7),
+    Target("CPU", "3000x10:f32", "gst", "torch", {"× eager": 0.7}),
+    Target("CPU", "65536x64:f32", "gst", "torch", {"× eager": 0.7}),
 )
 IMPORT_TARGET = ("import gapped", 60.0)
 
@@ -198,38 +196,26 @@ def target_table(lines: Iterable[Bench], startups: Iterable[Startup] = ()) -> Ta
     for shape in timings(lines):
         for target in TARGETS:
             line = shape.find(target.estimator, target.backend)
-            if line and time(line) and _applies(target, shape):
-                body += _verdicts(shape, target, line)
+            if shape.shape != target.shape or not shape.device.startswith(target.device) or not time(line):
+                continue
+            eager, memory = ratio(time(line), shape.reference("eager")), line.memory if line else None
+            values = {"ms": time(line), "× eager": eager, "tensors": memory}
+            case = Entry(f"{target.estimator}, {target.backend}")
+            for unit, most in target.most.items():
+                body.append((Entry(shape.title), case, *_judgement(most, values[unit], unit)))
     what, most = IMPORT_TARGET
     for startup in last_startups(startups):
         if startup.what == what:
-            spent = startup.milliseconds.median
-            body.append(_verdict("after import torch", what, most, spent, " ms", code=True))
+            judgement = _judgement(most, startup.milliseconds.median, "ms")
+            body.append((Entry("after import torch"), Entry(what, code=True), *judgement))
     return Table(("where", "what", "target", "measured", "verdict"), tuple(body))
 
 
-def _applies(target: Target, shape: Timings) -> bool:
-    return shape.shape == target.shape and shape.device.startswith(target.device)
-
-
-def _verdicts(shape: Timings, target: Target, line: Bench) -> list[tuple[Entry, ...]]:
-    what = f"{target.estimator}, {target.backend}"
-    eager = ratio(time(line), shape.reference("eager"))
-    limits = (
-        (target.milliseconds, time(line), " ms"),
-        (target.ratio, eager, " × eager"),
-        (target.memory, line.memory, " tensors"),
-    )
-    return [_verdict(shape.title, what, most, got, unit) for most, got, unit in limits if most is not None]
-
-
-def _verdict(
-    where: str, what: str, most: float, got: float | None, unit: str, code: bool = False
-) -> tuple[Entry, ...]:
-    """The number is judged as measured, not as rounded for the table."""
-    word = NOTHING if got is None else "met" if got <= most else "missed"
-    measured = NOTHING if got is None else f"{number(got).text}{unit}"
-    return (Entry(where), Entry(what, code=code), Entry(f"≤ {most:g}{unit}"), Entry(measured), Entry(word))
+def _judgement(most: float, value: float | None, unit: str) -> tuple[Entry, ...]:
+    """Target, value and verdict; the number is judged as measured, not as rounded for the table."""
+    word = NOTHING if value is None else "met" if value <= most else "missed"
+    measured = NOTHING if value is None else f"{number(value).text} {unit}"
+    return Entry(f"≤ {most:g} {unit}"), Entry(measured), Entry(word)
 
 
 def bench_figure(lines: Iterable[Bench]) -> str:
@@ -242,20 +228,20 @@ def bench_figure(lines: Iterable[Bench]) -> str:
         raise GappedError("bench.svg: nothing to draw, expected what gapped bench writes to bench.jsonl")
     devices = [shape.device for shape in measured]
     device = next((name for name in devices if not name.startswith("CPU")), devices[0])
-    shown = [shape for shape in measured if shape.device == device]
-    ticks = [(shape, label) for shape in shown for label in (None, *_labels(shape))]
+    shapes = [shape for shape in measured if shape.device == device]
+    ticks = [(shape, label) for shape in shapes for label in (None, *_labels(shape))]
     with style("bench"):
         figure, axes = new_figure(92 + 15 * len(ticks))
         tips: list[Tip] = []
-        for shape in shown:
+        for shape in shapes:
             tips += _draw(axes, shape, [y for y, (each, _) in enumerate(ticks) if each is shape])
         _scale(axes, [(label or shape.title, label is None) for shape, label in ticks])
         axes.set_title(device)
         axes.set_xlabel("time, as a multiple of eager F.gumbel_softmax")
-        backends = dict.fromkeys(line.backend for shape in shown for line in shape.lines)
+        backends = dict.fromkeys(line.backend for shape in shapes for line in shape.lines)
         for backend in backends:
             axes.plot([], [], linestyle="", label=backend, **MARKS[backend])
-        if any(shape.floor for shape in shown):
+        if any(shape.floor for shape in shapes):
             axes.plot([], [], color=INK, linewidth=1.5, label="floor")
         legend(figure, [*backends, "floor"])
         return to_svg(figure, f"Times on {device}: {'; '.join(tip.text for tip in tips)}", tips)
@@ -289,18 +275,13 @@ def _draw(axes: Any, shape: Timings, places: Sequence[int]) -> list[Tip]:
 
 def _scale(axes: Any, ticks: Sequence[tuple[str, bool]]) -> None:
     """Powers along the times, and a tick for each text; headings are bold."""
-    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.06)
     axes.axvline(1, color=GRID, linewidth=1)
-    axes.yaxis.set_major_locator(FixedLocator(range(len(ticks))))
-    axes.set_yticks(range(len(ticks)), [text for text, _ in ticks])
+    name_places(axes, [text for text, _ in ticks])
     for tick, (_, is_heading) in zip(axes.get_yticklabels(), ticks, strict=True):
         tick.set_weight("bold" if is_heading else "normal")
-    axes.set_ylim(len(ticks) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)

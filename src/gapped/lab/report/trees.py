@@ -86,9 +86,9 @@ def brackets(tokens: Sequence[str], spans: Sequence[Sequence[int]]) -> str:
     >>> brackets(["[", "MAX", "2"], [[0, 2], [0, 3]])
     '(([ MAX) 2)'
     """
-    opened = [sum(start == i for start, _ in spans) for i in range(len(tokens))]
-    closed = [sum(end == i + 1 for _, end in spans) for i in range(len(tokens))]
-    return " ".join("(" * a + word + ")" * b for a, word, b in zip(opened, tokens, closed, strict=True))
+    opening = [sum(start == i for start, _ in spans) for i in range(len(tokens))]
+    closing = [sum(end == i + 1 for _, end in spans) for i in range(len(tokens))]
+    return " ".join("(" * a + word + ")" * b for a, word, b in zip(opening, tokens, closing, strict=True))
 
 
 def tree_pictures(rows: Sequence[Row], trees: Mapping[str, Trees], salt: str) -> list[tuple[str, str, str]]:
@@ -133,11 +133,11 @@ def draw_tree(tree: Tree, spans: Sequence[Sequence[int]], label: str, salt: str)
 
 def examples(rows: Sequence[Row], trees: Mapping[str, Trees]) -> list[tuple[Row, Tree]]:
     """The longest expression shown, by the first run of each cell that has one."""
-    shown = []
+    pairs = []
     for row in rows:
         lines = [trees[record.id] for record in row.cell.records if record.id in trees]
-        shown += [(row, line.examples[-1]) for line in lines[:1]]
-    return shown
+        pairs += [(row, line.examples[-1]) for line in lines[:1]]
+    return pairs
 
 
 def _bin(name: str) -> str:

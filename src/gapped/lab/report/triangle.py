@@ -87,9 +87,9 @@ def draw_movements(stops: Floats, what: str, salt: str = "simplex-movements") ->
         return to_svg(figure, what, tips)
 
 
-def draw_gaps(p: Floats, drawn: Floats, curve: tuple[Floats, Floats], salt: str = "expected-gap") -> str:
+def draw_gaps(p: Floats, gaps: Floats, curve: tuple[Floats, Floats], salt: str = "expected-gap") -> str:
     """Lemma 1's curve, and the mean of simulated gaps with its 95% interval at each probability."""
-    means = [summary(drawn[:, i]) for i in range(len(p))]
+    means = [summary(gaps[:, i]) for i in range(len(p))]
     with style(salt):
         figure, axes = new_figure(290)
         axes.axhline(1.0, color=GRID, linewidth=1, linestyle=DASH)
@@ -104,7 +104,7 @@ def draw_gaps(p: Floats, drawn: Floats, curve: tuple[Floats, Floats], salt: str 
             markersize=4,
             capsize=2.5,
             linewidth=1.2,
-            label=f"mean of {len(drawn):,} simulated gaps, 95% interval",
+            label=f"mean of {len(gaps):,} simulated gaps, 95% interval",
         )
         axes.set(xlabel="probability p of the winner", xlim=(0, 1), ylim=(0, None))
         axes.set_title("gap between the two largest perturbed logits")
@@ -113,8 +113,8 @@ def draw_gaps(p: Floats, drawn: Floats, curve: tuple[Floats, Floats], salt: str 
             Tip(axes, float(x), m.mean, f"p = {x:g}: {m.mean:.3f} (95%: {m.low:.3f} to {m.high:.3f})")
             for x, m in zip(p, means, strict=True)
         ]
-        spoken = "; ".join(f"p {x:g}: {m.mean:.2f}" for x, m in zip(p, means, strict=True))
-        return to_svg(figure, f"Expected gap against the winner's probability, simulated: {spoken}", tips)
+        text = "; ".join(f"p {x:g}: {m.mean:.2f}" for x, m in zip(p, means, strict=True))
+        return to_svg(figure, f"Expected gap against the winner's probability, simulated: {text}", tips)
 
 
 def _place(point: Floats | list[float], across: float, below: float = 0.0) -> tuple[float, float]:
