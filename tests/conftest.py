@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,21 @@ def _own_noise() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Relative paths lie in the test's folder, and the output is not a terminal's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_data(sandbox: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The data sets of the machine's user are hidden; the cache is the test's own, in ``xdg``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("GAPPED_DATA", raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,10 +32,7 @@ CUDA = torch.device("cuda")
 TINY = ["bench", "--device", "cpu", "--no-compiled", "--seconds", "0.001"]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 @pytest.fixture
@@ -171,10 +168,10 @@ def test_what_does_not_fit_is_too_large_and_the_rest_goes_on(monkeypatch: pytest
 
 
 def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(function: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(bench, "_compiled", broken)
+    monkeypatch.setattr(torch, "compile", broken)
     (lines,) = bench.run(jobs.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
     assert [line["status"] for line in lines] == ["ok", "not available: RuntimeError", "ok"]
     (found,) = benches(lines)
@@ -246,7 +243,7 @@ def test_a_user_error_is_one_line(
 def test_an_interrupted_bench_keeps_the_shapes_that_are_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> Iterator[list[records.Line]]:
+    def interrupted(*_: Any, **__: Any) -> Iterator[list[records.Line]]:
         yield LINES
         raise KeyboardInterrupt
 
@@ -261,7 +258,7 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
         stdout = "0.059\n"
 
     monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: Done())
-    lines = bench.startup(CPU)
+    lines = bench.import_cost(CPU)
     assert [line["what"] for line in lines] == list(bench.IMPORTS)
     (row,) = target_table(lines).rows
     assert [entry.text for entry in row][2:] == ["≤ 60 ms", "59 ms", "met"]

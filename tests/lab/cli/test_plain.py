@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import RECIPE, one_line
-from test_report import many
+from toys import RECIPE, many, one_line
 
 from gapped.errors import GappedError, printable
 from gapped.lab import records
 from gapped.lab.cli.app import main
-from gapped.lab.cli.events import write_events
+from gapped.lab.cli.tensorboard import write_events
 from gapped.lab.recipe import recipe_from
 
 LABELS = [
@@ -32,11 +31,7 @@ LABELS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -74,11 +69,6 @@ def test_training_ends_well_whatever_the_label_and_the_folder(
     assert "Report: br[/x]/report.html" in out
     assert r"GST[/1] $\foo$ " in out
     assert Path("br[/x]/report.html").exists()
-
-
-def test_an_error_moves_no_cursor(capsys: Any) -> None:
-    assert main(["report", "no\x1b[2J\nwhere"]) == 2
-    assert r"no\x1b[2J\nwhere: no records.jsonl" in one_line(capsys)
 
 
 TABLE = {"name": "toy", "task": "vae", "protocol": "digits-8x8", "data": "digits"}

@@ -12,13 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import assert_close, seeded
+from listops_text import decode, encode
 from torch import Tensor, nn
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab import kinds
-from gapped.lab.data.listops import ListOps, decode, encode, generate, parse
+from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split, stack
+from gapped.lab.data.listops.generator import generate
+from gapped.lab.data.listops.language import parse
 from gapped.lab.fleet.clip import clip_scales, scaled
 from gapped.lab.fleet.selection import Selection, SelectionRule
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed

@@ -1,6 +1,6 @@
-"""Time and memory of samplers beside torch's own `F.gumbel_softmax`: what `gapped bench` measures, and how.
+"""Time and memory of samplers beside torch's own `F.gumbel_softmax`, as `gapped bench` measures them.
 
-Everything measured at one shape is measured together, in turns, so that ratios mean something.
+The cases of one shape are measured together, in turns, so that their ratios mean something.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gapped.lab.records import SCHEMA, Line
 from gapped.lab.text import make, parse
 from gapped.pathwise.base import Pathwise
 
-# Inputs take turns until they fill this many bytes, more than any cache, or are so many.
+# Inputs take turns: as many sets as fill these bytes, more than any cache, and at most so many.
 ROTATED, SETS = 2**27, 16
 
-IMPORTS = {"import gapped": "import gapped", "import gapped; gapped.gst": "import gapped; gapped.gst"}
+IMPORTS = ("import gapped", "import gapped; gapped.gst")
 
 
 def run(
@@ -35,33 +35,41 @@ def run(
     device: torch.device,
     seconds: float = 0.5,
     watch: Callable[[str], None] = lambda _: None,
+    *,
+    startup: bool = False,
 ) -> Iterator[list[Line]]:
-    """Measure the jobs, one list of records for each as it is done."""
+    """Measure the jobs, and with `startup` what importing costs; one list of records for each as it is done.
+
+    `watch` is called with the name of each case before it is measured.
+    """
     common = _common(device)
     for job in jobs:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if any(case.backend == "compiled" for case in job.cases):
-            # Compiled code is kept by function, up to a limit: each shape starts afresh.
+            # Compiled code is cached by function, up to a limit: each shape starts afresh.
             torch.compiler.reset()
         yield [{**common, **line} for line in _measure(job, device, seconds, watch)]
+    if startup:
+        watch(IMPORTS[0])
+        yield import_cost(device)
 
 
-def startup(device: torch.device, repeats: int = 3) -> list[Line]:
-    """What importing the package costs once torch is there: the median over fresh processes."""
+def import_cost(device: torch.device, repeats: int = 3) -> list[Line]:
+    """What importing the package costs after torch: the median over fresh processes."""
     common = _common(device)
     lines = []
-    for name, statement in IMPORTS.items():
+    for statement in IMPORTS:
         code = f"import torch, time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
         command = [sys.executable, "-c", code]
         runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(repeats)]
         timing = quantiles([1e3 * float(run.stdout) for run in runs])
-        lines.append({**common, "kind": "startup", "what": name, "milliseconds": asdict(timing)})
+        lines.append({**common, "kind": "startup", "what": statement, "milliseconds": asdict(timing)})
     return lines
 
 
 def _common(device: torch.device) -> Line:
-    # The precision of matrix products is a property of training, and nothing here sets it.
+    # The precision of matrix products is a setting of training that is not in effect here.
     environment = {key: value for key, value in describe(device).items() if key != "precision"}
     began = datetime.now(UTC).isoformat(timespec="seconds")
     return {"schema": SCHEMA, "run": began, "device_type": device.type, "environment": environment}
@@ -101,7 +109,7 @@ def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, Line]:
     except (GappedError, NotImplementedError) as problem:
         reason = str(problem)
     except Exception as problem:
-        # A compiler that is missing or fails is no reason to lose the rest.
+        # A compiler that is missing or fails must not lose the other results.
         if case.backend != "compiled":
             raise
         reason = type(problem).__name__
@@ -109,7 +117,7 @@ def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, Line]:
 
 
 def _needs(case: Case, shape: Shape) -> int:
-    """A guess at the bytes that a case needs, on the safe side; half precision is computed in float32."""
+    """A safe estimate of the bytes that a case needs; half precision is computed in float32."""
     if case.backend == "triton":
         return 4 * shape.bytes
     samples = 1 if case.estimator == REFERENCE else getattr(make(*parse(case.estimator)), "samples", 1)
@@ -152,12 +160,13 @@ class _Inputs:
 
 
 def _forward(case: Case) -> Callable[..., Tensor]:
-    """From logits, and a table where the sample selects from one, to what the gradient comes in at."""
+    """The function to time: of logits, and of a table where the sample selects from one."""
     if case.estimator == REFERENCE:
-        if case.form == "sample":
-            return _compiled(_reference) if case.backend == "compiled" else _reference
-        return _compiled(_reference_dense) if case.backend == "compiled" else _reference_dense
-    estimator = _estimator(case)
+        reference = _sample if case.form == "sample" else _select
+        return torch.compile(reference, dynamic=False) if case.backend == "compiled" else reference
+    name, options = parse(case.estimator)
+    estimator = make(name, {**options, "backend": case.backend})
+    assert isinstance(estimator, Pathwise)
     if case.form == "sample":
         return estimator.sample
     if case.form == "dense":
@@ -165,21 +174,9 @@ def _forward(case: Case) -> Callable[..., Tensor]:
     return lambda logits, table: estimator.choose(logits).select(table)
 
 
-def _estimator(case: Case) -> Pathwise:
-    name, options = parse(case.estimator)
-    made = make(name, {**options, "backend": case.backend})
-    assert isinstance(made, Pathwise)
-    return made
-
-
-def _reference(logits: Tensor) -> Tensor:
+def _sample(logits: Tensor) -> Tensor:
     return F.gumbel_softmax(logits, hard=True)
 
 
-def _reference_dense(logits: Tensor, table: Tensor) -> Tensor:
+def _select(logits: Tensor, table: Tensor) -> Tensor:
     return F.gumbel_softmax(logits, hard=True) @ table
-
-
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    made: Callable[..., Tensor] = torch.compile(function, dynamic=False)
-    return made

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapped.errors import reject
-from gapped.lab.cli.common import Device, Stopped
+from gapped.lab.cli import options
+from gapped.lab.cli.execution import Stopped
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,7 @@ def bench(
         typer.Option(help="torch or triton; repeatable. All that run here by default.", show_default=False),
     ] = None,
     compiled: Annotated[bool, typer.Option(help="Also time torch.compile of F.gumbel_softmax.")] = True,
-    device: Device = "auto",
+    device: options.Device = "auto",
     seconds: Annotated[float, typer.Option(help="Time to spend on each measurement.")] = 0.5,
     out: Annotated[Path, typer.Option(help="bench.jsonl and bench.svg go here.")] = Path("runs/bench"),
 ) -> int:
@@ -80,22 +81,16 @@ def _measure(
 
     from gapped.lab import records
     from gapped.lab.bench.suite import run
-    from gapped.lab.bench.suite import startup as import_cost
 
     made: list[Line] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(job.cases) + 1 for job in jobs) + startup)
 
-        def watch(what: str) -> None:
+        def advance(what: str) -> None:
             progress.update(bar, advance=1, description=what)
 
-        for lines in run(jobs, where, seconds, watch):
-            records.append(path, lines)
-            made += lines
-        if startup:
-            watch("import gapped")
-            lines = import_cost(where)
+        for lines in run(jobs, where, seconds, advance, startup=startup):
             records.append(path, lines)
             made += lines
     return made

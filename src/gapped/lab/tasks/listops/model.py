@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
-from gapped.lab.data.listops import VOCABULARY
+from gapped.lab.data.listops.language import VOCABULARY
 from gapped.lab.fleet.layers import Linear
 from gapped.lab.tasks.listops.leaf import lstm
 from gapped.lab.tasks.listops.protocol import Protocol

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gapped.lab.data.listops import VOCABULARY, Split
+from gapped.lab.data.listops.examples import Split
+from gapped.lab.data.listops.language import VOCABULARY
 from gapped.lab.tasks.listops.brackets import merged_spans
 from gapped.lab.tasks.listops.task import ListOpsTask
 

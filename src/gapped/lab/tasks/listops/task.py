@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped.lab.data.listops import ListOps, Split, buckets
-from gapped.lab.data.listops.tokens import CLOSE, OPEN
+from gapped.lab.data.listops import ListOps
+from gapped.lab.data.listops.examples import Split, buckets
+from gapped.lab.data.listops.language import CLOSE, OPEN
 from gapped.lab.fleet.grouping import Grouped
 from gapped.lab.fleet.layers import generators, spread
 from gapped.lab.fleet.selection import SelectionRule

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped.diagnostics.moments import Moments
 from gapped.errors import reject
-from gapped.lab.data import Dataset
+from gapped.lab.data.sources import Dataset
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.grouping import Grouped
 from gapped.lab.fleet.layers import generators, spread

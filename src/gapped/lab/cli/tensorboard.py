@@ -1,4 +1,4 @@
-"""Curves as TensorBoard event files: a view for people; the record is the JSON line."""
+"""Curves as TensorBoard event files, a view for people: the records are the JSON lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gapped.lab.report.cells import label
 
 
 def event_writer() -> type[Any]:
-    """What writes event files; its absence is an error, better met before training than after."""
+    """TensorBoard's writer of event files; called before training, so that its absence is told early."""
     require("--tensorboard", "tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
@@ -26,9 +26,9 @@ def event_writer() -> type[Any]:
 def write_events(made: Iterable[Line], folder: Path) -> Path:
     """Write one event file per run of `made` under ``folder/tensorboard``, unless it is there already.
 
-    Its name ends with a hash of the curve: that of a run which was trained again takes its place.
+    Its name ends with a hash of the curve: if a run was trained again, the new file replaces the old one.
     """
-    writer_of = event_writer()
+    writer_type = event_writer()
     curves = {line["id"]: line for line in records.load(folder / "curves.jsonl")}
     target = folder / "tensorboard"
     for record in made:
@@ -37,12 +37,12 @@ def write_events(made: Iterable[Line], folder: Path) -> Path:
         if curve is None:
             continue
         ending = f".{derived_hash(json.dumps(curve, sort_keys=True))}"
-        there = list(run.glob("events.out.tfevents.*"))
-        if any(path.suffix == ending for path in there):
+        older = list(run.glob("events.out.tfevents.*"))
+        if any(path.suffix == ending for path in older):
             continue
-        for path in there:
+        for path in older:
             path.unlink()
-        with writer_of(str(run), filename_suffix=ending) as writer:
+        with writer_type(str(run), filename_suffix=ending) as writer:
             epochs = curve.get("epoch") or ()
             series = {name: v for name, v in curve.items() if isinstance(v, list) and name != "epoch"}
             for name, values in series.items():
