@@ -79,18 +79,19 @@ def _measure(job: Job, device: torch.device, seconds: float, watch: Callable[[st
     shape = job.shape
     inputs = _Inputs(shape, device)
     calls: dict[str, Call] = {"copy": inputs.copy()}
-    lines: dict[str, Line] = {}
+    results: dict[Case, Line] = {}
     for case in job.cases:
         watch(f"{shape}  {case.estimator} {case.backend}")
-        call, result = _prepare(case, inputs)
+        call, results[case] = _prepare(case, inputs)
         if call is not None:
             calls[str(case)] = call
-        lines[str(case)] = {**asdict(case), **result}
     watch(f"{shape}  timing")
-    times = interleaved(calls, device, seconds)
-    common = {"kind": "bench", "shape": str(shape), **asdict(shape), "copy": asdict(times["copy"])}
-    measured = {name: asdict(times[name]) if name in times else None for name in lines}
-    return [{**common, **line, "milliseconds": measured[name]} for name, line in lines.items()]
+    times = {name: asdict(timing) for name, timing in interleaved(calls, device, seconds).items()}
+    common = {"kind": "bench", "shape": str(shape), **asdict(shape), "copy": times["copy"]}
+    return [
+        {**common, **asdict(case), **result, "milliseconds": times.get(str(case))}
+        for case, result in results.items()
+    ]
 
 
 def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, Line]:

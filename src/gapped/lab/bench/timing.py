@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -14,7 +15,7 @@ import torch
 Call = Callable[[], object]
 
 Clock = Callable[[Call, int], float]
-"""Seconds that each of several calls in a row takes."""
+"""Seconds a call, over so many consecutive calls."""
 
 # Calls are timed in batches of about so many seconds: clocks are coarse, and the overhead of a batch, such as
 # the host not yet running ahead of the device, is spread over its calls.
@@ -118,10 +119,7 @@ def _peak_on_cpu(call: Call) -> int:
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_bytes())["traceEvents"]
     changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]")
-    held = peak = 0
-    for _, size in changes:
-        held += size
-        peak = max(peak, held)
+    peak: int = max(itertools.accumulate((size for _, size in changes), initial=0))
     return peak
 
 

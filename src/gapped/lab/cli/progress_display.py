@@ -12,14 +12,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gapped.lab.fleets import Fleet
@@ -40,13 +33,9 @@ class Display:
     def __init__(self, console: Console, minutes: float | None = None) -> None:
         self.console = console
         self.deadline = inf if minutes is None else time.monotonic() + 60 * minutes
-        name, times = (
-            TextColumn("{task.description}", markup=False),
-            (TimeElapsedColumn(), TimeRemainingColumn()),
-        )
-        self.progress = Progress(
-            name, BarColumn(), MofNCompleteColumn(), TextColumn("epochs"), *times, console=console
-        )
+        epochs = TextColumn("{task.completed:.0f}/{task.total:.0f} epochs")
+        columns = (TextColumn("{task.description}"), BarColumn(), epochs)
+        self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.live = Live(console=console, refresh_per_second=4, transient=True)
         self.epochs: dict[str, int] = {}
         self.bar: Any = None

@@ -99,8 +99,8 @@ def parse(text: str) -> Expression:
             else:
                 stack.append(word if word == "]" else int(word))
         else:
-            shown = word if len(word) <= 20 else word[:20] + "..."
-            raise GappedError(f"unknown token {shown!r}, expected one of ( ) {' '.join(WORDS)}")
+            prefix = word if len(word) <= 20 else word[:20] + "..."
+            raise GappedError(f"unknown token {prefix!r}, expected one of ( ) {' '.join(WORDS)}")
     return Expression(bytes(tokens), tuple(spans), _only_value(stack))
 
 
@@ -112,7 +112,7 @@ def _children(stack: list[_Meaning]) -> list[_Meaning]:
     if "(" not in stack:
         raise GappedError("unbalanced parentheses: one is closed that was not opened")
     inside = stack[::-1].index("(")
-    raise GappedError(f"parentheses around {inside} part(s), expected 2: the tree is binary")
+    raise GappedError(f"parentheses around {inside} node(s), expected 2: the tree is binary")
 
 
 def _join(left: _Meaning, right: _Meaning) -> _Meaning:
