@@ -258,7 +258,7 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
         stdout = "0.059\n"
 
     monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: Done())
-    lines = bench.import_cost(CPU)
+    lines = bench.startup(CPU)
     assert [line["what"] for line in lines] == list(bench.IMPORTS)
     (row,) = target_table(lines).rows
     assert [entry.text for entry in row][2:] == ["≤ 60 ms", "59 ms", "met"]

@@ -27,7 +27,7 @@ from gapped.pathwise.base import Pathwise
 # Inputs take turns: as many sets as fill these bytes, more than any cache, and at most so many.
 ROTATED, SETS = 2**27, 16
 
-IMPORTS = ("import gapped", "import gapped; gapped.gst")
+IMPORTS = {"import gapped": "import gapped", "import gapped; gapped.gst": "import gapped; gapped.gst"}
 
 
 def run(
@@ -35,13 +35,8 @@ def run(
     device: torch.device,
     seconds: float = 0.5,
     watch: Callable[[str], None] = lambda _: None,
-    *,
-    startup: bool = False,
 ) -> Iterator[list[Line]]:
-    """Measure the jobs, and with `startup` what importing costs; one list of records for each as it is done.
-
-    `watch` is called with the name of each case before it is measured.
-    """
+    """Measure the jobs, one list of records for each as it is done."""
     common = _common(device)
     for job in jobs:
         if device.type == "cuda":
@@ -50,21 +45,18 @@ def run(
             # Compiled code is cached by function, up to a limit: each shape starts afresh.
             torch.compiler.reset()
         yield [{**common, **line} for line in _measure(job, device, seconds, watch)]
-    if startup:
-        watch(IMPORTS[0])
-        yield import_cost(device)
 
 
-def import_cost(device: torch.device, repeats: int = 3) -> list[Line]:
+def startup(device: torch.device, repeats: int = 3) -> list[Line]:
     """What importing the package costs after torch: the median over fresh processes."""
     common = _common(device)
     lines = []
-    for statement in IMPORTS:
+    for name, statement in IMPORTS.items():
         code = f"import torch, time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
         command = [sys.executable, "-c", code]
         runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(repeats)]
         timing = quantiles([1e3 * float(run.stdout) for run in runs])
-        lines.append({**common, "kind": "startup", "what": statement, "milliseconds": asdict(timing)})
+        lines.append({**common, "kind": "startup", "what": name, "milliseconds": asdict(timing)})
     return lines
 
 
@@ -79,19 +71,18 @@ def _measure(job: Job, device: torch.device, seconds: float, watch: Callable[[st
     shape = job.shape
     inputs = _Inputs(shape, device)
     calls: dict[str, Call] = {"copy": inputs.copy()}
-    results: dict[Case, Line] = {}
+    lines: dict[str, Line] = {}
     for case in job.cases:
         watch(f"{shape}  {case.estimator} {case.backend}")
-        call, results[case] = _prepare(case, inputs)
+        call, result = _prepare(case, inputs)
         if call is not None:
             calls[str(case)] = call
+        lines[str(case)] = {**asdict(case), **result}
     watch(f"{shape}  timing")
-    times = {name: asdict(timing) for name, timing in interleaved(calls, device, seconds).items()}
-    common = {"kind": "bench", "shape": str(shape), **asdict(shape), "copy": times["copy"]}
-    return [
-        {**common, **asdict(case), **result, "milliseconds": times.get(str(case))}
-        for case, result in results.items()
-    ]
+    times = interleaved(calls, device, seconds)
+    common = {"kind": "bench", "shape": str(shape), **asdict(shape), "copy": asdict(times["copy"])}
+    measured = {name: asdict(times[name]) if name in times else None for name in lines}
+    return [{**common, **line, "milliseconds": measured[name]} for name, line in lines.items()]
 
 
 def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, Line]:

@@ -81,16 +81,22 @@ def _measure(
 
     from gapped.lab import records
     from gapped.lab.bench.suite import run
+    from gapped.lab.bench.suite import startup as import_cost
 
     made: list[Line] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(job.cases) + 1 for job in jobs) + startup)
 
-        def advance(what: str) -> None:
+        def watch(what: str) -> None:
             progress.update(bar, advance=1, description=what)
 
-        for lines in run(jobs, where, seconds, advance, startup=startup):
+        for lines in run(jobs, where, seconds, watch):
+            records.append(path, lines)
+            made += lines
+        if startup:
+            watch("import gapped")
+            lines = import_cost(where)
             records.append(path, lines)
             made += lines
     return made
