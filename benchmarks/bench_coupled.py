@@ -26,8 +26,8 @@ TARGET_RATIO = 1.5
 
 
 def only(recipe: Recipe, keep: Callable[[str], bool]) -> Recipe:
-    kept = tuple(entry for entry in recipe.entries if keep(entry.label))
-    return Recipe(recipe.name, recipe.title, kept, recipe.runs_per_fleet)
+    entries = tuple(entry for entry in recipe.entries if keep(entry.label))
+    return Recipe(recipe.name, recipe.title, entries, recipe.runs_per_fleet)
 
 
 def milliseconds(trainer: Trainer, steps: int) -> float:
@@ -36,8 +36,8 @@ def milliseconds(trainer: Trainer, steps: int) -> float:
         trainer.train_steps(5)
         synchronise(trainer.device)
         began = time.perf_counter()
-        for done in range(0, steps, trainer.task.steps):
-            trainer.train_steps(min(trainer.task.steps, steps - done))
+        for count in range(0, steps, trainer.task.steps):
+            trainer.train_steps(min(trainer.task.steps, steps - count))
         synchronise(trainer.device)
     return 1e3 * (time.perf_counter() - began) / steps
 
@@ -89,14 +89,14 @@ def main() -> None:
     device = pick_device(arguments.device)
     print(describe(device))
     recipe = find_recipe("coupled", seeds=arguments.seeds)
-    found = {}
+    times = {}
     for label in () if arguments.whole else ("RLOO", "DisARM-Tree"):
-        runs, found[label] = measure(
+        runs, times[label] = measure(
             only(recipe, lambda name, label=label: name == label), device, arguments.data_dir, arguments.steps
         )
-        print(f"{label:12} {runs:3d} runs: {found[label]:.3f} ms per step", flush=True)
-    if found:
-        ratio = found["DisARM-Tree"] / found["RLOO"]
+        print(f"{label:12} {runs:3d} runs: {times[label]:.3f} ms per step", flush=True)
+    if times:
+        ratio = times["DisARM-Tree"] / times["RLOO"]
         print(f"DisARM-Tree / RLOO-2: {ratio:.2f} (target at most {TARGET_RATIO})")
     runs, whole = measure(recipe, device, arguments.data_dir, arguments.steps, arguments.profile)
     minutes = whole * STEPS / 60_000
