@@ -25,9 +25,9 @@ LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 
 def milliseconds(logits: Tensor, fused: Fused) -> tuple[float, float]:
     """Median times of the forward and of the backward pass."""
-    # Launches are cached with the blocks that were set when they were first called.
-    for launcher in (launch._forward, launch._backward):
-        launcher.cache_clear()
+    # Launches are kept, with the blocks that were set when they were made.
+    for kept in (launch._forward, launch._backward):
+        kept.cache_clear()
     key = launch.draw_key(logits, None)
     grad = torch.randn_like(logits)
     _, index, stats = launch.forward(logits, key, fused)

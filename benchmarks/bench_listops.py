@@ -24,10 +24,10 @@ AUTHORS = "350 to 520 s"
 def steps_of(trainer: Trainer) -> dict[int, list[int]]:
     """The steps of the epoch by bucket."""
     trainer.task.start_epoch(0)
-    buckets: dict[int, list[int]] = {}
+    found: dict[int, list[int]] = {}
     for step in range(trainer.task.steps):
-        buckets.setdefault(trainer.task.program(step), []).append(step)
-    return dict(sorted(buckets.items()))
+        found.setdefault(trainer.task.program(step), []).append(step)
+    return dict(sorted(found.items()))
 
 
 def seconds_per_step(trainer: Trainer, steps: list[int]) -> tuple[float, float]:

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,7 +155,7 @@ def _own_noise() -> Iterator[None]:
 
 
 @pytest.fixture
-def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Relative paths lie in the test's folder, and the output is not a terminal's."""
     monkeypatch.chdir(tmp_path)
     for name in ("COLUMNS", "FORCE_COLOR"):
@@ -164,7 +163,7 @@ def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_data(sandbox: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_data(sandbox: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The data sets of the machine's user are hidden; the cache is the test's own, in ``xdg``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("GAPPED_DATA", raising=False)
