@@ -22,7 +22,6 @@ DEFAULT = (
     "gst:gap=1.0",
     "reinmax:tau=1.0",
 )
-PROTOCOLS = {"digits": "digits-8x8"}
 
 
 def compare(
@@ -71,7 +70,7 @@ def default_recipe(
         "name": "compare",
         "title": f"Estimators on {data}",
         "task": "vae",
-        "protocol": PROTOCOLS.get(data, "paper-30x10"),
+        "protocol": "digits-8x8" if data == "digits" else "paper-30x10",
         "data": data,
         "tau": tau,
         "seeds": 3,
