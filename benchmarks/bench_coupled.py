@@ -17,8 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleet.trainer import Trainer, matmul_precision
-from gapped.lab.fleets import build, plan
+from gapped.lab.planning import plan
 from gapped.lab.recipe import Recipe, find_recipe
+from gapped.lab.training import build
 
 STEPS = 500_000
 TARGET_MINUTES = 15

@@ -18,16 +18,18 @@ from pathlib import Path
 
 import torch
 
-from gapped.lab.engines import Engine, Local
-from gapped.lab.fleets import Fleet
-from gapped.lab.local import Nobody
+from gapped.lab.engines import Engine
+from gapped.lab.engines.local import Local
+from gapped.lab.planning import Fleet
+from gapped.lab.progress import Callbacks
 from gapped.lab.recipe import find_recipe
 from gapped.lab.store import Store
+from gapped.lab.training import Settings
 
 TARGET = 1.10
 
 
-class Clock(Nobody):
+class Clock(Callbacks):
     """Notes when fleets end."""
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class Clock(Nobody):
 def seconds(engine: Engine) -> float:
     with tempfile.TemporaryDirectory() as folder:
         clock = Clock()
-        engine.run([find_recipe("smoke")], Store(Path(folder)), watch=clock)
+        engine.run([find_recipe("smoke")], Store(Path(folder)), Settings(callbacks=clock))
     assert len(clock.ends) == 8
     return clock.ends[-1] - clock.ends[0]
 

@@ -16,8 +16,9 @@ import torch
 
 from gapped.lab.cli.compare import default_recipe
 from gapped.lab.environment import describe, pick_device
-from gapped.lab.fleets import build, plan
+from gapped.lab.planning import plan
 from gapped.lab.recipe import Recipe, find_recipe
+from gapped.lab.training import build
 
 AUTHORS_SECONDS = 4.6
 TABLES = ("ablation", "vae")

@@ -15,8 +15,9 @@ import torch
 
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleet.trainer import Trainer, matmul_precision
-from gapped.lab.fleets import build, plan
+from gapped.lab.planning import plan
 from gapped.lab.recipe import find_recipe
+from gapped.lab.training import build
 
 AUTHORS = "350 to 520 s"
 

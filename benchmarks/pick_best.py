@@ -21,10 +21,11 @@ SETTINGS = ("protocol", "estimator", "options", "tau", "schedule", "learning_rat
 def best(folder: Path) -> tuple[dict[str, object], float, int]:
     """The settings with the lowest mean over seeds, that mean, and how many cells there were."""
     cells: dict[str, list[float]] = defaultdict(list)
-    for line in records.load(folder / "records.jsonl"):
-        if line["split"] == "validation" and line["metrics"].get(METRIC) is not None:
-            key = json.dumps({name: line.get(name) for name in SETTINGS}, sort_keys=True)
-            cells[key].append(line["metrics"][METRIC])
+    for record in records.read(folder, records.Record):
+        value = record.metrics.get(METRIC)
+        if record.split == "validation" and value is not None:
+            key = json.dumps({name: getattr(record, name) for name in SETTINGS}, sort_keys=True)
+            cells[key].append(value)
     means = {key: fmean(values) for key, values in cells.items()}
     chosen = min(means, key=lambda key: means[key])
     return json.loads(chosen), means[chosen], len(cells)
@@ -53,7 +54,7 @@ def recipe(chosen: dict[str, object], mean: float, count: int) -> str:
         f"options = {inline(chosen['options'])}",
         f"tau = {chosen['tau']}",
         f"schedule = {inline(chosen['schedule'])}",
-        f"rate_decay = {json.dumps(chosen['rate_decay'] or 'none')}",
+        f"rate_decay = {json.dumps(chosen['rate_decay'])}",
         *([f"learning_rate = {chosen['learning_rate']}"] if chosen["learning_rate"] else []),
         "",
         "[quick]",

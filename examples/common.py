@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import gapped
-from gapped.lab.text import make, parse
+from gapped.lab.estimator_text import make, parse
 
 Result = Mapping[str, float | Sequence[float]]
 

@@ -20,7 +20,7 @@ import gapped
 from gapped import simplex
 from gapped.diagnostics.properties import Properties
 from gapped.lab.cli.app import main
-from gapped.lab.text import make, parse
+from gapped.lab.estimator_text import make, parse
 from gapped.pathwise.base import Draw
 
 YES, NO, NONE = True, False, None

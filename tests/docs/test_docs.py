@@ -22,7 +22,7 @@ import gapped
 from gapped.errors import GappedError
 from gapped.lab.cli.app import app
 from gapped.lab.cli.reproduce import find_recipes
-from gapped.lab.text import parse
+from gapped.lab.estimator_text import parse
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
-from gapped.lab.kinds import KINDS
+from gapped.lab.estimator_text import parse, show
 from gapped.lab.records import file_name
-from gapped.lab.records.forms import check
+from gapped.lab.records.forms import parse as parse_form
 from gapped.lab.records.schema import Name
 from gapped.lab.spec import Entry, RunSpec
-from gapped.lab.text import parse, show
+from gapped.lab.task_kinds import TASK_KINDS
 from gapped.registry import options_of
 
 # How a label may write a number: sign, width and digits, of two figures at most.
@@ -133,9 +133,9 @@ def _expand(
         chosen = {k: point.pop(k) for k in grid}
         rest = {**merged, **point}
         _text(rest["protocol"], f"{origin}: protocol")
-        if rest["task"] in KINDS:
-            rest.setdefault("data", KINDS[rest["task"]].data[0])
-            rest.setdefault("epochs", KINDS[rest["task"]].rules(rest["protocol"]).epochs)
+        if rest["task"] in TASK_KINDS:
+            rest.setdefault("data", TASK_KINDS[rest["task"]].data[0])
+            rest.setdefault("epochs", TASK_KINDS[rest["task"]].rules(rest["protocol"]).epochs)
         rest.setdefault("data", "")  # of an unknown task: the spec says which are known
         label = _label(cell.get("label"), kind, chosen, point, axes, origin)
         for seed in seeds:
@@ -247,12 +247,12 @@ def _listed(value: Any, what: str) -> list[Any]:
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
-    check(value, dict[str, Any], what)
+    parse_form(value, dict[str, Any], what)
     return value  # type: ignore[no-any-return]
 
 
 def _text(value: Any, what: str) -> str:
-    check(value, Name, what)
+    parse_form(value, Name, what)
     if not value.isprintable():
         raise reject(what, value, "a text that prints, in one line")
     return value  # type: ignore[no-any-return]

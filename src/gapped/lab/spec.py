@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from gapped.checks import check_count, check_flag, check_level
 from gapped.errors import reject
+from gapped.lab.estimator_text import make
 from gapped.lab.fleet.schedule import Schedule, schedule
-from gapped.lab.kinds import KINDS, Kind
-from gapped.lab.text import make
+from gapped.lab.task_kinds import TASK_KINDS, TaskKind
 from gapped.registry import Estimator, options_of
 from gapped.score.base import Score
 
@@ -26,15 +26,6 @@ _COUNTS = (
     ("entropy_steps", 0, False),
     ("test_every", 1, False),
 )
-
-# Fields that concern images, with the values that say nothing.
-_IMAGES_ONLY = {
-    "split": "test",
-    "train_images": None,
-    "test_images": None,
-    "variance_samples": 0,
-    "entropy_steps": 0,
-}
 
 # Fields added since the first published records, with their defaults.
 _LATER = {"rate_decay": "none", "test_every": 1}
@@ -80,14 +71,15 @@ class RunSpec:
     """Epochs from one test to the next; the last epoch is always tested. Curves have the tested epochs."""
 
     def __post_init__(self) -> None:
-        _check_choice("task", self.task, tuple(KINDS))
+        _check_choice("task", self.task, tuple(TASK_KINDS))
         self.kind.rules(self.protocol)
         _check_choice("data", self.data, self.kind.data)
         _check_choice("split", self.split, ("test", "validation"))
         if self.rate_decay not in ("none", "cosine"):
             raise reject("rate_decay", self.rate_decay, "none or cosine")
         for name, least, optional in _COUNTS:
-            _check_count(name, getattr(self, name), least, optional)
+            if not (optional and getattr(self, name) is None):
+                check_count(name, getattr(self, name), least)
         if self.seed >= 2**63:
             raise reject("seed", self.seed, "an integer below 2**63")
         check_flag("variance_every_epoch", self.variance_every_epoch)
@@ -97,29 +89,21 @@ class RunSpec:
             check_level("learning_rate", self.learning_rate, positive=True)
         if not isinstance(self.schedule, dict):
             raise reject("schedule", self.schedule, 'a table such as { kind = "mixed" }')
-        if not self.kind.images:
-            for name, unset in _IMAGES_ONLY.items():
-                if getattr(self, name) != unset:
-                    raise reject(name, getattr(self, name), f"nothing: {self.task} has no images")
+        for each in fields(self):
+            if each.name in self.kind.unsupported and getattr(self, each.name) != each.default:
+                raise reject(each.name, getattr(self, each.name), f"nothing: {self.task} does not support it")
         estimator = self.make_estimator()
         self.make_schedule()
         if isinstance(estimator, Score):
-            size = self.kind.variables(self.protocol)
-            if size is None:
-                raise reject(
-                    "estimator", self.estimator, f"a pathwise one: {self.task} chooses inside of its model"
-                )
-            estimator.check_size(*size)
-            self._check_score()
+            self._check_score(estimator)
         # 1 and 1.0 are one number, and must have one hash.
         levels = {k: float(v) if _is_level(k, v) else v for k, v in self.options.items()}
         object.__setattr__(self, "options", levels)
         object.__setattr__(self, "tau", float(self.tau) if self._has_tau() and self.tau is not None else None)
 
     @property
-    def kind(self) -> Kind:
-        """The task."""
-        return KINDS[self.task]
+    def kind(self) -> TaskKind:
+        return TASK_KINDS[self.task]
 
     @property
     def id(self) -> str:
@@ -144,8 +128,12 @@ class RunSpec:
     def _has_tau(self) -> bool:
         return "tau" in options_of(self.estimator)
 
-    def _check_score(self) -> None:
-        """What only makes sense where the sample carries the gradient."""
+    def _check_score(self, estimator: Score) -> None:
+        """Refuse what only makes sense where the sample carries the gradient."""
+        if self.kind.variables is None:
+            accepted = f"a pathwise one: {self.task} chooses inside of its model"
+            raise reject("estimator", self.estimator, accepted)
+        estimator.check_size(*self.kind.variables(self.protocol))
         if self.schedule.get("kind", "constant") != "constant":
             raise reject("schedule", self.schedule["kind"], f"constant for {self.estimator}")
         if self.entropy_steps:
@@ -162,16 +150,15 @@ class Entry:
     spec: RunSpec
     quick: bool = False
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its record."""
+        return self.recipe, self.spec.id
+
 
 def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise reject(name, value, f"one of {', '.join(known)}")
-
-
-def _check_count(name: str, value: object, least: int, optional: bool) -> None:
-    if value is None and optional:
-        return
-    check_count(name, value, least)
 
 
 def _is_level(name: str, value: object) -> bool:

@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, Generic, TypeVar
 
 import torch
@@ -17,9 +16,9 @@ import torch
 from gapped._version import __version__
 from gapped.errors import GappedError
 from gapped.lab import records
-from gapped.lab.records import Line
+from gapped.lab.records import Record, RunLine
 
-K = TypeVar("K")
+L = TypeVar("L", bound=RunLine)
 V = TypeVar("V")
 
 _FORMAT = 1
@@ -32,55 +31,50 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._records = _Index(
-            folder / "records.jsonl", lambda line: (line["recipe"], line["id"]), lambda line: line
-        )
-        self._beside: dict[str, _Index[str, None]] = {}
+        self._records = _Index(folder, Record, lambda record: record)
+        self._others: dict[type[RunLine], _Index[Any, int]] = {}
         self._probe()
 
-    def lines(self) -> Mapping[tuple[str, str], Line]:
+    def records(self) -> Mapping[Hashable, Record]:
         """Records by recipe and id, the last of each; those of failed runs, too."""
         return self._records.entries()
 
-    def done(self) -> dict[tuple[str, str], Line]:
+    def finished(self) -> dict[Hashable, Record]:
         """The records of finished runs, by recipe and id."""
-        return {key: line for key, line in self.lines().items() if not records.has_failed(line)}
+        return {key: record for key, record in self.records().items() if not record.failed}
 
-    def add(self, made: Iterable[Line], beside: Mapping[str, Iterable[Line]] = MappingProxyType({})) -> None:
-        """Add what is not there yet: records, and beside them lines that go into files of their own.
+    def add(self, lines: Iterable[RunLine]) -> None:
+        """Add what is not there yet, each line to its file.
 
         Records come last: a run whose record exists has everything else too. That of a failed run may be
-        followed by those of later attempts. Where a record was removed and its run trained again, what stands
-        beside it may be another's, and is followed by the run's own: the last line of a run counts. Several
+        followed by those of later attempts. Where a record was removed and its run trained again, its other
+        lines may be another's, and are followed by the run's own: the last line of a run counts. Several
         processes may add to one folder at the same time.
         """
-        made, others = list(made), {name: list(lines) for name, lines in beside.items()}
-        if not made and not any(others.values()):
+        kinds: dict[type[RunLine], dict[Hashable, RunLine]] = {}
+        for line in lines:
+            kinds.setdefault(type(line), {})[line.key] = line
+        if not kinds:
             return
         with records.locked(self._records.path):
-            for name, lines in others.items():
-                self._add_beside(name, {line["id"]: line for line in lines})
-            known = self.lines()
-            fresh = {(line["recipe"], line["id"]): line for line in made}
-            records.append(
-                self._records.path,
-                [line for key, line in fresh.items() if key not in known or records.has_failed(known[key])],
-            )
+            own = kinds.pop(Record, {})
+            for kind, others in kinds.items():
+                self._add_others(kind, others)
+            known = self.records()
+            new = [line for key, line in own.items() if key not in known or known[key].failed]
+            records.write(self.folder, new)
 
-    def _add_beside(self, name: str, lines: dict[str, Line]) -> None:
-        path = self.folder / f"{name}.jsonl"
-        index = self._beside.setdefault(name, _Index(path, lambda line: line["id"], lambda _: None))
-        known = index.entries()
-        if again := known.keys() & lines.keys():
-            again -= {run_id for _, run_id in self.done()}
-            before = {line["id"]: line for line in records.load(path) if line["id"] in again}
-            again = {key for key in again if before[key] != lines[key]}
-        records.append(path, [line for key, line in lines.items() if key not in known or key in again])
+    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine]) -> None:
+        index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
+        known, finished = index.entries(), {record.id for record in self.finished().values()}
+        again = {key for key in known.keys() & lines.keys() - finished if known[key] != _digest(lines[key])}
+        records.write(self.folder, [line for key, line in lines.items() if key not in known or key in again])
 
-    def keep(self, key: str, made: list[Line], beside: Mapping[str, list[Line]]) -> None:
+    def keep(self, key: str, lines: Iterable[RunLine]) -> None:
         """Add the lines of a fleet, then remove its checkpoint, unless it has failed."""
-        self.add(made, beside)
-        if not any(map(records.has_failed, made)):
+        lines = list(lines)
+        self.add(lines)
+        if not any(isinstance(line, Record) and line.failed for line in lines):
             self.drop_checkpoint(key)
 
     def save_plan(self, request: str, fleets: dict[str, list[str]]) -> None:
@@ -92,9 +86,9 @@ class Store:
         """The runs of each fleet of a request that was interrupted; none if there is no such request."""
         return list(_read_plan(plan_path(self.folder, request)).values())
 
-    def finish(self) -> None:
+    def tidy(self) -> None:
         """Remove plans whose runs are finished, and checkpoints that no other plan has a use for."""
-        finished = {run_id for _, run_id in self.done()}
+        finished = {record.id for record in self.finished().values()}
         # Looked for before the plans: whoever makes a checkpoint has made his plan before.
         checkpoints = list(self._checkpoints.glob("*.pt"))
         try:
@@ -110,7 +104,7 @@ class Store:
         for path in checkpoints:
             if path.stem not in unfinished:
                 path.unlink(missing_ok=True)
-        self._tidy()
+        self._remove_empty()
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -176,9 +170,9 @@ class Store:
 
     def drop_checkpoint(self, key: str) -> None:
         self._checkpoint(key).unlink(missing_ok=True)
-        self._tidy()
+        self._remove_empty()
 
-    def _tidy(self) -> None:
+    def _remove_empty(self) -> None:
         # Not there, or not empty: both are fine.
         with suppress(OSError):
             self._checkpoints.rmdir()
@@ -203,15 +197,15 @@ class Store:
             raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
 
 
-class _Index(Generic[K, V]):
-    """The lines of a growing file by key, the last of each; only what was appended since is read again."""
+class _Index(Generic[L, V]):
+    """A value of each line of a growing file by key, the last of each; only new lines are read again."""
 
-    def __init__(self, path: Path, key: Callable[[Line], K], value: Callable[[Line], V]) -> None:
-        self.path, self._key, self._value = path, key, value
-        self._entries: dict[K, V] = {}
+    def __init__(self, folder: Path, kind: type[L], value: Callable[[L], V]) -> None:
+        self.path, self._kind, self._value = folder / kind.FILE, kind, value
+        self._entries: dict[Hashable, V] = {}
         self._file, self._size = 0, 0
 
-    def entries(self) -> Mapping[K, V]:
+    def entries(self) -> Mapping[Hashable, V]:
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -224,16 +218,21 @@ class _Index(Generic[K, V]):
             self._forget()
             return self._entries
         try:
-            lines, size = records.parse(self.path, raw)
+            lines, size = records.parse(self.path, raw, self._kind)
         except GappedError:
-            records.load(self.path)  # raises the same with the number of the line
+            records.read(self.path.parent, self._kind)  # raises the same with the number of the line
             raise
         self._file, self._size = status.st_ino, self._size + size
-        self._entries.update((self._key(line), self._value(line)) for line in lines)
+        self._entries.update((line.key, self._value(line)) for line in lines)
         return self._entries
 
     def _forget(self) -> None:
         self._entries, self._file, self._size = {}, 0, 0
+
+
+def _digest(line: RunLine) -> int:
+    """A number in place of a line, to tell whether another one is the same."""
+    return hash(line.encode())
 
 
 def plan_path(folder: Path, request: str) -> Path:
@@ -270,13 +269,13 @@ def _objection(file: IO[bytes], key: str) -> str | None:
     if file.read(_CHECKSUM_BYTES) != _checksum(file):
         return "damaged, or not a checkpoint of this version"
     file.seek(_CHECKSUM_BYTES)
-    made, here = json.loads(file.readline()), _identity(key)
-    if made["fleet"] != here["fleet"]:
+    origin, here = json.loads(file.readline()), _identity(key)
+    if origin["fleet"] != here["fleet"]:
         return "a checkpoint of another fleet"
-    if made != here:
+    if origin != here:
         theirs, ours = (
             f"gapped {each['gapped']} with torch {each['torch']} (format {each['format']})"
-            for each in (made, here)
+            for each in (origin, here)
         )
         raise GappedError(
             f"{file.name}: made by {theirs}, here is {ours}; go on with the former, or remove the file"

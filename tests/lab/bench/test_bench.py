@@ -12,7 +12,8 @@ import torch
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import jobs, records
+from gapped.lab import records
+from gapped.lab.bench import cases as jobs
 from gapped.lab.bench import suite as bench
 from gapped.lab.bench import timing
 from gapped.lab.cli.app import main
@@ -162,9 +163,9 @@ def test_what_does_not_fit_is_too_large_and_the_rest_goes_on(monkeypatch: pytest
     monkeypatch.setattr(bench, "free_memory", lambda device: 2**18)
     planned = jobs.plan(CPU, ["40x5"], ["gst", "gumbel-rao"], compiled=False)
     (lines,) = bench.run(planned, CPU, seconds=0.001)
-    status = {line["estimator"]: line["status"] for line in lines}
+    status = {line.estimator: line.status for line in lines}
     assert status == {"F.gumbel_softmax": "ok", "gst": "ok", "gumbel-rao": "too large"}
-    assert lines[-1]["milliseconds"] is lines[-1]["memory"] is None
+    assert lines[-1].milliseconds is lines[-1].memory is None
 
 
 def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,16 +174,16 @@ def test_a_compiler_that_fails_loses_nothing_else(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch, "compile", broken)
     (lines,) = bench.run(jobs.plan(CPU, ["40x5"], ["gst"]), CPU, seconds=0.001)
-    assert [line["status"] for line in lines] == ["ok", "not available: RuntimeError", "ok"]
-    (found,) = benches(lines)
+    assert [line.status for line in lines] == ["ok", "not available: RuntimeError", "ok"]
+    (found,) = benches([line.to_json() for line in lines])
     assert reasons(found) == ["F.gumbel_softmax, compiled, sample: not available: RuntimeError"]
 
 
 def test_selecting_from_a_table() -> None:
     (lines,) = bench.run(jobs.plan(CPU, ["8x12x4"], compiled=False), CPU, seconds=0.001)
-    assert [line["form"] for line in lines] == ["dense", "dense", "index"]
+    assert [line.form for line in lines] == ["dense", "dense", "index"]
     index = "ok" if hasattr(gapped.GST, "choose") else "not available: gst has no index form"
-    assert [line["status"] for line in lines] == ["ok", "ok", index]
+    assert [line.status for line in lines] == ["ok", "ok", index]
 
 
 # The command
@@ -243,10 +244,11 @@ def test_a_user_error_is_one_line(
 def test_an_interrupted_bench_keeps_the_shapes_that_are_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any, **__: Any) -> Iterator[list[records.Line]]:
-        yield LINES
+    def interrupted(*_: Any) -> Iterator[list[records.Bench]]:
+        yield records.read(tmp_path, records.Bench)
         raise KeyboardInterrupt
 
+    records.append(tmp_path / "bench.jsonl", LINES)
     monkeypatch.setattr(bench, "run", interrupted)
     assert main([*TINY, "--shape", "40x5", "--out", "here"]) == 130
     assert "what was measured is in here" in capsys.readouterr().err
@@ -259,8 +261,8 @@ def test_importing_is_measured_in_fresh_processes(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: Done())
     lines = bench.startup(CPU)
-    assert [line["what"] for line in lines] == list(bench.IMPORTS)
-    (row,) = target_table(lines).rows
+    assert [line.what for line in lines] == list(bench.IMPORTS)
+    (row,) = target_table([line.to_json() for line in lines]).rows
     assert [entry.text for entry in row][2:] == ["≤ 60 ms", "59 ms", "met"]
 
 

@@ -16,7 +16,7 @@ from toys import one_line, toy_recipe
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import local
+from gapped.lab import training
 from gapped.lab.cli.app import app, main
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -131,7 +131,7 @@ def test_an_unexpected_failure_is_one_line_and_status_1(capsys, tmp_path, monkey
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(local, "build", fail)
+    monkeypatch.setattr(training, "build", fail)
     assert main(["reproduce", toy_recipe(tmp_path)]) == 1
     assert "RuntimeError: first line second line" in one_line(capsys)
 

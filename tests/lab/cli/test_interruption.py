@@ -16,9 +16,10 @@ import torch
 from rich.console import Console
 from toys import one_line, toy_recipe
 
-from gapped.lab import local, records
+from gapped.lab import records, training
 from gapped.lab.cli.app import main
 from gapped.lab.cli.progress_display import Display
+from gapped.lab.engines.local import Local
 from gapped.lab.recipe import recipe_from
 from gapped.lab.store import Store
 
@@ -140,7 +141,7 @@ def test_a_terminal_gets_a_live_table(tmp_path):
     table = {"name": "t", "task": "vae", "protocol": "digits-8x8", "data": "digits", "train_images": 100}
     recipe = recipe_from({**table, "epochs": 2, "cell": cells}, "t")
     with Display(screen) as display:
-        local.run([recipe], Store(tmp_path), torch.device("cpu"), watch=display)
+        Local("cpu").run([recipe], Store(tmp_path), training.Settings(callbacks=display))
     output = screen.file.getvalue()
     assert "sound" in output
     assert "broken" in output

@@ -106,8 +106,8 @@ def test_a_recipes_name_is_a_file_name(name: Any, tmp_path: Path) -> None:
 
 def test_events_of_a_stranger_stay_in_their_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is optional")
-    run = {"id": "../../..", "recipe": "..", "protocol": "..", "label": "../../x", "seed": 0}
-    records.append(tmp_path / "in" / "curves.jsonl", [{"id": run["id"], "epoch": [1], "loss": [2.0]}])
+    run = records.Record(id="../../..", recipe="..", protocol="..", label="../../x", task="vae", seed=0)
+    records.write(tmp_path / "in", [records.Curve(id=run.id, epoch=[1], more={"loss": [2.0]})])
     target = write_events([run], tmp_path / "in")
     files = [path for path in tmp_path.rglob("events.out.*") if path.is_file()]
     assert len(files) == 1

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from toys import REAL_DATA, one_line, toy_recipe
 
-from gapped.lab import local, records
+from gapped.lab import records
 from gapped.lab.cli.app import main
 from gapped.lab.cli.compare import default_recipe
 from gapped.lab.cli.tensorboard import write_events
+from gapped.lab.planning import plan
 from gapped.lab.recipe import known_recipes
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -63,7 +64,7 @@ def test_compare_by_default():
     }
     assert len(recipe.entries) == 15
     assert {entry.spec.data for entry in recipe.entries} == {"digits"}
-    assert len(local.plan([recipe], {})) == 1, "one fleet"
+    assert len(plan([recipe], {})) == 1, "one fleet"
 
 
 def test_compare_takes_temperatures_from_where_they_are_named():
@@ -87,16 +88,16 @@ def test_every_run_has_its_own_event_file(capsys, tmp_path):
     tables += ["vae plain-30x10 digits"] * 2
     fields = ("recipe", "protocol", "data")
     runs = [
-        {**base, "id": f"{n:016}"[::-1], **dict(zip(fields, table.split(), strict=True))}
+        records.Record(**base, id=f"{n:016}"[::-1], **dict(zip(fields, table.split(), strict=True)))
         for n, table in enumerate(tables)
     ]
-    records.append(tmp_path / "curves.jsonl", [{"id": r["id"], "epoch": [1], "loss": [2.0]} for r in runs])
+    records.write(tmp_path, [records.Curve(id=run.id, epoch=[1], more={"loss": [2.0]}) for run in runs])
     files: list[set[Path]] = []
     for _ in range(3):
         target = write_events(runs, tmp_path)
         files.append(set(target.rglob("events.out.tfevents.*")))
         if len(files) == 2:  # the first run is trained again
-            records.append(tmp_path / "curves.jsonl", [{"id": runs[0]["id"], "epoch": [1], "loss": [3.0]}])
+            records.write(tmp_path, [records.Curve(id=runs[0].id, epoch=[1], more={"loss": [3.0]})])
         folders = {file.parent.relative_to(target) for file in files[-1]}
         assert len(folders) == len(files[-1]) == 5
         assert {str(place.parent) for place in folders} == {

@@ -21,26 +21,16 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from training_toys import TABLE, script_environment, timeless, train
 
 from gapped.lab import data as data_sets
 from gapped.lab import records
-from gapped.lab.local import run
 from gapped.lab.recipe import recipe_from
+from gapped.lab.records import Record
 from gapped.lab.store import Store
 
 # Two tables that share runs; three fleets, one run that diverges, and everything that a run can measure.
-COMMON: dict[str, Any] = {
-    "task": "vae",
-    "protocol": "digits-8x8",
-    "data": "digits",
-    "train_images": 200,
-    "test_images": 30,
-    "epochs": 4,
-    "tau": 0.5,
-    "variance_samples": 3,
-    "variance_images": 10,
-    "variance_every_epoch": True,
-}
+VARIANCE = {"variance_samples": 3, "variance_images": 10, "variance_every_epoch": True}
 TABLES: list[dict[str, Any]] = [
     {
         "name": "first",
@@ -67,9 +57,9 @@ FILES = ("records.jsonl", "curves.jsonl", "images.jsonl")
 KILLS = 30
 
 
-def train(folder: Path) -> None:
-    recipes = [recipe_from({**COMMON, **table}, "toy") for table in TABLES]
-    run(recipes, Store(folder), torch.device("cpu"), checkpoint_seconds=0)
+def train_tables(folder: Path) -> None:
+    recipes = [recipe_from({**TABLE, "epochs": 4, **VARIANCE, **table}, "toy") for table in TABLES]
+    train(recipes, folder, checkpoint_seconds=0)
 
 
 # Lives
@@ -97,21 +87,21 @@ def dying(function: Callable[..., Any], nth: int, *, after: bool) -> Callable[..
     return wrapped
 
 
-def torn_append(file_name: str, nth: int, share: float) -> Callable[..., None]:
+def torn_write(file_name: str, nth: int, share: float) -> Callable[..., None]:
     """Appending, but the nth time to `file_name` the disk gets only a part of the bytes."""
-    append, calls = records.append, 0
+    write, calls = records.write, 0
 
-    def wrapped(path: Path, lines: Any) -> None:
+    def wrapped(folder: Path, lines: Any) -> None:
         nonlocal calls
-        kept = list(lines)
-        if path.name == file_name and kept:
+        path = folder / file_name
+        if lines and file_name == lines[0].FILE:
             calls += 1
             if calls == nth:
                 size = path.stat().st_size if path.exists() else 0
-                append(path, kept)
+                write(folder, lines)
                 os.truncate(path, size + int((path.stat().st_size - size) * share))
                 die()
-        append(path, kept)
+        write(folder, lines)
 
     return wrapped
 
@@ -143,10 +133,10 @@ def arrange(death: str, nth: int) -> None:
     elif death == "before dropping the checkpoint":
         Store.drop_checkpoint = dying(Store.drop_checkpoint, nth, after=False)  # type: ignore[method-assign]
     elif death.startswith("before appending to "):
-        records.append = torn_append(death.split()[-1], nth, 0.0)
+        records.write = torn_write(death.split()[-1], nth, 0.0)
     elif death.startswith("torn "):
         _, percent, _, file_name = death.split()
-        records.append = torn_append(file_name, nth, float(percent) / 100)
+        records.write = torn_write(file_name, nth, float(percent) / 100)
     else:
         raise AssertionError(death)
 
@@ -158,7 +148,7 @@ def live(job: dict[str, Any]) -> NoReturn:
     try:
         if job.get("death"):
             arrange(job["death"], job["nth"])
-        train(Path(job["folder"]))
+        train_tables(Path(job["folder"]))
     except BaseException as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -187,13 +177,12 @@ def serve() -> None:
 
 class Server:
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=script_environment(),
         )
         assert self._answer() == "ready\n"
 
@@ -235,14 +224,10 @@ def whole(server, tmp_path_factory) -> dict[str, Any]:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Everything but times, in the order of the files; curves and images to the byte."""
-    found: dict[str, Any] = {name: (folder / name).read_bytes() for name in FILES[1:]}
-    found["records"] = []
-    for line in records.load(folder / FILES[0]):
-        line.pop("seconds")
-        line.pop("environment")
-        line["metrics"].pop("seconds_per_epoch", None)
-        found["records"].append(line)
-    return found
+    return {
+        "records": timeless(records.read(folder, Record)),
+        **{name: (folder / name).read_bytes() for name in FILES[1:]},
+    }
 
 
 def is_torn(path: Path) -> bool:
@@ -255,12 +240,11 @@ def leftovers(folder: Path) -> set[str]:
 
 
 def test_the_uninterrupted_run_is_what_the_tables_ask_for(whole):
-    made = whole["outcome"]["records"]
-    keys = [(line["recipe"], line["id"]) for line in made]
-    assert len(keys) == len(set(keys)) == 8
-    assert len({line["id"] for line in made}) == 7
-    assert [line["label"] for line in made if line["status"] == "diverged"] == ["broken"]
-    assert len({line["runs_in_fleet"] for line in made}) > 1
+    lines = whole["outcome"]["records"]
+    assert len(lines) == len({line.key for line in lines}) == 8
+    assert len({line.id for line in lines}) == 7
+    assert [line.label for line in lines if line.status == "diverged"] == ["broken"]
+    assert len({line.runs_in_fleet for line in lines}) > 1
 
 
 def test_killed_at_random_points(server, whole, tmp_path):
@@ -350,7 +334,7 @@ def test_twice_at_the_same_point_and_then_to_the_end(server, whole, tmp_path):
 def test_a_torn_line_is_announced(server, tmp_path):
     assert server.life(tmp_path, death="torn 60 of records.jsonl", nth=1)["killed"]
     with pytest.warns(UserWarning, match=r"records\.jsonl: the last line is torn"):
-        train(tmp_path)
+        train_tables(tmp_path)
 
 
 if __name__ == "__main__":

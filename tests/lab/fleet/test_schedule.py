@@ -14,18 +14,16 @@ import gapped
 from gapped.errors import GappedError
 from gapped.lab.fleet.grouping import Grouped
 from gapped.lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
-from gapped.lab.fleet.trainer import Run, Trainer
+from gapped.lab.fleet.trainer import Run, Task, Trainer
 
 STEPS, EPOCHS = 5, 3
 CPU = torch.device("cpu")
 
 
-class Spy:
+class Spy(Task):
     """A task without data that writes down which temperatures it was asked to use."""
 
     row_axes, loss_name, steps = 1, "cost", STEPS
-    clip = selection = widths = None
-    descended = ()
 
     def __init__(self, runs: int) -> None:
         self.model = torch.nn.Module()
@@ -33,15 +31,6 @@ class Spy:
         self.trained: list[list[float]] = []
         self.tested: list[list[float]] = []
         self.seen: list[Tensor] = []
-
-    def start_epoch(self, epoch: int) -> None:
-        pass
-
-    def load_batch(self, step: int) -> None:
-        pass
-
-    def program(self, step: int) -> None:
-        return None
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         self.trained.append(sampler.tau.tolist())

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import kinds
+from gapped.lab import records, task_kinds
 from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split, stack
 from gapped.lab.data.listops.generator import generate
 from gapped.lab.data.listops.language import parse
+from gapped.lab.engines.local import Local
 from gapped.lab.fleet.clip import clip_scales, scaled
 from gapped.lab.fleet.selection import Selection, SelectionRule
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
-from gapped.lab.local import run as run_recipes
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.spec import RunSpec
 from gapped.lab.store import Store
@@ -36,6 +36,7 @@ from gapped.lab.tasks.listops.protocol import PROTOCOLS, Protocol, protocol
 from gapped.lab.tasks.listops.reference import reference_tree
 from gapped.lab.tasks.listops.sampler import Greedy, Sampler
 from gapped.lab.tasks.listops.task import ListOpsTask, depths
+from gapped.lab.training import Settings
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 TINY = Protocol(
@@ -429,35 +430,33 @@ def toy_source(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self, *_: object, **__: object) -> ListOps:
             return toy_data()
 
-    monkeypatch.setattr(kinds, "ListOpsSource", Source)
+    monkeypatch.setattr(task_kinds, "ListOpsSource", Source)
 
 
 @pytest.mark.usefixtures("toy_source")
 def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.warns(UserWarning, match="no official validation or test file"):
-        lines = run_recipes([recipe_from(TABLE, "test")], store, CPU)
+        lines = Local("cpu").run([recipe_from(TABLE, "test")], store, Settings())
     assert len(lines) == 8
     for line in lines:
-        metrics = line["metrics"]
-        assert line["data"] == "listops (generated)"
-        assert line["status"] == "ok"
+        metrics = line.metrics
+        assert line.data == "listops (generated)"
+        assert line.status == "ok"
         assert 0 <= metrics["test_accuracy"] <= 1
         assert 0 <= metrics["test_tree_f1"] <= 1
         assert 0 < metrics["left_branching_f1"] < 1
         assert {"test_accuracy_length_1_to_9", "test_accuracy_depth_1"} <= metrics.keys()
         assert metrics["best_valid_accuracy"] >= metrics["valid_accuracy"]
-        assert line["fleet_gpu_memory_gb"] is None
-    from gapped.lab.records import load
-
-    trees = load(tmp_path / "trees.jsonl")
+        assert line.fleet_gpu_memory_gb is None
+    trees = records.read(tmp_path, records.Trees)
     assert len(trees) == 4
-    for example in trees[0]["examples"]:
-        words = example["tokens"]
-        assert len(example["found"]) == len(example["true"]) == len(words) - 1
-        assert example["found"][-1] == [0, len(words)]
-    assert not (tmp_path / "images.jsonl").exists() or not load(tmp_path / "images.jsonl")
-    assert load(tmp_path / "curves.jsonl")[0].keys() >= {"train_cross_entropy", "valid_accuracy"}
+    for example in trees[0].examples:
+        words = example.tokens
+        assert len(example.found) == len(example.true) == len(words) - 1
+        assert example.found[-1] == [0, len(words)]
+    assert not records.read(tmp_path, records.Images)
+    assert records.read(tmp_path, records.Curve)[0].series.keys() >= {"train_cross_entropy", "valid_accuracy"}
 
 
 # Specs and recipes
@@ -483,7 +482,7 @@ def test_the_paper_s_protocol() -> None:
     [
         ({"data": "mnist"}, r"data: got 'mnist', expected one of listops"),
         ({"protocol": "paper-30x10"}, r"protocol: got 'paper-30x10', expected one of paper"),
-        ({"train_images": 5}, r"train_images: got 5, expected nothing: listops has no images"),
+        ({"train_images": 5}, r"train_images: got 5, expected nothing: listops does not support it"),
         ({"split": "validation"}, r"split: got 'validation', expected nothing"),
         ({"variance_samples": 3}, r"variance_samples: got 3, expected nothing"),
     ],

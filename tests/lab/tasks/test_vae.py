@@ -21,11 +21,11 @@ from gapped.lab import data as data_sets
 from gapped.lab.data import Dataset
 from gapped.lab.fleet.grouping import Grouped, Part
 from gapped.lab.fleet.layers import generators
-from gapped.lab.fleets import build
 from gapped.lab.spec import RunSpec
 from gapped.lab.tasks.vae.model import VAE
 from gapped.lab.tasks.vae.protocol import PROTOCOLS, Protocol, protocol
 from gapped.lab.tasks.vae.task import VAETask
+from gapped.lab.training import build
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 LATENTS, CATEGORIES, PIXELS, SCALE = 2, 3, 12, 16
@@ -307,7 +307,7 @@ def test_validation_never_touches_the_test_images(monkeypatch):
         data = data_sets.load("digits")
         if poisoned:
             data = replace(data, test=torch.zeros(0, 64, dtype=torch.uint8))
-        monkeypatch.setattr("gapped.lab.kinds.data_sets.load", lambda *_: data)
+        monkeypatch.setattr("gapped.lab.task_kinds.data_sets.load", lambda *_: data)
         trainer = build([spec(seed=1)], CPU, None, "key")
         trainer.train_epoch()
         trainer.task.gradient_variance(trainer.sampler, trainer.generator, 2, 10)
@@ -316,7 +316,7 @@ def test_validation_never_touches_the_test_images(monkeypatch):
 
     load = data_sets.load
     sound = history(False)
-    monkeypatch.setattr("gapped.lab.kinds.data_sets.load", load)
+    monkeypatch.setattr("gapped.lab.task_kinds.data_sets.load", load)
     assert history(True) == sound
     assert set(sound) == {"train_negative_elbo", "validation_negative_elbo"}, "not to be taken for a test"
     assert math.isfinite(sound["validation_negative_elbo"][0][0])

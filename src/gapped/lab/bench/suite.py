@@ -11,17 +11,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gapped.errors import GappedError
+from gapped.lab.bench.cases import DTYPES, REFERENCE, Case, Job, Shape
 from gapped.lab.bench.timing import Call, free_memory, interleaved, peak_memory, quantiles
 from gapped.lab.environment import describe
-from gapped.lab.jobs import DTYPES, REFERENCE, Case, Job, Shape
-from gapped.lab.records import SCHEMA, Line
-from gapped.lab.text import make, parse
+from gapped.lab.estimator_text import make, parse
+from gapped.lab.records import Bench, Startup
 from gapped.pathwise.base import Pathwise
 
 # Inputs take turns: as many sets as fill these bytes, more than any cache, and at most so many.
@@ -35,8 +36,8 @@ def run(
     device: torch.device,
     seconds: float = 0.5,
     watch: Callable[[str], None] = lambda _: None,
-) -> Iterator[list[Line]]:
-    """Measure the jobs, one list of records for each as it is done."""
+) -> Iterator[list[Bench]]:
+    """Measure the jobs, one list of lines for each as it is done."""
     common = _common(device)
     for job in jobs:
         if device.type == "cuda":
@@ -44,10 +45,10 @@ def run(
         if any(case.backend == "compiled" for case in job.cases):
             # Compiled code is cached by function, up to a limit: each shape starts afresh.
             torch.compiler.reset()
-        yield [{**common, **line} for line in _measure(job, device, seconds, watch)]
+        yield [Bench(**common, **line) for line in _measure(job, device, seconds, watch)]
 
 
-def startup(device: torch.device, repeats: int = 3) -> list[Line]:
+def startup(device: torch.device, repeats: int = 3) -> list[Startup]:
     """What importing the package costs after torch: the median over fresh processes."""
     common = _common(device)
     lines = []
@@ -56,22 +57,24 @@ def startup(device: torch.device, repeats: int = 3) -> list[Line]:
         command = [sys.executable, "-c", code]
         runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(repeats)]
         timing = quantiles([1e3 * float(run.stdout) for run in runs])
-        lines.append({**common, "kind": "startup", "what": name, "milliseconds": asdict(timing)})
+        lines.append(Startup(**common, what=name, milliseconds=timing))
     return lines
 
 
-def _common(device: torch.device) -> Line:
+def _common(device: torch.device) -> dict[str, Any]:
     # The precision of matrix products is a setting of training that is not in effect here.
     environment = {key: value for key, value in describe(device).items() if key != "precision"}
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"schema": SCHEMA, "run": began, "device_type": device.type, "environment": environment}
+    return {"run": began, "device_type": device.type, "environment": environment}
 
 
-def _measure(job: Job, device: torch.device, seconds: float, watch: Callable[[str], None]) -> list[Line]:
+def _measure(
+    job: Job, device: torch.device, seconds: float, watch: Callable[[str], None]
+) -> list[dict[str, Any]]:
     shape = job.shape
     inputs = _Inputs(shape, device)
     calls: dict[str, Call] = {"copy": inputs.copy()}
-    lines: dict[str, Line] = {}
+    lines: dict[str, dict[str, Any]] = {}
     for case in job.cases:
         watch(f"{shape}  {case.estimator} {case.backend}")
         call, result = _prepare(case, inputs)
@@ -80,12 +83,11 @@ def _measure(job: Job, device: torch.device, seconds: float, watch: Callable[[st
         lines[str(case)] = {**asdict(case), **result}
     watch(f"{shape}  timing")
     times = interleaved(calls, device, seconds)
-    common = {"kind": "bench", "shape": str(shape), **asdict(shape), "copy": asdict(times["copy"])}
-    measured = {name: asdict(times[name]) if name in times else None for name in lines}
-    return [{**common, **line, "milliseconds": measured[name]} for name, line in lines.items()]
+    common = {"shape": str(shape), **asdict(shape), "copy": times["copy"]}
+    return [{**common, **line, "milliseconds": times.get(name)} for name, line in lines.items()]
 
 
-def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, Line]:
+def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, dict[str, Any]]:
     """The call to time, warmed up, with its memory; None if it cannot run here, and why."""
     shape, device = inputs.shape, inputs.device
     if _needs(case, shape) > 0.8 * free_memory(device):

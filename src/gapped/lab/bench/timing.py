@@ -7,10 +7,11 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from gapped.lab.records import Timing
 
 Call = Callable[[], object]
 
@@ -23,16 +24,6 @@ BATCH = {"cuda": 1e-2, "cpu": 2e-2}
 # Calls before each batch that are not timed.
 LEAD = {"cuda": 1, "cpu": 2}
 FEWEST, MOST = 3, 100
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds a call: median, 10% and 90% quantiles over batches."""
-
-    median: float
-    low: float
-    high: float
-    batches: int
 
 
 def clock(device: torch.device) -> Clock:

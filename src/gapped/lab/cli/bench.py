@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from gapped.lab.jobs import Job
-    from gapped.lab.records import Line
+    from gapped.lab.bench.cases import Job
+    from gapped.lab.records import Bench, Line, Startup
 
 
 def bench(
@@ -55,8 +55,8 @@ def bench(
     if not 0 < seconds < float("inf"):
         raise reject("--seconds", seconds, "a positive number")
 
+    from gapped.lab.bench.cases import plan
     from gapped.lab.environment import current, pick_device
-    from gapped.lab.jobs import plan
     from gapped.lab.report.terminal import console
     from gapped.lab.store import Store
 
@@ -66,16 +66,16 @@ def bench(
         jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:
-            made = _measure(jobs, where, seconds, out / "bench.jsonl", screen, startup=not shape)
+            made = _measure(jobs, where, seconds, out, screen, startup=not shape)
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
-    present(made, out, screen)
+    present([line.to_json() for line in made], out, screen)
     return 0
 
 
 def _measure(
-    jobs: Sequence[Job], where: torch.device, seconds: float, path: Path, screen: Console, startup: bool
-) -> list[Line]:
+    jobs: Sequence[Job], where: torch.device, seconds: float, out: Path, screen: Console, startup: bool
+) -> list[Bench | Startup]:
     """Measure everything; each shape is on disk as soon as it is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -83,7 +83,7 @@ def _measure(
     from gapped.lab.bench.suite import run
     from gapped.lab.bench.suite import startup as import_cost
 
-    made: list[Line] = []
+    made: list[Bench | Startup] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(job.cases) + 1 for job in jobs) + startup)
@@ -92,13 +92,13 @@ def _measure(
             progress.update(bar, advance=1, description=what)
 
         for lines in run(jobs, where, seconds, watch):
-            records.append(path, lines)
+            records.write(out, lines)
             made += lines
         if startup:
             watch("import gapped")
-            lines = import_cost(where)
-            records.append(path, lines)
-            made += lines
+            imports = import_cost(where)
+            records.write(out, imports)
+            made += imports
     return made
 
 

@@ -160,7 +160,7 @@ def _members(
     texts: Sequence[str] | None, tau: float, axes: Mapping[str, Sequence[float]]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Estimators by label, and for those of a sweep their text and place in it."""
-    from gapped.lab.text import make, parse, show
+    from gapped.lab.estimator_text import make, parse, show
     from gapped.pathwise.base import Pathwise
     from gapped.registry import estimators
 

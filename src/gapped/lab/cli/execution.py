@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapped.lab.records import Line, has_failed
+from gapped.lab.records import Record
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
@@ -36,11 +36,11 @@ def execute(
     from gapped.lab.cli.progress_display import Display
     from gapped.lab.cli.tensorboard import event_writer, write_events
     from gapped.lab.engines import engine as engine_by_name
-    from gapped.lab.local import Interrupted
     from gapped.lab.report.html import write_report
     from gapped.lab.report.markdown import write_tables
     from gapped.lab.report.terminal import console, say, show
     from gapped.lab.store import Store
+    from gapped.lab.training import Interrupted, Settings
 
     if tensorboard:
         event_writer()
@@ -52,7 +52,7 @@ def execute(
         say(screen, ": ".join(filter(None, (recipe.name, recipe.title))))
     try:
         with display:
-            made = trainer.run(recipes, store, data_dir=data_dir, watch=display)
+            records = trainer.run(recipes, store, Settings(data_dir=data_dir, callbacks=display))
     except (Interrupted, KeyboardInterrupt):
         # Typer would end the program without a message on a KeyboardInterrupt.
         advice = "the same command goes on from the last checkpoint"
@@ -65,20 +65,20 @@ def execute(
         raise Stopped(f"out of time; {advice}", 3) from None
     if not trainer.leads:
         return
-    failed = {line["fleet"]: line for line in made if has_failed(line)}
-    sound = [line for line in made if not has_failed(line)]
+    failed = {record.fleet: record for record in records if record.failed}
+    sound = [record for record in records if not record.failed]
     if sound:
-        show(sound, screen)
-        write_tables(made, out / "tables.md")
+        show([record.to_json() for record in sound], screen)
+        write_tables([record.to_json() for record in records], out / "tables.md")
         if tensorboard:
             say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
         say(screen, f"Report: {write_report(out)}")
     if failed:
-        raise Stopped("\n".join(_failure(line, made) for line in failed.values()), 1)
+        raise Stopped("\n".join(_failure(record, records) for record in failed.values()), 1)
 
 
-def _failure(line: Line, made: Sequence[Line]) -> str:
+def _failure(record: Record, records: Sequence[Record]) -> str:
     """Which runs a failed fleet has, and why it failed."""
-    labels = sorted({each["label"] for each in made if each.get("fleet") == line["fleet"]})
-    runs = f"{line['runs_in_fleet']} run{'s' * (line['runs_in_fleet'] != 1)} of {', '.join(labels)}"
-    return f"fleet {line['fleet']} failed ({runs}; the same command tries it again): {line['error']}"
+    labels = sorted({each.label for each in records if each.fleet == record.fleet})
+    runs = f"{record.runs_in_fleet} run{'s' * (record.runs_in_fleet != 1)} of {', '.join(labels)}"
+    return f"fleet {record.fleet} failed ({runs}; the same command tries it again): {record.error}"

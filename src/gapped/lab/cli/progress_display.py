@@ -15,16 +15,16 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gapped.lab.fleets import Fleet
-from gapped.lab.local import Standing
+from gapped.lab.planning import Fleet
+from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.report.cells import higher_is_better
 
 _PLAIN_LINES = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Display:
-    """Progress callbacks for a terminal; plain lines, ten per fleet, where the output is not one.
+class Display(Callbacks):
+    """Callbacks that show progress on a terminal; plain lines, ten per fleet, where the output is not one.
 
     The first Ctrl-C requests a checkpoint at the end of the epoch, as do SIGTERM, by which batch systems and
     containers end a program, and a deadline `minutes` from now; the second signal stops at once.
@@ -67,14 +67,14 @@ class Display:
             fleet = "one fleet" if len(fleets) == 1 else f"{len(fleets)} fleets"
             self.console.print(f"training {runs} runs in {fleet}")
 
-    def epoch(self, fleet: Fleet, standing: Standing) -> None:
-        self._advance(fleet, standing.epoch)
+    def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
+        self._advance(fleet, snapshot.epoch)
         if self.console.is_terminal:
-            self.live.update(Group(_cells(fleet, standing), self.progress))
-        elif standing.epoch % max(standing.epochs // _PLAIN_LINES, 1) == 0:
+            self.live.update(Group(_cells(fleet, snapshot), self.progress))
+        elif snapshot.epoch % max(snapshot.epochs // _PLAIN_LINES, 1) == 0:
             left = self.progress.tasks[0].time_remaining
             rest = "" if left is None else f", {left:.0f} s left"
-            self.console.print(f"epoch {standing.epoch} of {standing.epochs}{rest}")
+            self.console.print(f"epoch {snapshot.epoch} of {snapshot.epochs}{rest}")
 
     def done(self, fleet: Fleet) -> None:
         self._advance(fleet, fleet.specs[0].epochs)
@@ -97,18 +97,17 @@ class Display:
         self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
 
 
-def _cells(fleet: Fleet, standing: Standing) -> Table:
+def _cells(fleet: Fleet, snapshot: Snapshot) -> Table:
     """The test metric of each cell so far, best first."""
-    tests = [key for key in standing.history if not key.startswith("train_")]
+    tests = [key for key in snapshot.metrics if not key.startswith("train_")]
     name = tests[0] if tests else "not tested yet"
-    last = standing.history[name][-1] if tests else [nan] * len(fleet.specs)
-    alive = standing.alive.tolist()
+    last = snapshot.metrics[name] if tests else [nan] * len(fleet.specs)
     cells: dict[tuple[str, float | None], list[int]] = {}
     for place, spec in enumerate(fleet.specs):
         cells.setdefault((fleet.label(spec), spec.tau), []).append(place)
     rows = []
     for (label, tau), places in cells.items():
-        values = [last[place] for place in places if alive[place]]
+        values = [last[place] for place in places if snapshot.alive[place]]
         rows.append((fmean(values) if values else inf, label, tau, len(places), len(places) - len(values)))
     up = higher_is_better(name)
     rows.sort(key=lambda row: (isinf(row[0]), -row[0] if up else row[0], *row[1:]))

@@ -26,7 +26,7 @@ def properties(
 
     from gapped.diagnostics.properties import properties as measure
     from gapped.errors import reject
-    from gapped.lab.text import make, parse
+    from gapped.lab.estimator_text import make, parse
     from gapped.pathwise.base import Pathwise
     from gapped.registry import estimators
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from gapped.errors import GappedError, reject
-from gapped.lab import local
-from gapped.lab.environment import pick_device
-from gapped.lab.local import CHECKPOINT_SECONDS, Watch
 from gapped.lab.recipe import Recipe
-from gapped.lab.records import Line
+from gapped.lab.records import Record
 from gapped.lab.store import Store
-
-__all__ = ["Engine", "Local", "engine"]
+from gapped.lab.training import Settings
 
 
 class Engine(Protocol):
@@ -28,44 +23,15 @@ class Engine(Protocol):
     def restarts(self) -> bool:
         """Whether this process is started again if it ends with another status than 0."""
 
-    def run(
-        self,
-        recipes: Sequence[Recipe],
-        store: Store,
-        *,
-        data_dir: Path | None = None,
-        watch: Watch | None = None,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ) -> list[Line]:
-        """The records of all entries of `recipes`, once every one of them is in `store`."""
+    def run(self, recipes: Sequence[Recipe], store: Store, settings: Settings) -> list[Record]:
+        """Train what is not finished yet, and return the records of all entries of `recipes`.
 
+        A fleet that fails does not keep the others from being trained: its runs' records have the status
+        `failed` and the error. They do not count as finished, so that a repeated command tries them again.
 
-class Local:
-    """One fleet after the other, in this process."""
-
-    leads = True
-    restarts = False
-
-    def __init__(self, device: str) -> None:
-        self.device = pick_device(device)
-
-    def run(
-        self,
-        recipes: Sequence[Recipe],
-        store: Store,
-        *,
-        data_dir: Path | None = None,
-        watch: Watch | None = None,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ) -> list[Line]:
-        return local.run(
-            recipes,
-            store,
-            self.device,
-            data_dir=data_dir,
-            watch=watch,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        Which runs form a fleet is settled, and kept, before the first step: a repeated command continues
+        where an interrupted one stopped and ends with the same numbers.
+        """
 
 
 def engine(name: str, device: str, *, ray_address: str | None = None) -> Engine:
@@ -73,6 +39,8 @@ def engine(name: str, device: str, *, ray_address: str | None = None) -> Engine:
     if ray_address is not None and name != "ray":
         raise GappedError(f"--ray-address: got {ray_address!r}, expected only with --engine ray")
     if name == "local":
+        from gapped.lab.engines.local import Local
+
         return Local(device)
     if name == "torchrun":
         from gapped.lab.engines.torchrun import Torchrun

@@ -14,30 +14,20 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gapped.errors import GappedError, MissingExtra, reject, require
-from gapped.lab.fleets import Fleet
-from gapped.lab.lines import failure_lines
-from gapped.lab.local import (
-    CHECKPOINT_SECONDS,
-    Interrupted,
-    Made,
-    Nobody,
-    Standing,
-    Watch,
-    attempt,
-    conclude,
-    prepare,
-    remaining,
-)
+from gapped.lab.planning import Fleet, conclude, prepare, remaining
+from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.recipe import Recipe
-from gapped.lab.records import Line
+from gapped.lab.records import Record, RunLine
+from gapped.lab.results import failure_records
 from gapped.lab.store import Store, plan_path
+from gapped.lab.training import Interrupted, Settings, attempt
 
 try:
     import ray
@@ -67,25 +57,16 @@ class Ray:
             raise reject("device", device, "auto, cpu or cuda: Ray chooses which")
         self.device, self.address = device, address or os.environ.get("RAY_ADDRESS")
 
-    def run(
-        self,
-        recipes: Sequence[Recipe],
-        store: Store,
-        *,
-        data_dir: Path | None = None,
-        watch: Watch | None = None,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ) -> list[Line]:
-        watch = watch or Nobody()
+    def run(self, recipes: Sequence[Recipe], store: Store, settings: Settings) -> list[Record]:
         with store.occupied():
             work = prepare(recipes, store)
             pending = remaining(work, store)
-            watch.start(pending)
+            settings.callbacks.start(pending)
             if pending:
                 plan = plan_path(store.folder.resolve(), work.request)
                 with _connected(self.address):
-                    job = _Job(plan, _kind(self.device, self.address), data_dir, checkpoint_seconds)
-                    _train_all(pending, store, job, watch)
+                    job = _Job(plan, _device_type(self.device, self.address), settings)
+                    _train_all(pending, store, job)
             return conclude(work, store)
 
 
@@ -96,37 +77,24 @@ class _Job:
     plan: Path
     """The driver's plan: a worker that sees it shares the driver's folder."""
     device: str
-    data_dir: Path | None
-    checkpoint_seconds: float
-
-
-_Plain = tuple[int, int, dict[str, list[list[float]]], list[bool]]
-
-
-class _Sent:
-    """A `Standing` that has travelled."""
-
-    def __init__(
-        self, epoch: int, epochs: int, history: dict[str, list[list[float]]], alive: list[bool]
-    ) -> None:
-        self.epoch, self.epochs, self.history, self.alive = epoch, epochs, history, torch.tensor(alive)
+    settings: Settings
 
 
 def _board() -> Any:
     """An actor between driver and workers: news in one direction, the wish to stop in the other."""
 
-    # A class inside a function travels as code, and what it is told is plain: it starts without torch.
+    # A class inside a function travels as code, and a snapshot is plain: the actor starts without torch.
     class Board:
         def __init__(self) -> None:
-            self.news: list[tuple[str, _Plain | None]] = []
+            self.news: list[tuple[str, Snapshot | None]] = []
             self.stop = False
 
-        def post(self, key: str, standing: _Plain | None) -> bool:
-            """Say how far a fleet is; None is a fleet without checkpoints. Returns whether to stop."""
-            self.news.append((key, standing))
+        def post(self, key: str, snapshot: Snapshot | None) -> bool:
+            """Report how far a fleet is; None is a fleet without checkpoints. Returns whether to stop."""
+            self.news.append((key, snapshot))
             return self.stop
 
-        def read(self, stop: bool) -> list[tuple[str, _Plain | None]]:
+        def read(self, stop: bool) -> list[tuple[str, Snapshot | None]]:
             """What came since the last time."""
             self.stop = stop
             news, self.news = self.news, []
@@ -139,67 +107,64 @@ def _board() -> Any:
     return ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Board).remote()
 
 
-def _train_all(pending: Sequence[Fleet], store: Store, job: _Job, watch: Watch) -> None:
+def _train_all(pending: Sequence[Fleet], store: Store, job: _Job) -> None:
     """Give every fleet to Ray, and write down what comes back as it comes."""
-    board = _board()
+    board, callbacks = _board(), job.settings.callbacks
+    # The callbacks stay here.
+    job = replace(job, settings=replace(job.settings, callbacks=Callbacks()))
     task = ray.remote(num_cpus=1, num_gpus=int(job.device == "cuda"), max_retries=_RETRIES)(_task)
     fleets = {fleet.key: fleet for fleet in pending}
     running = {task.remote(_alone(fleet), job, board): fleet for fleet in pending}
     stopped = False
     while running:
         ready, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
-        for key, standing in ray.get(board.read.remote(watch.wants_stop())):
-            if standing is None:
-                warnings.warn(_apart(store.folder), stacklevel=2)
+        for key, snapshot in ray.get(board.read.remote(callbacks.wants_stop())):
+            if snapshot is None:
+                warnings.warn(
+                    f"{store.folder}: a worker does not see this folder and keeps no checkpoints; "
+                    "if it dies, its fleet starts over",
+                    stacklevel=2,
+                )
             else:
-                watch.epoch(fleets[key], _Sent(*standing))
+                callbacks.epoch(fleets[key], snapshot)
         for reference in ready:
             fleet = running.pop(reference)
-            made = _result(reference, fleet)
-            if made is None:
+            lines = _result(reference, fleet)
+            if lines is None:
                 stopped = True
             else:
-                store.keep(fleet.key, *made)
-                watch.done(fleet)
+                store.keep(fleet.key, lines)
+                callbacks.done(fleet)
     if stopped:
         raise Interrupted
 
 
-def _apart(folder: Path) -> str:
-    return (
-        f"{folder}: a worker does not see this folder and keeps no checkpoints; "
-        "if it dies, its fleet starts over"
-    )
-
-
-def _task(fleet: Fleet, job: _Job, board: Any) -> Made | None:
+def _task(fleet: Fleet, job: _Job, board: Any) -> Sequence[RunLine] | None:
     """Train a fleet in a worker; None if it was stopped."""
     if _ask(board.stops.remote()):
         return None
     reporter = _Reporter(board, fleet)
     checkpoints = Store(job.plan.parent.parent) if job.plan.exists() else None
     if checkpoints is None:
-        reporter.say(None)
+        reporter.post(None)
+    settings = replace(job.settings, callbacks=reporter)
     try:
-        return attempt(
-            fleet, torch.device(job.device), checkpoints, job.data_dir, reporter, job.checkpoint_seconds
-        )
+        return attempt(fleet, torch.device(job.device), checkpoints, settings)
     except Interrupted:
         return None
 
 
-class _Reporter(Nobody):
-    """A watch in a worker that passes on what it sees."""
+class _Reporter(Callbacks):
+    """Callbacks in a worker that pass on what they are told."""
 
     def __init__(self, board: Any, fleet: Fleet) -> None:
         self.board, self.key, self.stop = board, fleet.key, False
 
-    def say(self, standing: _Plain | None) -> None:
-        self.stop = _ask(self.board.post.remote(self.key, standing))
+    def post(self, snapshot: Snapshot | None) -> None:
+        self.stop = _ask(self.board.post.remote(self.key, snapshot))
 
-    def epoch(self, fleet: Fleet, standing: Standing) -> None:
-        last = {name: rows[-1:] for name, rows in standing.history.items()}
-        self.say((standing.epoch, standing.epochs, last, standing.alive.tolist()))
+    def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
+        self.post(snapshot)
 
     def wants_stop(self) -> bool:
         return self.stop
@@ -211,17 +176,17 @@ def _ask(reference: Any) -> bool:
     return answer
 
 
-def _result(reference: Any, fleet: Fleet) -> Made | None:
-    """What a task returned; where its worker was lost for good, the lines of a failed fleet."""
+def _result(reference: Any, fleet: Fleet) -> Sequence[RunLine] | None:
+    """What a task returned; where its worker was lost for good, the records of a failed fleet."""
     try:
-        made: Made | None = ray.get(reference)
+        lines: Sequence[RunLine] | None = ray.get(reference)
     except ray.exceptions.RayError as problem:
         # Ray's errors carry the traceback of the worker in their text.
         cause = getattr(problem, "cause", None) or problem
         if isinstance(cause, MissingExtra):
             raise cause from None
-        made = Made(list(failure_lines(fleet, cause, 0.0, torch.device("cpu"))), {})
-    return made
+        return failure_records(fleet, cause, 0.0, torch.device("cpu"))
+    return lines
 
 
 def _alone(fleet: Fleet) -> Fleet:
@@ -229,7 +194,7 @@ def _alone(fleet: Fleet) -> Fleet:
     return Fleet(fleet.specs, {spec.id: fleet.entries[spec.id] for spec in fleet.specs})
 
 
-def _kind(device: str, address: str | None) -> str:
+def _device_type(device: str, address: str | None) -> str:
     """Ray decides which GPU; whether it is one is decided here."""
     gpus = ray.cluster_resources().get("GPU", 0)
     if device == "auto":

@@ -13,8 +13,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -22,24 +22,12 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from gapped.errors import GappedError
 from gapped.lab.environment import pick_device
-from gapped.lab.fleets import Fleet
-from gapped.lab.local import (
-    CHECKPOINT_SECONDS,
-    Interrupted,
-    Nobody,
-    Standing,
-    Watch,
-    Work,
-    attempt,
-    check_data,
-    conclude,
-    prepare,
-    remaining,
-    request_of,
-)
+from gapped.lab.planning import Fleet, Work, conclude, prepare, remaining, request_hash
+from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.recipe import Recipe
-from gapped.lab.records import Line
+from gapped.lab.records import Record
 from gapped.lab.store import Store
+from gapped.lab.training import Interrupted, Settings, attempt, check_data
 
 _POLL_SECONDS = 0.05
 # A network file system may take its time to show a file to other machines.
@@ -76,29 +64,20 @@ class Torchrun:
     def leads(self) -> bool:
         return self.rank == 0
 
-    def run(
-        self,
-        recipes: Sequence[Recipe],
-        store: Store,
-        *,
-        data_dir: Path | None = None,
-        watch: Watch | None = None,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    ) -> list[Line]:
+    def run(self, recipes: Sequence[Recipe], store: Store, settings: Settings) -> list[Record]:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         channel = _channel()
-        with store.occupied() if self.leads else nullcontext(), _terminated() as asked:
+        with store.occupied() if self.leads else nullcontext(), _sigterm() as signals:
             work = self._agree(recipes, store, channel)
             pending = remaining(work, store)
-            check_data(pending, data_dir)
-            group = _Group(watch or Nobody(), channel, work.fleets, asked)
+            check_data(pending, settings.data_dir)
+            group = _GroupCallbacks(settings.callbacks, channel, work.fleets, signals)
             group.start(pending)
             for fleet in work.fleets[self.rank :: self.world]:
                 if fleet in pending:
-                    store.keep(
-                        fleet.key, *attempt(fleet, self.device, store, data_dir, group, checkpoint_seconds)
-                    )
+                    lines = attempt(fleet, self.device, store, replace(settings, callbacks=group))
+                    store.keep(fleet.key, lines)
                 channel.set(fleet.key, "done")
                 group.look()
             group.wait()
@@ -122,27 +101,26 @@ class Torchrun:
         return prepare(recipes, store)
 
 
-class _Group:
-    """A watch that also knows what other ranks have finished, and when torchrun wants its workers to end."""
+class _GroupCallbacks(Callbacks):
+    """Callbacks that also know what other ranks have finished, and when torchrun wants its workers to end."""
 
-    def __init__(self, watch: Watch, channel: Channel, fleets: Sequence[Fleet], asked: list[int]) -> None:
-        self.watch, self.channel, self.asked = watch, channel, asked
+    def __init__(
+        self, own: Callbacks, channel: Channel, fleets: Sequence[Fleet], signals: Sequence[int]
+    ) -> None:
+        self.own, self.channel, self.signals = own, channel, signals
         self.open = list(fleets)
-        self.shown: set[str] = set()
+        self.pending: set[str] = set()
 
     def start(self, fleets: Sequence[Fleet]) -> None:
-        self.shown = {fleet.key for fleet in fleets}
-        self.watch.start(fleets)
+        self.pending = {fleet.key for fleet in fleets}
+        self.own.start(fleets)
 
-    def epoch(self, fleet: Fleet, standing: Standing) -> None:
-        self.watch.epoch(fleet, standing)
+    def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
+        self.own.epoch(fleet, snapshot)
         self.look()
 
-    def done(self, fleet: Fleet) -> None:
-        self.watch.done(fleet)
-
     def wants_stop(self) -> bool:
-        return bool(self.asked) or self.watch.wants_stop()
+        return bool(self.signals) or self.own.wants_stop()
 
     def wait(self) -> None:
         """Until all ranks have finished. No rank may leave before: torchrun could not restart it."""
@@ -156,33 +134,33 @@ class _Group:
         finished = [fleet for fleet in self.open if self.channel.check([fleet.key])]
         self.open = [fleet for fleet in self.open if fleet not in finished]
         for fleet in finished:
-            if fleet.key in self.shown:
-                self.done(fleet)
+            if fleet.key in self.pending:
+                self.own.done(fleet)
         return bool(self.open)
 
 
 def _channel() -> Channel:
     """The key-value store of torchrun's workers, anew for each start: what failed before is open again."""
-    found, _, _ = next(iter(rendezvous("env://")))
+    workers, _, _ = next(iter(rendezvous("env://")))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    channel: Channel = PrefixStore(f"gapped/{start}/{next(_calls)}", found)
+    channel: Channel = PrefixStore(f"gapped/{start}/{next(_calls)}", workers)
     return channel
 
 
 def _sees_plan(recipes: Sequence[Recipe], store: Store) -> bool:
     """There is no plan where everything is finished."""
-    if store.load_plan(request_of(recipes)):
+    if store.load_plan(request_hash(recipes)):
         return True
-    done = store.done()
-    return all((entry.recipe, entry.spec.id) in done for recipe in recipes for entry in recipe.entries)
+    finished = store.finished()
+    return all(entry.key in finished for recipe in recipes for entry in recipe.entries)
 
 
 @contextmanager
-def _terminated() -> Iterator[list[int]]:
-    """A list that is filled by SIGTERM: torchrun ends the others so when a worker dies."""
-    asked: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+def _sigterm() -> Iterator[list[int]]:
+    """A list that SIGTERM is added to: torchrun ends the other workers with it when one dies."""
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
-        yield asked
+        yield signals
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -6,13 +6,14 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from gapped.errors import GappedError
 from gapped.lab.fleet.adam import Adam
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.clip import clip_scales, scaled
@@ -24,44 +25,64 @@ from gapped.registry import Estimator
 
 
 class Task(Protocol):
-    """What a trainer needs of a task: a model with a run axis, batches, a loss, and metrics."""
+    """A model with a run axis, its batches, loss and metrics, and the measurements that it offers.
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The runs' weights."""
+    A task inherits from this class. Whatever has a default here may be left out.
+    """
 
+    model: torch.nn.Module
+    """The weights of all runs, each with a leading run axis."""
     steps: int
     """Steps per epoch."""
     row_axes: int
     """How many axes of the sampled logits lie between run and category."""
     loss_name: str
     """What the loss is called in records, after ``train_``."""
-    clip: float | None
+    clip: float | None = None
     """Largest norm of a run's gradient, if there is one."""
-    widths: Widths | None
+    widths: Widths | None = None
     """How many numbers an example has, for estimators with networks of their own; None if it has none."""
-    selection: SelectionRule | None
+    selection: SelectionRule | None = None
     """How runs are validated while they train; then the best weights are tested, at the end. If None, the
     present weights are tested after each epoch."""
-
-    @property
-    def descended(self) -> Sequence[tuple[Tensor, float]]:
-        """What is trained by plain gradient descent instead of Adam, each with its rate."""
+    descended: Sequence[tuple[Tensor, float]] = ()
+    """The weights trained by plain gradient descent instead of Adam, each with its learning rate."""
+    official: bool = True
+    """Whether validation and test data are the published ones, and not generated in their place."""
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the order of the examples for an epoch; a function of the runs' seeds and `epoch` alone."""
+        return
 
     def load_batch(self, step: int) -> None:
         """Put the batch of a step where `loss` finds it."""
+        return
 
     def program(self, step: int) -> Hashable:
         """What the loss of a step must have in common with that of another to be recorded as one graph."""
+        return None
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         """The loss of each run on the loaded batch, ``(R,)``."""
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
         """Test metrics of each run, ``(R,)`` each."""
+
+    def gradient_variance(
+        self, sampler: Grouped, generator: torch.Generator, samples: int, examples: int
+    ) -> Tensor:
+        """Mean variance of the weights' gradients over `samples` draws on a fixed batch, ``(R,)``."""
+        raise GappedError(f"{type(self).__name__} does not measure the variance of its gradients")
+
+    def surrogate_entropy(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """Mean entropy of the surrogates on the loaded batch, in nats, ``(R,)``; `sampler` is soft."""
+        raise GappedError(f"{type(self).__name__} does not measure the entropy of its surrogates")
+
+    def show(
+        self, sampler: Grouped, generator: torch.Generator, places: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        """Examples to look at, as plain values, for each of the runs at `places`; none by default."""
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -155,11 +176,21 @@ class Trainer:
                 self.selection.observe(self.selection.rule.score())
                 self._set_rates()
 
+    def best_weights(self) -> AbstractContextManager[None]:
+        """The best weights in the place of the present ones; a no-op where no best ones are kept."""
+        return nullcontext() if self.selection is None else self.selection.best_weights()
+
+    def show(self, places: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """The task's examples to look at, with the best weights, for each of the runs at `places`."""
+        self.generator.manual_seed(derived_seed(self.seed, "pictures"))
+        with self.best_weights():
+            yield from self.task.show(self.sampler, self.generator, places)
+
     def test(self) -> dict[str, list[float]]:
         """Metrics that are taken once, after training: those of the best weights, where they are kept."""
         if self.selection is None:
             return {}
-        with matmul_precision(self.device), self.selection.best_weights():
+        with matmul_precision(self.device), self.best_weights():
             metrics = self.evaluate()
         return {f"best_{self.selection.rule.metric}": self.selection.best.tolist()} | {
             name: values.double().tolist() for name, values in metrics.items()

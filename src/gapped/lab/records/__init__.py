@@ -1,8 +1,8 @@
 """Append-only files of JSON lines: the form in which results outlive the process that made them.
 
 A finished run is one line of ``records.jsonl``. Lines are only ever appended, in one write followed by
-an fsync, so the worst that a kill or a full disk can leave behind is a torn last line; `load` passes over
-it with a warning and `append` cuts it off before it writes. A last line that lacks but its newline is whole.
+an fsync, so the worst that a kill or a full disk can leave behind is a torn last line; `read` passes over
+it with a warning and `write` cuts it off before it writes. A last line that lacks but its newline is whole.
 """
 
 from __future__ import annotations
@@ -16,22 +16,46 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from gapped.lab.records.schema import SCHEMA, Line, read_line
+from gapped.lab.records.forms import parse as parse_form
+from gapped.lab.records.schema import (
+    SCHEMA,
+    Bench,
+    Curve,
+    Images,
+    JsonLine,
+    L,
+    Record,
+    RunLine,
+    Startup,
+    Timing,
+    Tree,
+    Trees,
+    read_line,
+    read_object,
+)
 
 __all__ = [
     "SCHEMA",
-    "Line",
-    "append",
+    "Bench",
+    "Curve",
+    "Images",
+    "JsonLine",
+    "Record",
+    "RunLine",
+    "Startup",
+    "Timing",
+    "Tree",
+    "Trees",
     "atomic_write",
     "file_name",
-    "has_failed",
-    "load",
     "locked",
     "parse",
     "partial_path",
+    "read",
     "sweep",
+    "write",
     "writers",
 ]
 
@@ -40,36 +64,82 @@ _BLOCK = 1 << 16
 _ATTEMPTS = 100
 
 
+def read(folder: Path, kind: type[L]) -> list[L]:
+    """The complete lines of one kind in a folder of results, in order; an absent file has none."""
+    path = folder / kind.FILE
+    return parse(path, path.read_bytes(), kind)[0] if path.exists() else []
+
+
+def parse(path: Path, raw: bytes, kind: type[L]) -> tuple[list[L], int]:
+    """The complete lines of `raw`, the content of `path` or an end of it, and how many bytes they take."""
+    texts, complete = _split(path, raw)
+    lines = (read_line(text, kind, f"{path}, line {number}") for number, text in texts)
+    return [line for line in lines if line is not None], complete
+
+
+def write(folder: Path, lines: Iterable[JsonLine]) -> None:
+    """Append `lines`, all of one file, in one durable write; none of them if `read` would refuse one."""
+    lines = list(lines)
+    if not lines:
+        return
+    (name,) = {line.FILE for line in lines}
+    path, texts = folder / name, [line.encode() for line in lines]
+    for number, (text, line) in enumerate(zip(texts, lines, strict=True), start=1):
+        read_line(text, type(line), f"{path}, line {number} of the new ones")
+    _append(path, texts)
+
+
+def _split(path: Path, raw: bytes) -> tuple[list[tuple[int, bytes]], int]:
+    """The numbered lines of `raw` that are whole and not blank, and how many bytes are whole."""
+    complete = _complete_length(raw)
+    if complete < len(raw):
+        warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=4)
+    numbered = enumerate(raw[:complete].split(b"\n"), start=1)
+    return [(number, text) for number, text in numbered if text.strip()], complete
+
+
+# Lines as dictionaries, for callers that do not use the dataclasses yet.
+
+Line = dict[str, Any]
+_KINDS: dict[str, type[JsonLine]] = {kind.FILE: kind for kind in (Record, Curve, Images, Trees)}
+_BENCH: dict[str, type[JsonLine]] = {"bench": Bench, "startup": Startup}
+
+
 def has_failed(record: Line) -> bool:
-    """Whether an error ended the run: then the record holds no result, and the run is not finished."""
     return record.get("status") == "failed"
 
 
 def load(path: Path) -> list[Line]:
-    """All complete lines of `path`, in order; an absent file has none."""
-    return parse(path, path.read_bytes())[0] if path.exists() else []
+    return dictionaries(path, path.read_bytes())[0] if path.exists() else []
 
 
-def parse(path: Path, raw: bytes) -> tuple[list[Line], int]:
-    """The complete lines of `raw`, the content of `path` or an end of it, and how many bytes they take."""
-    complete = _complete_length(raw)
-    if complete < len(raw):
-        warnings.warn(f"{path}: the last line is torn (an interrupted write) and is ignored", stacklevel=2)
-    lines = []
-    for number, text in enumerate(raw[:complete].split(b"\n"), start=1):
-        if not text.strip():
-            continue
-        lines.append(read_line(text, path, number))
-    return lines, complete
+def dictionaries(path: Path, raw: bytes) -> tuple[list[Line], int]:
+    texts, complete = _split(path, raw)
+    return [_dictionary(text, path, number) for number, text in texts], complete
 
 
 def append(path: Path, lines: Iterable[Line]) -> None:
-    """Append `lines` to `path` in one durable write; none of them if `load` would refuse one."""
     texts = [json.dumps(line, sort_keys=True, allow_nan=False).encode() for line in lines]
     for number, text in enumerate(texts, start=1):
-        read_line(text, path, f"{number} of the new ones")
-    if not texts:
-        return
+        _dictionary(text, path, f"{number} of the new ones")
+    if texts:
+        _append(path, texts)
+
+
+def _dictionary(text: bytes, path: Path, number: int | str) -> Line:
+    where = f"{path}, line {number}"
+    line = read_object(text, where)
+    kinds, key = (_BENCH, str(line.get("kind"))) if path.name == Bench.FILE else (_KINDS, path.name)
+    lenient = (
+        {"label": "", "count": 1, "height": 1, "width": 1} if key in ("records.jsonl", "images.jsonl") else {}
+    )
+    given = {name: value for name, value in line.items() if value is not None}
+    parse_form({**lenient, **given}, kinds.get(key, Any), where)
+    printed: Line = parse_form(line, dict[str, Any], where)
+    return printed
+
+
+def _append(path: Path, texts: list[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), open(path, "ab+") as file:
         # Only the last line can be torn: a long file is not read from its beginning.

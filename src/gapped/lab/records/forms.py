@@ -1,31 +1,21 @@
-"""What an object from a file must be, as a type; an error names the field, what came, what is accepted.
+"""Parse JSON values by type; an error names the field, what came, and what is accepted.
 
 A form is `str`, `int`, `float` (finite), `bool`, `None`, `Any`, a union, a `Literal`, a `list`, a `dict` with
-texts for keys, a `TypedDict`, or one of these in `Annotated` with limits.
+text keys, a dataclass, or one of these in `Annotated` with limits.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import inf
 from sys import float_info
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Required,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, printable
 
 
 @dataclass(frozen=True)
@@ -38,14 +28,19 @@ class Within:
 
 @dataclass(frozen=True)
 class Rest:
-    """In `Annotated`, of a `TypedDict`: the form of fields that it does not name, else anything."""
-
-    form: Any
+    """In `Annotated`, of one `dict` field of a dataclass: it holds the keys that no other field names."""
 
 
-# Where in the object, what came there, and what is accepted.
-Fault = tuple[str, object, str]
-Check = Callable[[Any], Fault | None]
+class _Fault(Exception):
+    """Where in the object, what came there, and what is accepted."""
+
+    def __init__(self, got: object, accepted: str, where: str = "") -> None:
+        self.got, self.accepted, self.where = got, accepted, where
+
+
+_Parse = Callable[[Any], Any]
+# What a form accepts, in words, and the function that parses a value or raises a `_Fault`.
+_Parser = tuple[str, _Parse]
 
 _ABSENT = object()
 _SIMPLE: dict[Any, tuple[str, Callable[[Any], bool]]] = {
@@ -62,108 +57,141 @@ _BRIEF.maxstring = _BRIEF.maxother = 60
 _BRIEF.maxlevel = 2
 
 
-def check(value: object, form: Any, where: str) -> None:
-    """Refuse a value that does not have the form; `where` is the file, and the line, it came from.
+def parse(value: object, form: Any, where: str) -> Any:
+    """The value with its objects as the dataclasses that the form names; what does not print is escaped.
 
-    >>> check({"seconds": [0.5, "1"]}, dict[str, list[float]], "a.json")
+    A value of another form is refused; `where` is the file, and the line, that it came from.
+
+    >>> parse({"seconds": [0.5, "1"]}, dict[str, list[float]], "a.json")
     Traceback (most recent call last):
     gapped.errors.GappedError: a.json: seconds[1]: got '1', expected a number
     """
-    fault = _compiled(form)[1](value)
-    if fault is not None:
-        field, got, accepted = fault
-        shown = "nothing" if got is _ABSENT else _BRIEF.repr(got)
-        raise GappedError(f"{where}: {field.lstrip('.')}{': ' * bool(field)}got {shown}, expected {accepted}")
+    try:
+        return _parser(form)[1](value)
+    except _Fault as fault:
+        got = "nothing" if fault.got is _ABSENT else _BRIEF.repr(fault.got)
+        place = f"{fault.where.lstrip('.')}: " if fault.where else ""
+        raise GappedError(f"{where}: {place}got {got}, expected {fault.accepted}") from None
+    except RecursionError:
+        raise GappedError(f"{where}: nested too deeply") from None
 
 
 @cache
-def _compiled(form: Any) -> tuple[str, Check]:
-    """What a form accepts, in words, and the function that finds the first fault of a value."""
+def _parser(form: Any) -> _Parser:
     if form in _SIMPLE:
         return _plain(*_SIMPLE[form])
-    if is_typeddict(form):
-        return _object(form, Any)
-    origin, parts = get_origin(form), get_args(form)
+    if is_dataclass(form):
+        return _object(form)
+    origin, members = get_origin(form), get_args(form)
     if origin is Annotated:
-        base, limit = parts
-        return _object(base, limit.form) if isinstance(limit, Rest) else _limited(base, limit)
+        return _parser(members[0]) if isinstance(members[1], Rest) else _limited(*members)
     if origin is Literal:
-        return _plain(" or ".join(map(repr, parts)), lambda value: any(value == part for part in parts))
+        return _plain(" or ".join(map(repr, members)), lambda value: any(value == each for each in members))
     if origin in (Union, UnionType):
-        return _union([_compiled(part) for part in parts])
-    if origin in (list, dict):
-        return _container(origin, _compiled(parts[-1])[1])
+        return _union([_parser(member) for member in members])
+    if origin is list:
+        return _list(_parser(members[0])[1])
+    if origin is dict:
+        return _mapping({}, _parser(members[1])[1])
     raise TypeError(f"not a form: {form!r}")
 
 
-def _plain(accepted: str, accepts: Callable[[Any], bool]) -> tuple[str, Check]:
-    return accepted, lambda value: None if accepts(value) else ("", value, accepted)
+def _plain(accepted: str, accepts: Callable[[Any], bool]) -> _Parser:
+    def parse(value: Any) -> Any:
+        if not accepts(value):
+            raise _Fault(value, accepted)
+        return value if isinstance(value, int | float) else _shown(value)
+
+    return accepted, parse
 
 
-def _limited(base: Any, limit: Within) -> tuple[str, Check]:
-    what, basic = _compiled(base)
+def _shown(value: Any) -> Any:
+    """The value with all of its texts fit to be shown, whoever wrote them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(key): _shown(each) for key, each in value.items()}
+    return value
+
+
+def _limited(base: Any, limit: Within) -> _Parser:
+    what, parse_base = _parser(base)
     ends = f"from {limit.least:g}" + (f" to {limit.most:g}" if limit.most < inf else "")
     units = {str: " characters", list: " entries"}.get(get_origin(base) or base)
     accepted = f"{what} {ends}" if units is None else f"{what} of {ends.removeprefix('from ')}{units}"
 
-    def find(value: Any) -> Fault | None:
-        fault = basic(value)
-        if fault is None and not limit.least <= (len(value) if units else value) <= limit.most:
-            return "", value, accepted
-        return fault
+    def parse(value: Any) -> Any:
+        result = parse_base(value)
+        if not limit.least <= (len(value) if units else value) <= limit.most:
+            raise _Fault(value, accepted)
+        return result
 
-    return accepted, find
-
-
-def _union(members: list[tuple[str, Check]]) -> tuple[str, Check]:
-    accepted, checks = " or ".join(what for what, _ in members), [find for _, find in members]
-
-    def find(value: Any) -> Fault | None:
-        for each in checks:
-            if each(value) is None:
-                return None
-        # A fault inside of the value says more than that it is neither.
-        return next((fault for each in checks if (fault := each(value)) and fault[0]), ("", value, accepted))
-
-    return accepted, find
+    return accepted, parse
 
 
-def _container(kind: Any, entry: Check) -> tuple[str, Check]:
-    accepted = "a list" if kind is list else "an object"
+def _union(members: list[_Parser]) -> _Parser:
+    accepted = " or ".join(what for what, _ in members)
 
-    def find(value: Any) -> Fault | None:
-        if not isinstance(value, kind):
-            return "", value, accepted
-        for key, one in value.items() if kind is dict else enumerate(value):
-            fault = entry(one)
-            if fault is not None:
-                return f".{key}{fault[0]}" if kind is dict else f"[{key}]{fault[0]}", *fault[1:]
-        return None
+    def parse(value: Any) -> Any:
+        inner = None
+        for _, parse_member in members:
+            try:
+                return parse_member(value)
+            except _Fault as fault:
+                # A fault inside of the value says more than that it is neither.
+                inner = inner or (fault if fault.where else None)
+        raise inner or _Fault(value, accepted)
 
-    return accepted, find
+    return accepted, parse
 
 
-def _object(form: Any, rest: Any) -> tuple[str, Check]:
-    hints = get_type_hints(form, include_extras=True)
-    forms = {
-        name: get_args(hint)[0] if get_origin(hint) is Required else hint for name, hint in hints.items()
-    }
-    fields = {name: _compiled(one)[1] for name, one in forms.items()}
-    # Not __required_keys__: it is wrong where annotations are postponed.
-    needed = [name for name, hint in hints.items() if form.__total__ or get_origin(hint) is Required]
-    required = {name: _compiled(forms[name])[0] for name in needed}
-    other = _compiled(rest)[1]
+def _list(parse_entry: _Parse) -> _Parser:
+    def parse(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _Fault(value, "a list")
+        return [_entry(entry, parse_entry, "[{}]", place) for place, entry in enumerate(value)]
 
-    def find(value: Any) -> Fault | None:
+    return "a list", parse
+
+
+def _mapping(known: dict[str, _Parse], other: _Parse) -> _Parser:
+    """An object whose `known` keys have parsers of their own."""
+
+    def parse(value: Any) -> Any:
         if not isinstance(value, dict):
-            return "", value, "an object"
-        for name, accepted in required.items():
-            if name not in value:
-                return f".{name}", _ABSENT, accepted
-        for name, one in value.items():
-            fault = fields.get(name, other)(one)
-            if fault is not None:
-                return f".{name}{fault[0]}", *fault[1:]
-        return None
+            raise _Fault(value, "an object")
+        return {
+            printable(key): _entry(entry, known.get(key, other), ".{}", key) for key, entry in value.items()
+        }
 
-    return "an object", find
+    return "an object", parse
+
+
+def _entry(value: Any, parse: _Parse, place: str, key: object) -> Any:
+    try:
+        return parse(value)
+    except _Fault as fault:
+        raise _Fault(fault.got, fault.accepted, place.format(key) + fault.where) from None
+
+
+def _object(form: Any) -> _Parser:
+    """A dataclass; fields without a default are required, and keys that it does not name go to its `Rest`."""
+    hints = get_type_hints(form, include_extras=True)
+    own = {each.name: hints[each.name] for each in fields(form)}
+    rest = next((name for name, hint in own.items() if Rest() in get_args(hint)), None)
+    other = _parser(Any if rest is None else get_args(get_args(own.pop(rest))[0])[1])[1]
+    known = {name: _parser(hint) for name, hint in own.items()}
+    required = [each.name for each in fields(form) if each.default is each.default_factory is MISSING]
+    parse_entries = _mapping({name: each for name, (_, each) in known.items()}, other)[1]
+
+    def parse(value: Any) -> Any:
+        for name in required if isinstance(value, dict) else ():
+            if name not in value:
+                raise _Fault(_ABSENT, known[name][0], f".{name}")
+        entries = parse_entries(value)
+        more = {name: entries.pop(name) for name in [*entries] if name not in known}
+        return form(**entries, **({rest: more} if rest else {}))
+
+    return "an object", parse

@@ -1,138 +1,224 @@
-"""What the lines of each file of results must hold, and the one way to read them."""
+"""What the lines of each file of results hold, as dataclasses, and the one way to read and write a line."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, field
 from math import isfinite
-from pathlib import Path
-from typing import Annotated, Any, Literal, Required, TypedDict
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from gapped.errors import GappedError, printable
-from gapped.lab.records.forms import Rest, Within, check
+from gapped.errors import GappedError
+from gapped.lab.records.forms import Rest, Within, parse
 
 SCHEMA = 1
-
-Line = dict[str, Any]
 
 Name = Annotated[str, Within(0, 200)]
 Count = Annotated[int, Within()]
 Size = Annotated[int, Within(1)]
 Scalar = bool | float | Name | None
+Duration = Annotated[float, Within()]
+Span = Annotated[list[Count], Within(2, 2)]
 
 
-class Record(TypedDict, total=False):
-    """A line of ``records.jsonl``: a run in a table."""
+@dataclass(frozen=True, kw_only=True)
+class JsonLine:
+    """A line of a file of results."""
 
-    recipe: Required[Name]
-    id: Required[Name]
-    label: Name | None
-    quick: bool
-    task: Name
-    data: Name | None
-    protocol: Name | None
-    estimator: Name
-    options: dict[str, Scalar] | None
-    tau: float | None
-    schedule: dict[str, Scalar] | None
-    learning_rate: float | None
-    rate_decay: Name
-    split: Name
-    seed: Count
-    epochs: Count | None
-    status: Literal["ok", "diverged", "failed"]
-    error: str | None
-    fleet: Name
-    metrics: dict[str, float | None] | None
-    seconds: Annotated[float, Within()] | None
-    runs_in_fleet: Size | None
-    fleet_gpu_memory_gb: float | None
-    environment: dict[str, Scalar] | None
+    FILE: ClassVar[str]
+    """The name of the file."""
+    TAGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """What each of these lines says beside its fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as it stands in its file."""
+        values = asdict(self)
+        return {**values.pop("more", {}), **self.TAGS, **values}
+
+    def encode(self) -> bytes:
+        """The text of the line."""
+        return json.dumps(self.to_json(), sort_keys=True, allow_nan=False).encode()
 
 
-class Curve(TypedDict, total=False):
-    """A line of ``curves.jsonl``: what a run logged, series by series."""
+@dataclass(frozen=True, kw_only=True)
+class RunLine(JsonLine):
+    """A line about a run; of several lines with one `key`, the last counts."""
 
-    id: Required[Name]
-    epoch: list[float] | None
+    id: Name
+
+    @property
+    def key(self) -> Hashable:
+        return self.id
 
 
-class Images(TypedDict, total=False):
-    """A line of ``images.jsonl``: `count` pictures a kind, grey bytes in base64."""
+@dataclass(frozen=True, kw_only=True)
+class Record(RunLine):
+    """A run in a table. One whose `status` is "failed" was ended by an error and holds no result."""
 
-    id: Required[Name]
+    FILE = "records.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA})
+
+    recipe: Name
+    label: Name
+    quick: bool = False
+    task: Name = ""
+    data: Name = ""
+    protocol: Name = ""
+    estimator: Name = ""
+    options: dict[str, Scalar] = field(default_factory=dict)
+    tau: float | None = None
+    schedule: dict[str, Scalar] = field(default_factory=dict)
+    learning_rate: float | None = None
+    rate_decay: Name = "none"
+    split: Name = "test"
+    seed: Count = 0
+    epochs: Count = 0
+    status: Literal["ok", "diverged", "failed"] = "ok"
+    error: str = ""
+    """Why the run failed."""
+    fleet: Name = ""
+    """The key of the fleet that failed."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    seconds: Duration = 0.0
+    runs_in_fleet: Size = 1
+    fleet_gpu_memory_gb: float | None = None
+    environment: dict[str, Scalar] = field(default_factory=dict)
+    more: Annotated[dict[str, Any], Rest()] = field(default_factory=dict)
+    """What lines of other versions say beyond these."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Recipe and id: one run may stand in several tables."""
+        return self.recipe, self.id
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended the run: then the record holds no result, and the run is not finished."""
+        return self.status == "failed"
+
+    def to_json(self) -> dict[str, Any]:
+        absent = ("fleet_gpu_memory_gb",) if self.failed else ("fleet", "error")
+        return {name: value for name, value in super().to_json().items() if name not in absent}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve(RunLine):
+    """What a run logged, series by series, at each `epoch` of its tests."""
+
+    FILE = "curves.jsonl"
+
+    epoch: list[float] = field(default_factory=list)
+    more: Annotated[dict[str, list[float | None] | bool | float | str | None], Rest()] = field(
+        default_factory=dict
+    )
+
+    @property
+    def series(self) -> dict[str, list[float | None]]:
+        """One value an epoch, by name; None where the value was not finite."""
+        return {name: values for name, values in self.more.items() if isinstance(values, list)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(RunLine):
+    """Pictures of a run: of each kind `count`, as grey bytes in base64."""
+
+    FILE = "images.jsonl"
+
     count: Size
     height: Size
     width: Size
-    original: str | None
-    reconstruction: str | None
-    sample: str | None
+    original: str = ""
+    reconstruction: str = ""
+    sample: str = ""
 
 
-class Tree(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Tree:
     """An expression with its true parse and the tree that a run found, as ranges of tokens."""
 
     tokens: Annotated[list[Name], Within(1)]
-    true: list[Annotated[list[Count], Within(2, 2)]]
-    found: list[Annotated[list[Count], Within(2, 2)]]
+    true: list[Span]
+    found: list[Span]
     label: int
     predicted: int
 
 
-class Trees(TypedDict):
-    """A line of ``trees.jsonl``."""
+@dataclass(frozen=True, kw_only=True)
+class Trees(RunLine):
+    """Trees of a run."""
 
-    id: Name
+    FILE = "trees.jsonl"
+
     examples: Annotated[list[Tree], Within(1)]
 
 
-class Timing(TypedDict):
-    """Milliseconds: the median, and between what eight of ten lie."""
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a call: median, 10% and 90% quantiles over batches."""
 
-    median: Annotated[float, Within()]
-    low: Annotated[float, Within()]
-    high: Annotated[float, Within()]
-
-
-class Bench(TypedDict, total=False):
-    """A line of ``bench.jsonl``: a sampler at a shape."""
-
-    run: Required[Name]
-    shape: Required[Name]
-    rows: Required[Size]
-    categories: Required[Size]
-    width: Size | None
-    dtype: Required[Literal["f64", "f32", "bf16", "f16"]]
-    estimator: Required[Name]
-    backend: Required[Literal["eager", "compiled", "torch", "triton"]]
-    form: Required[Name]
-    status: Required[str]
-    milliseconds: Timing | None
-    copy: Timing | None
-    memory: float | None
-    environment: dict[str, Scalar] | None
+    median: Duration
+    low: Duration
+    high: Duration
+    batches: Count = 0
 
 
-class Startup(TypedDict, total=False):
-    """A line of ``bench.jsonl``: what an import costs."""
+@dataclass(frozen=True, kw_only=True)
+class Bench(JsonLine):
+    """Time and memory of a sampler at a shape; `status` says why where there are none."""
 
-    what: Required[Name]
-    milliseconds: Required[Timing]
-    environment: dict[str, Scalar] | None
+    FILE = "bench.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "bench"})
+
+    run: Name
+    shape: Name
+    rows: Size
+    categories: Size
+    width: Size | None = None
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    estimator: Name
+    backend: Literal["eager", "compiled", "torch", "triton"]
+    form: Name
+    status: str
+    milliseconds: Timing | None = None
+    copy: Timing | None = None
+    memory: float | None = None
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
 
 
-# The forms of lines by file; those of a bench come in kinds.
-_FORMS: dict[str, Any] = {
-    "records.jsonl": Record,
-    "curves.jsonl": Annotated[Curve, Rest(list[float | None] | bool | float | str | None)],
-    "images.jsonl": Images,
-    "trees.jsonl": Trees,
-}
-_KINDS: dict[str, Any] = {"bench": Bench, "startup": Startup}
+@dataclass(frozen=True, kw_only=True)
+class Startup(JsonLine):
+    """What an import costs."""
+
+    FILE = "bench.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "startup"})
+
+    what: Name
+    milliseconds: Timing
+    run: Name = ""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
 
 
-def read_line(text: bytes, path: Path, number: int | str) -> Line:
-    """A line of the file `path`, of the form that its name stands for. What does not print comes escaped."""
-    where = f"{path}, line {number}"
+L = TypeVar("L", bound=JsonLine)
+
+
+def read_line(text: bytes, kind: type[L], where: str) -> L | None:
+    """The line of `where`, a file and the number in it; None if the line is tagged as one of another kind.
+
+    Characters that do not print come escaped.
+    """
+    line = read_object(text, where)
+    if line.get("kind") != kind.TAGS.get("kind", line.get("kind")):
+        return None
+    own = {name: value for name, value in line.items() if name not in ("schema", *kind.TAGS)}
+    parsed: L = parse(own, kind, where)
+    return parsed
+
+
+def read_object(text: bytes, where: str) -> dict[str, Any]:
+    """A JSON object of this version's schema."""
     try:
         line = json.loads(text, parse_float=_number, parse_constant=_number)
     except (ValueError, RecursionError) as problem:  # JSONDecodeError and UnicodeDecodeError among them
@@ -141,26 +227,11 @@ def read_line(text: bytes, path: Path, number: int | str) -> Line:
         raise GappedError(f"{where}: not a JSON object")
     if line.get("schema", SCHEMA) != SCHEMA:
         raise GappedError(f"{where}: schema {line['schema']!r}, this version reads {SCHEMA}")
-    form = _KINDS.get(str(line.get("kind"))) if path.name == "bench.jsonl" else _FORMS.get(path.name)
-    check(line, form or Any, where)
-    # JSON that is plain ASCII without escapes holds nothing that does not print.
-    usual = text.isascii() and b"\\" not in text and b"\x7f" not in text
-    return line if usual else {printable(key): _shown(value) for key, value in line.items()}
+    return line
 
 
 def _number(text: str) -> float:
     """A finite number; whatever else Python takes for one, no line can be written with."""
     if not isfinite(value := float(text)):
         raise ValueError(f"{text} is not a finite number")
-    return value
-
-
-def _shown(value: Any) -> Any:
-    """The value with all of its texts fit to be shown, whoever wrote them."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_shown(each) for each in value]
-    if isinstance(value, dict):
-        return {printable(key): _shown(each) for key, each in value.items()}
     return value

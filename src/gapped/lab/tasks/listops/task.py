@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +13,11 @@ from torch import Tensor
 from gapped.errors import reject
 from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split, buckets
-from gapped.lab.data.listops.language import CLOSE, OPEN
+from gapped.lab.data.listops.language import CLOSE, OPEN, VOCABULARY
 from gapped.lab.fleet.grouping import Grouped
 from gapped.lab.fleet.layers import generators, spread
 from gapped.lab.fleet.selection import SelectionRule
-from gapped.lab.fleet.stateful import Widths
-from gapped.lab.fleet.trainer import permutation
+from gapped.lab.fleet.trainer import Task, permutation
 from gapped.lab.tasks.listops.brackets import agreement, left_branching, merged_spans
 from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
 from gapped.lab.tasks.listops.protocol import Protocol
@@ -28,6 +28,8 @@ _CHUNK = 6400
 # Lower edges of the bins in which accuracy is reported; the last has no upper one.
 LENGTHS = (1, 10, 20, 40, 70)
 DEPTHS = (0, 1, 2, 3, 4, 5, 6)
+# The first test expression of each of these numbers of tokens, or the next larger, is shown.
+_SIZES = (6, 11, 16)
 
 
 class _Bucket(NamedTuple):
@@ -48,7 +50,7 @@ class Parsed(NamedTuple):
     """The trees, ``(R, n, L - 1)``, as `merged_spans` takes them."""
 
 
-class ListOpsTask:
+class ListOpsTask(Task):
     """R classifiers with the data on the device.
 
     The lengths of an epoch's batches are the same for all runs, in an order drawn for the epoch; the
@@ -57,8 +59,7 @@ class ListOpsTask:
 
     row_axes = 1
     loss_name = "cross_entropy"
-    widths: Widths | None = None
-    descended: Sequence[tuple[Tensor, float]] = ()
+    model: TreeClassifier
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class ListOpsTask:
         compiled: bool = False,
     ) -> None:
         self.protocol, self.seeds = protocol, list(seeds)
-        self.clip: float | None = protocol.clip
-        self.selection: SelectionRule | None = SelectionRule(
+        self.clip = protocol.clip
+        self.selection = SelectionRule(
             "valid_accuracy", self.valid_accuracy, protocol.validations, protocol.patience
         )
         self._distinct = sorted(set(self.seeds))
@@ -81,6 +82,7 @@ class ListOpsTask:
         self.model.to(device, dtype)
         spread(self.model, self._places.tolist())
         self.valid, self.test = data.valid, data.test
+        self.official = data.valid.official and data.test.official
         self.buckets = _buckets(data.train, protocol, device)
         counts = [len(bucket.labels) // protocol.batch for bucket in self.buckets]
         self._sequence = torch.repeat_interleave(torch.tensor(counts))
@@ -148,6 +150,28 @@ class ListOpsTask:
         metrics["left_branching_f1"] = baseline.to(right.device).expand(len(self.seeds))
         return metrics
 
+    def show(
+        self, sampler: Grouped, generator: torch.Generator, places: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        """For each run: a few test expressions with label, prediction, and both trees as lists of spans."""
+        few = _few(self.test)
+        parsed = self.parse(few)
+        spans = merged_spans(parsed.merges)
+        for place in places:
+            examples = []
+            for row, length in enumerate(few.lengths.tolist()):
+                inner = slice(0, length - 1)
+                examples.append(
+                    {
+                        "tokens": [VOCABULARY[i] for i in few.tokens[row, :length].tolist()],
+                        "label": int(few.labels[row]),
+                        "predicted": int(parsed.predicted[place, row]),
+                        "true": few.spans[row, inner].tolist(),
+                        "found": spans[place, row, inner].tolist(),
+                    }
+                )
+            yield {"examples": examples}
+
     @torch.no_grad()
     def parse(self, split: Split) -> Parsed:
         """Classes and greedy trees of all expressions of a split, by all runs."""
@@ -187,6 +211,15 @@ def depths(tokens: Tensor) -> Tensor:
     """How many operators are open at most, ``(N,)``: 0 for a digit alone."""
     steps = (tokens == OPEN).long() - (tokens == CLOSE).long()
     return steps.cumsum(1).amax(1)
+
+
+def _few(split: Split) -> Split:
+    """The first expression of each of a few lengths."""
+    known = sorted(set(split.lengths.tolist()))
+    lengths = [next((n for n in known if n >= size), known[-1]) for size in _SIZES]
+    rows = torch.tensor([int((split.lengths == n).nonzero()[0]) for n in dict.fromkeys(lengths)])
+    columns = {name: getattr(split, name)[rows] for name in ("tokens", "lengths", "labels", "spans")}
+    return replace(split, **columns)
 
 
 def _buckets(train: Split, protocol: Protocol, device: torch.device) -> list[_Bucket]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +15,21 @@ from gapped.lab.data.sources import Dataset
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.grouping import Grouped
 from gapped.lab.fleet.layers import generators, spread
-from gapped.lab.fleet.selection import SelectionRule
 from gapped.lab.fleet.stateful import Widths
-from gapped.lab.fleet.trainer import permutation
+from gapped.lab.fleet.trainer import Task, permutation
 from gapped.lab.tasks.vae.model import VAE
 from gapped.lab.tasks.vae.protocol import Protocol
 
 _TEST_CHUNK = 500
+_PICTURES = 10
 
 
-class VAETask:
+class VAETask(Task):
     """R VAEs with the data on the device; each run has its own order of the images."""
 
     row_axes = 2
     loss_name = "negative_elbo"
-    clip: float | None = None
-    selection: SelectionRule | None = None
+    model: VAE
 
     def __init__(
         self,
@@ -59,14 +60,10 @@ class VAETask:
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
-        self.widths: Widths | None = Widths(self.train.shape[1], protocol.latents * protocol.categories)
+        self.widths = Widths(self.train.shape[1], protocol.latents * protocol.categories)
+        if protocol.prior_rate is not None:
+            self.descended = [(self.model.prior, protocol.prior_rate)]
         self._gradients: _GradientMoments | None = None
-
-    @property
-    def descended(self) -> list[tuple[torch.nn.Parameter, float]]:
-        """What is trained by plain gradient descent, at which rate."""
-        rate = self.protocol.prior_rate
-        return [] if rate is None else [(self.model.prior, rate)]
 
     def start_epoch(self, epoch: int) -> None:
         orders = torch.stack([permutation(len(self.train), seed, epoch) for seed in self._distinct])
@@ -75,9 +72,6 @@ class VAETask:
     def load_batch(self, step: int) -> None:
         size = self.protocol.batch
         self.batch.copy_(self.order[:, step * size : (step + 1) * size])
-
-    def program(self, step: int) -> None:
-        """All steps are alike."""
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         images = self._shown(self._chosen(self.train, self.batch, self.scale, self._dtype), generator)
@@ -105,15 +99,15 @@ class VAETask:
         return torch.bernoulli(grey, generator=generator) if self.protocol.binarised else grey
 
     def gradient_variance(
-        self, sampler: Grouped, generator: torch.Generator, samples: int, images: int
+        self, sampler: Grouped, generator: torch.Generator, samples: int, examples: int
     ) -> Tensor:
         """Variance of the loss gradient per encoder weight, averaged over the weights, of each run.
 
-        `samples` gradients on one fixed batch, the first `images` test images (the paper's variance figure).
+        `samples` gradients on one batch, the first `examples` test images (the paper's variance figure).
         """
         known = self._gradients
-        if known is None or not known.serves(sampler, generator, images):
-            known = self._gradients = _GradientMoments(self, sampler, generator, images)
+        if known is None or not known.serves(sampler, generator, examples):
+            known = self._gradients = _GradientMoments(self, sampler, generator, examples)
         return known.measure(samples)
 
     def surrogate_entropy(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
@@ -134,6 +128,18 @@ class VAETask:
             sample = self.model.decode(sampler.sample(prior, generator=generator)).sigmoid()
         images = {"original": grey, "reconstruction": reconstruction, "sample": sample}
         return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
+
+    def show(
+        self, sampler: Grouped, generator: torch.Generator, places: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        """A few `pictures` of each run, base64-encoded."""
+        pictures = self.pictures(sampler, generator, _PICTURES)
+        for place in places:
+            encoded = {
+                name: base64.b64encode(bytes(each[place].flatten().tolist())).decode()
+                for name, each in pictures.items()
+            }
+            yield {"height": self.height, "width": self.width, "count": _PICTURES, **encoded}
 
 
 def grey_levels(images: Tensor, scale: int, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recipes: the packaged grids, what is rejected and how, content hashes, labels, planning."""
+"""Recipes: the packaged grids, their expansion and labels, what is rejected and how."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import math
 import re
 import tomllib
 from collections import Counter
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gapped.errors import GappedError
-from gapped.lab.fleets import plan
 from gapped.lab.recipe import Recipe, find_recipe, known_recipes, load_recipe, recipe_from
-from gapped.lab.spec import RunSpec
-from gapped.lab.text import make, parse, show
 
 # Cells, seeds per cell, and what every run of the full recipe has.
 GRIDS: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -36,7 +32,6 @@ TABLE: dict[str, Any] = {
     "tau": 0.5,
     "cell": [{"label": "GST", "estimator": "gst:gap=1.0"}],
 }
-SPEC = RunSpec("vae", "digits-8x8", "digits", "gst", {"gap": 1.2}, tau=0.5, seed=3, epochs=7)
 
 
 def is_marked_x(recipe: str, label: str, tau: float) -> bool:
@@ -98,68 +93,12 @@ def test_cells_that_the_paper_marks_as_failing_are_run():
     assert marked == {(f"GST-{gap}", tau) for gap in ("0.8", "1.0", "1.2", "pi") for tau in (0.1, 0.01)}
 
 
-def work(recipe: Recipe) -> int:
-    return sum(e.spec.epochs * (e.spec.train_images or 60_000) for e in recipe.entries)
-
-
 def test_quick_recipes_are_smaller():
     for name in known_recipes():
-        full, quick = find_recipe(name), find_recipe(name, quick=True)
-        work = [
-            sum(e.spec.epochs * (e.spec.train_images or 60_000) for e in r.entries) for r in (full, quick)
-        ]
-        assert work[1] < work[0], name
-
-
-# Hashes
-
-
-def test_ids_are_stable():
-    """Records outlive versions of the code: a changed hash would orphan them."""
-    assert SPEC.id == "5556f6987f4463a8"
-
-
-def changed(name: str) -> Any:
-    values: dict[str, Any] = {
-        "task": "listops",
-        "protocol": "paper-30x10",
-        "data": "mnist",
-        "estimator": "straight-through",
-        "options": {"gap": 1.3},
-        "schedule": {"kind": "mixed"},
-        "split": "validation",
-        "rate_decay": "cosine",
-        "variance_every_epoch": True,
-    }
-    return values.get(name, 11)
-
-
-@pytest.mark.parametrize("name", [f.name for f in fields(RunSpec)])
-def test_ids_change_with_every_field(name):
-    # An estimator without options, so that the other estimator accepts them.
-    base = replace(SPEC, options={}) if name == "estimator" else SPEC
-    # Not through __post_init__, which may know but one task.
-    other = object.__new__(RunSpec)
-    for f in fields(RunSpec):
-        object.__setattr__(other, f.name, getattr(base, f.name))
-    object.__setattr__(other, name, changed(name))
-    assert other.id != base.id
-
-
-def test_ids_do_not_depend_on_how_numbers_and_tables_are_written():
-    other = replace(SPEC, options={"detach": True, "gap": 1.2})
-    assert other.id == replace(SPEC, options={"gap": 1.2, "detach": True}).id
-    whole = replace(SPEC, tau=1.0, options={"gap": 1.0})
-    written = replace(SPEC, tau=1, options={"gap": 1})
-    assert whole == written
-    assert whole.id == written.id, "equal specs are the same run"
-
-
-def test_shape_ignores_what_may_differ_in_a_fleet():
-    own = {"estimator": "gumbel-softmax", "options": {}, "tau": 0.1, "seed": 9, "learning_rate": 0.1}
-    assert replace(SPEC, **own, schedule={"kind": "mixed"}, rate_decay="cosine").shape == SPEC.shape
-    for name, value in {"epochs": 8, "data": "mnist", "train_images": 500, "split": "validation"}.items():
-        assert replace(SPEC, **{name: value}).shape != SPEC.shape
+        recipes = [find_recipe(name, quick=quick) for quick in (False, True)]
+        specs = [[entry.spec for entry in recipe.entries] for recipe in recipes]
+        full, quick = (sum(spec.epochs * (spec.train_images or 60_000) for spec in each) for each in specs)
+        assert quick < full, name
 
 
 # Expansion
@@ -175,8 +114,8 @@ def test_grid_expansion():
             {"estimator": "straight-through:tau=0.25"},
         ],
     )
-    found = Counter((e.label, e.spec.tau, e.spec.learning_rate) for e in recipe.entries)
-    assert found == Counter(
+    cells = Counter((e.label, e.spec.tau, e.spec.learning_rate) for e in recipe.entries)
+    assert cells == Counter(
         {
             **{(f"GST-{gap}", tau, None): 2 for gap in (0.8, 1.2) for tau in (1.0, 0.5)},
             **{(f"R{rate}", 1.5, rate): 2 for rate in (0.1, 0.2)},
@@ -199,8 +138,8 @@ def test_a_cell_may_have_fewer_seeds():
 def seeds_of_a_cell(own: Any, **how: Any) -> list[int]:
     """Of a cell with `own`, where the recipe has three; `how` may have other ones, or None."""
     table = {**TABLE, "seeds": how.pop("recipe", [4, 7, 9]), "cell": [{"estimator": "gst", "seeds": own}]}
-    made = recipe_from({k: v for k, v in table.items() if v is not None}, "toy.toml", **how)
-    return [entry.spec.seed for entry in made.entries]
+    recipe = recipe_from({k: v for k, v in table.items() if v is not None}, "toy.toml", **how)
+    return [entry.spec.seed for entry in recipe.entries]
 
 
 def test_the_seeds_of_a_cell_are_its_list_or_the_first_of_the_recipe():
@@ -271,10 +210,15 @@ def test_runs_that_a_report_would_take_for_seeds_of_one_cell_are_rejected(what):
     assert f"at tau 0.5, seed 0, and differ in {differ}: give their cells labels" in message
 
 
+@pytest.mark.parametrize("how", [{"seeds": [0, 0]}, {"cell": [{"estimator": "gst"}, {"estimator": "gst"}]}])
+def test_the_same_run_cannot_be_asked_for_twice(how):
+    assert "the same run is asked for twice: " in rejected({**TABLE, **how})
+
+
 def test_a_temperature_for_all_is_none_for_an_estimator_without():
     cells = [{"estimator": "rloo"}, {"estimator": "gst"}]
-    found = [(e.label, e.spec.tau) for e in toy(seeds=1, tau=[0.5, 1.0], cell=cells).entries]
-    assert found == [("rloo", None), ("gst", 0.5), ("gst", 1.0)]
+    entries = toy(seeds=1, tau=[0.5, 1.0], cell=cells).entries
+    assert [(e.label, e.spec.tau) for e in entries] == [("rloo", None), ("gst", 0.5), ("gst", 1.0)]
 
 
 def test_quick_may_skip_cells():
@@ -287,6 +231,7 @@ def test_quick_may_skip_cells():
 @pytest.mark.parametrize("skip", [["GTS"], ["GST"], "GST"], ids=["misspelt", "everything", "not a list"])
 def test_quick_may_not_skip_what_is_not_there_or_everything(skip):
     assert "skip" in rejected({**TABLE, "quick": {"skip": skip}}, quick=True)
+    assert "quick" in rejected({**TABLE, "quick": 3}, quick=True)
 
 
 def test_files(tmp_path):
@@ -396,10 +341,6 @@ def test_bad_values_are_rejected_in_one_line(what):
     assert re.search(pattern, rejected({**TABLE, **changes}))
 
 
-def test_quick_is_a_table():
-    assert "quick" in rejected({**TABLE, "quick": 3}, quick=True)
-
-
 @pytest.mark.parametrize("key", ["name", "task", "protocol"])
 def test_missing_keys_are_named(key):
     assert f"missing key '{key}'" in rejected({k: v for k, v in TABLE.items() if k != key})
@@ -431,66 +372,3 @@ def test_absent_files_and_unknown_names(tmp_path):
         find_recipe(str(tmp_path / "absent.toml"))
     with pytest.raises(GappedError, match=r"got 'albation', expected one of ablation, .*vae.*\.toml file"):
         find_recipe("albation")
-
-
-# Text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["gst", "gst:gap=1.2,tau=0.5", "gst:gap=expected", "gumbel-rao:samples=100", "gst:detach=False,gap=0.0"],
-)
-def test_estimators_survive_the_way_through_text(text):
-    name, options = parse(text)
-    assert show(name, options) == text
-    assert make(*parse(show(name, options))) == make(name, options)
-
-
-def test_options_get_their_types():
-    assert parse(" gst: gap = 2 , detach=false ")[1] == {"gap": 2, "detach": False}
-    assert isinstance(parse("gst:tau=1e-2")[1]["tau"], float)
-
-
-# Planning
-
-
-def test_runs_that_tables_share_are_planned_once_and_recorded_twice():
-    ablation, vae = find_recipe("ablation"), find_recipe("vae")
-    fleets = plan([ablation, vae], {})
-    planned = [spec.id for fleet in fleets for spec in fleet.specs]
-    assert len(planned) == len(set(planned)) == len(ablation.entries) + len(vae.entries) - 20
-    served = [entry for fleet in fleets[:1] for id_ in planned for entry in fleet.entries[id_]]
-    assert Counter(entry.recipe for entry in served) == {
-        "ablation": len(ablation.entries),
-        "vae": len(vae.entries),
-    }
-    twice = {id_ for id_ in planned if len(fleets[0].entries[id_]) == 2}
-    assert len(twice) == 20
-    assert {(e.label, e.spec.tau) for e in ablation.entries if e.spec.id in twice} == {
-        ("GST-1.0", 1.0),
-        ("GST-1.0", 0.5),
-    }
-
-
-def test_fleets_are_as_even_as_their_limit_allows():
-    recipe = toy(seeds=5, runs_per_fleet=2)
-    assert [len(fleet.specs) for fleet in plan([recipe], {})] == [2, 2, 1]
-    assert [len(fleet.specs) for fleet in plan([replace(recipe, runs_per_fleet=4)], {})] == [3, 2]
-    assert [len(fleet.specs) for fleet in plan([find_recipe("efficiency")], {})] == [1, 1, 1, 1]
-    sizes = [len(fleet.specs) for fleet in plan([toy(seeds=1000)], {})]
-    assert sum(sizes) == 1000
-    assert max(sizes) <= 400, "more do not fit on a device"
-    assert max(sizes) - min(sizes) < len(sizes)
-
-
-def test_plans_follow_from_the_recipes_alone():
-    names = ["ablation", "vae", "smoke"]
-    first, second = (plan([find_recipe(name) for name in names], {}) for _ in range(2))
-    assert [fleet.key for fleet in first] == [fleet.key for fleet in second]
-    assert len({fleet.key for fleet in first}) == len(first) > 1
-
-
-def test_equal_estimators_are_neighbours_in_a_fleet():
-    (fleet,) = plan([toy(cell=[{"estimator": t} for t in ("gst", "straight-through", "gst:gap=0.5")])], {})
-    names = [spec.estimator for spec in fleet.specs]
-    assert names in (["gst"] * 4 + ["straight-through"] * 2, ["straight-through"] * 2 + ["gst"] * 4)

@@ -16,7 +16,7 @@ import torch
 
 from gapped.errors import GappedError, reject
 from gapped.lab.bench.timing import free_memory
-from gapped.lab.text import parse, show
+from gapped.lab.estimator_text import parse, show
 from gapped.registry import estimators
 
 BACKENDS = ("torch", "triton")

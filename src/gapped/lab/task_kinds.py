@@ -1,0 +1,106 @@
+"""Tasks by name: what each accepts, and how a fleet's task is made of its runs' specs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from gapped.lab import data as data_sets
+from gapped.lab.data.listops import LISTOPS, ListOpsSource
+from gapped.lab.fleet.trainer import Task
+from gapped.lab.records import Images, RunLine, Trees
+from gapped.lab.tasks.listops.protocol import protocol as listops_protocol
+from gapped.lab.tasks.listops.task import ListOpsTask
+from gapped.lab.tasks.vae.protocol import protocol as vae_protocol
+from gapped.lab.tasks.vae.task import VAETask
+
+if TYPE_CHECKING:
+    from gapped.lab.spec import RunSpec
+
+
+class Rules(Protocol):
+    """What every named protocol says, whatever its task."""
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A task that recipes may name."""
+
+    data: tuple[str, ...]
+    """The data sets it can be given, the default first."""
+    rules: Callable[[str], Rules]
+    """A protocol by name."""
+    task: Callable[[Sequence[RunSpec], torch.device, Path | None, bool], Task]
+    """The task of a fleet, from specs, device, folder of the data, and whether to compile."""
+    examples: type[RunLine]
+    """The lines that hold its examples to look at."""
+    variables: Callable[[str], tuple[int, int]] | None = None
+    """How many variables of how many categories an example has under a protocol; None where that varies."""
+    unsupported: tuple[str, ...] = ()
+    """Fields of a spec that it has no use for: they must keep their defaults."""
+
+
+def _vae_task(
+    specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+) -> VAETask:
+    first = specs[0]
+    rules = vae_protocol(first.protocol)
+    data = data_sets.load(first.data, data_dir).limited(
+        first.train_images or rules.train_images,
+        first.test_images,
+        validation=first.split == "validation",
+    )
+    seeds = [spec.seed for spec in specs]
+    return VAETask(rules, data, seeds, device, compiled=compiled, split=first.split)
+
+
+def _vae_variables(protocol: str) -> tuple[int, int]:
+    rules = vae_protocol(protocol)
+    return rules.latents, rules.categories
+
+
+def _listops_task(
+    specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+) -> ListOpsTask:
+    rules = listops_protocol(specs[0].protocol)
+    source = ListOpsSource(count=rules.count, max_tokens=rules.max_tokens)
+    data = source.load(data_dir, progress=False, download=False)
+    if not (data.valid.official and data.test.official):
+        warnings.warn(
+            "listops: no official validation or test file is there, so generated ones are used; their "
+            "numbers are not to be compared with the paper's",
+            stacklevel=2,
+        )
+    return ListOpsTask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
+
+
+TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
+    {
+        "vae": TaskKind(
+            data=("mnist", *(name for name in data_sets.IMAGES if name != "mnist")),
+            rules=vae_protocol,
+            task=_vae_task,
+            examples=Images,
+            variables=_vae_variables,
+        ),
+        "listops": TaskKind(
+            data=(LISTOPS.name,),
+            rules=listops_protocol,
+            task=_listops_task,
+            examples=Trees,
+            unsupported=("split", "train_images", "test_images", "variance_samples", "entropy_steps"),
+        ),
+    }
+)

@@ -1,0 +1,81 @@
+"""Ray and torchrun as far as the engines use them, in one process and without delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+class Answer:
+    """What a call to an actor gives: a reference to what it returned."""
+
+    def __init__(self, method: Any, *arguments: Any) -> None:
+        self.value = method(*arguments)
+
+    def future(self) -> Any:
+        return SimpleNamespace(result=lambda: self.value)
+
+
+class FakeRay:
+    """As much of Ray as is used, in this process and without delay."""
+
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+
+    def __init__(self, gpus: int = 0) -> None:
+        self.options: list[dict[str, Any]] = []
+        self.gpus, self.up = gpus, False
+
+    def init(self, *address: str, **_: Any) -> None:
+        self.up = True
+
+    def is_initialized(self) -> bool:
+        return self.up
+
+    def shutdown(self) -> None:
+        self.up = False
+
+    def cluster_resources(self) -> dict[str, int]:
+        return {"GPU": self.gpus} if self.gpus else {}
+
+    def remote(self, **options: Any) -> Any:
+        self.options.append(options)
+        return lambda what: SimpleNamespace(remote=partial(self._start, what))
+
+    def _start(self, what: Any, *arguments: Any) -> Any:
+        if not isinstance(what, type):
+            return partial(what, *arguments)
+        actor = what(*arguments)
+        methods = [name for name in vars(what) if not name.startswith("_")]
+        calls = {name: SimpleNamespace(remote=partial(Answer, getattr(actor, name))) for name in methods}
+        return SimpleNamespace(**calls)
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return references[:1], references[1:]
+
+    def get(self, reference: Any) -> Any:
+        if isinstance(reference, Answer):
+            return reference.value
+        return reference()
+
+
+class FakeChannel(dict[str, str]):
+    """A key-value store of one process, in which other ranks have left what `given` says."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def wait(self, keys: Sequence[str]) -> None:
+        assert self.check(keys), "would wait forever"
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")

@@ -1,0 +1,164 @@
+"""Engines of several processes: the same records as the local one's, also when a worker is killed.
+
+Run as a script, this file is the command that a launcher starts: the `gapped` command, except that every
+epoch is written down before it is trained, that checkpoints are made after every epoch, and that one
+worker kills itself on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_toys import outcome, script_environment, train
+
+from gapped.lab.cli.app import main
+from gapped.lab.engines import ray as ray_engine
+from gapped.lab.fleet.trainer import Trainer
+from gapped.lab.planning import plan
+from gapped.lab.recipe import find_recipe
+from gapped.lab.training import Settings
+
+FLEETS, EPOCHS = 8, 3
+FILES = ("records", "curves", "images")
+needs_ray = pytest.mark.skipif(ray_engine.ray is None, reason="ray is not installed")
+
+
+def watched(log: Path, nth: int | None) -> None:
+    """Write down each epoch of this process; the nth one, of one process, is its death."""
+    train_epoch, calls = Trainer.train_epoch, 0
+
+    def wrapped(trainer: Trainer) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            try:
+                os.open(log.with_suffix(".killed"), os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        with open(log, "a") as file:
+            file.write(f"{trainer.seed} {trainer.epoch} {os.getpid()}\n")
+        train_epoch(trainer)
+
+    Trainer.train_epoch = wrapped  # type: ignore[method-assign]
+
+
+def command(kind: str, folder: str, log: str, nth: str) -> int:
+    # The fifth epoch of a process is in the middle of its second fleet.
+    def hook() -> None:
+        watched(Path(log), int(nth) or None)
+
+    if kind == "ray":
+        ray_engine.ray.init = partial(
+            ray_engine.ray.init, num_cpus=2, runtime_env={"worker_process_setup_hook": hook}
+        )
+    elif os.environ["RANK"] == "1":
+        hook()
+    else:
+        watched(Path(log), None)
+    Settings.__init__.__kwdefaults__["checkpoint_seconds"] = 0  # type: ignore[index]
+    return main(["--debug", "reproduce", "smoke", "--device", "cpu", "--out", folder, "--engine", kind])
+
+
+def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[str]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--standalone"]
+    arguments = [__file__, kind, str(folder), str(log), str(nth)]
+    return subprocess.Popen(
+        [sys.executable, *(launcher if kind == "torchrun" else []), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=script_environment(),
+    )
+
+
+def epochs_in(log: Path) -> list[tuple[str, str]]:
+    return [(fleet, epoch) for fleet, epoch, _ in map(str.split, log.read_text().splitlines())]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What the local engine makes of the smoke recipe."""
+    folder = tmp_path_factory.mktemp("local")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert len(train(find_recipe("smoke"), folder)) == 16
+    torch.set_num_threads(threads)
+    return outcome(folder)
+
+
+def test_the_smoke_recipe_has_eight_fleets():
+    fleets = plan([find_recipe("smoke")])
+    assert len(fleets) == FLEETS
+    assert {fleet.specs[0].epochs for fleet in fleets} == {EPOCHS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "nth"),
+    [
+        ("torchrun", 5),
+        pytest.param("ray", 5, marks=needs_ray),
+        # That nothing changes without a kill either follows from these two; they are here to be certain.
+        pytest.param("torchrun", 0, marks=pytest.mark.slow),
+        pytest.param("ray", 0, marks=[pytest.mark.slow, needs_ray]),
+    ],
+)
+def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
+    """With one of them killed by SIGKILL, too; and nothing that was checkpointed is trained again."""
+    log = tmp_path / "epochs.log"
+    process = start(kind, tmp_path / "out", log, nth)
+    printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, printed
+    assert log.with_suffix(".killed").exists() == bool(nth)
+    assert outcome(tmp_path / "out") == whole
+    trained = epochs_in(log)
+    assert len(trained) == len(set(trained)) == FLEETS * EPOCHS
+    workers = {line.split()[2] for line in log.read_text().splitlines()}
+    assert len(workers) >= 2
+    # One process shows and reports.
+    assert printed.count("has the lowest test negative ELBO") == 1
+    assert printed.count("training 16 runs in 8 fleets") == 1
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {*(f"{name}.jsonl" for name in FILES), "report.html", "tables.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "number", "status"),
+    [
+        ("torchrun", signal.SIGINT, 1),
+        pytest.param("ray", signal.SIGINT, 130, marks=needs_ray),
+        pytest.param("ray", signal.SIGTERM, 143, marks=needs_ray),
+    ],
+)
+def test_interrupted_and_again(whole, tmp_path, kind, number, status):
+    log, folder = tmp_path / "epochs.log", tmp_path / "out"
+    process = start(kind, folder, log)
+    while not log.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=240)
+    assert process.returncode == status, printed
+    assert "goes on from the last checkpoint" in printed
+    assert len(epochs_in(log)) < FLEETS * EPOCHS, "it had finished before it was interrupted"
+    assert list((folder / "checkpoints").glob("*.pt"))
+    again = start(kind, folder, log)
+    printed, _ = again.communicate(timeout=240)
+    assert again.returncode == 0, printed
+    assert outcome(folder) == whole
+    assert sorted(set(epochs_in(log))) == sorted(epochs_in(log))
+
+
+if __name__ == "__main__":
+    sys.exit(command(*sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""Planning: which runs form a fleet, what is skipped and shared, and what an interrupted command leaves."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from training_toys import TABLE, Recorder, outcome, timeless, toy_recipe, train
+
+from gapped.errors import GappedError
+from gapped.lab import records
+from gapped.lab.planning import Fleet, plan, request_hash
+from gapped.lab.recipe import find_recipe, recipe_from
+from gapped.lab.records import Curve, Record
+from gapped.lab.training import Interrupted
+
+# Fleets
+
+
+def test_runs_that_tables_share_are_planned_once_and_recorded_twice():
+    ablation, vae = find_recipe("ablation"), find_recipe("vae")
+    fleets = plan([ablation, vae])
+    planned = [spec.id for fleet in fleets for spec in fleet.specs]
+    assert len(planned) == len(set(planned)) == len(ablation.entries) + len(vae.entries) - 20
+    entries = [entry for id_ in planned for entry in fleets[0].entries[id_]]
+    assert Counter(entry.recipe for entry in entries) == {
+        "ablation": len(ablation.entries),
+        "vae": len(vae.entries),
+    }
+    twice = {id_ for id_ in planned if len(fleets[0].entries[id_]) == 2}
+    assert len(twice) == 20
+    assert {(e.label, e.spec.tau) for e in ablation.entries if e.spec.id in twice} == {
+        ("GST-1.0", 1.0),
+        ("GST-1.0", 0.5),
+    }
+
+
+def test_fleets_are_as_even_as_their_limit_allows():
+    recipe = toy_recipe(seeds=5, runs_per_fleet=2)
+    assert [len(fleet.specs) for fleet in plan([recipe])] == [2, 2, 1]
+    assert [len(fleet.specs) for fleet in plan([replace(recipe, runs_per_fleet=4)])] == [3, 2]
+    assert [len(fleet.specs) for fleet in plan([find_recipe("efficiency")])] == [1, 1, 1, 1]
+    sizes = [len(fleet.specs) for fleet in plan([toy_recipe(seeds=1000)])]
+    assert sum(sizes) == 1000
+    assert max(sizes) <= 400, "more do not fit on a device"
+    assert max(sizes) - min(sizes) < len(sizes)
+
+
+def test_plans_follow_from_the_recipes_alone():
+    first, second = (plan([find_recipe(name) for name in ("ablation", "vae", "smoke")]) for _ in range(2))
+    assert [fleet.key for fleet in first] == [fleet.key for fleet in second]
+    assert len({fleet.key for fleet in first}) == len(first) > 1
+
+
+def test_equal_estimators_are_neighbours_in_a_fleet():
+    (fleet,) = plan([toy_recipe("gst", "straight-through", "gst:gap=0.5", seeds=2)])
+    names = [spec.estimator for spec in fleet.specs]
+    assert names in (["gst"] * 4 + ["straight-through"] * 2, ["straight-through"] * 2 + ["gst"] * 4)
+
+
+def test_runs_per_fleet_splits_and_is_part_of_the_request():
+    whole, split = find_recipe("smoke", runs_per_fleet=16), find_recipe("smoke", runs_per_fleet=1)
+    assert [len(plan([each])) for each in (whole, split)] == [1, 16]
+    assert request_hash([whole]) != request_hash([split])
+
+
+# Skipping and sharing
+
+
+def test_a_finished_recipe_trains_nothing(tmp_path):
+    recipe, recorder = toy_recipe("gst", "straight-through", seeds=2), Recorder()
+    lines = train(recipe, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert train(recipe, tmp_path, callbacks=recorder) == lines
+    assert (recorder.fleets, recorder.epochs, recorder.finished) == ([], [], [])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert set(before) == {"records.jsonl", "curves.jsonl", "images.jsonl"}
+
+
+def test_another_recipe_reuses_the_runs_it_shares(tmp_path):
+    first = toy_recipe("gst", "straight-through", name="a")
+    second = toy_recipe("gst", "reinmax:tau=1.0", name="b")
+    lines, recorder = train(first, tmp_path), Recorder()
+    more = train(second, tmp_path, callbacks=recorder)
+    assert recorder.runs == [second.entries[1].spec.id]
+    assert [each.recipe for each in more] == ["b", "b"]
+    assert more[0] == replace(lines[0], recipe="b")
+    keys = [each.key for each in records.read(tmp_path, Record)]
+    assert len(keys) == len(set(keys)) == 4
+    assert len(records.read(tmp_path, Curve)) == 3
+    again = Recorder()
+    for recipe in (second, first):
+        train(recipe, tmp_path, callbacks=again)
+    assert again.fleets == []
+
+
+def test_finished_runs_are_not_trained_again_beside_unfinished_ones(tmp_path):
+    first, second = toy_recipe("gst", name="a"), toy_recipe("straight-through", name="b")
+    lines, recorder = train(first, tmp_path), Recorder()
+    both = train([first, second], tmp_path, callbacks=recorder)
+    assert both[0] == lines[0]
+    assert recorder.runs == [second.entries[0].spec.id], "a finished run is never recomputed"
+
+
+def test_recipes_trained_together_share_runs_and_fleets(tmp_path):
+    recipes = [
+        toy_recipe("gst", "straight-through", name="a"),
+        toy_recipe("gst", "reinmax:tau=1.0", name="b"),
+    ]
+    recorder = Recorder()
+    lines = train(recipes, tmp_path, callbacks=recorder)
+    (fleet,) = recorder.fleets
+    assert len(recorder.runs) == len(set(recorder.runs)) == 3
+    assert [(each.recipe, each.estimator) for each in lines] == [
+        ("a", "gst"),
+        ("a", "straight-through"),
+        ("b", "gst"),
+        ("b", "reinmax"),
+    ]
+    assert lines[0] == replace(lines[2], recipe="a")
+    assert all(each.runs_in_fleet == 3 for each in lines)
+    assert recorder.finished == [fleet.key]
+
+
+def test_quick_and_full_runs_are_kept_apart(tmp_path):
+    table = {**TABLE, "name": "toy", "cell": [{"estimator": "gst"}], "quick": {"epochs": 1}}
+    for quick in (False, True):
+        train(recipe_from(table, "t", quick=quick), tmp_path)
+    assert [(each.quick, each.epochs) for each in records.read(tmp_path, Record)] == [(False, 2), (True, 1)]
+
+
+# Interruption
+
+
+def interrupt(recipes: Any, folder: Any, stop_after: int = 1) -> Recorder:
+    recorder = Recorder(stop_after)
+    with pytest.raises(Interrupted):
+        train(recipes, folder, callbacks=recorder)
+    return recorder
+
+
+def test_a_wanted_stop_saves_a_checkpoint_and_the_next_call_completes(tmp_path):
+    schedule = {"kind": "mixed", "period": 3}
+    recipes = [
+        toy_recipe("gst", "gumbel-softmax", name="a", epochs=4, seeds=2, runs_per_fleet=2),
+        toy_recipe("gst", "straight-through:tau=0.2", name="b", epochs=4, schedule=schedule),
+    ]
+    whole = train(recipes, tmp_path / "whole")
+    for stop_after in (1, 3, 4, 6):
+        folder, second = tmp_path / f"stopped-{stop_after}", Recorder()
+        first = interrupt(recipes, folder, stop_after)
+        assert len(first.epochs) == stop_after
+        assert len(list((folder / "checkpoints").glob("*.pt"))) == 1
+        assert timeless(train(recipes, folder, callbacks=second)) == timeless(whole)
+        assert outcome(folder) == outcome(tmp_path / "whole")
+        assert len(first.epochs) + len(second.epochs) == 4 * len(first.fleets), "an epoch was trained twice"
+        assert not (folder / "checkpoints").exists()
+
+
+def test_removed_records_are_trained_again_beside_an_interrupted_command(tmp_path):
+    """Also where the runs were not part of what was interrupted."""
+    recipe = toy_recipe("gst", "reinmax")
+    train(toy_recipe("gst"), tmp_path)
+    interrupt(recipe, tmp_path)
+    (tmp_path / "records.jsonl").unlink()
+    lines = train(recipe, tmp_path)
+    assert [each.id for each in lines] == [entry.spec.id for entry in recipe.entries]
+    assert [each.status for each in lines] == ["ok", "ok"]
+
+
+def test_checkpoints_of_runs_that_another_command_has_finished_go(tmp_path):
+    """Those that may still be used stay, until they are."""
+    small, large = (toy_recipe("gst", "reinmax", runs_per_fleet=n) for n in (1, 2))
+    longer, recorder = toy_recipe("gst", epochs=3), Recorder()
+    for recipe in (small, longer):
+        interrupt(recipe, tmp_path)
+    orphan = tmp_path / "checkpoints" / "0123456789abcdef.pt"
+    orphan.touch()
+    train(large, tmp_path)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    train(longer, tmp_path, callbacks=recorder)
+    assert len(recorder.epochs) == 2, "its checkpoint was not used"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"k": 3}', b'{"k": ["unknown run"]}'])
+def test_a_plan_that_is_none_is_one_clear_line(tmp_path, content):
+    interrupt(toy_recipe(), tmp_path)
+    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
+    path.write_bytes(content)
+    with pytest.raises(GappedError, match=rf"{path.name}: not .* plan .*; remove it to start over"):
+        train(toy_recipe(), tmp_path)
+
+
+def test_a_folder_that_is_removed_while_it_is_used(tmp_path):
+    class Remover(Recorder):
+        def done(self, fleet: Fleet) -> None:
+            if not self.finished:
+                shutil.rmtree(tmp_path / "o")
+            super().done(fleet)
+
+    recipe = toy_recipe("gst", "reinmax", runs_per_fleet=1)
+    with pytest.raises(GappedError, match="o: 1 of 2 records were removed while others were trained; the"):
+        train(recipe, tmp_path / "o", callbacks=Remover())
+    assert [line.status for line in train(recipe, tmp_path / "o")] == ["ok", "ok"]

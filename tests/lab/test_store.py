@@ -1,0 +1,360 @@
+"""A folder of results: what is added to it, by how many processes, and the checkpoints in it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gapped.errors import GappedError
+from gapped.lab import records
+from gapped.lab.records import Curve, Images, Record, Tree, Trees
+from gapped.lab.store import Store, _identity
+
+CPU = torch.device("cpu")
+TREE = Tree(tokens=["1"], true=[], found=[], label=1, predicted=1)
+
+
+def record(run: str, recipe: str = "toy", **more: Any) -> Record:
+    return Record(recipe=recipe, id=run, label="GST", **more)
+
+
+def curve(run: str, *epochs: int, **series: Any) -> Curve:
+    return Curve(id=run, epoch=list(epochs), more=series)
+
+
+def images(run: str, count: int = 1) -> Images:
+    return Images(id=run, count=count, height=1, width=1)
+
+
+# Adding
+
+
+def test_the_store_adds_only_what_is_not_there(tmp_path):
+    store = Store(tmp_path)
+    store.add([record("a"), record("b"), curve("a", 1), images("a")])
+    files = {name: (tmp_path / name).read_bytes() for name in ("curves.jsonl", "images.jsonl")}
+    store.add([record("b", seed=1), record("c"), record("a", "other"), curve("a", 2), images("a", 2)])
+    assert list(store.finished()) == [("toy", "a"), ("toy", "b"), ("toy", "c"), ("other", "a")]
+    assert store.finished()["toy", "b"].seed == 0
+    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+
+
+def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
+    Store(tmp_path).add(2 * [record("a"), curve("a"), images("a")])
+    for kind in (Record, Curve, Images):
+        assert len(records.read(tmp_path, kind)) == 1, kind
+
+
+def test_the_last_line_beside_a_record_is_that_of_its_run(tmp_path):
+    """Records that were removed, to train the runs again, leave curves that are not theirs any more."""
+    runs, curves = [record("a"), record("b")], [curve(key, 1, loss=[0.5]) for key in "ab"]
+    Store(tmp_path).add([*runs, *curves])
+    (tmp_path / "records.jsonl").write_bytes(runs[1].encode() + b"\n")
+    again = [replace(each, more={"loss": [0.7]}) for each in curves]
+    for _ in range(2):
+        Store(tmp_path).add([*runs, *again])
+    assert records.read(tmp_path, Curve) == [*curves, again[0]]
+
+
+def test_a_store_sees_what_others_do_to_its_files(tmp_path):
+    store = Store(tmp_path)
+    store.add([record("a"), record("b")])
+    Store(tmp_path).add([record("c")])
+    assert [key for _, key in store.finished()] == ["a", "b", "c"]
+    path = tmp_path / "records.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(b"\n") + 1])
+    assert [key for _, key in store.finished()] == ["a"]
+    other = tmp_path / "other"
+    other.write_bytes(content.replace(b'"b"', b'"d"') + content)
+    other.replace(path)
+    assert [key for _, key in store.finished()] == ["a", "d", "c", "b"]
+    path.write_bytes(path.read_bytes() + b"no json\n")
+    with pytest.raises(GappedError, match=r"records\.jsonl, line 7: not a JSON object"):
+        store.finished()
+    path.unlink()
+    assert store.finished() == {}
+
+
+def test_adding_to_many_records_takes_no_longer_than_to_few(tmp_path):
+    store, path = Store(tmp_path), tmp_path / "records.jsonl"
+    path.write_bytes(b"".join(record(str(n)).encode() + b"\n" for n in range(20_000)))
+    began = time.perf_counter()
+    store.add([record("first")])
+    all_of_it = time.perf_counter() - began
+    times = []
+    for n in range(5):
+        began = time.perf_counter()
+        store.add([record(f"new {n}"), curve(f"new {n}")])
+        times.append(time.perf_counter() - began)
+    assert min(times) < all_of_it / 5
+    assert len(store.finished()) == 20_006
+
+
+def test_records_are_written_last(tmp_path, monkeypatch):
+    names: list[str] = []
+    monkeypatch.setattr(records, "write", lambda folder, lines: names.append(lines[0].FILE))
+    Store(tmp_path).add([record("a"), curve("a"), images("a"), Trees(id="a", examples=[TREE])])
+    assert names == ["curves.jsonl", "images.jsonl", "trees.jsonl", "records.jsonl"]
+
+
+CROWD = """
+import multiprocessing, sys
+from pathlib import Path
+from gapped.lab import records
+from gapped.lab.records import Curve, Record
+from gapped.lab.store import Store
+
+folder, safe = Path(sys.argv[1]), sys.argv[2] == "locked"
+context = multiprocessing.get_context("fork")
+barrier = context.Barrier(4)
+
+def runs(n):
+    return [Record(recipe="r", id=f"{n}-{i}", label="", more={"text": "x" * 3000}) for i in range(5)]
+
+def add(own):
+    store = Store(folder)
+    if not safe:
+        from contextlib import nullcontext
+        write = records.write
+        def late(folder, lines):
+            # Everybody has looked before anybody writes.
+            if not lines or isinstance(lines[0], Record):
+                barrier.wait(60)
+            write(folder, lines)
+        records.locked, records.write = nullcontext, late
+    barrier.wait(60)
+    for n in range(10):
+        # What everybody adds, and what only one does.
+        curves = [Curve(id=each.id, more={"text": "x" * 3000}) for each in runs(f"shared{n}")]
+        store.add(runs(f"shared{n}") + runs(f"own{own}-{n}") + curves)
+
+crowd = [context.Process(target=add, args=(own,)) for own in range(4)]
+for each in crowd:
+    each.start()
+for each in crowd:
+    each.join()
+sys.exit(any(each.exitcode for each in crowd))
+"""
+
+
+def is_sound(folder: Path) -> bool:
+    """Whether every line of the crowd is there, and none is there twice."""
+    for name, count in (("records", 4 * 50 + 50), ("curves", 50)):
+        texts = (folder / f"{name}.jsonl").read_text().splitlines()
+        if len(texts) != count or len(set(texts)) != count:
+            return False
+    return len(records.read(folder, Record)) == 250
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and flock")
+@pytest.mark.parametrize("safe", [True, False], ids=["locked", "not locked"])
+def test_several_processes_add_to_one_folder(tmp_path, safe):
+    arguments = [sys.executable, "-c", CROWD, str(tmp_path), "locked" if safe else "not"]
+    # Without the lock lines are added twice, and others may be lost or cut.
+    assert (subprocess.run(arguments, timeout=120).returncode == 0 and is_sound(tmp_path)) == safe
+
+
+# The folder
+
+
+RACES = {
+    "before the first file": ("mkdir", None),
+    "while it is made": ("mkdir", FileExistsError),
+    "before it is searched": ("glob", FileNotFoundError),
+}
+
+
+@pytest.mark.parametrize("when", RACES)
+def test_a_folder_that_another_process_tidies_away(monkeypatch, tmp_path, when):
+    """An empty `checkpoints/` is removed by whoever finishes, at any moment of another's work."""
+    name, problem = RACES[when]
+    function, calls = getattr(Path, name), []
+
+    def tidied(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name != "checkpoints" or calls:
+            return function(path, *arguments, **options)
+        calls.append(path)
+        if problem is not None:
+            raise problem(path)
+        function(path, *arguments, **options)
+        path.rmdir()
+        return None
+
+    monkeypatch.setattr(Path, name, tidied)
+    store = Store(tmp_path)
+    store.save_checkpoint("k", STATE)
+    assert calls
+    assert store.load_checkpoint("k", CPU) is not None
+
+
+@pytest.mark.parametrize("whose", ["another's", "own", "a dead one's"])
+def test_another_live_process_in_the_folder_is_announced(tmp_path, whose):
+    process = {"another's": os.getppid(), "own": os.getpid(), "a dead one's": 2**22 + 1}[whose]
+    with Store(tmp_path).occupied():
+        (mark,) = tmp_path.iterdir()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / mark.name.replace(str(os.getpid()), str(process))).touch()
+    with warnings.catch_warnings(record=True, action="always") as caught, Store(tmp_path).occupied():
+        pass
+    announced = [f"process {process} trains into this folder, too" in str(each.message) for each in caught]
+    assert announced == [True] * (whose == "another's")
+
+
+def test_an_error_in_a_folder_that_became_a_file_is_not_hidden(tmp_path):
+    store = Store(tmp_path / "o")
+
+    def replace_folder() -> None:
+        with store.occupied():
+            shutil.rmtree(tmp_path / "o")
+            (tmp_path / "o").touch()
+            raise RuntimeError("the cause")
+
+    with pytest.raises(RuntimeError, match="the cause"):
+        replace_folder()
+
+
+@pytest.mark.parametrize("kind", ["file", "under a file"])
+def test_a_store_that_cannot_be_written_says_so_before_any_work(tmp_path, kind):
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" if kind == "file" else tmp_path / "file" / "below"
+    with pytest.raises(GappedError, match=f"{folder}: cannot write here"):
+        Store(folder)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_read_only_folder(tmp_path, monkeypatch):
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_bytes", read_only)
+    with pytest.raises(GappedError, match=r"cannot write here \(Read-only file system\)"):
+        Store(tmp_path)
+
+
+def test_probing_leaves_nothing(tmp_path):
+    Store(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# Checkpoints
+
+STATE = {"epoch": 3, "history": {"x": [[float("nan"), 1.0]]}, "model": {"w": torch.arange(3.0)}}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Store, Path]:
+    """A store with the checkpoint "k", and the path of that."""
+    store = Store(tmp_path)
+    store.save_checkpoint("k", STATE)
+    return store, tmp_path / "checkpoints" / "k.pt"
+
+
+def test_checkpoints_come_back_and_go(tmp_path, saved):
+    store, _ = saved
+    store.save_checkpoint("other", STATE)
+    assert str(store.load_checkpoint("k", CPU)) == str(STATE)
+    store.drop_checkpoint("k")
+    assert store.load_checkpoint("k", CPU) is None
+    assert store.load_checkpoint("other", CPU) is not None
+    store.drop_checkpoint("other")
+    store.drop_checkpoint("other")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Bomb:
+    """Unpickled, it writes a file: what a hostile checkpoint could do, and worse."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "executed")
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch"])
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path, saved, form):
+    (store, path), mark = saved, tmp_path / "mark"
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(Bomb(mark)))
+        pickle.loads(path.read_bytes())
+    else:
+        torch.save({**STATE, "extra": Bomb(mark)}, path)
+        torch.load(path, weights_only=False)
+    assert mark.read_text() == "executed", "the bomb is a dud: the test has no power"
+    mark.unlink()
+    if form == "torch":
+        sign(path, "k")
+    with pytest.warns(UserWarning, match=r"k\.pt: .*not a checkpoint .*; its fleet starts over"):
+        assert store.load_checkpoint("k", CPU) is None
+    assert not mark.exists()
+
+
+def sign(path: Path, key: str, **identity: Any) -> None:
+    """Put a valid checksum and the identity of a checkpoint in front of whatever `path` holds."""
+    rest = json.dumps({**_identity(key), **identity}).encode() + b"\n" + path.read_bytes()
+    path.write_bytes(hashlib.sha256(rest).digest() + rest)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 half a zip"], ids=["empty", "text", "zip"])
+def test_what_is_not_a_checkpoint_is_passed_over_with_one_clear_line(saved, content):
+    store, path = saved
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"k\.pt: damaged, or not a checkpoint of this version; its fleet"):
+        assert store.load_checkpoint("k", CPU) is None
+
+
+def test_one_flipped_bit_is_noticed(saved):
+    """Wherever it is: in the checksum, in the identity, in the weights, or in what nobody reads."""
+    store, path = saved
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.warns(UserWarning, match="damaged"):
+            assert store.load_checkpoint("k", CPU) is None
+    path.write_bytes(content)
+    assert str(store.load_checkpoint("k", CPU)) == str(STATE)
+
+
+def test_a_checkpoint_says_whose_it_is(saved):
+    store, path = saved
+    store.save_checkpoint("other", STATE)
+    path.with_name("other.pt").replace(path)
+    with pytest.warns(UserWarning, match="a checkpoint of another fleet; its fleet starts over"):
+        assert store.load_checkpoint("k", CPU) is None
+    for name, value in (("format", 0), ("gapped", "0.0.1"), ("torch", "1.0.0")):
+        torch.save(STATE, path)
+        sign(path, "k", **{name: value})
+        content = path.read_bytes()
+        with pytest.raises(GappedError, match=rf"k.pt: made by .*{name} {value}.*, here is .*; go on with"):
+            store.load_checkpoint("k", CPU)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
+def test_a_full_disk_while_a_checkpoint_is_written(saved):
+    store, path = saved
+    before = path.read_bytes()
+    # What the file is called while it is written, so that the bytes go where there is no room.
+    records.partial_path(path).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*k\.pt'") as caught:
+        store.save_checkpoint("k", {"epoch": 2, "model": torch.zeros(100_000)})
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == ["k.pt"]

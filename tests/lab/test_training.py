@@ -1,0 +1,280 @@
+"""Training a fleet: what is recorded, measured and checkpointed, and what is left alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MEMBERS
+from training_toys import Recorder, timeless, toy_recipe, train
+
+import gapped
+from gapped.errors import GappedError
+from gapped.lab import records, training
+from gapped.lab.engines.local import Local
+from gapped.lab.records import Curve, Images, Record
+from gapped.lab.store import Store
+from gapped.lab.training import Interrupted, Settings
+
+CPU = torch.device("cpu")
+
+
+# Records
+
+
+def test_a_record_says_everything_about_its_run(tmp_path):
+    recipe = toy_recipe("gst:gap=1.2", seeds=2, schedule={"kind": "mixed", "period": 2}, split="validation")
+    lines = train(recipe, tmp_path)
+    assert lines == records.read(tmp_path, Record)
+    first, second = lines
+    assert (first.seed, second.seed) == (0, 1)
+    expected = {
+        "schema": 1,
+        "recipe": "toy",
+        "id": recipe.entries[0].spec.id,
+        "label": "gst:gap=1.2",
+        "quick": False,
+        "task": "vae",
+        "data": "digits",
+        "protocol": "digits-8x8",
+        "estimator": "gst",
+        "options": {"gap": 1.2},
+        "tau": 0.5,
+        "schedule": {"kind": "mixed", "period": 2},
+        "split": "validation",
+        "epochs": 2,
+        "status": "ok",
+        "runs_in_fleet": 2,
+    }
+    line = json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])
+    assert {key: line[key] for key in expected} == expected
+    measured = {"metrics", "seconds", "environment", "fleet_gpu_memory_gb"}
+    assert line.keys() - expected.keys() == {"learning_rate", "rate_decay", "seed"} | measured
+    assert set(first.metrics) == {"train_negative_elbo", "validation_negative_elbo"}
+    assert all(20 < value < 60 for value in first.metrics.values())
+    assert first.metrics != second.metrics
+    assert first.seconds > 0
+    assert set(first.environment) >= {"gapped", "commit", "torch", "device", "python"}
+    assert first.environment["gapped"] == gapped.__version__
+
+
+def test_curves_and_images_are_keyed_by_run(tmp_path):
+    recipe = toy_recipe("gst", "reinmax:tau=1.0", seeds=2, variance_samples=3, variance_images=20)
+    lines = train(recipe, tmp_path)
+    curves = {each.id: each for each in records.read(tmp_path, Curve)}
+    assert set(curves) == {each.id for each in lines}
+    for each in lines:
+        curve = curves[each.id]
+        assert curve.epoch == [1, 2]
+        assert set(curve.series) == {"train_negative_elbo", "test_negative_elbo"}, "variance is measured once"
+        for name, values in curve.series.items():
+            assert len(values) == 2
+            assert values[-1] == each.metrics[name]
+        assert each.metrics["gradient_variance"] > 0
+    images = records.read(tmp_path, Images)
+    assert [each.id for each in images] == [each.id for each in lines if each.seed == 0]
+    for each in images:
+        assert (each.height, each.width, each.count) == (8, 8, 10)
+        for name in ("original", "reconstruction", "sample"):
+            assert len(base64.b64decode(getattr(each, name))) == 10 * 64
+
+
+def test_variance_after_every_epoch_is_a_curve(tmp_path):
+    recipe = toy_recipe("gst", variance_samples=3, variance_images=20, variance_every_epoch=True)
+    (line,) = train(recipe, tmp_path)
+    (curve,) = records.read(tmp_path, Curve)
+    variances = curve.series["gradient_variance"]
+    assert variances[-1] == line.metrics["gradient_variance"]
+    assert len(set(variances)) == len(variances) == 2
+
+
+def test_entropy_recipes_train_so_many_steps_and_no_more(tmp_path):
+    estimators = ("gst:tau=0.1", "gumbel-softmax:tau=0.1", "gumbel-softmax:tau=1.0")
+    recorder = Recorder()
+    lines = train(toy_recipe(*estimators, entropy_steps=2, epochs=1), tmp_path, callbacks=recorder)
+    assert recorder.epochs == []
+    assert records.read(tmp_path, Curve) == []
+    assert all(set(each.metrics) == {"surrogate_entropy"} for each in lines)
+    gst, sharp, flat = (each.metrics["surrogate_entropy"] for each in lines)
+    assert 0 < sharp < flat < math.log(8)
+    assert 0 < gst < math.log(8)
+
+
+def test_more_entropy_steps_than_an_epoch_has(tmp_path):
+    (line,) = train(toy_recipe("gst", entropy_steps=3, epochs=1), tmp_path)
+    assert line.error == "entropy_steps: got 3, expected at most 2, one epoch"
+
+
+def test_a_run_alone_has_its_time(tmp_path):
+    recorder = Recorder()
+    lines = train(toy_recipe("gst", "straight-through", runs_per_fleet=1), tmp_path, callbacks=recorder)
+    assert [len(fleet.specs) for fleet in recorder.fleets] == [1, 1]
+    assert all(each.metrics["seconds_per_epoch"] > 0 for each in lines)
+    assert all("gpu_memory_gb" not in each.metrics for each in lines)
+
+
+def test_runs_do_not_depend_on_what_else_is_in_the_folder_or_on_the_global_seed(tmp_path):
+    first = train(toy_recipe("gst", "gumbel-softmax"), tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(123)
+        second = train(toy_recipe("gst", "gumbel-softmax"), tmp_path / "b")
+    assert timeless(first) == timeless(second)
+    assert (tmp_path / "b" / "notes.txt").read_text() == "mine"
+
+
+def test_learning_rates_of_cells_are_used(tmp_path):
+    cell = {"estimator": "gst", "learning_rate": [2e-3, 1e-6, 2e-2]}
+    lines = train(toy_recipe(cell=[cell], epochs=5), tmp_path)
+    own, tiny, large = (each.metrics["test_negative_elbo"] for each in lines)
+    assert large < own < tiny
+    assert len({each.id for each in lines}) == 3
+
+
+# Divergence
+
+
+def test_a_diverged_run_is_recorded_as_such_and_the_others_go_on(tmp_path):
+    cell = {"estimator": "gst", "label": "rate {learning_rate}"}
+    cells = [cell | {"learning_rate": 1e30}, cell | {"learning_rate": 2e-3}]
+    broken, sound = train(toy_recipe(cell=cells), tmp_path)
+    assert (broken.status, sound.status) == ("diverged", "ok")
+    assert broken.metrics == {"train_negative_elbo": None, "test_negative_elbo": None}
+    assert all(math.isfinite(value) for value in sound.metrics.values())
+    for name in ("records", "curves", "images"):
+        assert "NaN" not in (tmp_path / f"{name}.jsonl").read_text(), "not JSON"
+    curve = next(each for each in records.read(tmp_path, Curve) if each.id == broken.id)
+    assert curve.series["test_negative_elbo"] == [None, None]
+
+
+def test_a_run_whose_very_last_step_breaks_it_is_not_called_sound(tmp_path):
+    # One step: the loss before it is finite, the weights after it are useless.
+    (line,) = train(toy_recipe("gst", train_images=100, epochs=1, learning_rate=1e30), tmp_path)
+    assert line.metrics["test_negative_elbo"] is None
+    assert line.status == "diverged"
+
+
+# Checkpoints
+
+
+def test_checkpoints_are_written_at_intervals(tmp_path, monkeypatch):
+    saved: list[int] = []
+    monkeypatch.setattr(Store, "save_checkpoint", lambda self, key, state: saved.append(state["epoch"]))
+    train(toy_recipe(epochs=3), tmp_path / "a", checkpoint_seconds=3600)
+    assert saved == []
+    train(toy_recipe(epochs=3), tmp_path / "b", checkpoint_seconds=0)
+    assert saved[:2] == [1, 2]
+
+
+def stopped_after_one_epoch(recipe: Any, folder: Path) -> Path:
+    """The checkpoint of an interrupted command."""
+    with pytest.raises(Interrupted):
+        train(recipe, folder, callbacks=Recorder(stop_after=1))
+    (path,) = (folder / "checkpoints").glob("*.pt")
+    return path
+
+
+def bend(path: Path, **changes: Any) -> None:
+    """Change entries of a checkpoint, which then lies about itself in no other respect."""
+    store, key = Store(path.parents[1]), path.stem
+    state = store.load_checkpoint(key, CPU)
+    assert state is not None
+    store.save_checkpoint(key, {**state, **changes})
+
+
+def of_another_recipe(path: Path) -> None:
+    stopped_after_one_epoch(toy_recipe(learning_rate=0.1), path.parents[2] / "other").rename(path)
+
+
+BENT: dict[str, Any] = {
+    "one bit": lambda path: path.write_bytes(path.read_bytes()[:-9] + b"~" + path.read_bytes()[-8:]),
+    "too far": lambda path: bend(path, epoch=99),
+    "before the first": lambda path: bend(path, epoch=-1),
+    "other weights": lambda path: bend(path, model={"w": torch.zeros(3)}),
+    "no dictionary": lambda path: bend(path, adam=[]),
+    "another recipe's": of_another_recipe,
+}
+
+
+@pytest.mark.parametrize("what", BENT)
+def test_a_checkpoint_that_is_not_the_fleet_s_own_is_not_used(tmp_path, what):
+    """A line says so, and the fleet starts over: the numbers are those of a run without interruption."""
+    recipe, recorder = toy_recipe(epochs=3), Recorder()
+    path = stopped_after_one_epoch(recipe, tmp_path / "a")
+    BENT[what](path)
+    with pytest.warns(UserWarning, match=rf"{path.name}: .*; its fleet starts over"):
+        lines = train(recipe, tmp_path / "a", callbacks=recorder)
+    assert len(recorder.epochs) == 3
+    assert timeless(lines) == timeless(train(recipe, tmp_path / "whole"))
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Files may not grow beyond `size` bytes: the nearest thing to a full disk that a test may cause."""
+    resource = pytest.importorskip("resource", reason="needs limits on processes")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.filterwarnings("always")
+def test_training_goes_on_where_no_checkpoint_can_be_written(tmp_path):
+    """A full disk, of which a file may hold no more than the records need."""
+    with limited(10_000), pytest.warns(UserWarning, match=r"\.pt: no checkpoint could be written \(File too"):
+        lines = train(toy_recipe(), tmp_path, checkpoint_seconds=0)
+    assert timeless(lines) == timeless(train(toy_recipe(), tmp_path / "whole"))
+
+
+# Surroundings
+
+
+def test_nothing_touches_a_global_random_state(tmp_path):
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    others = [name for name in MEMBERS if name != "reinmax"]
+    recipe = toy_recipe(*others, "reinmax:tau=1.0", variance_samples=2, variance_images=10)
+    train([recipe, toy_recipe("gst", name="e", entropy_steps=1, epochs=1)], tmp_path)
+    after = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_unknown_data_fails_before_anything_is_trained(tmp_path):
+    recorder = Recorder()
+    with pytest.raises(GappedError, match=r"'minst', expected one of .*mnist"):
+        train([toy_recipe(name="a"), toy_recipe(name="b", data="minst")], tmp_path, callbacks=recorder)
+    assert recorder.epochs == [], "hours of training may have gone before the misspelt name was met"
+
+
+@pytest.mark.parametrize(("device", "entered"), [("cpu", []), ("cuda:1", [torch.device("cuda:1")])])
+def test_training_is_on_the_device_that_was_asked_for(monkeypatch, tmp_path, device, entered):
+    """And not on the current one, whose streams are what a capture sees."""
+    current: list[torch.device] = []
+
+    @contextmanager
+    def switched(to: torch.device) -> Iterator[None]:
+        current.append(to)
+        yield
+
+    def stop(*_: object) -> None:
+        assert current == entered
+        raise Interrupted
+
+    monkeypatch.setattr(torch.cuda, "device", switched)
+    monkeypatch.setattr(training, "train", stop)
+    engine = Local("cpu")
+    engine.device = torch.device(device)
+    with pytest.raises(Interrupted):
+        engine.run([toy_recipe()], Store(tmp_path), Settings())

@@ -1,0 +1,98 @@
+"""Small recipes, callbacks that note what they are told, and results in a form to compare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gapped.lab import records
+from gapped.lab.engines.local import Local
+from gapped.lab.planning import Fleet
+from gapped.lab.progress import Callbacks, Snapshot
+from gapped.lab.recipe import Recipe, recipe_from
+from gapped.lab.records import Curve, Images, Record
+from gapped.lab.store import Store
+from gapped.lab.training import Settings
+
+# Two steps an epoch: small enough to train dozens of runs in a second.
+TABLE: dict[str, Any] = {
+    "task": "vae",
+    "protocol": "digits-8x8",
+    "data": "digits",
+    "train_images": 200,
+    "test_images": 30,
+    "epochs": 2,
+    "tau": 0.5,
+}
+
+
+def toy_recipe(*estimators: str, name: str = "toy", **changes: Any) -> Recipe:
+    cells = [{"estimator": text} for text in estimators or ("gst:gap=1.0",)]
+    return recipe_from({**TABLE, "cell": cells, **changes, "name": name}, "toy")
+
+
+def train(recipes: Sequence[Recipe] | Recipe, folder: Path | Store, **settings: Any) -> list[Record]:
+    """Train in this process, on the CPU."""
+    store = folder if isinstance(folder, Store) else Store(folder)
+    asked = [recipes] if isinstance(recipes, Recipe) else recipes
+    return Local("cpu").run(asked, store, Settings(**settings))
+
+
+class Recorder(Callbacks):
+    """Callbacks that note what is trained, and ask for a stop after so many epochs."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.fleets: list[Fleet] = []
+        self.epochs: list[tuple[str, int]] = []
+        self.finished: list[str] = []
+        self.stop_after = stop_after
+
+    def start(self, fleets: Sequence[Fleet]) -> None:
+        self.fleets = list(fleets)
+
+    def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
+        assert snapshot.metrics
+        assert len(snapshot.alive) == len(fleet.specs)
+        self.epochs.append((fleet.key, snapshot.epoch))
+
+    def done(self, fleet: Fleet) -> None:
+        self.finished.append(fleet.key)
+
+    def wants_stop(self) -> bool:
+        return self.stop_after is not None and len(self.epochs) >= self.stop_after
+
+    @property
+    def runs(self) -> list[str]:
+        return [spec.id for fleet in self.fleets for spec in fleet.specs]
+
+
+def timeless(lines: Iterable[Record]) -> list[Record]:
+    """Records without what may differ between equal runs: times, and the machine."""
+    return [
+        replace(
+            each,
+            seconds=0.0,
+            environment={},
+            metrics={name: value for name, value in each.metrics.items() if name != "seconds_per_epoch"},
+        )
+        for each in lines
+    ]
+
+
+def outcome(folder: Path) -> list[Any]:
+    """All that is recorded but times and machines, sorted by run."""
+    lines = [
+        timeless(records.read(folder, Record)),
+        records.read(folder, Curve),
+        records.read(folder, Images),
+    ]
+    return [sorted(each, key=lambda line: str(line.key)) for each in lines]
+
+
+def script_environment() -> dict[str, str]:
+    """For a test file that runs as a script: one thread, and the helpers of the tests on the path."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
