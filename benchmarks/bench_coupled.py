@@ -37,8 +37,8 @@ def milliseconds(trainer: Trainer, steps: int) -> float:
         trainer.train_steps(5)
         synchronise(trainer.device)
         began = time.perf_counter()
-        for done in range(0, steps, trainer.task.steps):
-            trainer.train_steps(min(trainer.task.steps, steps - done))
+        for count in range(0, steps, trainer.task.steps):
+            trainer.train_steps(min(trainer.task.steps, steps - count))
         synchronise(trainer.device)
     return 1e3 * (time.perf_counter() - began) / steps
 

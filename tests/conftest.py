@@ -154,6 +154,21 @@ def _own_noise() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Relative paths lie in the test's folder, and the output is not a terminal's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_data(sandbox: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The data sets of the machine's user are hidden; the cache is the test's own, in ``xdg``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("GAPPED_DATA", raising=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _masks_of_the_interpreter() -> None:
     """Triton's interpreter makes integers of a condition on a scalar, and from 3.9 on takes no such mask."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_docs import CALLS
+from doc_pages import CALLS
 
-from gapped.lab.cli import common
+from gapped.lab.cli import execution
 from gapped.lab.cli.app import main
 from gapped.lab.recipe import Recipe
 
@@ -123,7 +123,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands train what `shrunk` leaves of what they ask for."""
 
     def execute(asked: Sequence[Recipe], *how: Any) -> int:
-        return common.execute([shrunk(recipe) for recipe in asked], *how)
+        return execution.execute([shrunk(recipe) for recipe in asked], *how)
 
     for command in ("compare", "reproduce"):
         monkeypatch.setattr(f"gapped.lab.cli.{command}.execute", execute)

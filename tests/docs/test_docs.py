@@ -8,51 +8,23 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 import typer
+from doc_pages import CALLS, PAGES, ROOT, SHELL, Block, blocks, blocks_of, commands_in
 from typer.main import get_command
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab.cli.app import app
-from gapped.lab.cli.reproduce import wanted
+from gapped.lab.cli.reproduce import find_recipes
 from gapped.lab.estimator_text import parse
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    where: str
-    language: str
-    code: str
-
-
-def blocks_of(text: str, name: str = "page") -> list[Block]:
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
-    return [Block(f"{name}:{text[: m.start()].count(chr(10)) + 1}", m[1], m[2]) for m in found]
-
-
-def blocks(*languages: str) -> list[Block]:
-    pages = [blocks_of(page.read_text(encoding="utf-8"), page.name) for page in PAGES]
-    return [block for page in pages for block in page if block.language in languages]
-
-
-def commands_in(block: Block, program: str) -> list[list[str]]:
-    """The arguments of each call of `program` in a shell block."""
-    lines = block.code.replace("\\\n", " ").splitlines()
-    calls = [shlex.split(line, comments=True) for line in lines]
-    return [call[1:] for call in calls if call and Path(call[0]).name == program]
 
 
 def wrong_links(text: str, folder: Path) -> list[str]:
@@ -63,16 +35,16 @@ def wrong_links(text: str, folder: Path) -> list[str]:
 
 
 def fault_of(arguments: list[str]) -> str | None:
-    """What the command line would say against `arguments`, without running anything."""
+    """The error that the command line would give for `arguments`, without running anything."""
     group = get_command(app)
     try:
         with group.make_context("gapped", list(arguments)) as context:
             name, command, rest = group.resolve_command(context, list(arguments))
             with command.make_context(name, rest, parent=context) as inner:
-                given = inner.params
-        if "names" in given:
-            wanted(given["names"], quick=bool(given["quick"]))
-        for text in given.get("estimator") or ():
+                parameters = inner.params
+        if "names" in parameters:
+            find_recipes(parameters["names"], quick=bool(parameters["quick"]))
+        for text in parameters.get("estimator") or ():
             parse(text)
     except typer.Exit:  # --help and --version end the parsing
         return None
@@ -87,8 +59,6 @@ def fault_of(arguments: list[str]) -> str | None:
 
 
 PYTHON = [block for block in blocks("python", "py") if ">>>" not in block.code]
-SHELL = blocks("bash", "sh", "console", "shell")
-CALLS = [(block.where, call) for block in SHELL for call in commands_in(block, "gapped")]
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from test_surface import LAYERS, SURFACE
+
+import gapped
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOADING = {"src", "srcset", "poster", "data", "href", "xlink:href", "style"}
@@ -38,18 +38,18 @@ class Loads(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag != "a":
-            self.found += [value for name, value in attributes if name in LOADING and value]
+            self.addresses += [value for name, value in attributes if name in LOADING and value]
 
 
 def from_elsewhere(text: str, kind: str) -> list[str]:
     """What a page or a style sheet takes from the network."""
     if kind == ".html":
-        addresses = Loads(text).found
+        addresses = Loads(text).addresses
         styles = "\n".join(re.findall(r"<style[^>]*>(.*?)</style>", text, flags=re.S))
         return [a for a in addresses if re.search(r"(https?:)?//", a)] + from_elsewhere(styles, ".css")
     return re.findall(r"(?:url\(\s*|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", text)
@@ -87,7 +87,7 @@ def test_every_page_is_in_the_site(site: Path) -> None:
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = (site / "api.html").read_text("utf-8")
-    for name in SURFACE - {"__version__"}:
+    for name in set(gapped.__all__) - {"__version__"}:
         assert f'id="gapped.{name}"' in page or f'id="module-gapped.{name}"' in page, name
 
 
@@ -96,12 +96,3 @@ def test_formulas_are_mathml(site: Path) -> None:
         text = (site / page).read_text("utf-8")
         assert "<math " in text, page
         assert "\\mathrm" not in text, page
-
-
-def test_the_picture_of_the_layers_is_true() -> None:
-    """Every layer stands in it, in the order that the imports are checked against."""
-    made = runpy.run_path(str(DOCS / "layers.py"))
-    assert made["TARGET"].read_text("utf-8") == made["draw"](), "run: python docs/layers.py"
-    drawn = [[name for name, _ in layer] for _, band in made["BANDS"] for layer in band]
-    shown = [[part.removeprefix("lab.") for part in layer if part[0] != "_"] for layer in reversed(LAYERS)]
-    assert [sorted(layer) for layer in drawn] == [sorted(layer) for layer in shown if layer]

@@ -73,7 +73,7 @@ def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
         "from gapped.lab.report.svg import to_svg",
         "import gapped.lab.cli.app",
         "import gapped.lab.data; gapped.lab.data.load('digits')",
-        "from gapped.lab.cli import events",
+        "from gapped.lab.cli import tensorboard",
         "import gapped; gapped.diagnose(lambda z: z[..., 0].sum(-1), gapped.simplex.torch.zeros(2, 3), "
         "[gapped.GST()], samples=16).plot()",
     ],

@@ -19,13 +19,11 @@ from typing import Annotated, Any
 import json_lines
 import pytest
 import torch
-from report_records import lines as many
-from test_cli import toy_recipe
-from test_data import TINY
+from toys import TINY_IMAGES, many, put_tiny_images, toy_recipe
 
 from gapped.errors import GappedError
 from gapped.lab.cli.app import main
-from gapped.lab.data.listops import files as listops_files
+from gapped.lab.data.listops import examples
 from gapped.lab.planning import prepare
 from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
 from gapped.lab.records.forms import Within, parse
@@ -43,12 +41,10 @@ KEYS = ["", r"$\x$", "a\x1b", "[/b]", "test_accuracy_length_x", "_z"]
 
 
 # The only warning that a damaged file may give.
-pytestmark = pytest.mark.filterwarnings("ignore:.*the last line is torn")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*the last line is torn"),
+    pytest.mark.usefixtures("sandbox"),
+]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -232,13 +228,14 @@ def test_a_metric_out_of_range_counts_as_a_lost_run(tmp_path: Path, capsys: Any)
 def test_a_bomb_of_gzip_is_not_unpacked(what: str, tmp_path: Path) -> None:
     """100 MB of zeros in 100 KB: no more than is expected of the file is ever in memory."""
     bomb = gzip.compress(bytes(10**8), 1)
-    name = TINY.train.name if what == "images" else "valid.tsv"
+    name = TINY_IMAGES.files[0].name if what == "images" else "valid.tsv"
+    put_tiny_images(tmp_path, packed=True)
     path = tmp_path / f"{name}.gz"
     path.write_bytes(bomb)
     tracemalloc.start()
     try:
         with pytest.raises(GappedError, match=rf"{path}: too long: it unpacks to more than the [\d,]+ bytes"):
-            TINY._read(TINY.train, tmp_path) if what == "images" else listops_files.read(path)
+            TINY_IMAGES.load(tmp_path, False, False) if what == "images" else examples.read(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -9,13 +9,12 @@ from typing import Any
 
 import json_lines
 import pytest
-from report_records import lines as many
-from test_cli import RECIPE, one_line
+from toys import RECIPE, many, one_line
 
 from gapped.errors import GappedError, printable
 from gapped.lab import records
 from gapped.lab.cli.app import main
-from gapped.lab.cli.events import write_events
+from gapped.lab.cli.tensorboard import write_events
 from gapped.lab.recipe import recipe_from
 
 LABELS = [
@@ -33,11 +32,7 @@ LABELS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -77,11 +72,6 @@ def test_training_ends_well_whatever_the_label_and_the_folder(
     assert Path("br[/x]/report.html").exists()
 
 
-def test_an_error_moves_no_cursor(capsys: Any) -> None:
-    assert main(["report", "no\x1b[2J\nwhere"]) == 2
-    assert r"no\x1b[2J\nwhere: no records.jsonl" in one_line(capsys)
-
-
 TABLE = {"name": "toy", "task": "vae", "protocol": "digits-8x8", "data": "digits"}
 
 
@@ -117,7 +107,7 @@ def test_a_recipes_name_is_a_file_name(name: Any, tmp_path: Path) -> None:
 
 def test_events_of_a_stranger_stay_in_their_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is optional")
-    run = records.Record(id="../../..", recipe="..", protocol="..", label="../../x")
+    run = records.Record(id="../../..", recipe="..", protocol="..", label="../../x", task="vae", seed=0)
     records.write(tmp_path / "in", [records.Curve(id=run.id, epoch=[1], more={"loss": [2.0]})])
     target = write_events([run], tmp_path / "in")
     files = [path for path in tmp_path.rglob("events.out.*") if path.is_file()]

@@ -1,6 +1,6 @@
-"""Time and memory of samplers beside torch's own `F.gumbel_softmax`: what `gapped bench` measures, and how.
+"""Time and memory of samplers beside torch's own `F.gumbel_softmax`, as `gapped bench` measures them.
 
-Everything measured at one shape is measured together, in turns, so that ratios mean something.
+The cases of one shape are measured together, in turns, so that their ratios mean something.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gapped.lab.estimator_text import make, parse
 from gapped.lab.records import Bench, Startup
 from gapped.pathwise.base import Pathwise
 
-# Inputs take turns until they fill this many bytes, more than any cache, or are so many.
+# Inputs take turns: as many sets as fill these bytes, more than any cache, and at most so many.
 ROTATED, SETS = 2**27, 16
 
 IMPORTS = {"import gapped": "import gapped", "import gapped; gapped.gst": "import gapped; gapped.gst"}
@@ -43,13 +43,13 @@ def run(
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if any(case.backend == "compiled" for case in job.cases):
-            # Compiled code is kept by function, up to a limit: each shape starts afresh.
+            # Compiled code is cached by function, up to a limit: each shape starts afresh.
             torch.compiler.reset()
         yield [Bench(**common, **line) for line in _measure(job, device, seconds, watch)]
 
 
 def startup(device: torch.device, repeats: int = 3) -> list[Startup]:
-    """What importing the package costs once torch is there: the median over fresh processes."""
+    """What importing the package costs after torch: the median over fresh processes."""
     common = _common(device)
     lines = []
     for name, statement in IMPORTS.items():
@@ -62,7 +62,7 @@ def startup(device: torch.device, repeats: int = 3) -> list[Startup]:
 
 
 def _common(device: torch.device) -> dict[str, Any]:
-    # The precision of matrix products is a property of training, and nothing here sets it.
+    # The precision of matrix products is a setting of training that is not in effect here.
     environment = {key: value for key, value in describe(device).items() if key != "precision"}
     began = datetime.now(UTC).isoformat(timespec="seconds")
     return {"run": began, "device_type": device.type, "environment": environment}
@@ -103,7 +103,7 @@ def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, dict[str, Any]]:
     except (GappedError, NotImplementedError) as problem:
         reason = str(problem)
     except Exception as problem:
-        # A compiler that is missing or fails is no reason to lose the rest.
+        # A compiler that is missing or fails must not lose the other results.
         if case.backend != "compiled":
             raise
         reason = type(problem).__name__
@@ -111,7 +111,7 @@ def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, dict[str, Any]]:
 
 
 def _needs(case: Case, shape: Shape) -> int:
-    """A guess at the bytes that a case needs, on the safe side; half precision is computed in float32."""
+    """A safe estimate of the bytes that a case needs; half precision is computed in float32."""
     if case.backend == "triton":
         return 4 * shape.bytes
     samples = 1 if case.estimator == REFERENCE else getattr(make(*parse(case.estimator)), "samples", 1)
@@ -154,12 +154,13 @@ class _Inputs:
 
 
 def _forward(case: Case) -> Callable[..., Tensor]:
-    """From logits, and a table where the sample selects from one, to what the gradient comes in at."""
+    """The function to time: of logits, and of a table where the sample selects from one."""
     if case.estimator == REFERENCE:
-        if case.form == "sample":
-            return _compiled(_reference) if case.backend == "compiled" else _reference
-        return _compiled(_reference_dense) if case.backend == "compiled" else _reference_dense
-    estimator = _estimator(case)
+        reference = _sample if case.form == "sample" else _select
+        return torch.compile(reference, dynamic=False) if case.backend == "compiled" else reference
+    name, options = parse(case.estimator)
+    estimator = make(name, {**options, "backend": case.backend})
+    assert isinstance(estimator, Pathwise)
     if case.form == "sample":
         return estimator.sample
     if case.form == "dense":
@@ -167,21 +168,9 @@ def _forward(case: Case) -> Callable[..., Tensor]:
     return lambda logits, table: estimator.choose(logits).select(table)
 
 
-def _estimator(case: Case) -> Pathwise:
-    name, options = parse(case.estimator)
-    made = make(name, {**options, "backend": case.backend})
-    assert isinstance(made, Pathwise)
-    return made
-
-
-def _reference(logits: Tensor) -> Tensor:
+def _sample(logits: Tensor) -> Tensor:
     return F.gumbel_softmax(logits, hard=True)
 
 
-def _reference_dense(logits: Tensor, table: Tensor) -> Tensor:
+def _select(logits: Tensor, table: Tensor) -> Tensor:
     return F.gumbel_softmax(logits, hard=True) @ table
-
-
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    made: Callable[..., Tensor] = torch.compile(function, dynamic=False)
-    return made

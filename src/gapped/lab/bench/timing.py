@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -15,10 +16,10 @@ from gapped.lab.records import Timing
 Call = Callable[[], object]
 
 Clock = Callable[[Call, int], float]
-"""Seconds that each of several calls in a row takes."""
+"""Seconds a call, over so many consecutive calls."""
 
-# Calls are timed in batches of about so many seconds: clocks are coarse, and what happens once in a batch,
-# such as that the host has yet to run ahead of the device, is spread over its calls.
+# Calls are timed in batches of about so many seconds: clocks are coarse, and the overhead of a batch, such as
+# the host not yet running ahead of the device, is spread over its calls.
 BATCH = {"cuda": 1e-2, "cpu": 2e-2}
 # Calls before each batch that are not timed.
 LEAD = {"cuda": 1, "cpu": 2}
@@ -33,12 +34,12 @@ def clock(device: torch.device) -> Clock:
 def interleaved(calls: Mapping[str, Call], device: torch.device, seconds: float) -> dict[str, Timing]:
     """Time all `calls`, a batch of each in turn, about `seconds` for each of them.
 
-    What drifts, such as a clock rate or a neighbour on the machine, meets all of them alike.
+    Drift, such as a changing clock rate or another program on the machine, affects every case equally.
     """
     tick = clock(device)
     counts, rounds = {}, {}
     for name, call in calls.items():
-        # The least of three: a stumble here would leave too few batches.
+        # The least of three: a slow first call would leave too few batches.
         once = max(min(tick(call, 1) for _ in range(3)), 1e-7)
         counts[name] = max(1, round(BATCH[device.type] / once))
         rounds[name] = min(MOST, max(FEWEST, int(seconds / ((counts[name] + LEAD[device.type]) * once))))
@@ -64,11 +65,11 @@ def quantiles(values: list[float]) -> Timing:
 
 def _device_seconds(call: Call, count: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    # Events come into being when they are first recorded, which takes a while.
+    # Events are created when they are first recorded, which takes a while.
     start.record()
     end.record()
     torch.cuda.synchronize()
-    # While the device works on this one, the next are queued: a training loop runs ahead like that, too.
+    # While the device works on this call, the next are queued, as in a training loop.
     call()
     start.record()
     for _ in range(count):
@@ -86,7 +87,7 @@ def _wall_seconds(call: Call, count: int) -> float:
 
 
 def peak_memory(call: Call, device: torch.device) -> int:
-    """The most bytes that `call` holds at one time beyond what was there before."""
+    """The most bytes that `call` holds at one time beyond what was allocated before."""
     if device.type == "cpu":
         return _peak_on_cpu(call)
     torch.cuda.synchronize()
@@ -109,15 +110,12 @@ def _peak_on_cpu(call: Call) -> int:
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_bytes())["traceEvents"]
     changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]")
-    held = peak = 0
-    for _, size in changes:
-        held += size
-        peak = max(peak, held)
+    peak: int = max(itertools.accumulate((size for _, size in changes), initial=0))
     return peak
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on `device`."""
+    """Bytes that can still be allocated on `device`."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(torch.cuda.mem_get_info()[0]) + unused

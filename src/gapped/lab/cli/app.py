@@ -1,4 +1,4 @@
-"""The `gapped` command: what it is made of, and how it ends."""
+"""The `gapped` command: its subcommands, error lines and exit status."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import typer
 from gapped._version import __version__
 from gapped.errors import GappedError, printable
 from gapped.lab.cli.bench import bench
-from gapped.lab.cli.common import Stopped
 from gapped.lab.cli.compare import compare
 from gapped.lab.cli.data import data
 from gapped.lab.cli.diagnose import diagnose
 from gapped.lab.cli.doctor import doctor
+from gapped.lab.cli.execution import Stopped
+from gapped.lab.cli.output import complain
 from gapped.lab.cli.properties import properties
 from gapped.lab.cli.report import report
 from gapped.lab.cli.reproduce import reproduce
@@ -29,7 +30,7 @@ Examples:
   gapped compare                       five estimators on small digits, one minute
   gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax:tau=1
   gapped reproduce vae --device cuda   a table of the paper, beside its numbers
-  gapped reproduce vae --quick         the same, scaled down for a laptop
+  gapped reproduce vae --quick         this table, scaled down for a laptop
   gapped reproduce figures             its pictures, and a page to play with
   gapped diagnose --problem cubic      bias and variance against the exact gradient
   gapped report runs/vae               tables and report.html from records
@@ -44,8 +45,8 @@ for _command in (compare, reproduce, diagnose, properties, report, data, bench, 
     app.command()(_command)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(flag: bool) -> None:
+    if flag:
         print(f"gapped {__version__}")
         raise typer.Exit
 
@@ -61,29 +62,31 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. User errors are one line and status 2, anything unforeseen 1, Ctrl-C 130.
+    """Run the command line and return its exit status: 2 for a user error, 1 for any other, 130 for Ctrl-C.
 
-    Training that SIGTERM ended has status 143; that --minutes ended, 3, and under torchrun 0.
+    An error is one line. Training that SIGTERM ended has status 143; that --minutes ended, 3, and under
+    torchrun 0.
     """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         return app(arguments, prog_name="gapped", standalone_mode=False) or 0
     except KeyboardInterrupt:
-        print("gapped: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
     except Stopped as stop:
-        print(*(printable(line) for line in f"gapped: {stop}".split("\n")), sep="\n", file=sys.stderr)
+        for line in str(stop).split("\n"):
+            complain(line)
         return stop.status
     except Exception as problem:
         if "--debug" in arguments:
             raise
         line, status = _explain(problem)
-        print(f"gapped: {printable(line)}", file=sys.stderr)
+        complain(line)
         return status
 
 
 def _explain(problem: Exception) -> tuple[str, int]:
-    """One line about what went wrong, and the exit status."""
+    """One line that says what went wrong, and the exit status."""
     if isinstance(problem, GappedError):
         return str(problem), 2
     if isinstance(problem, OSError):
@@ -95,19 +98,19 @@ def _explain(problem: Exception) -> tuple[str, int]:
     return f"{type(problem).__name__}: {problem} (--debug shows where)".replace("\n", " "), 1
 
 
-def _one_line(
+_default_format = warnings.formatwarning
+
+
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as people read it, if it is ours; the source line that gave it says nothing to them."""
-    ours = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[2])
-    return (
-        f"gapped: {printable(str(message))}\n" if ours else _usual(message, category, filename, lineno, line)
-    )
-
-
-_usual = warnings.formatwarning
+    """The package's own warnings as one line, without the source line, which says nothing to users."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[2]):
+        return f"gapped: {printable(str(message))}\n"
+    return _default_format(message, category, filename, lineno, line)
 
 
 def entry() -> None:
-    warnings.formatwarning = _one_line
+    """Run the command line and exit."""
+    warnings.formatwarning = _format_warning
     sys.exit(main())

@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gapped.errors import reject
-from gapped.lab.cli.common import (
-    DataDir,
-    Device,
-    Engine,
-    Minutes,
-    RayAddress,
-    RunsPerFleet,
-    TensorBoard,
-    execute,
-)
+from gapped.lab.cli import options
+from gapped.lab.cli.execution import execute
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
-
 
 DEFAULT = (
     "gumbel-softmax",
@@ -31,7 +22,6 @@ DEFAULT = (
     "gst:gap=1.0",
     "reinmax:tau=1.0",
 )
-PROTOCOLS = {"digits": "digits-8x8"}
 
 
 def compare(
@@ -45,14 +35,14 @@ def compare(
         int | None, typer.Option(help="The protocol's own by default.", show_default=False)
     ] = None,
     tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 0.5,
-    device: Device = "auto",
+    device: options.Device = "auto",
     out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
-    data_dir: DataDir = None,
-    tensorboard: TensorBoard = False,
-    minutes: Minutes = None,
-    engine: Engine = "local",
-    ray_address: RayAddress = None,
-    runs_per_fleet: RunsPerFleet = None,
+    data_dir: options.DataDir = None,
+    tensorboard: options.TensorBoard = False,
+    minutes: options.Minutes = None,
+    engine: options.Engine = "local",
+    ray_address: options.RayAddress = None,
+    runs_per_fleet: options.RunsPerFleet = None,
 ) -> None:
     """Train the same VAE with several estimators and seeds together, and say which one did best.
 
@@ -62,26 +52,15 @@ def compare(
       gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
       gapped compare --engine ray --runs-per-fleet 5
     """
-    recipe = default_recipe(
-        data=data,
-        estimators=estimator,
-        seeds=seeds,
-        epochs=epochs,
-        tau=tau,
-        runs_per_fleet=runs_per_fleet,
-    )
+    overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
+    recipe = default_recipe(data, estimator, tau, **overrides)
     execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
 
 
 def default_recipe(
-    data: str = "digits",
-    estimators: Sequence[str] | None = None,
-    seeds: int = 3,
-    epochs: int | None = None,
-    tau: float = 0.5,
-    runs_per_fleet: int | None = None,
+    data: str = "digits", estimators: Sequence[str] | None = None, tau: float = 0.5, **overrides: Any
 ) -> Recipe:
-    """The recipe behind the command."""
+    """The recipe behind the command; `overrides` such as `seeds` and `epochs` come last."""
     from gapped.lab.data import IMAGES
     from gapped.lab.recipe import recipe_from
 
@@ -91,12 +70,12 @@ def default_recipe(
         "name": "compare",
         "title": f"Estimators on {data}",
         "task": "vae",
-        "protocol": PROTOCOLS.get(data, "paper-30x10"),
+        "protocol": "digits-8x8" if data == "digits" else "paper-30x10",
         "data": data,
         "tau": tau,
-        "seeds": seeds,
+        "seeds": 3,
         "variance_samples": 30,
         "variance_images": 200,
         "cell": [{"estimator": text} for text in estimators or DEFAULT],
     }
-    return recipe_from(table, "compare", epochs=epochs, runs_per_fleet=runs_per_fleet)
+    return recipe_from(table, "compare", **overrides)

@@ -1,17 +1,17 @@
-"""`gapped data`: fetches and verifies data sets, says where they are."""
+"""`gapped data`: fetch and verify data sets, show where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gapped.lab.cli.listing import show_rows
+from gapped.lab.cli.output import show_rows
 
 if TYPE_CHECKING:
-    from gapped.lab.data import Part
+    from gapped.lab.data.sources import Resource
 
 
 def data(
@@ -30,34 +30,23 @@ def data(
 
     Files are looked up in --data-dir, $GAPPED_DATA and the user cache, then downloaded.
     """
+    from gapped.lab.data import SOURCES, source
+
     if name is None:
-        _list(data_dir)
+        rows = [
+            (name, each.summary, "; ".join(filter(None, whereabouts(each.locate(data_dir)))))
+            for name, each in SOURCES.items()
+        ]
+        show_rows(("data set", "content", "where"), rows)
     else:
-        _fetch(name, data_dir, download=not no_download)
+        resources = source(name).fetch(data_dir, progress=True, download=not no_download)
+        rows = [(each.name, each.verification, str(each.place)) for each in resources]
+        show_rows(("file", "verified by", "where"), rows)
 
 
-def _list(data_dir: Path | None) -> None:
-    from gapped.lab.data import SOURCES
-
-    rows = []
-    for name, source in SOURCES.items():
-        rows.append((name, source.summary, "; ".join(filter(None, whereabouts(source.locate(data_dir))))))
-    show_rows(("data set", "content", "where"), rows)
-
-
-def _fetch(name: str, data_dir: Path | None, download: bool) -> None:
-    from gapped.lab.data import source
-
-    parts = source(name).fetch(data_dir, progress=True, download=download)
-    show_rows(
-        ("part", "verified by", "where"), [(part.name, part.checked, str(part.place)) for part in parts]
-    )
-
-
-def whereabouts(parts: Iterable[Part]) -> tuple[str, str]:
-    """The folders that hold these parts, each once, and the names of those that are nowhere."""
-    parts = list(parts)
-    places = [part.place for part in parts if part.place is not None]
-    heads = (str(place.parent) if isinstance(place, Path) else place for place in places)
-    missing = [part.name for part in parts if part.place is None]
-    return ", ".join(dict.fromkeys(heads)), f"missing: {', '.join(missing)}" if missing else ""
+def whereabouts(resources: Sequence[Resource]) -> tuple[str, str]:
+    """The folders that hold these resources, each once, and the names of those that are missing."""
+    places = [each.place for each in resources if each.place is not None]
+    folders = (str(place.parent) if isinstance(place, Path) else place for place in places)
+    missing = [each.name for each in resources if each.place is None]
+    return ", ".join(dict.fromkeys(folders)), f"missing: {', '.join(missing)}" if missing else ""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gapped._version import __version__
 from gapped.errors import GappedError
-from gapped.lab.cli.common import DataDir
+from gapped.lab.cli import options
 from gapped.lab.cli.data import whereabouts
-from gapped.lab.cli.listing import show_rows
+from gapped.lab.cli.output import show_rows
 
 if TYPE_CHECKING:
     import torch
@@ -37,24 +37,24 @@ OK, ABSENT, BROKEN = "ok", "absent", "broken"
 
 
 class Finding(NamedTuple):
-    """One line: a part, how it is (`ok`, `absent` or `broken`), what there is, and what would help."""
+    """One line: a component, its state (`ok`, `absent` or `broken`), details, and what would help."""
 
-    part: str
+    component: str
     state: str
-    what: str
+    details: str
     hint: str = ""
 
 
-def doctor(data_dir: DataDir = None) -> int:
+def doctor(data_dir: options.DataDir = None) -> int:
     """Show versions, devices, backends and data sets, with a hint for whatever is missing.
 
-    The exit status is 1 if something that is there does not work; what is absent is no fault.
+    The exit status is 1 if something does not work; what is absent is no fault.
     """
-    found = [*_versions(), *_machine()]
-    if found[-1].part != "torch":  # without torch no data set can be asked
-        found += _data(data_dir)
-    show_rows(("part", "state", "what", "hint"), found)
-    return 1 if any(finding.state == BROKEN for finding in found) else 0
+    findings = [*_versions(), *_machine()]
+    if findings[-1].component != "torch":  # the data sets need torch
+        findings += _data(data_dir)
+    show_rows(Finding._fields, findings)
+    return int(any(finding.state == BROKEN for finding in findings))
 
 
 def _versions() -> Iterator[Finding]:
@@ -79,16 +79,16 @@ def _machine() -> Iterator[Finding]:
         yield Finding("torch", BROKEN, _first_line(problem), "reinstall torch: https://pytorch.org")
         return
     yield Finding("torch", OK, torch.__version__)
-    yield _sampled(torch.device("cpu"), f"threads: {torch.get_num_threads()}")
+    yield _sample(torch.device("cpu"), f"threads: {torch.get_num_threads()}")
     if not torch.cuda.is_available():
         reason = "this build of torch has no CUDA" if torch.version.cuda is None else "no CUDA device seen"
         yield Finding("cuda", ABSENT, reason, "everything runs on the CPU, without fused kernels")
         return
     for index in range(torch.cuda.device_count()):
-        yield _sampled(torch.device("cuda", index), torch.cuda.get_device_name(index))
+        yield _sample(torch.device("cuda", index), torch.cuda.get_device_name(index))
 
 
-def _sampled(device: torch.device, what: str) -> Finding:
+def _sample(device: torch.device, what: str) -> Finding:
     """Whether a sample drawn on `device` is one-hot and carries a finite gradient; names the backend."""
     import torch
 
@@ -110,9 +110,9 @@ def _sampled(device: torch.device, what: str) -> Finding:
 def _data(data_dir: Path | None) -> Iterator[Finding]:
     from gapped.lab.data import SOURCES
 
-    named = os.environ.get("GAPPED_DATA")
-    if named and not Path(named).expanduser().exists():
-        yield Finding("$GAPPED_DATA", ABSENT, f"{named} does not exist", "unset it, or name a folder")
+    folder = os.environ.get("GAPPED_DATA")
+    if folder and not Path(folder).expanduser().exists():
+        yield Finding("$GAPPED_DATA", ABSENT, f"{folder} does not exist", "unset it, or name a folder")
     for name, source in SOURCES.items():
         try:
             here, missing = whereabouts(source.locate(data_dir))

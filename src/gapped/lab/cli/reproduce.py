@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.lab.cli.common import (
-    DataDir,
-    Device,
-    Engine,
-    Minutes,
-    RayAddress,
-    RunsPerFleet,
-    TensorBoard,
-    execute,
-)
+from gapped.lab.cli import options
+from gapped.lab.cli.execution import execute
 from gapped.lab.cli.figures import FIGURES, draw_figures
 
 if TYPE_CHECKING:
@@ -33,16 +25,16 @@ def reproduce(
     ] = False,
     seeds: Annotated[int | None, typer.Option(help="Override the recipe's.", show_default=False)] = None,
     epochs: Annotated[int | None, typer.Option(help="Override the recipe's.", show_default=False)] = None,
-    device: Device = "auto",
+    device: options.Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Results go here; runs/NAME by default.", show_default=False)
     ] = None,
-    data_dir: DataDir = None,
-    tensorboard: TensorBoard = False,
-    minutes: Minutes = None,
-    engine: Engine = "local",
-    ray_address: RayAddress = None,
-    runs_per_fleet: RunsPerFleet = None,
+    data_dir: options.DataDir = None,
+    tensorboard: options.TensorBoard = False,
+    minutes: options.Minutes = None,
+    engine: options.Engine = "local",
+    ray_address: options.RayAddress = None,
+    runs_per_fleet: options.RunsPerFleet = None,
 ) -> None:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
@@ -54,17 +46,18 @@ def reproduce(
       gapped reproduce vae --engine ray --ray-address auto
       torchrun --nproc-per-node 8 -m gapped reproduce vae --engine torchrun --runs-per-fleet 40
     """
-    recipes, figures = wanted(names, quick=quick, seeds=seeds, epochs=epochs, runs_per_fleet=runs_per_fleet)
-    parts = [recipe.name for recipe in recipes] + [FIGURES] * figures
-    folder = out or Path("runs") / ("-".join(parts) + ("-quick" if quick else ""))
+    overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
+    recipes, figures = find_recipes(names, quick=quick, **overrides)
+    words = [recipe.name for recipe in recipes] + [FIGURES] * figures + ["quick"] * quick
+    folder = out or Path("runs", "-".join(words))
     if figures:
         draw_figures(folder, quick)
     if recipes:
         execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
 
 
-def wanted(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
-    """The recipes that `names` ask for, and whether they ask for the figures."""
+def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
+    """The recipes called `names`, and whether the figures are among them."""
     from gapped.lab.recipe import find_recipe, known_recipes
 
     if names == ["all"]:

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from gapped.errors import reject
-from gapped.lab.data.dataset import Dataset
 from gapped.lab.data.digits import DigitsSource
 from gapped.lab.data.listops import LISTOPS
 from gapped.lab.data.mnist import FASHION_MNIST, MNIST
-from gapped.lab.data.source import Part, Source
-
-__all__ = ["IMAGES", "SOURCES", "Dataset", "Part", "Source", "load", "source"]
+from gapped.lab.data.sources import Dataset, Source
 
 T = TypeVar("T")
 

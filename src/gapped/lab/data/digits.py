@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from gapped.errors import GappedError, require
-from gapped.lab.data.dataset import Dataset
-from gapped.lab.data.source import Part
+from gapped.lab.data.sources import Dataset, Resource
 
 _TRAIN = 1500
 _SEED = 0
@@ -18,26 +17,26 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class DigitsSource:
-    """1,797 images with values 0..16, split once and for all into 1,500 train and 297 test.
+    """1,797 images with values 0..16, in a fixed split of 1,500 train and 297 test.
 
     scikit-learn keeps the images in the order of collection, writer after writer, and offers no split.
-    Here they are permuted by ``torch.randperm`` under a generator of its own with seed 0, and the first
-    1,500 are train: the same on every machine, and no global random state is touched.
+    Here ``torch.randperm`` permutes them with its own generator, seed 0, and the first 1,500 are train: the
+    same on every machine, without touching global random state.
     """
 
     name: str = "digits"
     summary: str = "1,500 + 297 handwritten digits, 8x8; embedded, works offline"
 
-    def locate(self, data_dir: Path | None) -> list[Part]:
-        present = importlib.util.find_spec("sklearn") is not None
-        return [Part("load_digits", "inside scikit-learn" if present else None)]
+    def locate(self, data_dir: Path | None) -> list[Resource]:
+        present = find_spec("sklearn") is not None
+        return [Resource("load_digits", "inside scikit-learn" if present else None)]
 
     def check(self, data_dir: Path | None) -> None:
         require("the data set digits", "sklearn")
 
-    def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Part]:
+    def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Resource]:
         self.load(data_dir, progress, download)
-        return [Part("load_digits", "inside scikit-learn", "shape")]
+        return [Resource("load_digits", "inside scikit-learn", "shape")]
 
     def load(self, data_dir: Path | None, progress: bool, download: bool) -> Dataset:
         self.check(data_dir)

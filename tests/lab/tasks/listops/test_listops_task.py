@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import assert_close, seeded
+from listops_text import decode, encode
 from torch import Tensor, nn
 from toy_tasks import CPU, LISTOPS_TINY, equal, listops_task, resumed_twins, toy_expressions, toy_split
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab import records, task_kinds
-from gapped.lab.data.listops import ListOps, decode, encode
+from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split
 from gapped.lab.engines.local import Local
 from gapped.lab.fleet.trainer import Run, Trainer, derived_seed

@@ -8,21 +8,19 @@ sizes vary widely: half the official expressions have at most 19 tokens, the lon
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Collection
 from random import Random
-from typing import Any
 
 from gapped.errors import reject
-from gapped.lab.data.listops.expression import MAX_ARGUMENTS, MIN_ARGUMENTS, OPERATIONS
-from gapped.lab.data.listops.tokens import OPERATORS
+from gapped.lab.data.listops.language import MAX_ARGUMENTS, MIN_ARGUMENTS, OPERATIONS
+from gapped.lab.data.retrieval import progress_bar
 
-# To be raised by one when the same seed gives other expressions than before.
+# To be raised by one when a seed gives other expressions than before.
 RULE = 1
 MAX_DEPTH = 20
 _OPERATOR_SHARE = 0.25
+_OPERATORS = tuple(OPERATIONS)
 _DIGITS = "0123456789"
-_STEP = 1000
 
 
 def generate(
@@ -31,34 +29,28 @@ def generate(
     """`count` different expressions, none of them in `exclude`, each as its label and its text.
 
     Short expressions come up early and then only as repetitions, so the set is shuffled at the end: any
-    part of it has the length law of the whole. Its law depends on `count`, for the same reason. Equal
-    arguments give equal lists on every machine and version of Python: of `random.Random` only ``random()``
+    slice of it has the length law of the whole. For the same reason the law depends on `count`. Equal
+    arguments give equal lists on every machine and version of Python: only ``random()`` of `random.Random`
     is used, whose sequence is guaranteed, and no global state is touched.
 
     >>> generate(20)[1]
     (4, '( ( ( ( ( [SM 5 ) 8 ) 3 ) 8 ) ] )')
     """
-    if not _is_whole(count) or count < 0:
-        raise reject("count", count, "a whole number from 0")
-    if not _is_whole(seed) or seed < 0:
-        raise reject("seed", seed, "a whole number from 0")
-    # A set, whatever came: it is asked once for each draw.
-    taken = set(exclude)
+    for name, number in (("count", count), ("seed", seed)):
+        if type(number) is not int or number < 0:
+            raise reject(name, number, "a whole number from 0")
+    # A set, whatever came: it is searched once for each draw.
+    excluded = set(exclude)
     random = Random(seed).random
-    fresh: dict[str, int] = {}
-    bar = _bar(count) if progress else None
-    try:
-        while len(fresh) < count:
+    values: dict[str, int] = {}
+    with progress_bar("listops", count, "expr", progress) as bar:
+        while len(values) < count:
             text, value = draw(random)
-            if text in fresh or text in taken:
-                continue
-            fresh[text] = value
-            if bar is not None and len(fresh) % _STEP == 0:
-                bar.update(_STEP)
-    finally:
-        if bar is not None:
-            bar.close()
-    examples = [(value, text) for text, value in fresh.items()]
+            if text not in values and text not in excluded:
+                values[text] = value
+                if bar is not None:
+                    bar.update()
+    examples = [(value, text) for text, value in values.items()]
     keys = [random() for _ in examples]
     return [examples[i] for i in sorted(range(count), key=keys.__getitem__)]
 
@@ -73,20 +65,7 @@ def draw(random: Callable[[], float], depth: int = 1) -> tuple[str, int]:
         return _DIGITS[digit], digit
     count = MIN_ARGUMENTS + int((MAX_ARGUMENTS - MIN_ARGUMENTS + 1) * random())
     arguments = [draw(random, depth + 1) for _ in range(count)]
-    operator = OPERATORS[int(len(OPERATORS) * random())]
+    operator = _OPERATORS[int(len(_OPERATORS) * random())]
     inner = "".join([f" {text} )" for text, _ in arguments])
     value = OPERATIONS[operator]([value for _, value in arguments])
     return f"{'( ' * (count + 1)}[{operator}{inner} ] )", value
-
-
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
-
-
-def _bar(count: int) -> Any:
-    if importlib.util.find_spec("tqdm") is None:
-        return None
-    from tqdm import tqdm
-
-    # disable=None: no bar where standard error is not a terminal.
-    return tqdm(desc="listops", total=count, unit="expr", unit_scale=True, leave=False, disable=None)

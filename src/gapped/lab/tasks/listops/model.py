@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
-from gapped.lab.data.listops import VOCABULARY
+from gapped.lab.data.listops.language import VOCABULARY
 from gapped.lab.fleet.run_layers import Linear
 from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped.lab.data.listops import VOCABULARY, ListOps, Split, buckets
-from gapped.lab.data.listops.tokens import CLOSE, OPEN
+from gapped.lab.data.listops import ListOps
+from gapped.lab.data.listops.examples import Split, buckets
+from gapped.lab.data.listops.language import CLOSE, OPEN, VOCABULARY
 from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.fleet.run_layers import generators, spread
 from gapped.lab.fleet.selection import SelectionRule

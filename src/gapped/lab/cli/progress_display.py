@@ -1,25 +1,18 @@
-"""What a person sees while fleets train: a bar with the time left, and the cells as they stand."""
+"""The live display of training: a bar with the time left, and a table of the cells so far."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Sequence
-from math import inf, isinf
+from math import inf, isinf, nan
 from statistics import fmean
 from types import FrameType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gapped.lab.planning import Fleet
@@ -33,26 +26,21 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Display(Callbacks):
     """Callbacks that show progress on a terminal; plain lines, ten per fleet, where the output is not one.
 
-    The first Ctrl-C asks for a checkpoint at the end of the epoch, as do SIGTERM, by which batch systems and
-    containers end a program, and the end of the `minutes` that the command has, counted from here; the second
-    signal stops at once.
+    The first Ctrl-C requests a checkpoint at the end of the epoch, as do SIGTERM, by which batch systems and
+    containers end a program, and a deadline `minutes` from now; the second signal stops at once.
     """
 
     def __init__(self, console: Console, minutes: float | None = None) -> None:
         self.console = console
         self.deadline = inf if minutes is None else time.monotonic() + 60 * minutes
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("epochs"),
-        )
+        epochs = TextColumn("{task.completed:.0f}/{task.total:.0f} epochs")
+        columns = (TextColumn("{task.description}"), BarColumn(), epochs)
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.live = Live(console=console, refresh_per_second=4, transient=True)
         self.epochs: dict[str, int] = {}
         self.bar: Any = None
-        self.asked = 0
-        """The number of the signal that asked for an end; 0 if none did."""
+        self.stop_signal = 0
+        """The number of the signal that requested a stop; 0 if none did."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Display:
@@ -92,7 +80,7 @@ class Display(Callbacks):
         self._advance(fleet, fleet.specs[0].epochs)
 
     def wants_stop(self) -> bool:
-        return self.asked > 0 or self.is_late()
+        return self.stop_signal > 0 or self.is_late()
 
     def is_late(self) -> bool:
         return time.monotonic() >= self.deadline
@@ -103,9 +91,9 @@ class Display(Callbacks):
         self.progress.update(self.bar, completed=sum(self.epochs.values()))
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.stop_signal:
             raise KeyboardInterrupt
-        self.asked = number
+        self.stop_signal = number
         self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
 
 
@@ -113,19 +101,17 @@ def _cells(fleet: Fleet, snapshot: Snapshot) -> Table:
     """The test metric of each cell so far, best first."""
     tests = [key for key in snapshot.metrics if not key.startswith("train_")]
     name = tests[0] if tests else "not tested yet"
-    last = snapshot.metrics[name] if tests else [float("nan")] * len(fleet.specs)
-    found: dict[tuple[str, float | None], list[int]] = {}
+    last = snapshot.metrics[name] if tests else [nan] * len(fleet.specs)
+    cells: dict[tuple[str, float | None], list[int]] = {}
     for place, spec in enumerate(fleet.specs):
-        found.setdefault((fleet.label(spec), spec.tau), []).append(place)
-    table = Table("estimator", "tau", "runs", name.replace("_", " "), "diverged")
+        cells.setdefault((fleet.label(spec), spec.tau), []).append(place)
     rows = []
-    for (label, tau), places in found.items():
-        sound = [last[place] for place in places if snapshot.alive[place]]
-        rows.append(
-            (fmean(sound) if sound else float("inf"), label, tau, len(places), len(places) - len(sound))
-        )
+    for (label, tau), places in cells.items():
+        values = [last[place] for place in places if snapshot.alive[place]]
+        rows.append((fmean(values) if values else inf, label, tau, len(places), len(places) - len(values)))
     up = higher_is_better(name)
     rows.sort(key=lambda row: (isinf(row[0]), -row[0] if up else row[0], *row[1:]))
+    table = Table("estimator", "tau", "runs", name.replace("_", " "), "diverged")
     for mean, label, tau, count, lost in rows[:24]:
         at = "" if tau is None else f"{tau:g}"
         table.add_row(label, at, str(count), f"{mean:.{3 if up else 2}f}", str(lost or ""))

@@ -1,4 +1,4 @@
-"""Curves as TensorBoard event files: a view for people; the record is the JSON line."""
+"""Curves as TensorBoard event files, a view for people: the records are the JSON lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gapped.lab.task_kinds import TASK_KINDS
 
 
 def event_writer() -> type[Any]:
-    """What writes event files; its absence is an error, better met before training than after."""
+    """TensorBoard's writer of event files; called before training, so that its absence is told early."""
     require("--tensorboard", "tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
@@ -24,9 +24,9 @@ def event_writer() -> type[Any]:
 def write_events(runs: Iterable[Record], folder: Path) -> Path:
     """Write one event file for each of the `runs` under ``folder/tensorboard``, unless it is there already.
 
-    Its name ends with a hash of the curve: that of a run which was trained again takes its place.
+    Its name ends with a hash of the curve: if a run was trained again, the new file replaces the old one.
     """
-    writer_of = event_writer()
+    writer_type = event_writer()
     curves = {curve.id: curve for curve in records.read(folder, Curve)}
     target = folder / "tensorboard"
     for record in runs:
@@ -35,12 +35,12 @@ def write_events(runs: Iterable[Record], folder: Path) -> Path:
         if curve is None:
             continue
         ending = f".{derived_hash(curve.encode().decode())}"
-        there = list(run.glob("events.out.tfevents.*"))
-        if any(path.suffix == ending for path in there):
+        older = list(run.glob("events.out.tfevents.*"))
+        if any(path.suffix == ending for path in older):
             continue
-        for path in there:
+        for path in older:
             path.unlink()
-        with writer_of(str(run), filename_suffix=ending) as writer:
+        with writer_type(str(run), filename_suffix=ending) as writer:
             for name, values in curve.series.items():
                 for epoch, value in zip(curve.epoch, values, strict=False):
                     if value is not None:

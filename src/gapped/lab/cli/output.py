@@ -1,16 +1,20 @@
-"""Rows for people and for programs."""
+"""What commands print: rows for people and for programs, and complaints."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-
-import typer
 
 from gapped.errors import printable
 
 
+def complain(message: str) -> None:
+    """Print the message to standard error as one line. It may hold anything, such as a path."""
+    print(f"gapped: {printable(message)}", file=sys.stderr)
+
+
 def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for a terminal; lines with tabs, which other programs can cut, for a pipe."""
+    """A table for a terminal; for a pipe, lines with tabs, which other programs can cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -18,7 +22,7 @@ def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     if not console.is_terminal:
         for row in rows:
-            typer.echo("\t".join(map(printable, row)))
+            print("\t".join(map(printable, row)))
         return
     table = Table(*titles)
     for row in rows:

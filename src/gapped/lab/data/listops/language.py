@@ -1,4 +1,4 @@
-"""One expression: its tokens, its binary tree, its value, in one pass without recursion.
+"""The language of ListOps: seventeen symbols, and expressions that are parsed and evaluated in one pass.
 
 The tree of ``[OP a b c ]`` is ``( ( ( ( [OP a ) b ) c ) ] )``: the operator takes its arguments one after
 the other, then the closing bracket. A node is therefore a digit, a closing bracket, an operator that still
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gapped.errors import GappedError
-from gapped.lab.data.listops.tokens import LEAVES, OPERATORS, unknown
 
 MIN_ARGUMENTS = 2
 MAX_ARGUMENTS = 5
@@ -30,7 +29,17 @@ OPERATIONS: Mapping[str, Callable[[Sequence[int]], int]] = {
     "MED": _median,
     "SM": lambda values: sum(values) % 10,
 }
-assert tuple(OPERATIONS) == OPERATORS
+# The position of a symbol is its id. The order is part of every stored model and must not change.
+VOCABULARY = ("<pad>", "[", "]", *OPERATIONS, *"0123456789")
+PADDING = VOCABULARY.index("<pad>")
+OPEN = VOCABULARY.index("[")
+CLOSE = VOCABULARY.index("]")
+
+# The words of a file, parentheses apart, and the ids that each stands for: `[MAX` is two tokens.
+WORDS: Mapping[str, bytes] = {
+    **{f"[{operator}": bytes([OPEN, VOCABULARY.index(operator)]) for operator in OPERATIONS},
+    **{word: bytes([VOCABULARY.index(word)]) for word in "]0123456789"},
+}
 
 
 class Expression(NamedTuple):
@@ -58,12 +67,12 @@ class _Application:
 
 # A value, an operator at work, or the words "(" and "]".
 _Meaning: TypeAlias = int | _Application | str
-_BYTES = {word: bytes(ids) for word, ids in LEAVES.items()}
-_DIGITS = {str(digit): digit for digit in range(10)}
 
 
 def parse(text: str) -> Expression:
-    """The expression that `text` spells in the form of the official files.
+    """The expression that `text` spells in the form of the official files, without recursion.
+
+    Its value is by MIN, MAX, MED (median, rounded down) and SM (sum modulo 10).
 
     >>> parse("( ( ( [MAX 2 ) 9 ) ] )")
     Expression(tokens=b'\\x01\\x04\\t\\x10\\x02', spans=((0, 2), (0, 3), (0, 4), (0, 5)), value=9)
@@ -80,29 +89,19 @@ def parse(text: str) -> Expression:
             stack[-3:] = (_join(left, right),)
             starts.pop()
             spans.append((starts[-1], len(tokens)))
-        elif word in _BYTES:
+        elif word in WORDS:
             start = len(tokens)
             starts.append(start)
-            tokens += _BYTES[word]
-            if word in _DIGITS:
-                stack.append(_DIGITS[word])
-            elif word == "]":
-                stack.append(word)
-            else:
+            tokens += WORDS[word]
+            if word[0] == "[":
                 stack.append(_Application(word[1:]))
                 spans.append((start, start + 2))
+            else:
+                stack.append(word if word == "]" else int(word))
         else:
-            raise unknown(word)
+            prefix = word if len(word) <= 20 else word[:20] + "..."
+            raise GappedError(f"unknown token {prefix!r}, expected one of ( ) {' '.join(WORDS)}")
     return Expression(bytes(tokens), tuple(spans), _only_value(stack))
-
-
-def evaluate(text: str) -> int:
-    """The value of the expression that `text` spells: MIN, MAX, MED (median, rounded down), SM (sum mod 10).
-
-    >>> evaluate("( ( ( ( [SM 4 ) 5 ) 6 ) ] )"), evaluate("( ( ( [MED 4 ) 7 ) ] )")
-    (5, 5)
-    """
-    return parse(text).value
 
 
 def _children(stack: list[_Meaning]) -> list[_Meaning]:
@@ -113,10 +112,11 @@ def _children(stack: list[_Meaning]) -> list[_Meaning]:
     if "(" not in stack:
         raise GappedError("unbalanced parentheses: one is closed that was not opened")
     inside = stack[::-1].index("(")
-    raise GappedError(f"parentheses around {inside} part(s), expected 2: the tree is binary")
+    raise GappedError(f"parentheses around {inside} node(s), expected 2: the tree is binary")
 
 
 def _join(left: _Meaning, right: _Meaning) -> _Meaning:
+    """The node whose children are `left` and `right`."""
     if not isinstance(left, _Application):
         raise GappedError(f"{left} stands where an operator is expected")
     if isinstance(right, int):
@@ -131,6 +131,7 @@ def _join(left: _Meaning, right: _Meaning) -> _Meaning:
 
 
 def _only_value(stack: list[_Meaning]) -> int:
+    """The value of the whole expression, which must be all that is on the stack."""
     if "(" in stack:
         raise GappedError("unbalanced parentheses: one is opened that is not closed")
     if len(stack) != 1:

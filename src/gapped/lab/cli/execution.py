@@ -1,0 +1,84 @@
+"""How commands train, and how they end early."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gapped.lab.records import Record
+
+if TYPE_CHECKING:
+    from gapped.lab.recipe import Recipe
+
+
+class Stopped(Exception):
+    """The command ended before its work was done. The message says why, and what is kept."""
+
+    def __init__(self, message: str, status: int = 130) -> None:
+        super().__init__(message)
+        self.status = status
+        """The exit status; by default that of Ctrl-C."""
+
+
+def execute(
+    recipes: Sequence[Recipe],
+    out: Path,
+    device: str,
+    data_dir: Path | None,
+    tensorboard: bool,
+    minutes: float | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
+) -> None:
+    """Train the runs of `recipes`, show tables and verdict, write the report."""
+    from gapped.lab.cli.progress_display import Display
+    from gapped.lab.cli.tensorboard import event_writer, write_events
+    from gapped.lab.engines import engine as engine_by_name
+    from gapped.lab.report.markdown import write_tables
+    from gapped.lab.report.page import write_report
+    from gapped.lab.report.terminal import console, say, show
+    from gapped.lab.store import Store
+    from gapped.lab.training import Interrupted, Settings
+
+    if tensorboard:
+        event_writer()
+    trainer = engine_by_name(engine, device, ray_address=ray_address)
+    store = Store(out)
+    screen = console(quiet=not trainer.leads)
+    display = Display(screen, minutes)
+    for recipe in recipes:
+        say(screen, ": ".join(filter(None, (recipe.name, recipe.title))))
+    try:
+        with display:
+            records = trainer.run(recipes, store, Settings(data_dir=data_dir, callbacks=display))
+    except (Interrupted, KeyboardInterrupt):
+        # Typer would end the program without a message on a KeyboardInterrupt.
+        advice = "the same command goes on from the last checkpoint"
+        if not store.has_checkpoint():
+            advice = "there is no checkpoint, the same command starts its unfinished fleets over"
+        if display.stop_signal or not display.is_late():
+            raise Stopped(f"interrupted; {advice}", 128 + (display.stop_signal or signal.SIGINT)) from None
+        if trainer.restarts:
+            raise Stopped(f"out of time; {advice}; exit status 0, or it would be restarted", 0) from None
+        raise Stopped(f"out of time; {advice}", 3) from None
+    if not trainer.leads:
+        return
+    failed = {record.fleet: record for record in records if record.failed}
+    sound = [record for record in records if not record.failed]
+    if sound:
+        show(sound, screen)
+        write_tables(records, out / "tables.md")
+        if tensorboard:
+            say(screen, f"TensorBoard: tensorboard --logdir {write_events(sound, out)}")
+        say(screen, f"Report: {write_report(out)}")
+    if failed:
+        raise Stopped("\n".join(_failure(record, records) for record in failed.values()), 1)
+
+
+def _failure(record: Record, records: Sequence[Record]) -> str:
+    """Which runs a failed fleet has, and why it failed."""
+    labels = sorted({each.label for each in records if each.fleet == record.fleet})
+    runs = f"{record.runs_in_fleet} run{'s' * (record.runs_in_fleet != 1)} of {', '.join(labels)}"
+    return f"fleet {record.fleet} failed ({runs}; the same command tries it again): {record.error}"

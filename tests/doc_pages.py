@@ -1,0 +1,42 @@
+"""The pages of the documentation: their fenced blocks, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    where: str
+    language: str
+    code: str
+
+
+def blocks_of(text: str, name: str = "page") -> list[Block]:
+    matches = re.finditer(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
+    return [Block(f"{name}:{text[: m.start()].count(chr(10)) + 1}", m[1], m[2]) for m in matches]
+
+
+def blocks(*languages: str) -> list[Block]:
+    """The blocks of all pages in one of these languages."""
+    pages = [blocks_of(page.read_text(encoding="utf-8"), page.name) for page in PAGES]
+    return [block for page in pages for block in page if block.language in languages]
+
+
+def commands_in(block: Block, program: str) -> list[list[str]]:
+    """The arguments of each call of `program` in a shell block."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    calls = [shlex.split(line, comments=True) for line in lines]
+    return [call[1:] for call in calls if call and Path(call[0]).name == program]
+
+
+SHELL = blocks("bash", "sh", "console", "shell")
+# Every call of `gapped`, with the place where it stands.
+CALLS = [(block.where, call) for block in SHELL for call in commands_in(block, "gapped")]

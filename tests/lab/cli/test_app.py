@@ -1,0 +1,141 @@
+"""The command line: help, user errors, unexpected errors, and their exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toys import one_line, toy_recipe
+
+import gapped
+from gapped.errors import GappedError
+from gapped.lab import training
+from gapped.lab.cli.app import app, main
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+COMMANDS = [command.callback.__name__ for command in app.registered_commands]
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gapped {gapped.__version__}\n"
+
+
+def test_help_shows_examples_first_and_is_the_default(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert 0 < text.index("Examples:") < text.index("Options:")
+    assert all(re.search(rf"^  {command} ", text, re.MULTILINE) for command in COMMANDS)
+    assert main([]) == 0
+    assert capsys.readouterr() == (text, "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command(capsys, command):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"Usage: gapped {command}" in text
+    assert "--help" in text
+
+
+def test_help_is_quick_and_does_not_wait_for_torch():
+    """Processor time, the least of five: what the start costs, whatever else the machine is doing."""
+    calls = [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)]
+    code = (
+        "import sys\n"
+        "from gapped.lab.cli.app import main\n"
+        "assert not any(map(main, {}))\n"
+        "heavy = {{'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'}} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    seconds = []
+    for each in ([["--help"]],) * 5 + (calls,):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-c", code.format(each)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds[:5]) < 0.3
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "device": (["compare", "--device", "gpu"], "device: got 'gpu', expected auto, cpu or cuda"),
+    "seeds": (["compare", "--seeds", "0"], "seeds: got 0"),
+    "seeds text": (["compare", "--seeds", "many"], "Invalid value for '--seeds'"),
+    "epochs": (["compare", "--epochs", "0"], "epochs: got 0"),
+    "minutes": (["compare", "--minutes", "-1"], "Invalid value for '--minutes'"),
+    "tau": (["compare", "--tau", "0"], "tau: got 0"),
+    "data": (["compare", "--data", "mnits"], "--data: got 'mnits', expected one of digits, mnist"),
+    "estimator": (["compare", "--estimator", "gts"], "estimator: got 'gts', expected one of .*gst"),
+    "option": (["compare", "--estimator", "gst:gpa=1"], "unknown option 'gpa', expected one of .*gap"),
+    "score option": (["compare", "--estimator", "rloo:n=3"], "unknown option 'n', expected"),
+    "samples": (["compare", "--estimator", "rloo:samples=1"], "samples: got 1, expected"),
+    "binary": (["compare", "--estimator", "disarm"], "expected"),
+    "enumerating": (["compare", "--estimator", "exact"], "expected"),
+    "recipe": (["reproduce", "albation"], "recipe: got 'albation', expected one of ablation"),
+    "recipe file": (["reproduce", "absent.toml"], "absent.toml: No such file"),
+    "recipe seeds": (["reproduce", "smoke", "--seeds", "0"], "seeds: got 0"),
+    "no recipe": (["reproduce"], "Missing argument 'NAME...'"),
+    "unknown flag": (["compare", "--sedes", "3"], "No such option.*--sedes"),
+    "command": (["comapre"], "No such command 'comapre'"),
+    "report": (["report", "absent"], "absent"),
+    "data set": (["data", "mnits"], "data set: got 'mnits', expected one of digits, mnist"),
+    "control characters": (["report", "no\x1b[2J\nwhere"], r"no\\x1b\[2J\\nwhere: no records.jsonl"),
+}
+if not torch.cuda.is_available():
+    WRONG["no cuda"] = (["compare", "--device", "cuda"], "no CUDA device here; use --device cpu")
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_user_errors_are_one_line_and_status_2(capsys, tmp_path, what):
+    arguments, pattern = WRONG[what]
+    assert main(arguments) == 2
+    assert re.search(pattern, one_line(capsys))
+    assert list(tmp_path.iterdir()) == [], "something was written before the arguments were checked"
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_an_output_folder_that_is_a_file(capsys, tmp_path, out):
+    (tmp_path / "file").write_text("mine")
+    assert main(["compare", "--device", "cpu", "--out", out]) == 2
+    assert f"{out}: cannot write here" in one_line(capsys)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_output_folder_that_cannot_be_written(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    if os.geteuid() == 0:
+        # Permissions do not bind root: let the system call fail as it would for others.
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+    else:
+        folder.chmod(0o500)
+    try:
+        assert main(["compare", "--device", "cpu", "--out", "locked"]) == 2
+    finally:
+        folder.chmod(0o700)
+    assert "locked: cannot write here (Permission denied)" in one_line(capsys)
+
+
+def test_an_unexpected_failure_is_one_line_and_status_1(capsys, tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(training, "build", fail)
+    assert main(["reproduce", toy_recipe(tmp_path)]) == 1
+    assert "RuntimeError: first line second line" in one_line(capsys)
+
+
+def test_debug_raises():
+    with pytest.raises(GappedError, match="device: got 'gpu'"):
+        main(["--debug", "compare", "--device", "gpu"])

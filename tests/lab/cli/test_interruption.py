@@ -1,0 +1,149 @@
+"""Training that a signal, a deadline or a full disk interrupts, and the display that takes the signals."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import json_lines
+import pytest
+import torch
+from rich.console import Console
+from toys import one_line, toy_recipe
+
+from gapped.lab import records, training
+from gapped.lab.cli.app import main
+from gapped.lab.cli.progress_display import Display
+from gapped.lab.engines.local import Local
+from gapped.lab.recipe import recipe_from
+from gapped.lab.store import Store
+
+pytestmark = pytest.mark.usefixtures("sandbox", "one_thread")
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def numbers(folder: str) -> list[Any]:
+    lines = json_lines.load(Path(folder) / "records.jsonl")
+    return [(each["recipe"], each["id"], each["metrics"]) for each in lines]
+
+
+def checkpoints(folder: str) -> list[Path]:
+    return list(Path(folder, "checkpoints").glob("*.pt"))
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["fsync", "write"])
+def test_a_full_disk(capsys, tmp_path, monkeypatch, call):
+    class FullFile(io.FileIO):
+        write = full  # type: ignore[assignment]
+
+    command = ["reproduce", toy_recipe(tmp_path), "--out", "o"]
+    with monkeypatch.context() as patch:
+        if call == "fsync":
+            patch.setattr(records.os, "fsync", full)
+        else:
+            patch.setattr(records, "open", lambda path, mode: FullFile(path, mode), raising=False)
+        assert main(command) == 2
+    assert "plan.json: No space left on device" in one_line(capsys)
+    assert main(command) == 0, "does not recover"
+    assert len(numbers("o")) == 2
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_command_interrupted_on_a_full_disk_says_what_is_kept(capsys, tmp_path, monkeypatch, earlier):
+    command = ["reproduce", toy_recipe(tmp_path, epochs=3), "--device", "cpu", "--out", "o", "--minutes", "0"]
+    if earlier:
+        assert main(command) == 3
+        assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+
+    monkeypatch.setattr(Store, "save_checkpoint", full)
+    rest = "the last one" if earlier else "nothing"
+    with pytest.warns(UserWarning, match=rf"\(No space left on device\); {rest} is kept of its fleet"):
+        assert main(command) == 3
+    advice = "goes on from the last checkpoint" if earlier else "starts its unfinished fleets over"
+    assert advice in capsys.readouterr().err
+
+
+def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_path):
+    """No time at all is enough for an epoch: it ends after each of them."""
+    command = ["reproduce", toy_recipe(tmp_path, epochs=2), "--device", "cpu", "--out"]
+    for _ in range(2):
+        assert main([*command, "stopped", "--minutes", "0"]) == 3
+        assert "out of time; the same command goes on" in capsys.readouterr().err
+        assert len(checkpoints("stopped")) == 1
+        assert numbers("stopped") == []
+    assert main([*command, "stopped", "--minutes", "0"]) == 0
+    assert main([*command, "whole"]) == 0
+    assert numbers("stopped") == numbers("whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_with_a_checkpoint_and_the_same_command_completes(number, capsys, tmp_path):
+    arguments = ["reproduce", toy_recipe(tmp_path, epochs=300), "--device", "cpu", "--out"]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "gapped", *arguments, "stopped"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch "):
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "with a checkpoint" in out
+    assert "Traceback" not in err
+    assert len(checkpoints("stopped")) == 1
+    assert numbers("stopped") == []
+
+    assert main([*arguments, "stopped"]) == 0
+    assert main([*arguments, "whole"]) == 0
+    # The first of the two began where the other process stopped.
+    assert capsys.readouterr().out.count("epoch 30 of 300") == 1
+    assert numbers("stopped") == numbers("whole")
+    assert not Path("stopped", "checkpoints").exists()
+
+
+def test_the_second_ctrl_c_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with Display(Console(file=io.StringIO())) as display:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert display.wants_stop()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_terminal_gets_a_live_table(tmp_path):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    cells = [
+        {"estimator": "gst", "label": "sound"},
+        {"estimator": "gst", "label": "broken", "learning_rate": 1e30},
+    ]
+    table = {"name": "t", "task": "vae", "protocol": "digits-8x8", "data": "digits", "train_images": 100}
+    recipe = recipe_from({**table, "epochs": 2, "cell": cells}, "t")
+    with Display(screen) as display:
+        Local("cpu").run([recipe], Store(tmp_path), training.Settings(callbacks=display))
+    output = screen.file.getvalue()
+    assert "sound" in output
+    assert "broken" in output
+    assert "2/2" in output

@@ -1,0 +1,169 @@
+"""`gapped compare` and `gapped reproduce`: what they print, what they write."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import json_lines
+import pytest
+from toys import REAL_DATA, one_line, toy_recipe
+
+from gapped.lab import records
+from gapped.lab.cli.app import main
+from gapped.lab.cli.compare import default_recipe
+from gapped.lab.cli.tensorboard import write_events
+from gapped.lab.planning import plan
+from gapped.lab.recipe import known_recipes
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return json_lines.load(folder / "records.jsonl")
+
+
+def test_compare_takes_both_families(capsys, tmp_path):
+    taus = {"rloo": None, "gst:gap=1.2": 0.5, "nvil:network=4": None, "relax:network=4": 0.5}
+    options = [word for text in taus for word in ("--estimator", text)]
+    command = ["compare", *options, "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", "mine"]
+    assert main(command) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    runs = lines(tmp_path / "mine")
+    assert {each["label"]: each["tau"] for each in runs} == taus
+    assert {(each["data"], each["epochs"], each["runs_in_fleet"]) for each in runs} == {("digits", 1, 4)}
+    assert all(each["metrics"]["gradient_variance"] > 0 for each in runs)
+    for each in runs:
+        row = next(line for line in output.out.splitlines() if line.startswith(f" {each['label']} "))
+        assert f"{each['metrics']['test_negative_elbo']:.2f}" in row
+    best = min(runs, key=lambda each: each["metrics"]["test_negative_elbo"])["label"]
+    assert re.search(rf"{re.escape(best)}( \(τ=0.5\))? has the lowest test negative ELBO", output.out)
+    assert "run more seeds" in output.out, "one seed cannot make a winner"
+    assert re.fullmatch(r"Report: .*mine/report\.html", output.out.splitlines()[-1])
+    assert Path("mine/report.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    assert Path("mine/tables.md").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+    before = Path("mine/records.jsonl").read_bytes()
+    assert main(command) == 0
+    assert "All runs are finished already." in capsys.readouterr().out
+    assert Path("mine/records.jsonl").read_bytes() == before
+
+
+def test_compare_by_default():
+    recipe = default_recipe()
+    cells = {(entry.spec.estimator, entry.spec.tau) for entry in recipe.entries}
+    assert cells == {
+        ("gumbel-softmax", 0.5),
+        ("straight-through", 1.0),
+        ("gumbel-rao", 0.5),
+        ("gst", 0.5),
+        ("reinmax", 1.0),
+    }
+    assert len(recipe.entries) == 15
+    assert {entry.spec.data for entry in recipe.entries} == {"digits"}
+    assert len(plan([recipe], {})) == 1, "one fleet"
+
+
+def test_compare_takes_temperatures_from_where_they_are_named():
+    recipe = default_recipe(estimators=["gst:tau=0.25", "gst:gap=2"], tau=0.75, seeds=1)
+    assert [entry.spec.tau for entry in recipe.entries] == [0.25, 0.75]
+    assert default_recipe(data="mnist").entries[0].spec.protocol == "paper-30x10"
+
+
+def test_tensorboard(capsys, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is optional")
+    assert main(["reproduce", toy_recipe(tmp_path, epochs=2), "--out", "o", "--tensorboard"]) == 0
+    assert "tensorboard --logdir" in capsys.readouterr().out
+    files = list((tmp_path / "o" / "tensorboard").rglob("events.out.tfevents.*"))
+    assert len(files) == 2
+
+
+def test_every_run_has_its_own_event_file(capsys, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is optional")
+    base = {"task": "vae", "label": "a/b", "tau": 0.5, "seed": 0}
+    tables = ["vae paper-30x10 mnist", "mixed paper-30x10 mnist", "vae plain-30x10 mnist"]
+    tables += ["vae plain-30x10 digits"] * 2
+    fields = ("recipe", "protocol", "data")
+    runs = [
+        records.Record(**base, id=f"{n:016}"[::-1], **dict(zip(fields, table.split(), strict=True)))
+        for n, table in enumerate(tables)
+    ]
+    records.write(tmp_path, [records.Curve(id=run.id, epoch=[1], more={"loss": [2.0]}) for run in runs])
+    files: list[set[Path]] = []
+    for _ in range(3):
+        target = write_events(runs, tmp_path)
+        files.append(set(target.rglob("events.out.tfevents.*")))
+        if len(files) == 2:  # the first run is trained again
+            records.write(tmp_path, [records.Curve(id=runs[0].id, epoch=[1], more={"loss": [3.0]})])
+        folders = {file.parent.relative_to(target) for file in files[-1]}
+        assert len(folders) == len(files[-1]) == 5
+        assert {str(place.parent) for place in folders} == {
+            "vae/paper-30x10",
+            "mixed/paper-30x10",
+            "vae/plain-30x10",
+            "vae/plain-30x10-digits",
+        }
+    assert files[0] == files[1]
+    assert len(files[1] - files[2]) == 1
+
+
+def test_tensorboard_is_missed_before_training(capsys, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert main(["reproduce", toy_recipe(tmp_path), "--out", "o", "--tensorboard"]) == 2
+    assert '--tensorboard needs tensorboard: pip install "gapped[lab]"' in one_line(capsys)
+    assert not (tmp_path / "o").exists()
+
+
+def test_reproduce_quick(capsys, tmp_path):
+    assert main(["reproduce", "smoke", "--quick", "--seeds", "1", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "runs" / "smoke-quick"
+    runs = lines(folder)
+    assert [each["label"] for each in runs] == ["GST-0.8", "GST-1.2", "STGS", "ReinMax"]
+    assert all(each["quick"] and each["epochs"] == 1 and each["recipe"] == "smoke" for each in runs)
+    assert out.startswith("smoke: Smoke test\n")
+    assert "quick run" in out
+    assert (folder / "report.html").exists()
+
+
+def test_reproduce_several_share_a_folder(capsys, tmp_path):
+    assert main(["reproduce", toy_recipe(tmp_path), "smoke", "--quick", "--seeds", "1", "--epochs", "1"]) == 0
+    capsys.readouterr()
+    assert {each["recipe"] for each in lines(tmp_path / "runs" / "toy-smoke-quick")} == {"toy", "smoke"}
+
+
+SMALL = """
+[quick]
+seeds = 1
+epochs = 1
+train_images = 200
+test_images = 100
+"""
+MORE = {"variance": "variance_samples = 2\nvariance_images = 20\n", "entropy": "entropy_steps = 2\n"}
+CELLS = {"ablation": 10, "vae": 24, "mixed-temperature": 12, "variance": 3, "entropy": 3, "efficiency": 4}
+
+
+@pytest.mark.skipif(
+    not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
+)
+@pytest.mark.parametrize("name", CELLS)
+def test_the_paper_s_recipes_run_on_mnist(capsys, tmp_path, name):
+    text = known_recipes()[name].read_text().split("[quick]")[0]
+    # What takes seconds and gigabytes on a CPU is not what is tested here.
+    text = re.sub(r"samples=1000\b", "samples=6", re.sub(r"samples=100\b", "samples=5", text))
+    (tmp_path / "small.toml").write_text(text + SMALL + MORE.get(name, ""))
+    arguments = ["reproduce", "small.toml", "--quick", "--device", "cpu", "--data-dir", str(REAL_DATA)]
+    assert main([*arguments, "--out", "o"]) == 0
+    runs = lines(tmp_path / "o")
+    assert len({(each["label"], each["tau"]) for each in runs}) == len(runs) == CELLS[name]
+    assert all(each["recipe"] == name and each["quick"] and each["status"] == "ok" for each in runs)
+    metrics = {"entropy": "surrogate_entropy", "variance": "gradient_variance"}
+    assert all(each["metrics"][metrics.get(name, "test_negative_elbo")] > 0 for each in runs)
+    assert {each["data"] for each in runs} == {"mnist"}
+    assert (tmp_path / "o" / "report.html").exists()
+    assert "quick" in capsys.readouterr().out

@@ -1,0 +1,216 @@
+"""Image sets of idx files: parsing, loading, verification. Nothing here reaches the network."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toys import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_images
+
+from gapped.errors import GappedError
+from gapped.lab import data
+from gapped.lab.data import idx
+from gapped.lab.data.idx import IdxSource
+from gapped.lab.data.mnist import FASHION_MNIST, MNIST
+
+pytestmark = pytest.mark.usefixtures("no_data")
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 2), (4, 2, 3), (0, 28, 28), (1, 1, 1, 1)])
+def test_idx_round_trip(shape):
+    g = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
+    parsed = idx.parse(encode_idx(values))
+    assert parsed.dtype == torch.uint8
+    assert torch.equal(parsed, values)
+
+
+GOOD = encode_idx(torch.arange(6, dtype=torch.uint8).reshape(3, 2))
+TRAIN, LABELS = TINY_CONTENTS["train-idx"], TINY_CONTENTS["train_labels-idx"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "truncated: 0 bytes"),
+        (GOOD[:3], "truncated: 3 bytes"),
+        (GOOD[:7], r"truncated: 7 bytes, the header of 2 axes alone has 12"),
+        (GOOD[:-1], r"truncated: 17 bytes, the header \(3 x 2\) announces 18"),
+        (GOOD + b"\0", r"too long: 19 bytes, .* announces 18"),
+        (b"<html>offline</html>", "not an idx file of bytes: it starts with 3c 68 74 6d"),
+        (b"\0\1" + GOOD[2:], "not an idx file"),
+        (b"\0\0\x0d\2" + GOOD[4:], "starts with 00 00 0d 02, expected 00 00 08 and a rank"),
+        (b"\0\0\x08\0", "truncated: 4 bytes"),
+        (b"\0\0\x08\3" + b"\xff" * 12, "truncated: 16 bytes"),
+    ],
+)
+def test_idx_rejects(raw, words):
+    with pytest.raises(GappedError, match=words):
+        idx.parse(raw)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_load_plain_or_packed_nested_or_flat(tmp_path, packed, nested):
+    put_tiny_images(tmp_path / "tiny" if nested else tmp_path, packed)
+    got = TINY_IMAGES.load(tmp_path, progress=False, download=False)
+    assert got.train.shape == (6, 8)
+    assert got.test.shape == (3, 8)
+    assert (got.height, got.width, got.scale, got.name) == (2, 4, 255, "tiny")
+    assert got.train.dtype == got.test.dtype == torch.uint8
+    assert got.train_labels.dtype == got.test_labels.dtype == torch.int64
+    assert bytes(got.train.flatten().tolist()) == TINY_CONTENTS["train-idx"][16:]
+    assert got.test_labels.tolist() == list(TINY_CONTENTS["test_labels-idx"][8:])
+
+
+def test_plain_content_under_a_gz_name(tmp_path):
+    put_tiny_images(tmp_path)
+    (tmp_path / "train-idx").rename(tmp_path / "train-idx.gz")
+    assert TINY_IMAGES.load(tmp_path, progress=False, download=False).train.shape == (6, 8)
+
+
+def test_fetch_says_what_was_verified(tmp_path):
+    put_tiny_images(tmp_path)
+    resources = TINY_IMAGES.fetch(tmp_path, progress=False, download=False)
+    assert {each.verification for each in resources} == {"sha256"}
+    assert [each.place for each in resources] == [tmp_path / name for name in TINY_CONTENTS]
+    assert {each.verification for each in TINY_IMAGES.locate(tmp_path)} == {""}
+
+
+def flipped(raw: bytes) -> bytes:
+    return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("train-idx", flipped(TRAIN), "sha256 [0-9a-f]{64}, expected [0-9a-f]{64}"),
+        ("train-idx", TRAIN[:-5], "truncated: 59 bytes"),
+        ("train-idx", TINY_CONTENTS["test-idx"], r"shape \(3, 2, 4\), expected \(6, 2, 4\)"),
+        ("train-idx", b"not found", "not an idx file"),
+        ("train-idx", gzip.compress(TRAIN, mtime=0)[:-9], "damaged gzip file"),
+        ("train-idx", flipped(gzip.compress(TRAIN, mtime=0)), "damaged gzip file"),
+        ("train-idx", b"\x1f\x8b" + b"?" * 40, "damaged gzip file"),
+        ("train_labels-idx", LABELS[:-1] + b"\x0a", "label 10, expected 0 to 9"),
+    ],
+    ids=["flipped", "short", "other", "text", "short-gzip", "flipped-gzip", "no-gzip", "label"],
+)
+def test_a_bad_file_is_named_in_one_line(tmp_path, file, content, words):
+    put_tiny_images(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(GappedError, match=words) as caught:
+        TINY_IMAGES.load(tmp_path, progress=False, download=True)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / file))
+    assert "gapped data tiny" in message
+    assert "\n" not in message
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_unreadable_file(tmp_path, monkeypatch):
+    put_tiny_images(tmp_path)
+
+    def denied(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(GappedError, match=r"train-idx: cannot be read \(Permission denied\)"):
+        TINY_IMAGES.load(tmp_path, progress=False, download=False)
+
+
+def images_without_sha256(**changes: str) -> IdxSource:
+    train, train_labels, test, test_labels = TINY_IMAGES.files
+    train, test = (replace(file, sha256=None, **changes) for file in (train, test))
+    return replace(TINY_IMAGES, files=(train, train_labels, test, test_labels))
+
+
+def test_without_a_pinned_content_the_form_is_checked(tmp_path):
+    put_tiny_images(tmp_path)
+    (tmp_path / "train-idx").write_bytes(flipped(TRAIN))
+    (tmp_path / "test-idx").write_bytes(gzip.compress(TINY_CONTENTS["test-idx"], mtime=0))
+    resources = images_without_sha256().fetch(tmp_path, progress=False, download=False)
+    assert [each.verification for each in resources] == ["form only", "sha256", "publisher's md5", "sha256"]
+
+
+def test_the_twin_set_is_refused(tmp_path):
+    source = images_without_sha256(twin=TINY_IMAGES.files[0].sha256)
+    put_tiny_images(tmp_path)
+    with pytest.raises(GappedError, match="another data set, not tiny"):
+        source.load(tmp_path, progress=False, download=False)
+
+
+def test_digits():
+    digits = data.load("digits", download=False)
+    assert digits.train.shape == (1500, 64)
+    assert digits.test.shape == (297, 64)
+    assert (digits.height, digits.width, digits.scale) == (8, 8, 16)
+    assert digits.train.dtype == torch.uint8
+    assert digits.train_labels.dtype == torch.int64
+    assert int(digits.train.max()) == int(digits.test.max()) == 16
+    assert set(digits.test_labels.tolist()) == set(range(10))
+
+
+def test_digits_split_is_fixed_and_a_partition():
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, again = data.load("digits"), data.load("digits")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.train, again.train)
+    assert torch.equal(first.test_labels, again.test_labels)
+    whole = load_digits()
+    rows = torch.cat([first.train, first.test]).long().tolist()
+    labels = torch.cat([first.train_labels, first.test_labels]).tolist()
+    assert sorted(zip(rows, labels, strict=True)) == sorted(
+        zip(whole.data.astype(int).tolist(), whole.target.tolist(), strict=True)
+    )
+    # The split is part of every published number on digits: a change of it must not go unnoticed.
+    digest = hashlib.sha256(bytes(first.test.flatten().tolist())).hexdigest()
+    assert digest == "d06c82c1ea9df0379c6339bdcc1c6b1cf2463d5f3bcf653f6eceef285e0a4c66"
+
+
+needs_mnist = pytest.mark.skipif(
+    any(each.place is None for each in MNIST.locate(REAL_DATA)),
+    reason="no MNIST in $GAPPED_DATA or ../shared/data",
+)
+
+
+@needs_mnist
+def test_real_mnist():
+    mnist = data.load("mnist", REAL_DATA, download=False)
+    assert mnist.train.shape == (60_000, 784)
+    assert mnist.test.shape == (10_000, 784)
+    assert (mnist.height, mnist.width, mnist.scale) == (28, 28, 255)
+    # The published class counts of the test set, and the label of the first training image.
+    assert mnist.test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert int(mnist.train_labels[0]) == 5
+    assert float(mnist.train.double().mean() / 255) == pytest.approx(0.1307, abs=1e-4)
+
+
+@needs_mnist
+def test_mnist_is_not_taken_for_fashion_mnist():
+    with pytest.raises(GappedError, match="another data set, not fashion-mnist"):
+        FASHION_MNIST.load(REAL_DATA / "mnist", progress=False, download=False)
+
+
+def test_checksums_are_well_formed_and_mirrors_end_in_a_slash():
+    for source in (MNIST, FASHION_MNIST):
+        assert all(mirror.endswith("/") for mirror in source.mirrors)
+        assert len({file.md5 for file in source.files}) == 4
+        for file in source.files:
+            assert len(bytes.fromhex(file.md5)) == 16
+            assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
+    assert all(file.sha256 for file in MNIST.files)
+
+
+def test_import_is_light():
+    code = "import sys, gapped.lab.data; assert not {'sklearn', 'pooch', 'requests'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

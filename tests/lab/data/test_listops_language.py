@@ -1,0 +1,122 @@
+"""The language of ListOps: parsing, evaluating, drawing expressions. Compared with code written anew."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import pytest
+import torch
+from listops_text import encode, spans_of, value_of
+
+from gapped.errors import GappedError
+from gapped.lab.data.listops.examples import count_tokens
+from gapped.lab.data.listops.generator import MAX_DEPTH, draw, generate
+from gapped.lab.data.listops.language import PADDING, VOCABULARY, parse
+
+SAMPLE = [text for _, text in generate(300, seed=11)]
+
+
+def test_vocabulary_is_fixed():
+    assert " ".join(VOCABULARY) == "<pad> [ ] MIN MAX MED SM 0 1 2 3 4 5 6 7 8 9"
+    assert PADDING == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("( ( ( [MIN 4 ) 2 ) ] )", 2),
+        ("( ( ( ( ( ( [MAX 4 ) 2 ) 9 ) 1 ) 0 ) ] )", 9),
+        ("( ( ( ( [SM 9 ) 8 ) 7 ) ] )", 4),
+        ("( ( ( ( [MED 9 ) 1 ) 3 ) ] )", 3),
+        ("( ( ( [MED 8 ) 1 ) ] )", 4),
+        ("( ( ( ( ( [MED 9 ) 4 ) 0 ) 5 ) ] )", 4),
+        ("( ( ( [SM ( ( ( [MAX 1 ) 6 ) ] ) ) ( ( ( [MIN 5 ) 8 ) ] ) ) ] )", 1),
+    ],
+)
+def test_values(text, value):
+    assert parse(text).value == value
+
+
+def test_spans_by_hand():
+    # [SM 0 [MIN 7 8 ] ] : tokens [ SM 0 [ MIN 7 8 ] ]
+    expression = parse("( ( ( [SM 0 ) ( ( ( [MIN 7 ) 8 ) ] ) ) ] )")
+    assert expression.spans == ((0, 2), (0, 3), (3, 5), (3, 6), (3, 7), (3, 8), (0, 8), (0, 9))
+    assert parse("3").spans == ()
+
+
+def test_trees_and_values_of_generated_expressions():
+    assert max(map(count_tokens, SAMPLE)) > 100
+    for text in SAMPLE:
+        expression = parse(text)
+        assert expression.value == value_of(text)
+        assert list(expression.spans) == spans_of(text.split())[1]
+        assert list(expression.tokens) == encode(text)
+        assert len(expression.spans) + 1 == len(expression.tokens) == count_tokens(text)
+
+
+def test_a_deep_tree_needs_no_recursion():
+    depth = 20_000
+    text = "( ( ( [SM 1 ) " * depth + "1" + " ) ] )" * depth
+    assert parse(text).value == (depth + 1) % 10
+
+
+def replay(*numbers: float):
+    return iter(numbers).__next__
+
+
+def test_draw_by_replay():
+    # A number below 0.25 makes an operator; then come the arguments and, last, which operator.
+    assert draw(replay(0.25, 0.99)) == ("9", 9)
+    two_digits = (0.9, 0.31, 0.9, 0.72)
+    assert draw(replay(0.249, 0.0, *two_digits, 0.5)) == ("( ( ( [MED 3 ) 7 ) ] )", 5)
+    nested = (0.2, 0.24, *two_digits, 0.74)
+    expected = "( ( ( ( [SM ( ( ( [MED 3 ) 7 ) ] ) ) 3 ) 7 ) ] )"
+    assert draw(replay(0.1, 0.26, *nested, *two_digits, 0.99)) == (expected, 5)
+    for number, count in ((0.0, 2), (0.2499, 2), (0.25, 3), (0.5, 4), (0.75, 5), (0.9999, 5)):
+        digits = (0.9, 0.0) * count
+        assert draw(replay(0.0, number, *digits, 0.0))[0].count("0") == count
+
+
+def test_depth_is_bounded():
+    """With operators wherever allowed, and two arguments each, the tree is complete."""
+    text, _ = draw(lambda: 0.0, depth=MAX_DEPTH - 4)
+    assert text.count("[MIN") == 2**4 - 1
+    assert text.count("0") == 2**4
+    assert draw(lambda: 0.0, depth=MAX_DEPTH) == ("0", 0)
+
+
+def test_generated_expressions_are_unique_disjoint_and_reproducible():
+    torch.manual_seed(5)
+    random.seed(5)
+    states = torch.get_rng_state(), random.getstate()
+    assert generate(0) == []
+    pairs = generate(500, seed=3)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert len({text for _, text in pairs}) == 500
+    assert generate(500, seed=3) == pairs != generate(500, seed=4)
+    # Records name the seed alone: the same seed must never mean other expressions.
+    digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
+    assert digest == "32deb66a80ab4e2b983543b0b39560d01444212b95fa7b78f8f80297b385cd76"
+    first = [text for _, text in pairs[:100]]
+    again = {text for _, text in generate(500, seed=3, exclude=first)}
+    assert len(again) == 500
+    assert not again & set(first)
+
+
+def test_any_slice_of_the_set_has_the_law_of_the_whole():
+    """In the order of drawing, the ten single digits are all among the first few dozen expressions."""
+    places = [place for place, (_, text) in enumerate(generate(2_000, seed=0)) if len(text) == 1]
+    assert len(places) == 10
+    assert max(places) > 1_000
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "words"),
+    [(-1, 0, "count: got -1"), (2.5, 0, "count: got 2.5"), (True, 0, "count"), (1, -1, "seed: got -1")],
+)
+def test_generate_rejects(count, seed, words):
+    with pytest.raises(GappedError, match=words):
+        generate(count, seed)

@@ -1,0 +1,203 @@
+"""Where files of data sets are looked up, and downloads. Nothing here reaches the network."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pooch
+import pytest
+import requests
+import torch
+from toys import MIRRORS, TINY_CONTENTS, TINY_IMAGES, put_tiny_images
+
+from gapped.errors import GappedError
+from gapped.lab import data
+from gapped.lab.data import retrieval
+
+pytestmark = pytest.mark.usefixtures("no_data")
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    def refuse(self, url, output_file, pooch):
+        raise ConnectionError(f"a test tried to reach {url}")
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", refuse)
+
+
+def test_lookup_order(tmp_path, monkeypatch):
+    argument, variable = tmp_path / "argument", tmp_path / "variable"
+    monkeypatch.setenv("GAPPED_DATA", str(variable))
+    cached = retrieval.cache()
+    assert cached == tmp_path / "xdg" / "gapped"
+    assert retrieval.find("tiny", "train-idx", argument) is None
+    put_tiny_images(cached / "tiny")
+    assert retrieval.find("tiny", "train-idx", argument) == cached / "tiny" / "train-idx"
+    put_tiny_images(variable / "tiny", packed=True)
+    assert retrieval.find("tiny", "train-idx", argument) == variable / "tiny" / "train-idx.gz"
+    put_tiny_images(argument)
+    assert retrieval.find("tiny", "train-idx", argument) == argument / "train-idx"
+    put_tiny_images(argument / "tiny")
+    assert retrieval.find("tiny", "train-idx", argument) == argument / "tiny" / "train-idx"
+    assert retrieval.find("tiny", "train-idx", None) == variable / "tiny" / "train-idx.gz"
+
+
+def test_cache_and_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for ignored in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert retrieval.cache() == tmp_path / ".cache" / "gapped"
+    monkeypatch.setenv("GAPPED_DATA", "~/sets")
+    assert retrieval.roots(Path("~/here"))[:2] == [tmp_path / "here", tmp_path / "sets"]
+    monkeypatch.setenv("GAPPED_DATA", "")
+    assert retrieval.roots(None) == [retrieval.cache()]
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GappedError, match="a file, expected a folder"):
+        TINY_IMAGES.load(tmp_path / "file", progress=False, download=False)
+
+
+def test_unknown_name_lists_the_known():
+    with pytest.raises(GappedError, match=r"got 'minst', expected one of digits, mnist, fashion-mnist"):
+        data.load("minst")
+    with pytest.raises(GappedError, match="fashion-mnist"):
+        data.source("minst")
+
+
+def serve(monkeypatch, answers):
+    """Replace the server alone: `answers` maps a URL to bytes or raises. Returns the URLs as they come."""
+    urls = []
+
+    def answer(self, url, output_file, pooch):
+        urls.append(url)
+        Path(output_file).write_bytes(answers(url))
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", answer)
+    return urls
+
+
+def files_under(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def packed(url: str) -> bytes:
+    return gzip.compress(TINY_CONTENTS[url.rsplit("/", 1)[-1].removesuffix(".gz")], mtime=0)
+
+
+def test_download_fills_the_cache_once(tmp_path, monkeypatch):
+    urls = serve(monkeypatch, packed)
+    first = TINY_IMAGES.load(None, progress=True, download=True)
+    assert urls == [f"{MIRRORS[0]}{name}.gz" for name in TINY_CONTENTS]
+    home = tmp_path / "xdg" / "gapped" / "tiny"
+    assert sorted(files_under(tmp_path)) == sorted(home / f"{name}.gz" for name in TINY_CONTENTS)
+    assert torch.equal(TINY_IMAGES.load(None, progress=True, download=False).train, first.train)
+    assert len(urls) == 4
+
+
+def test_download_goes_to_the_named_folder_and_fetches_only_what_lacks(tmp_path, monkeypatch):
+    put_tiny_images(tmp_path / "sets" / "tiny")
+    (tmp_path / "sets" / "tiny" / "test-idx").unlink()
+    urls = serve(monkeypatch, packed)
+    TINY_IMAGES.load(tmp_path / "sets", progress=False, download=True)
+    assert urls == [f"{MIRRORS[0]}test-idx.gz"]
+    assert (tmp_path / "sets" / "tiny" / "test-idx.gz").is_file()
+
+
+def test_second_mirror_after_a_damaged_first(tmp_path, monkeypatch):
+    serve(monkeypatch, lambda url: packed(url)[:-3] if url.startswith(MIRRORS[0]) else packed(url))
+    assert TINY_IMAGES.load(None, progress=False, download=True).train.shape == (6, 8)
+
+
+def test_bad_checksum_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    serve(monkeypatch, lambda url: packed(url)[:-1] + b"?")
+    words = r"mirror\.invalid: the checksum does not match; second\.invalid: the checksum does not match"
+    with pytest.raises(GappedError, match=words):
+        TINY_IMAGES.load(None, progress=False, download=True)
+    assert files_under(tmp_path) == []
+
+
+def test_content_is_verified_before_it_is_stored(tmp_path, monkeypatch):
+    """The md5 of the packed file agrees, the sha256 of the content does not."""
+    first, *others = TINY_IMAGES.files
+    wrong = replace(TINY_IMAGES, files=(replace(first, sha256="0" * 64), *others))
+    serve(monkeypatch, packed)
+    with pytest.raises(GappedError, match="train-idx was downloaded but is wrong: sha256"):
+        wrong.load(None, progress=False, download=True)
+    assert files_under(tmp_path) == []
+
+
+def test_interrupted_download_goes_on(tmp_path, monkeypatch):
+    def stop_at_the_third(url):
+        if "/test-idx" in url:
+            raise KeyboardInterrupt
+        return packed(url)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    serve(monkeypatch, stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        TINY_IMAGES.load(None, progress=False, download=True)
+    assert {path.name for path in files_under(tmp_path)} == {"train-idx.gz", "train_labels-idx.gz"}
+    urls = serve(monkeypatch, packed)
+    TINY_IMAGES.load(None, progress=False, download=True)
+    assert urls == [f"{MIRRORS[0]}test-idx.gz", f"{MIRRORS[0]}test_labels-idx.gz"]
+
+
+def test_offline_says_which_files_go_where(tmp_path):
+    with pytest.raises(GappedError, match="could not be downloaded") as caught:
+        TINY_IMAGES.load(None, progress=False, download=True)
+    message = str(caught.value)
+    for words in (
+        *TINY_CONTENTS,
+        str(tmp_path / "xdg" / "gapped" / "tiny"),
+        MIRRORS[0],
+        "--data-dir",
+        "$GAPPED_DATA",
+    ):
+        assert words in message
+    assert "mirror.invalid: ConnectionError" in message
+    assert "\n" not in message
+    assert files_under(tmp_path) == []
+
+
+def test_download_off(tmp_path, monkeypatch):
+    urls = serve(monkeypatch, packed)
+    with pytest.raises(GappedError, match=f"mnist: downloading is off; put .* into {tmp_path}/mnist"):
+        data.load("mnist", tmp_path, download=False)
+    assert urls == []
+
+
+def test_without_pooch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(GappedError, match=r'needs pooch: pip install "gapped\[lab\]"; put '):
+        TINY_IMAGES.load(None, progress=False, download=True)
+
+
+def test_unwritable_destination(tmp_path, monkeypatch):
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "tiny").write_text("in the way")
+    serve(monkeypatch, packed)
+    with pytest.raises(GappedError, match=r"cannot write .*train-idx\.gz"):
+        TINY_IMAGES.load(tmp_path / "sets", progress=False, download=True)
+
+
+def test_the_bar_is_true():
+    """pooch asks for the truth value, which a tqdm without a total answers with an exception."""
+    with retrieval.progress_bar("file", 1, "B") as bar:
+        assert bool(bar)
+
+
+def test_http_error_is_told_by_its_status(monkeypatch):
+    def gone(url):
+        response = requests.Response()
+        response.status_code = 404
+        raise requests.HTTPError("a long story", response=response)
+
+    serve(monkeypatch, gone)
+    with pytest.raises(GappedError, match=r"mirror\.invalid: HTTP 404; second"):
+        TINY_IMAGES.load(None, progress=False, download=True)
