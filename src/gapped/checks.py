@@ -56,6 +56,16 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return extra >= 0 and all(n in (1, m) for n, m in zip(shape, target[extra:], strict=True))
 
 
+ROWS = "the logits' shape without the category axis"
+
+
+def check_fit(name: str, level: object, target: tuple[int, ...], meaning: str) -> None:
+    """Check that an option that is a tensor broadcasts to `target`; `meaning` says what that is."""
+    if isinstance(level, Tensor) and not broadcasts(tuple(level.shape), tuple(target)):
+        accepted = f"a shape that broadcasts to {tuple(target)}, {meaning}"
+        raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
+
+
 def _is_number(level: object) -> TypeGuard[float]:
     # Old compilers know tuples of classes alone. The last one is what numpy's scalars are.
     return isinstance(level, (int, float, numbers.Real)) and not isinstance(level, bool)

@@ -18,8 +18,8 @@ from gapped.checks import in_eager_mode
 
 Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
-# On a CPU, larger inputs are computed so many numbers at a time: what is needed in between stays in the cache
-# and takes no memory to speak of.
+# On a CPU, larger inputs are computed so many numbers at a time, so that intermediate results take little memory
+# and stay in the cache.
 BLOCK = 1 << 17
 
 
@@ -104,7 +104,7 @@ def with_points(value: Tensor, logits: Tensor, points: Tensor, weights: Weights)
 
 def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tensor) -> Tensor:
     r"""The product :math:`\sum_m w_m J(q_m) g`, computed in the dtype of `points`, in the dtype of `like`."""
-    if points.device.type != "cpu" or points.numel() <= BLOCK or not in_eager_mode():
+    if not needs_blocks(points):
         return _product(grad.to(points.dtype), points, weights).to(like.dtype)
     categories = points.shape[-1]
     result = torch.empty(grad.shape, dtype=like.dtype, device=points.device)
@@ -118,8 +118,13 @@ def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tenso
     return result
 
 
+def needs_blocks(values: Tensor) -> bool:
+    """Whether `values` are computed block by block: large ones are, in eager code on a CPU."""
+    return values.numel() > BLOCK and values.device.type == "cpu" and in_eager_mode()
+
+
 def blocks(rows: int, numbers: int) -> Iterator[slice]:
-    """`rows` rows of so many `numbers` each, in blocks."""
+    """Slices of so many `rows`, of so many `numbers` each, that make up at most `BLOCK` numbers."""
     step = max(BLOCK // max(numbers, 1), 1)
     return (slice(start, start + step) for start in range(0, rows, step))
 

@@ -11,8 +11,8 @@ from gapped import simplex
 from gapped.checks import check_generator, check_logits, check_mask
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Cost, Score, check_costs
+from gapped.pathwise import Pathwise
+from gapped.score import Cost, Score, check_costs
 
 
 def expectation(

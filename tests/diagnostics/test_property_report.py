@@ -21,7 +21,7 @@ from gapped import simplex
 from gapped.diagnostics.properties import Properties
 from gapped.lab.cli.app import main
 from gapped.lab.text import make, parse
-from gapped.pathwise.base import Draw
+from gapped.pathwise import Draw
 
 YES, NO, NONE = True, False, None
 
@@ -97,7 +97,7 @@ class Broken(gapped.GST):
         made = super().points(logits, drawn)
         if self.fault == "category":
             rare = logits.amin(-1) < -4.5
-            return super().points(logits, Draw(torch.where(rare, 0, drawn.chosen)))
+            return super().points(logits, Draw(torch.where(rare, 0, drawn.category)))
         if self.fault == "temperature":
             return made._replace(weights=1.001 * made.weights)
         return made

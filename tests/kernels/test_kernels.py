@@ -27,7 +27,7 @@ from gapped import simplex
 from gapped.gradient import with_points
 from gapped.kernels import blocks, launch
 from gapped.kernels.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise
+from gapped.pathwise import Draw, Pathwise
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 

@@ -19,7 +19,7 @@ import gapped
 from gapped.kernels import launch
 from gapped.kernels.launch import Fused
 from gapped.kernels.runner import Launch
-from gapped.pathwise.base import made
+from gapped.pathwise import cached_estimator
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 knobs = pytest.importorskip("triton.knobs", reason="needs Triton")
@@ -213,14 +213,14 @@ def test_tensors_are_not_kept() -> None:
 
 
 def test_functions_make_the_same_estimator_once() -> None:
-    one = made(gapped.GST, tau=0.5, hard=True)
-    assert made(gapped.GST, tau=0.5, hard=True) is one
-    assert made(gapped.GST, tau=0.5, hard=False) is not one
-    assert made(gapped.ReinMax, tau=0.5, hard=True) is not one
-    assert type(made(gapped.GST, tau=1, hard=True).tau) is int
-    assert type(made(gapped.GST, tau=1.0, hard=True).tau) is float
+    one = cached_estimator(gapped.GST, tau=0.5, hard=True)
+    assert cached_estimator(gapped.GST, tau=0.5, hard=True) is one
+    assert cached_estimator(gapped.GST, tau=0.5, hard=False) is not one
+    assert cached_estimator(gapped.ReinMax, tau=0.5, hard=True) is not one
+    assert type(cached_estimator(gapped.GST, tau=1, hard=True).tau) is int
+    assert type(cached_estimator(gapped.GST, tau=1.0, hard=True).tau) is float
     tau = torch.tensor(0.5)
-    assert made(gapped.GST, tau=tau) is not made(gapped.GST, tau=tau)
+    assert cached_estimator(gapped.GST, tau=tau) is not cached_estimator(gapped.GST, tau=tau)
 
 
 @pytest.mark.parametrize("wrong", [{"hard": 1}, {"gap": [1.0]}, {"gap": True}, {"tau": True}, {"detach": 1}])

@@ -20,7 +20,7 @@ import gapped
 from gapped import simplex
 from gapped.kernels import blocks, launch, score_launch
 from gapped.lab.fleet.grouping import Grouped, Part
-from gapped.score.base import Cost, Sampled
+from gapped.score import Cost, Draws
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -80,7 +80,7 @@ def test_products_with_the_score(categories: int, samples: int) -> None:
     signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
     chosen = score_launch.draw(logits, samples, on_device(4))
     cost = Cost(lambda z: z, logits, logits.dtype)
-    expected = gapped.score.base.score_product(cost, Sampled(None, chosen, signal), signal)
+    expected = gapped.score.score_product(cost, Draws(None, chosen, signal), signal)
     found = score_launch.score(logits, chosen, signal)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
@@ -93,7 +93,7 @@ def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> No
     noise = estimator.draw(logits, on_device(4))
     pair = estimator.index(logits, noise)
     costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
-    cost, sampled = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, costs)
+    cost, sampled = Cost(lambda z: z, logits, logits.dtype), Draws(noise, pair, costs)
     expected = estimator.gradient(cost, sampled)
     monkeypatch.setattr(score_launch, "applies", lambda logits: True)
     assert torch.equal(estimator.index(logits, noise), pair)

@@ -710,7 +710,7 @@ def test_a_gradient_that_is_cut_off_is_none(name: str) -> None:
 @every_member
 def test_the_default_device_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gapped.gradient.BLOCK", 4 * K)
-    monkeypatch.setattr("gapped.pathwise.base.BLOCK", 4 * K)
+    monkeypatch.setattr("gapped.pathwise.BLOCK", 4 * K)
     logits, weight = normal(30, K).requires_grad_(), normal(30, K, seed=2)
     with torch.device("meta"):
         choice = make(name).choose(logits)
@@ -771,7 +771,7 @@ def test_blocks_of_rows_change_nothing(
     for block in (None, 4 * K + 2):
         if block is not None:
             monkeypatch.setattr("gapped.gradient.BLOCK", block)
-            monkeypatch.setattr("gapped.pathwise.base.BLOCK", block)
+            monkeypatch.setattr("gapped.pathwise.BLOCK", block)
         results.append(pull(make(name, tau=taus), logits, weight))
     (sample, gradient), (in_blocks, gradient_in_blocks) = results
     assert_one_hot(in_blocks)
@@ -787,7 +787,7 @@ def test_blocks_of_rows_change_nothing(
 @every_member
 def test_a_choice_in_blocks_is_the_sample_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its index, and no one-hot vector beside it."""
-    monkeypatch.setattr("gapped.pathwise.base.BLOCK", 4 * K)
+    monkeypatch.setattr("gapped.pathwise.BLOCK", 4 * K)
     logits = normal(30, K)
     sample = make(name).sample(logits, generator=seeded())
     assert torch.equal(make(name).choose(logits, generator=seeded()).index, sample.argmax(-1))
@@ -799,7 +799,7 @@ def test_one_long_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, weight = normal(50), normal(50, seed=2)
     expected = pull(make(name), logits, weight)
     monkeypatch.setattr("gapped.gradient.BLOCK", 40)
-    monkeypatch.setattr("gapped.pathwise.base.BLOCK", 40)
+    monkeypatch.setattr("gapped.pathwise.BLOCK", 40)
     for ours, theirs in zip(pull(make(name), logits, weight), expected, strict=True):
         assert torch.equal(ours, theirs)
 

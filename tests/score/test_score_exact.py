@@ -156,7 +156,7 @@ def test_a_baseline_that_contains_the_sample_is_biased(monkeypatch: pytest.Monke
     """The twin: each cost relative to the mean of all samples, itself included."""
     theta = SETTINGS["2x4"]
     noise, weights = independent(theta, 2)
-    monkeypatch.setattr("gapped.score.rloo.leave_one_out", lambda costs: costs - costs.mean(0))
+    monkeypatch.setattr("gapped.score.reinforce.leave_one_out", lambda costs: costs - costs.mean(0))
     _, gradients = replayed(gapped.RLOO(), theta, noise, len(weights), monkeypatch)
     assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
 

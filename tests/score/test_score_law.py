@@ -19,7 +19,7 @@ from torch import Tensor
 
 import gapped
 from gapped.score import rebar
-from gapped.score.sticks import stick_probabilities
+from gapped.score.disarm_sticks import stick_probabilities
 
 EXAMPLES = 200_000
 
@@ -125,7 +125,7 @@ def test_a_million_sticks_have_the_law_of_their_softmax() -> None:
 
 def test_a_baseline_with_the_own_sample_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     theta = SETTINGS["2x4"]
-    monkeypatch.setattr("gapped.score.rloo.leave_one_out", lambda costs: costs - costs.mean(0))
+    monkeypatch.setattr("gapped.score.reinforce.leave_one_out", lambda costs: costs - costs.mean(0))
     require_rejected(mean_vector_is(estimates(gapped.RLOO(3), theta), target(theta)))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import GappedError, reject
-from gapped.score.base import check_costs
+from gapped.score import check_costs
 
 PROBES = 64
 

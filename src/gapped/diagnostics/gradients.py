@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gapped.errors import GappedError, reject
 from gapped.objective import expectation
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Score, check_costs
+from gapped.pathwise import Pathwise
+from gapped.score import Score, check_costs
 from gapped.score.nvil import NVIL
-from gapped.score.trained import Trained
+from gapped.score.trainable import Trainable
 
 
 class Source(Protocol):
@@ -36,7 +36,9 @@ def _evaluation(estimator: Any) -> Iterator[None]:
 
     Afterwards each of its modules is in its own mode again.
     """
-    modes = [(each, each.training) for each in estimator.modules()] if isinstance(estimator, Trained) else []
+    modes = (
+        [(each, each.training) for each in estimator.modules()] if isinstance(estimator, Trainable) else []
+    )
     try:
         for each, _ in modes:
             each.training = False

@@ -20,10 +20,10 @@ from gapped.diagnostics.moments import Moments
 from gapped.diagnostics.reference import Coordinates, Reference
 from gapped.diagnostics.stream import LEAST, GradientStream
 from gapped.errors import reject
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Score
+from gapped.pathwise import Pathwise
+from gapped.score import Score
 from gapped.score.exact import LIMIT, Exact
-from gapped.score.rloo import RLOO
+from gapped.score.reinforce import RLOO
 
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, how many of its gradients are done, and how many there will be."""

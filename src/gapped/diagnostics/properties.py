@@ -11,7 +11,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
-from gapped.pathwise.base import Pathwise, per_row
+from gapped.pathwise import Pathwise, per_row
 
 # How many rows of how many normal logits are looked at where none are given.
 ROWS, CATEGORIES = 32, 5
@@ -182,7 +182,7 @@ def _surrogate(estimator: Pathwise, rows: Tensor, generator: torch.Generator | N
     (gradient,) = torch.autograd.grad(sample, leaf, weight)
     outcome = estimator.outcome(rows, _source(seed, rows), True)
     assert outcome.gradient is not None
-    tau = per_row("tau", estimator.tau, rows)
+    tau = per_row(estimator.tau, rows)
     return _Surrogate(sample.argmax(-1, keepdim=True), outcome.gradient.points, tau, weight, gradient)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.diagnostics.intervals import Interval, norm_interval
 from gapped.diagnostics.stream import GradientStream
-from gapped.score.base import Cost, Sampled, Score, draw_independent
+from gapped.score import Cost, Draws, Score, draw_independent
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Coordinates(Score):
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> None:
         raise NotImplementedError("what is evaluated depends on which axes are the batch")
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         raise NotImplementedError("what is evaluated depends on which axes are the batch")
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gapped import simplex
-from gapped.pathwise.base import Draw, Pathwise
+from gapped.pathwise import Draw, Pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
 
@@ -46,7 +46,7 @@ def surrogates(
     rows = simplex.shift(torch.tensor(logits, dtype=torch.float64)).expand(count, -1)
     drawn = estimator.draw(rows, generator, True)
     parts = estimator.points(rows, drawn).points
-    return Surrogates(drawn.chosen.numpy(), parts.mean(0).numpy(), parts.numpy())
+    return Surrogates(drawn.category.numpy(), parts.mean(0).numpy(), parts.numpy())
 
 
 def movements(estimator: GST, logits: Sequence[float]) -> Floats:

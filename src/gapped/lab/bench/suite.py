@@ -22,7 +22,7 @@ from gapped.lab.environment import describe
 from gapped.lab.jobs import DTYPES, REFERENCE, Case, Job, Shape
 from gapped.lab.records import SCHEMA, Line
 from gapped.lab.text import make, parse
-from gapped.pathwise.base import Pathwise
+from gapped.pathwise import Pathwise
 
 # Inputs take turns until they fill this many bytes, more than any cache, or are so many.
 ROTATED, SETS = 2**27, 16

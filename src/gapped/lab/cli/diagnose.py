@@ -161,7 +161,7 @@ def _members(
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Estimators by label, and for those of a sweep their text and place in it."""
     from gapped.lab.text import make, parse, show
-    from gapped.pathwise.base import Pathwise
+    from gapped.pathwise import Pathwise
     from gapped.registry import estimators
 
     # Those of the defaults that go by a name.

@@ -27,7 +27,7 @@ def properties(
     from gapped.diagnostics.properties import properties as measure
     from gapped.errors import reject
     from gapped.lab.text import make, parse
-    from gapped.pathwise.base import Pathwise
+    from gapped.pathwise import Pathwise
     from gapped.registry import estimators
 
     names = estimator or list(estimators("pathwise"))

@@ -19,17 +19,17 @@ from gapped.kernels import launch
 from gapped.lab.fleet.neighbours import Neighbours
 from gapped.lab.fleet.stateful import Widths, joined, structure
 from gapped.objective import expectation
-from gapped.pathwise.base import Pathwise
+from gapped.pathwise import Pathwise
 from gapped.registry import Estimator
-from gapped.score.base import Score, draw_independent, one_hot_rows
-from gapped.score.trained import Trained
+from gapped.score import Score, draw_independent, one_hot_rows
+from gapped.score.trainable import Trainable
 
 _LEVELS = ("tau", "gap", "tau_forward", "eta")
 
 
 def group_key(estimator: Estimator) -> Hashable:
     """What runs must have in common to be sampled by one call: everything but the numeric levels."""
-    if isinstance(estimator, Trained):
+    if isinstance(estimator, Trainable):
         return type(estimator), structure(estimator)
     rest = ((f.name, getattr(estimator, f.name)) for f in fields(estimator))  # type: ignore[arg-type]
     return type(estimator), tuple((name, value) for name, value in rest if not is_level(name, value))
@@ -83,7 +83,7 @@ class Grouped:
         for _, members in groupby(estimators, key=group_key):
             same = list(members)
             stop = start + len(same)
-            trained = [e for e in same if isinstance(e, Trained)]
+            trained = [e for e in same if isinstance(e, Trainable)]
             pathwise = [e for e in same if isinstance(e, Pathwise)]
             if pathwise:
                 groups.append((start, stop, _with_levels(pathwise, tau[start:stop], rows)))
@@ -151,7 +151,7 @@ class Grouped:
                 samples = estimator.sample(share, generator=generator)
                 costs.append(f(samples.unsqueeze(0), part).squeeze(0))
                 continue
-            looks = isinstance(estimator, Trained) and getattr(estimator, "network", None) is not None
+            looks = isinstance(estimator, Trainable) and getattr(estimator, "network", None) is not None
             wanted = looks and not part.differentiated and context is not None
             costs.append(
                 expectation(
@@ -165,9 +165,9 @@ class Grouped:
         return torch.cat(costs)
 
     @property
-    def stateful(self) -> list[tuple[Part, Trained]]:
+    def stateful(self) -> list[tuple[Part, Trainable]]:
         """The groups with a state, part by part: each run has its own share along the first axis."""
-        return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trained)]
+        return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trainable)]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped.score.base import Cost, Sampled, Score, one_hot_rows
+from gapped.score import Cost, Draws, Score, one_hot_rows
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Neighbours(Score):
         # All samples of a run next to each other, as a batched product over the runs wants them.
         return one_hot_rows(logits, index.transpose(0, 1)).transpose(0, 1)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
-        noise, *rest = sampled
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        noise, *rest = draws
         gradients = []
         for (a, b, each), drawn, (_, own) in zip(self.members, noise, self._costs(cost), strict=True):
-            gradients.append(each.gradient(own, Sampled(drawn, *(tensor[:, a:b] for tensor in rest))))
+            gradients.append(each.gradient(own, Draws(drawn, *(tensor[:, a:b] for tensor in rest))))
         return torch.cat(gradients)
 
     def _costs(self, cost: Cost) -> Iterator[tuple[Score, Cost]]:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from gapped.errors import GappedError, reject
 from gapped.lab.fleet.layers import Linear, generators
-from gapped.score.network import Perceptron
 from gapped.score.nvil import NVIL
 from gapped.score.rebar import REBAR
-from gapped.score.trained import Trained
+from gapped.score.trainable import Perceptron, Trainable
 
 
 class Widths(NamedTuple):
@@ -44,14 +43,14 @@ class RunPerceptron(Perceptron):
         return y.view(runs, -1, size).transpose(0, 1).reshape(*samples, runs, size)
 
 
-def structure(estimator: Trained) -> Hashable:
+def structure(estimator: Trainable) -> Hashable:
     """What estimators with a state must have in common to be joined."""
     network = getattr(estimator, "network", None)
     rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples"))
     return network.hidden if isinstance(network, Perceptron) else network, rest
 
 
-def joined(same: Sequence[Trained], rows: int, widths: Widths | None) -> Trained:
+def joined(same: Sequence[Trainable], rows: int, widths: Widths | None) -> Trainable:
     """One estimator for all of `same`, whose state has a leading run axis.
 
     Runs have a batch axis, so that logits are ``(R, B, ...)`` with `rows` axes between run and category.
