@@ -18,8 +18,8 @@ from gapped.checks import in_eager_mode
 
 Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
-# On a CPU, larger inputs are computed so many numbers at a time, so that intermediate results take little memory
-# and stay in the cache.
+# On a CPU, larger inputs are computed so many numbers at a time: intermediate results take little memory and
+# stay in the cache.
 BLOCK = 1 << 17
 
 
