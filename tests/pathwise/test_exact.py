@@ -238,23 +238,3 @@ def test_reinmax_is_zgr_at_temperature_one(theta: Tensor) -> None:
     off = torch.eye(K, dtype=torch.float64) - p
     matrices = (jacobian_of_softmax(p) + off.unsqueeze(-1) * off.unsqueeze(-2)) / 2
     assert_close(observed_gradients(gapped.ReinMax(), theta, lambda z: z @ g), matrices @ g, EXACT)
-
-
-@every_case
-def test_masking_equals_deleting(case: str) -> None:
-    """Two categories more, one of them dominant, both masked: the gradient of the other five is unchanged."""
-    estimator, formula = CASES[case]
-    theta = THETAS["spread"]
-    kept = torch.tensor([0, 2, 3, 4, 6])
-    wide = torch.full((COPIES, 7), 50.0, dtype=torch.float64)
-    wide[:, kept] = theta
-    mask = torch.zeros(7, dtype=torch.bool)
-    mask[kept] = True
-    wide.requires_grad_()
-    sample = estimator.sample(wide, mask=mask, generator=seeded())
-    (gradients,) = torch.autograd.grad(COSTS["curved"](sample[:, kept]).sum(), wide)
-    drawn = sample[:, kept].argmax(-1)
-    table = formula_gradients(formula, theta, COSTS["curved"])
-    assert (sample[:, ~mask] == 0).all()
-    assert (gradients[:, ~mask] == 0).all()
-    assert_close(gradients[:, kept], table[drawn], EXACT)

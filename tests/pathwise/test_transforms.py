@@ -47,7 +47,7 @@ def gst_gradients(
 
 
 def compiles(test: Any) -> Any:
-    """A test that compiles: torch's tracer then warns about deprecated calls of its own."""
+    """A test in which torch compiles, or traces, and warns about deprecated calls of its own."""
     for message in (".*should not be instantiated", ".*torch.jit.* is deprecated"):
         test = pytest.mark.filterwarnings(f"ignore:{message}")(test)
     return pytest.mark.usefixtures("dynamo")(test)
@@ -128,7 +128,7 @@ def test_a_compiled_sample_may_be_changed_in_place() -> None:
 
 @compiles
 def test_gst_compiles_to_native_code() -> None:
-    """Native code draws other numbers; the gradient must be the closed form for what was drawn."""
+    """Native code draws other numbers; the gradient must be the closed form for its own draws."""
 
     @torch.compile(fullgraph=True)
     def program(logits: Tensor) -> Tensor:
@@ -178,6 +178,7 @@ def test_compiled_code_takes_a_falling_temperature() -> None:
     assert sample(logits, 1e6).max() < 0.34
 
 
+@compiles
 @pytest.mark.parametrize(
     "function",
     [

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, normal, seeded
+from conftest import normal, seeded
 from scipy import stats
+from score_problems import BINARY, SETTINGS, cost, free_network, oracle
 from statistical import require_law, require_rejected
-from test_score_exact import BINARY, SETTINGS, cost, oracle
 from torch import Tensor
 
 import gapped
@@ -49,18 +49,6 @@ def mean_vector_is(sample: Tensor, expected: Tensor) -> float:
     return float(stats.chi2.sf(statistic, int(varies.sum())))
 
 
-def flexible(theta: Tensor) -> torch.nn.Module:
-    """A network for RELAX, from relaxed samples to one number each, with weights that are far from zero."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Flatten(-2),
-        torch.nn.Linear(theta.numel(), 16),
-        torch.nn.Tanh(),
-        torch.nn.Linear(16, 1),
-        torch.nn.Flatten(-2),
-    ).double()
-
-
 MAKERS: dict[str, Any] = {
     "reinforce": lambda theta: gapped.Reinforce(),
     "rloo": lambda theta: gapped.RLOO(3),
@@ -71,7 +59,7 @@ MAKERS: dict[str, Any] = {
     "arsm": lambda theta: gapped.ARSM(),
     "rebar": lambda theta: gapped.REBAR(eta=0.7, tau=0.6).eval(),
     "rebar-negative": lambda theta: gapped.REBAR(eta=-1, tau=0.6).eval(),
-    "relax": lambda theta: gapped.RELAX(flexible(theta), tau=0.6).eval(),
+    "relax": lambda theta: gapped.RELAX(free_network(theta), tau=0.6).eval(),
 }
 DRAWN = [(name, setting) for name in MAKERS for setting in ("2x4", "2x4-steep", "1x8-masked")]
 DRAWN += [(name, setting) for name in ("arsm", "rebar", "relax") for setting in ("2x4-masked", "1x8-steep")]
@@ -186,101 +174,3 @@ def test_conditional_scores_have_the_law_of_rejected_ones() -> None:
     unconditional = plain[: len(kept)]
     wrong = torch.cat([kept, kept**2], -1) - torch.cat([unconditional, unconditional**2], -1)
     require_rejected(mean_vector_is(wrong, torch.zeros(16).double()))
-
-
-def wiggly(z: Tensor) -> Tensor:
-    """A cost whose continuation between the corners says little about the corners."""
-    return 3.0 + z @ normal(4, seed=6) + 2 * torch.cos(9 * (z @ normal(4, seed=7)))
-
-
-def train(estimator: Any, theta: Tensor, steps: int = 250) -> Any:
-    """Trained by its own variance loss alone."""
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.03)
-    leaf = theta.expand(256, *theta.shape).clone().requires_grad_()
-    for step in range(steps):
-        gapped.expectation(wiggly, leaf, estimator, generator=seeded(step))
-        optimiser.zero_grad()
-        estimator.variance_loss().backward()
-        optimiser.step()
-    assert leaf.grad is None
-    return estimator.eval()
-
-
-def spread_of(estimator: Any, theta: Tensor) -> float:
-    leaf = theta.expand(20_000, *theta.shape).clone().requires_grad_()
-    gapped.expectation(wiggly, leaf, estimator, generator=seeded(99)).sum().backward()
-    assert leaf.grad is not None
-    return float(leaf.grad.var(0).sum())
-
-
-def test_training_lowers_the_variance_and_relax_ends_below_rebar() -> None:
-    theta = normal(4, seed=8)
-    makers = {
-        "rebar": lambda: gapped.REBAR(eta=1.0, tau=0.3).double(),
-        "relax": lambda: gapped.RELAX(
-            torch.nn.Sequential(
-                torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1), torch.nn.Flatten(-2)
-            )
-        ).double(),
-    }
-    torch.manual_seed(3)
-    start = {name: spread_of(make(), theta) for name, make in makers.items()}
-    end = {name: spread_of(train(make(), theta), theta) for name, make in makers.items()}
-    assert end["rebar"] < 0.8 * start["rebar"]
-    assert end["relax"] < 0.8 * start["relax"]
-    assert end["relax"] < end["rebar"] < spread_of(gapped.Reinforce(), theta)
-
-
-def test_a_learned_baseline_lowers_the_variance() -> None:
-    """Costs whose level depends on the input: only NVIL's network can know it."""
-    x = normal(4_000, 3, seed=9)
-    theta = normal(4, seed=8)
-
-    def leveled(z: Tensor) -> Tensor:
-        return z @ normal(4, seed=6) + 5 * (x @ normal(3, seed=10))
-
-    def variance(estimator: Any, **how: Any) -> float:
-        leaf = theta.expand(len(x), 4).clone().requires_grad_()
-        gapped.expectation(leveled, leaf, estimator, generator=seeded(5), **how).sum().backward()
-        assert leaf.grad is not None
-        return float(leaf.grad.var(0).sum())
-
-    torch.manual_seed(0)
-    estimator = gapped.NVIL(torch.nn.Linear(3, 1).double(), scale=False).double()
-    before = variance(estimator, context=x)
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.1)
-    for _ in range(150):
-        variance(estimator, context=x)
-        optimiser.zero_grad()
-        estimator.variance_loss().backward()
-        optimiser.step()
-    assert variance(estimator, context=x) < 0.1 * before
-    assert variance(gapped.NVIL(scale=False)) > 0.5 * before
-
-
-@pytest.mark.parametrize("kind", ["rebar", "relax"])
-def test_the_variance_loss_has_the_slope_of_the_squared_gradient(kind: str) -> None:
-    """By finite differences with the same noise, for every number among the parameters."""
-    theta = SETTINGS["2x4-masked"]
-    estimator = MAKERS[kind](theta).double().train()
-    leaf = theta.expand(50, *theta.shape).clone().requires_grad_()
-
-    def squared() -> Tensor:
-        value = gapped.expectation(cost, leaf, estimator, generator=seeded(4))
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        return gradient.flatten(1).square().sum(-1).mean()
-
-    expected = squared()
-    loss = estimator.variance_loss()
-    assert_close(loss.detach(), expected)
-    loss.backward()
-    for parameter in estimator.parameters():
-        assert parameter.grad is not None
-        for place in range(min(parameter.numel(), 5)):
-            entry, step = parameter.data.view(-1)[place : place + 1], 1e-5
-            entry += step
-            above = squared()
-            entry -= 2 * step
-            below = squared()
-            entry += step
-            assert_close(parameter.grad.view(-1)[place], (above - below) / (2 * step), 1e-5)
