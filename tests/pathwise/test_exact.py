@@ -47,6 +47,7 @@ COSTS: dict[str, Cost] = {
 }
 
 
+# Formulas: the gradient given the selected category, written from the definition.
 def straight_through(tau: float) -> Formula:
     return lambda theta, _, g: gradient_through(lambda t: torch.softmax(t / tau, -1), theta, g)
 
