@@ -33,10 +33,10 @@ class Points(NamedTuple):
 
 
 def is_differentiated(logits: Tensor) -> bool:
-    """Whether somebody wants a derivative by these logits.
+    """Whether a derivative with respect to these logits is wanted.
 
-    A derivative along with the forward pass counts: there is none, and a sample without a gradient would
-    pass for one whose derivative is zero, where torch says that it is missing.
+    Forward-mode derivatives count. There are none, but without a gradient the sample would seem to have a
+    derivative of zero, where torch reports that it is missing.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
         return True
@@ -46,7 +46,7 @@ def is_differentiated(logits: Tensor) -> bool:
 
 
 def first_order(product: Callable[..., Tensor], anchor: Tensor, grad: Tensor, *rest: Any) -> Tensor:
-    """The gradient ``product(grad, *rest)`` of some logits; differentiating it again says why it cannot be.
+    """The gradient ``product(grad, *rest)`` of some logits, which refuses to be differentiated again.
 
     It stays connected to the logits, through themselves or an `anchor` that depends on them, and to the
     incoming gradient `grad`: otherwise a second derivative would silently be zero.
@@ -149,6 +149,11 @@ def _weighted(grad: Tensor, point: Tensor, weight: float | Tensor) -> Tensor:
     return product if weight == 1 else product.mul_(weight)
 
 
+def _save(ctx: Any, anchor: Tensor, points: Tensor, weights: Weights) -> None:
+    ctx.number = None if isinstance(weights, Tensor) else weights
+    ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
+
+
 class _WithPoints(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -156,10 +161,9 @@ class _WithPoints(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.mark_dirty(value)
         ctx.set_materialize_grads(False)
-        # An output without entries, kept for the backward pass: what depends on it depends on the logits.
+        # An output without entries, saved for the backward pass: what depends on it depends on the logits.
         anchor = logits.new_empty(0)
-        ctx.number = None if isinstance(weights, Tensor) else weights
-        ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
+        _save(ctx, anchor, points, weights)
         return value, anchor
 
     @staticmethod
@@ -172,25 +176,19 @@ class _WithPoints(torch.autograd.Function):
 
 
 @transformable
-class _TransformedWithPoints(torch.autograd.Function):
+class _TransformedWithPoints(_WithPoints):
     """`_WithPoints` in the form that compilers and function transforms understand."""
 
     @staticmethod
-    def forward(logits: Tensor, value: Tensor, points: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        logits: Tensor, value: Tensor, points: Tensor, weights: Weights
+    ) -> tuple[Tensor, Tensor]:
         # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
         return value.clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, _, points, weights = inputs
-        ctx.number = None if isinstance(weights, Tensor) else weights
-        ctx.save_for_backward(output[1], points, *([weights] if ctx.number is None else []))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None]:
-        anchor, points, *tensors = ctx.saved_tensors
-        weights = tensors[0] if tensors else ctx.number
-        return first_order(jacobian_product, anchor, grad, points, weights, anchor), None, None, None
+        _save(ctx, output[1], *inputs[2:])
 
 
 def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = False) -> Tensor:

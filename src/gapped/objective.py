@@ -59,7 +59,15 @@ def expectation(
             raise reject("estimator", f"{type(estimator).__name__} with hard=False", accepted)
         if context is not None:
             raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
-        return _through_the_sample(f, logits, estimator, mask, generator)
+        sample = estimator.sample(logits.unsqueeze(0), mask=mask, generator=generator)
+        costs = f(sample)
+        check_costs(costs, sample)
+        if sample.requires_grad and not costs.requires_grad:
+            accepted = (
+                "a differentiable function of it, or an estimator that needs none such as gapped.RLOO(2)"
+            )
+            raise reject("f", "costs without a derivative with respect to f's input", accepted)
+        return costs.mean(0)
     if not isinstance(estimator, Score):
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2)"
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
@@ -71,22 +79,3 @@ def expectation(
         return value
     gradient = torch.where(rows.detach() == -torch.inf, 0.0, gradient)
     return with_gradient(value, rows, gradient, keep=estimator.remembers)
-
-
-def _through_the_sample(
-    f: Callable[[Tensor], Tensor],
-    logits: Tensor,
-    estimator: Pathwise,
-    mask: Tensor | None,
-    generator: torch.Generator | None,
-) -> Tensor:
-    sample = estimator.sample(logits.unsqueeze(0), mask=mask, generator=generator)
-    costs = f(sample)
-    check_costs(costs, sample)
-    if sample.requires_grad and not costs.requires_grad:
-        raise reject(
-            "f",
-            "costs without a derivative with respect to f's input",
-            "a differentiable function of it, or an estimator that needs none such as gapped.RLOO(2)",
-        )
-    return costs.mean(0)

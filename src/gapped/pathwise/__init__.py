@@ -97,16 +97,23 @@ class Pathwise(ABC):
 
         `dim` is the category axis. Categories where the boolean `mask` is False do not exist; where `dim` is
         not the last axis, the mask needs all axes of the logits. Half precision is computed in float32 and
-        rounded once, at the end. What is random after the call does not depend on whether a gradient is
-        wanted. Inside one compiled graph `generator` must be None: torch.compile knows the default one alone.
+        rounded once, at the end. The generator's state after the call does not depend on whether a gradient
+        is wanted. In a compiled graph `generator` must be None: torch.compile supports only the default one.
 
         The sample may be changed in place, and so may the logits after it is drawn, except where a kernel
         draws it: kernels keep the logits and the temperatures for the backward pass, and autograd notices.
         """
-        rows = self._masked(logits, dim, mask, generator)
-        if dim in (-1, logits.dim() - 1):
-            return self._sample_rows(rows, generator)
-        return self._sample_rows(rows.movedim(dim, -1).contiguous(), generator).movedim(-1, dim)
+        rows, is_last = self._masked(logits, dim, mask, generator), dim in (-1, logits.dim() - 1)
+        if not is_last:
+            rows = rows.movedim(dim, -1).contiguous()
+        kernel = self._backend_for(rows)
+        if kernel is not None:
+            value = launch.sample(rows, kernel, generator)
+        else:
+            value, index, gradient = self.outcome(rows.detach(), generator, is_differentiated(rows))
+            if gradient is not None:
+                value = with_points(value, self.carrier(rows, index), *gradient)
+        return value if is_last else value.movedim(-1, dim)
 
     def choose(
         self,
@@ -144,13 +151,6 @@ class Pathwise(ABC):
         kernel = self.kernel(rows)
         launch.note_backend("torch" if kernel is None else "triton")
         return kernel
-
-    def _sample_rows(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-        kernel = self._backend_for(rows)
-        if kernel is not None:
-            return launch.sample(rows, kernel, generator)
-        value, index, gradient = self.outcome(rows.detach(), generator, is_differentiated(rows))
-        return value if gradient is None else with_points(value, self.carrier(rows, index), *gradient)
 
     def outcome(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True

@@ -47,12 +47,12 @@ class DisARM(Score):
         return fine_uniform(logits.shape[:-1], logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
-        phi = difference(logits[..., 1], logits[..., 0])
+        phi = _log_odds(logits)
         first, second = antithetic_bits(torch.sigmoid(simplex.accumulated(phi)), noise)
         return mark_absent(torch.stack([second, first]).long(), logits)
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
-        phi = difference(cost.logits[..., 1], cost.logits[..., 0])
+        phi = _log_odds(cost.logits)
         # One point minus the other is (-1)^{b2} [b1 != b2] in the second entry, its opposite in the first.
         points = one_hot_rows(cost.logits, draws.category)
         apart = points[0] - points[1]
@@ -74,8 +74,9 @@ def antithetic_bits(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return u < p, u >= 1 - p
 
 
-def difference(right: Tensor, left: Tensor) -> Tensor:
-    """`right - left`; 0 where neither exists, which no sample reaches."""
+def _log_odds(logits: Tensor) -> Tensor:
+    """The second logit less the first; 0 if neither category exists, which no sample reaches."""
+    left, right = logits.unbind(-1)
     return torch.where(right == left, 0.0, right - left)
 
 

@@ -97,10 +97,6 @@ class Exact(Score):
         raise NotImplementedError("an enumeration has no sampled gradient")
 
 
-def _first(like: Tensor) -> Tensor:
-    return (torch.arange(like.shape[-1], device=like.device) == 0).to(like.dtype)
-
-
 def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor) -> tuple[Tensor, Tensor]:
     """The joint values of such `number` ``(n,)``, ``(n, *batch, *variables)``, and their probabilities.
 
@@ -112,7 +108,8 @@ def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor)
     # A large level of the costs shows how far the weights are from a sum of 1.
     p = simplex.normalised(simplex.accumulated(logits))
     # A row without categories has one value, whatever the number it gets.
-    p = torch.where(mode.unsqueeze(-1) == categories, _first(p), p)
+    first = torch.arange(categories, device=p.device) == 0
+    p = torch.where(mode.unsqueeze(-1) == categories, first.to(p.dtype), p)
     index = index.expand(len(number), *logits.shape[:-1])
     weights = p.expand(len(number), *p.shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)
     if variables:
