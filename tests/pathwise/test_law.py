@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import TAU, every_member, lemma_1, normal, seeded
 from statistical import (
-    binomial,
     chi_squared,
     counts_of,
     gumbel_law,
@@ -103,51 +101,6 @@ def test_the_decoupled_forward_temperature_sets_the_law() -> None:
     require_law(chi_squared(counts, torch.softmax(logits.double() / 3, -1)))
     for wrong in (0.5, 1.0):
         require_rejected(chi_squared(counts, torch.softmax(logits.double() / wrong, -1)))
-
-
-# A vocabulary of this size is the widest row that is promised to work.
-VOCABULARY = 128_256
-
-
-def test_a_flat_tail_after_a_head_is_not_lost() -> None:
-    """Each tail category adds less than half a float32 step to the running sum; together they have 0.75%."""
-    logits = torch.full((VOCABULARY,), math.log(5.9e-8))
-    logits[0] = 0.0
-    rows, mass = 3_200, 1 - float(torch.softmax(logits.double(), -1)[0])
-    generator = seeded()
-    index = torch.cat([simplex.draw_index(logits.expand(200, -1), generator) for _ in range(rows // 200)])
-    require_law(binomial(int((index > 0).sum()), rows, mass))
-    running = np.cumsum(logits.exp().numpy(), dtype=np.float32)
-    uniform = torch.rand(rows, generator=seeded()).numpy()
-    lost = np.searchsorted(running, uniform * running[-1], side="right")
-    require_rejected(binomial(int((lost > 0).sum()), rows, mass))
-
-
-def test_a_flat_tail_is_drawn_evenly() -> None:
-    """Half the mass on the head, half spread over the tail: equally much in each 32nd, at each residue."""
-    logits = torch.zeros(VOCABULARY)
-    logits[0] = math.log(VOCABULARY - 1)
-    generator = seeded()
-    index = torch.cat([simplex.draw_index(logits.expand(200, -1), generator) for _ in range(10)])
-    tail = index[index > 0] - 1
-    require_law(binomial(len(tail), len(index), 0.5))
-    even = torch.full((32,), 1 / 32)
-    part = tail * 32 // (VOCABULARY - 1)
-    require_law(chi_squared(counts_of(part, 32), even))
-    require_law(chi_squared(counts_of(tail % 32, 32), even))
-
-    uniform = torch.rand(len(index), generator=seeded(), dtype=torch.float64)
-    running = torch.softmax(logits.double(), -1).cumsum(0)
-    # Twin: the sum is taken to be 1.1 of what it is, so the end of the tail is out of reach.
-    short = torch.searchsorted(running, uniform / 1.1, right=True)
-    short_part = (short[short > 0] - 1) * 32 // (VOCABULARY - 1)
-    require_rejected(chi_squared(counts_of(short_part, 32), even))
-    # Twin: the cumulative sum is rounded, so that only every thousandth category can be reached.
-    coarse = torch.searchsorted(running.bfloat16().double(), uniform, right=True)
-    require_rejected(chi_squared(counts_of((coarse[coarse > 0] - 1) % 32, 32), even))
-    # Twin: the sum is accumulated in float16 and never gets past the head.
-    stuck = np.searchsorted(np.cumsum(torch.softmax(logits, -1).numpy(), dtype=np.float16), uniform.numpy())
-    require_rejected(binomial(int((stuck < VOCABULARY).sum() - (stuck == 0).sum()), len(index), 0.5))
 
 
 def test_gumbel_noise_has_the_gumbel_law() -> None:

@@ -141,14 +141,3 @@ def test_the_category_axis_may_lie_anywhere() -> None:
     perturbed = logits.movedim(1, -1) + simplex.gumbel(torch.empty(3, 4, K).double(), seeded())
     value = gapped.gumbel_softmax(logits, 0.7, dim=1, generator=seeded())
     assert_close(value, torch.softmax(perturbed / 0.7, -1).movedim(-1, 1))
-
-
-def test_one_conditional_sample_has_the_gradient_of_gumbel_softmax_in_the_mean() -> None:
-    """Gumbel-Rao is Gumbel-Softmax's conditional mean: for many samples its gradients settle per category."""
-    logits, g = normal(1, K).repeat(64, 1), normal(1, K, seed=2).repeat(64, 1)
-    hard, gradient = pull(gapped.GumbelRao(samples=2_000), logits, g)
-    hard_1, gradient_1 = pull(gapped.GumbelRao(samples=1), logits, g)
-    assert torch.equal(hard, hard_1)
-    top = hard.sum(0).argmax()
-    spread, spread_1 = (x[hard[:, top] == 1].std(0).max() for x in (gradient, gradient_1))
-    assert spread < spread_1 / 10

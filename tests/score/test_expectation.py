@@ -311,15 +311,3 @@ def test_every_estimator_lowers_the_cost() -> None:
             optimiser.step()
         with torch.no_grad():
             assert gapped.expectation(distance, logits, gapped.Exact()).mean() < 0.4, estimator
-
-
-def test_disarm_has_two_categories() -> None:
-    estimator = gapped.estimator("disarm")
-    logits = normal(5, 3, 2).requires_grad_()
-    value = gapped.expectation(lambda z: z[..., 1].sum(-1) ** 2, logits, estimator, generator=seeded())
-    value.sum().backward()
-    assert value.shape == (5,)
-    assert_close(logits.grad.sum(-1), torch.zeros(5, 3, dtype=torch.float64))
-    assert (logits.grad != 0).any()
-    with pytest.raises(GappedError, match="3 categories for DisARM, expected two"):
-        gapped.expectation(lambda z: z.sum((-2, -1)), normal(5, 3), estimator)

@@ -111,38 +111,6 @@ def test_a_million_sticks_have_the_law_of_their_softmax() -> None:
     torch.testing.assert_close(law, torch.softmax(logits.double(), -1), rtol=1e-6, atol=0)
 
 
-def test_a_baseline_with_the_own_sample_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    theta = SETTINGS["2x4"]
-    monkeypatch.setattr("gapped.score.reinforce.leave_one_out", lambda costs: costs - costs.mean(0))
-    require_rejected(mean_vector_is(estimates(gapped.RLOO(3), theta), target(theta)))
-
-
-def test_importance_weighted_sticks_are_rejected_unless_ascending() -> None:
-    """Pairs of the chain weighted by p_k p_l / P(k, l), with the pair's law in closed form."""
-
-    def sample(order: Any) -> Tensor:
-        theta = SETTINGS["1x8-steep"]
-        logits = (theta - theta.max()).expand(EXAMPLES, 1, 8)
-        chain = gapped.DisARMSticks(order)
-        pair = chain.index(logits, chain.draw(logits, seeded())).squeeze(-1)
-        p = torch.softmax(theta[0], -1)
-        steps = p.argsort() if order == "ascending" else torch.arange(8)
-        sticks = p[steps] / p[steps].flip(0).cumsum(0).flip(0)
-        late = torch.cat([torch.ones(1).double(), (1 - 2 * sticks).clamp(min=0).cumprod(0)[:-1]])
-        # Both pass up to the earlier one, which is taken by one of them alone; the other goes on by itself.
-        at = steps.argsort()[pair]
-        first, second = at.amin(0), at.amax(0)
-        part = late[first] * torch.minimum(sticks, 1 - sticks)[first]
-        after = p[steps][second] / p[steps].flip(0).cumsum(0).flip(0)[(first + 1).clamp(max=7)]
-        ratio = torch.where(first < second, p[pair[0]] * p[pair[1]] / (part * after), 0.0).unsqueeze(-1)
-        points = torch.nn.functional.one_hot(pair, 8).double()
-        costs = cost(points.unsqueeze(-2))
-        return 0.5 * (costs[0] - costs[1]).unsqueeze(-1) * ratio * (points[0] - points[1])
-
-    require_law(mean_vector_is(sample("ascending"), target(SETTINGS["1x8-steep"])[1:]))
-    require_rejected(mean_vector_is(sample("given"), target(SETTINGS["1x8-steep"])[1:]))
-
-
 def test_arsm_without_normalised_noise_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin weighs by exponentials instead of their shares."""
     theta = SETTINGS["2x4"]
