@@ -130,10 +130,10 @@ def gst_logits(theta: Tensor, index: int, gap: Any) -> Tensor:
 
 
 def gst_surrogate(theta: Tensor, index: int, gap: Any, tau: float, detach: bool = True) -> Tensor:
-    moved = gst_logits(theta, index, gap)
+    perturbed = gst_logits(theta, index, gap)
     if detach:
-        moved = theta + (moved - theta).detach()
-    return torch.softmax(moved / tau, -1)
+        perturbed = theta + (perturbed - theta).detach()
+    return torch.softmax(perturbed / tau, -1)
 
 
 def gradient_through(surrogate: Callable[[Tensor], Tensor], theta: Tensor, g: Tensor) -> Tensor:

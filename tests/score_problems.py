@@ -165,7 +165,7 @@ def oracle(theta: Tensor) -> tuple[Tensor, Tensor]:
     """The expected cost and its gradient, by autograd through the product of the softmaxes."""
     leaf = theta.clone().requires_grad_()
     values, _ = joint(theta)
-    chosen = torch.softmax(leaf, -1).unsqueeze(0).expand(len(values), -1, -1)
-    weights = chosen.gather(-1, values.unsqueeze(-1)).squeeze(-1).prod(-1)
+    p = torch.softmax(leaf, -1).unsqueeze(0).expand(len(values), -1, -1)
+    weights = p.gather(-1, values.unsqueeze(-1)).squeeze(-1).prod(-1)
     expected = (weights * cost(torch.nn.functional.one_hot(values, theta.shape[-1]).double())).sum()
     return expected.detach(), torch.autograd.grad(expected, leaf)[0]

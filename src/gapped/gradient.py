@@ -198,8 +198,8 @@ def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = 
     depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. A gradient to
     `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
     """
-    kept = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
-    return _WithGradient.apply(value, logits, kept)[0]  # type: ignore[no-any-return, no-untyped-call]
+    hidden = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
+    return _WithGradient.apply(value, logits, hidden)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
@@ -211,19 +211,19 @@ def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
 class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(value: Tensor, logits: Tensor, gradient: Tensor | tuple[Tensor]) -> tuple[Tensor, Tensor]:
-        # A copy and an anchor, as above: value and logits may be changed in place.
+        # A copy, and an output without entries for the backward pass: both inputs may be changed in place.
         return value.clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         gradient = inputs[2]
-        ctx.kept = gradient if isinstance(gradient, tuple) else None
-        ctx.save_for_backward(output[1], *(() if ctx.kept else (gradient,)))
+        ctx.hidden = gradient if isinstance(gradient, tuple) else None
+        ctx.save_for_backward(output[1], *(() if ctx.hidden else (gradient,)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, None]:
         anchor, *saved = ctx.saved_tensors
-        (gradient,) = ctx.kept or saved
+        (gradient,) = ctx.hidden or saved
         return grad, first_order(_per_example, anchor, grad, gradient), None
 
 

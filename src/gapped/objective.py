@@ -36,7 +36,7 @@ def expectation(
     - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
       -inf, do not exist and get exactly zero gradient.
     - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`; with hard samples.
-    - `context`: what a learned baseline looks at, for `gapped.NVIL` alone.
+    - `context`: the input of a learned baseline, for `gapped.NVIL` alone.
 
     Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
 

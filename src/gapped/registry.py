@@ -51,10 +51,10 @@ def estimator(name: str, **options: Any) -> Estimator:
     >>> estimator("gst", gap=1.2)
     GST(tau=1.0, hard=True, gap=1.2, detach=True)
     """
-    known = options_of(name)
+    names = options_of(name)
     for option in options:
-        if option not in known:
-            accepted = f"one of {', '.join(known)}" if known else "none"
+        if option not in names:
+            accepted = f"one of {', '.join(names)}" if names else "none"
             raise GappedError(f"{name}: unknown option {option!r}, expected {accepted}")
     return _REGISTRY[name](**options)
 

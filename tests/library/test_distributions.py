@@ -101,8 +101,8 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     exact = torch.log_softmax(logits.double(), -1)
     d, eps = OneHotCategorical(logits=logits), torch.finfo(dtype).eps
     assert d.probs.dtype == d.logits.dtype == d.rsample().dtype == d.entropy().dtype == dtype
-    kept = exact.exp() > torch.finfo(dtype).tiny
-    torch.testing.assert_close(d.probs[kept].double(), exact.exp()[kept], rtol=eps, atol=0)
+    regular = exact.exp() > torch.finfo(dtype).tiny
+    torch.testing.assert_close(d.probs[regular].double(), exact.exp()[regular], rtol=eps, atol=0)
     torch.testing.assert_close(d.logits.double(), exact, rtol=eps, atol=0)
     entropy = -(exact.exp() * exact).sum()
     torch.testing.assert_close(d.entropy().double(), entropy, rtol=eps, atol=0)
@@ -346,9 +346,9 @@ def test_half_precision_keeps_a_long_tail() -> None:
     """Weights that float16 would round to zero have a third of the mass together."""
     logits = torch.full((2**16,), math.log(0.5 / 2**16), dtype=torch.float16)
     logits[0] = 0
-    chosen = OneHotCategorical(logits=logits).sample((200,), generator=seeded())[:, 0]
+    first = OneHotCategorical(logits=logits).sample((200,), generator=seeded())[:, 0]
     # Of 200 draws, fewer than 20 or more than 120 of the tail have a probability below 1e-9.
-    assert 20 <= int((chosen == 0).sum()) <= 120
+    assert 20 <= int((first == 0).sum()) <= 120
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_it_trains_inside_a_model() -> None:
         optimiser.zero_grad()
         (model(inputs) @ cost).mean().backward()
         optimiser.step()
-    chosen = model.eval()(inputs)
-    assert_close(chosen[:, 2].mean(), torch.tensor(1.0))
+    choices = model.eval()(inputs)
+    assert_close(choices[:, 2].mean(), torch.tensor(1.0))
 
 
 @pytest.mark.parametrize(

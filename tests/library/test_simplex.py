@@ -35,8 +35,8 @@ def test_softmax_and_log_softmax_equal_their_definitions_at_any_shift(shift: flo
 
 def test_a_row_with_nothing_allowed_normalises_to_nothing() -> None:
     logits = torch.tensor([[0.5, 1.0, -INF], [-INF, -INF, -INF]], dtype=torch.float64)
-    kept = torch.softmax(logits[0, :2], -1)
-    assert_close(simplex.softmax(logits)[0, :2], kept)
+    columns = torch.softmax(logits[0, :2], -1)
+    assert_close(simplex.softmax(logits)[0, :2], columns)
     assert simplex.softmax(logits)[0, 2] == 0
     assert simplex.softmax(logits)[1].tolist() == [0.0, 0.0, 0.0]
     assert simplex.log_softmax(logits)[1].tolist() == [-INF, -INF, -INF]
@@ -73,12 +73,12 @@ def test_drawing_marks_rows_without_a_sample_by_an_index_outside_of_the_categori
 def test_drawing_ignores_deleted_categories() -> None:
     """One uniform per row: with the same uniforms, -inf columns and absent columns give the same draw."""
     logits = normal(2_000, 6)
-    kept = torch.tensor([0, 2, 3, 5])
+    columns = torch.tensor([0, 2, 3, 5])
     mask = torch.zeros(6, dtype=torch.bool)
-    mask[kept] = True
+    mask[columns] = True
     with_mask = simplex.draw_index(simplex.masked(logits, mask), generator=seeded())
-    deleted = simplex.draw_index(logits[:, kept], generator=seeded())
-    assert torch.equal(with_mask, kept[deleted])
+    deleted = simplex.draw_index(logits[:, columns], generator=seeded())
+    assert torch.equal(with_mask, columns[deleted])
 
 
 def test_many_draws_are_those_of_many_rows_at_the_price_of_one() -> None:

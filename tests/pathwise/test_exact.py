@@ -97,10 +97,10 @@ def observed_gradients(estimator: Any, theta: Tensor, cost: Cost, **how: Any) ->
     sample = estimator.sample(logits, generator=seeded(), **how)
     assert_one_hot(sample)
     (gradients,) = torch.autograd.grad(cost(sample).sum(), logits)
-    drawn = sample.argmax(-1)
-    assert set(drawn.tolist()) == set(range(K)), "too few copies to see every category"
-    table = torch.stack([gradients[drawn == i][0] for i in range(K)])
-    assert_close(gradients, table[drawn], 1e-13)
+    indices = sample.argmax(-1)
+    assert set(indices.tolist()) == set(range(K)), "too few copies to see every category"
+    table = torch.stack([gradients[indices == i][0] for i in range(K)])
+    assert_close(gradients, table[indices], 1e-13)
     return table
 
 
@@ -164,8 +164,8 @@ def test_soft_gst_is_the_softmax_of_the_gapped_logits(
     expected = [gst_surrogate(theta, i, gap(p[i]) if callable(gap) else gap, tau) for i in range(K)]
     logits = theta.repeat(COPIES, 1)
     soft = estimator.sample(logits, generator=seeded())
-    drawn = gapped.straight_through(logits, hard=True, generator=seeded()).argmax(-1)
-    assert_close(soft, torch.stack(expected)[drawn], EXACT)
+    indices = gapped.straight_through(logits, hard=True, generator=seeded()).argmax(-1)
+    assert_close(soft, torch.stack(expected)[indices], EXACT)
 
 
 @every_theta

@@ -179,6 +179,6 @@ def test_one_sample_gumbel_rao_has_the_law_of_gumbel_softmax(winner: int) -> Non
     rao = gapped.gumbel_rao(logits, 0.5, samples=1, generator=seeded(1))
     plain = gapped.gumbel_softmax(logits, 0.5, generator=seeded(2))
     averaged = gapped.gumbel_rao(logits, 0.5, samples=2, generator=seeded(3))
-    given = [soft[soft.argmax(-1) == winner][:, winner] for soft in (rao, plain, averaged)]
-    require_law(two_sample(given[0], given[1]))
-    require_rejected(two_sample(given[2], given[1]))
+    entries = [soft[soft.argmax(-1) == winner][:, winner] for soft in (rao, plain, averaged)]
+    require_law(two_sample(entries[0], entries[1]))
+    require_rejected(two_sample(entries[2], entries[1]))

@@ -69,15 +69,15 @@ def test_the_gradient_at_a_masked_category_does_not_leak(name: str) -> None:
 def test_masking_equals_deleting(name: str) -> None:
     """Same uniforms, same draws; and the same gradients where no further noise is used."""
     logits, weight = normal(500, K), normal(500, K, seed=2)
-    kept = torch.tensor([0, 1, 4])
+    columns = torch.tensor([0, 1, 4])
     mask = torch.zeros(K, dtype=torch.bool)
-    mask[kept] = True
+    mask[columns] = True
     logits[:, ~mask] += 20
     sample, gradient = pull(make(name), logits, weight, mask=mask)
-    deleted, gradient_deleted = pull(make(name), logits[:, kept], weight[:, kept])
-    assert torch.equal(sample[:, kept], deleted)
+    deleted, gradient_deleted = pull(make(name), logits[:, columns], weight[:, columns])
+    assert torch.equal(sample[:, columns], deleted)
     if not name.startswith("gumbel-rao"):
-        assert_close(gradient[:, kept], gradient_deleted)
+        assert_close(gradient[:, columns], gradient_deleted)
 
 
 @every_variant

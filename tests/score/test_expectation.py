@@ -43,8 +43,8 @@ def test_value_and_the_ordinary_gradient_inside_the_cost(name: str) -> None:
     assert_one_hot(hard)
     again = Model()
     if name == "exact":
-        chosen = (hard * torch.softmax(logits.detach(), -1)).sum(-1).prod(-1)
-        expected = (chosen * again.cost(hard)).sum(0)
+        weights = (hard * torch.softmax(logits.detach(), -1)).sum(-1).prod(-1)
+        expected = (weights * again.cost(hard)).sum(0)
     else:
         expected = again.cost(hard).mean(0)
     assert_close(value.detach(), expected.detach())
@@ -155,20 +155,20 @@ def test_masked_categories_are_not_there(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SCORES if name != "disarm-tree"])
 def test_masking_equals_deleting(name: str) -> None:
     """With the noise of what is left: uniforms by rank for sticks, Gumbels by category, one uniform else."""
-    wide, kept = torch.full((50, 5), 50.0).double(), torch.tensor([0, 2, 3])
-    wide[:, kept] = normal(50, 3)
-    mask = torch.zeros(5, dtype=torch.bool).index_fill(0, kept, True)
+    wide, columns = torch.full((50, 5), 50.0).double(), torch.tensor([0, 2, 3])
+    wide[:, columns] = normal(50, 3)
+    mask = torch.zeros(5, dtype=torch.bool).index_fill(0, columns, True)
     estimator, model = build(name), Model(5)
 
     def narrow_cost(z: Tensor) -> Tensor:
-        return model.cost(torch.zeros(*z.shape[:-1], 5).double().index_copy(-1, kept, z))
+        return model.cost(torch.zeros(*z.shape[:-1], 5).double().index_copy(-1, columns, z))
 
-    drawn = [] if name == "exact" else estimator.draw(wide.masked_fill(~mask, -torch.inf), seeded())
+    wide_noise = [] if name == "exact" else estimator.draw(wide.masked_fill(~mask, -torch.inf), seeded())
     results = []
-    for logits, f, how in ((wide, model.cost, {"mask": mask}), (wide[:, kept], narrow_cost, {})):
+    for logits, f, how in ((wide, model.cost, {"mask": mask}), (wide[:, columns], narrow_cost, {})):
         leaf = logits.clone().requires_grad_()
         other = copy.deepcopy(estimator)
-        noise = drawn if how else _narrow(name, drawn, kept)
+        noise = wide_noise if how else _narrow(name, wide_noise, columns)
         kind = type("Replayed", (type(other),), {"draw": lambda self, *_, noise=noise: noise})
         object.__setattr__(other, "__class__", kind)
         value = gapped.expectation(f, leaf, other, **how)
@@ -176,18 +176,18 @@ def test_masking_equals_deleting(name: str) -> None:
     (value, gradient), (narrow_value, narrow_gradient) = results
     if name != "arsm":  # the mean over more swaps
         assert_close(value, narrow_value)
-    assert_close(gradient[:, kept], narrow_gradient)
+    assert_close(gradient[:, columns], narrow_gradient)
     assert (gradient[:, ~mask] == 0).all()
 
 
-def _narrow(name: str, drawn: Any, kept: Tensor) -> Any:
+def _narrow(name: str, wide_noise: Any, columns: Tensor) -> Any:
     if name in ("rebar", "relax"):
-        return type(drawn)(*(noise[..., kept] for noise in drawn))
+        return type(wide_noise)(*(noise[..., columns] for noise in wide_noise))
     if name == "disarm-sticks":
-        return drawn[..., 2:]
+        return wide_noise[..., 2:]
     if name == "arsm":
-        return drawn[..., kept]
-    return drawn if name == "exact" else torch.searchsorted(kept, drawn)
+        return wide_noise[..., columns]
+    return wide_noise if name == "exact" else torch.searchsorted(columns, wide_noise)
 
 
 @every_score

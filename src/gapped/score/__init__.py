@@ -31,13 +31,13 @@ class Cost:
     logits: Tensor
     """``(*batch, *variables, K)``."""
     dtype: torch.dtype
-    """What `f` is given: the dtype of the user's logits."""
+    """The dtype of the user's logits, which is that of the samples that `f` gets."""
     context: Tensor | None = None
-    """What a learned baseline may look at."""
+    """The input of a learned baseline."""
 
     def __call__(self, points: Tensor) -> Tensor:
         """The costs ``(n, *batch)`` of `points` ``(n, *batch, *variables, K)``, in the graph of `f`."""
-        # Points that are differentiated are needed as they are: f gets its own to write into.
+        # Points that are differentiated must not change: f gets a copy to write into.
         costs = self.f(points.to(self.dtype, copy=points.requires_grad))
         check_costs(costs, points)
         return costs

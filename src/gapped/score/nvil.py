@@ -93,8 +93,8 @@ class NVIL(Trainable):
         assert self.network is not None
         assert cost.context is not None
         context = cost.context.detach()
-        known = isinstance(self.network, Perceptron)
-        baseline: Tensor = self.network(context, batch) if known else self.network(context)
+        is_perceptron = isinstance(self.network, Perceptron)
+        baseline: Tensor = self.network(context, batch) if is_perceptron else self.network(context)
         if baseline.shape == (*batch, 1):
             baseline = baseline.squeeze(-1)
         if baseline.shape != batch:

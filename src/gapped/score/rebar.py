@@ -152,8 +152,10 @@ class RELAX(REBAR):
         relaxed, slope = super().control(cost, soft, train)
 
         def network(points: Tensor) -> Tensor:
-            known = isinstance(self.network, Perceptron)
-            free: Tensor = self.network(points, relaxed.shape) if known else self.network(points.clone())
+            is_perceptron = isinstance(self.network, Perceptron)
+            free: Tensor = (
+                self.network(points, relaxed.shape) if is_perceptron else self.network(points.clone())
+            )
             return free
 
         free, pull = pullback(network, soft, train)

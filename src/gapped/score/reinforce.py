@@ -24,7 +24,7 @@ class Reinforce(Score):
     - Bias: none. Variance: without a baseline it grows with the square of the cost's level.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
 
-    >>> import gapped
+    >>> import torch, gapped
     >>> logits = torch.zeros(3, requires_grad=True)
     >>> gapped.expectation(lambda z: z.sum(-1), logits, Reinforce(samples=4))
     tensor(1., grad_fn=<_WithGradientBackward>)
@@ -66,7 +66,7 @@ class RLOO(Score):
     - Bias: none.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
 
-    >>> import gapped
+    >>> import torch, gapped
     >>> logits = torch.zeros(3, requires_grad=True)
     >>> gapped.expectation(lambda z: z.sum(-1), logits, RLOO(4)).backward()
     >>> logits.grad
@@ -94,6 +94,7 @@ class RLOO(Score):
 def leave_one_out(costs: Tensor) -> Tensor:
     """Each cost less the mean of the others, along the leading axis.
 
+    >>> import torch
     >>> leave_one_out(torch.tensor([1.0, 2.0, 6.0]))
     tensor([-3.0000, -1.5000,  4.5000])
     """

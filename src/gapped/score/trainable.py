@@ -86,8 +86,8 @@ class Trainable(torch.nn.Module, Score):
             losses, result = estimate()
             if losses.numel() == 0:
                 return result
-            given = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
-            slopes = {name: s for name, s in zip(parameters, given, strict=True) if s is not None}
+            gradients = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
+            slopes = {name: s for name, s in zip(parameters, gradients, strict=True) if s is not None}
         if losses.numel() and not is_recomputation():
             loss = losses.detach().mean()
             self._loss = loss if self._loss is None else self._loss + loss
