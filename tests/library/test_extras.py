@@ -41,7 +41,7 @@ def test_nothing_is_trained_that_could_not_be_reported(hidden: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("hidden", "files", "said"),
+    ("hidden", "files", "line"),
     [("sklearn", 4, "digits needs scikit-learn"), ("pooch", 3, "mnist: downloading needs pooch")],
 )
 def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
