@@ -1,4 +1,4 @@
-"""What several test files share: the registry as parameters, seeded generators, closed forms, a browser.
+"""Shared by many test files: the registry as parameters, seeded generators, closed forms, a browser.
 
 The closed forms are written from the definitions, entry by entry, and differentiated by torch's autograd
 or by explicit matrices; they share no code with the package.
@@ -6,10 +6,11 @@ or by explicit matrices; they share no code with the package.
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -20,19 +21,26 @@ from torch import Tensor
 import gapped
 
 # Every registered estimator whose sample carries the gradient. A new one is tested by being registered.
-MEMBERS = tuple(name for name, cls in gapped.estimators().items() if hasattr(cls, "sample"))
-# ReinMax defines a gradient and no surrogate sample, so it has no soft form.
-SOFT = tuple(name for name in MEMBERS if name != "reinmax")
-# Those whose forward value uses one uniform per row; the others draw one Gumbel variable per category.
-INVERSE_CDF = ("straight-through", "gst", "gumbel-rao", "reinmax")
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "gumbel-softmax": gapped.gumbel_softmax,
-    "straight-through": gapped.straight_through,
-    "gst": gapped.gst,
-    "gumbel-rao": gapped.gumbel_rao,
-    "reinmax": gapped.reinmax,
-    "decoupled": gapped.decoupled_gumbel_softmax,
-}
+KINDS: dict[str, Any] = dict(gapped.estimators("pathwise"))
+MEMBERS = tuple(KINDS)
+SOFT = tuple(name for name, kind in KINDS.items() if kind.has_surrogate)
+# Those that draw one uniform per row and nothing else.
+INVERSE_CDF = tuple(name for name, kind in KINDS.items() if kind.draw is gapped.Pathwise.draw)
+
+
+def function_of(kind: type) -> Callable[..., Tensor]:
+    """The public function in the file of an estimator that takes the place of `F.gumbel_softmax`."""
+    values = [getattr(gapped, name) for name in gapped.__all__]
+    functions = [value for value in values if inspect.isfunction(value)]
+    (function,) = (
+        each
+        for each in functions
+        if each.__module__ == kind.__module__ and "hard" in inspect.signature(each).parameters
+    )
+    return function
+
+
+FUNCTIONS = {name: function_of(kind) for name, kind in KINDS.items()}
 # Other than 1, and legal for every member (ReinMax is meant for tau >= 1).
 TAU = 2.0
 
@@ -86,6 +94,18 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> 
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
+def assert_equal(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    """Two tuples of tensors agree bit for bit."""
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def assert_all_close(actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float = 1e-12) -> None:
+    """Two tuples of tensors agree up to rounding."""
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert_close(ours, theirs, tolerance)
+
+
 def jacobian_of_softmax(q: Tensor) -> Tensor:
     """J(q) = diag(q) - q q^T for each row of q."""
     return torch.diag_embed(q) - q.unsqueeze(-1) * q.unsqueeze(-2)
@@ -110,10 +130,10 @@ def gst_logits(theta: Tensor, index: int, gap: Any) -> Tensor:
 
 
 def gst_surrogate(theta: Tensor, index: int, gap: Any, tau: float, detach: bool = True) -> Tensor:
-    moved = gst_logits(theta, index, gap)
+    perturbed = gst_logits(theta, index, gap)
     if detach:
-        moved = theta + (moved - theta).detach()
-    return torch.softmax(moved / tau, -1)
+        perturbed = theta + (perturbed - theta).detach()
+    return torch.softmax(perturbed / tau, -1)
 
 
 def gradient_through(surrogate: Callable[[Tensor], Tensor], theta: Tensor, g: Tensor) -> Tensor:

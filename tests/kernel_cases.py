@@ -30,7 +30,7 @@ from gapped.gradient import with_points
 from gapped.kernels import runner
 from gapped.kernels.primitives import exponential, gumbel, rao_bits, row_block, store_rows
 from gapped.kernels.sampling import launch, short_rows, split_rows
-from gapped.pathwise.base import Draw
+from gapped.pathwise import Draw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # For `pytestmark`: the files that run kernels belong to `pytest -m gpu` where there is a GPU.

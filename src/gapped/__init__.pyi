@@ -1,4 +1,4 @@
-"""The public names, each once: type checkers read this file, and `gapped/__init__.py` does."""
+"""The public names, each once: type checkers, `gapped/__init__.py` and the registry read this file."""
 
 from gapped import distributions as distributions
 from gapped import nn as nn
@@ -11,32 +11,34 @@ from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.errors import GappedError as GappedError
 from gapped.kernels.sampling.launch import backend_used as backend_used
 from gapped.objective import expectation as expectation
-from gapped.pathwise.base import Pathwise as Pathwise
+from gapped.pathwise import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax
 from gapped.pathwise.decoupled import decoupled_gumbel_softmax as decoupled_gumbel_softmax
 from gapped.pathwise.gst import GST as GST
 from gapped.pathwise.gst import gst as gst
 from gapped.pathwise.gst import gst_index as gst_index
-from gapped.pathwise.gumbel import GumbelSoftmax as GumbelSoftmax
-from gapped.pathwise.gumbel import gumbel_softmax as gumbel_softmax
 from gapped.pathwise.gumbel_rao import GumbelRao as GumbelRao
 from gapped.pathwise.gumbel_rao import gumbel_rao as gumbel_rao
+from gapped.pathwise.gumbel_softmax import GumbelSoftmax as GumbelSoftmax
+from gapped.pathwise.gumbel_softmax import gumbel_softmax as gumbel_softmax
 from gapped.pathwise.reinmax import ReinMax as ReinMax
 from gapped.pathwise.reinmax import reinmax as reinmax
 from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
 from gapped.registry import estimator as estimator
 from gapped.registry import estimators as estimators
+from gapped.score import Score as Score
 from gapped.score.arsm import ARSM as ARSM
-from gapped.score.base import Score as Score
 from gapped.score.disarm import DisARM as DisARM
+from gapped.score.disarm_sticks import DisARMSticks as DisARMSticks
 from gapped.score.disarm_tree import DisARMTree as DisARMTree
 from gapped.score.exact import Exact as Exact
 from gapped.score.muprop import MuProp as MuProp
 from gapped.score.nvil import NVIL as NVIL
 from gapped.score.rebar import REBAR as REBAR
 from gapped.score.rebar import RELAX as RELAX
+from gapped.score.reinforce import RLOO as RLOO
 from gapped.score.reinforce import Reinforce as Reinforce
-from gapped.score.rloo import RLOO as RLOO
-from gapped.score.sticks import DisARMSticks as DisARMSticks
 from gapped.simplex import expected_gap as expected_gap
+
+_HOME: dict[str, str]

@@ -1,4 +1,4 @@
-"""Checks of arguments, once, where they come in: what came, what is accepted."""
+"""Checks of arguments, in the public functions: each error names what came and what is accepted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_count(name: str, count: object, least: int = 1) -> None:
 def check_level(name: str, level: object, *, positive: bool) -> None:
     """Check a temperature or a gap: a number in float32's range, or a tensor of such numbers.
 
-    Values inside a tensor are looked at on the CPU only: elsewhere that would wait for the device.
+    Values inside a tensor are checked on the CPU only: on a GPU that would wait for the device.
     """
     accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
     if isinstance(level, Tensor):
@@ -43,7 +43,7 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
             raise reject(name, kind, f"{accepted}, real and without gradient")
         if not _all_valid(level, positive):
             raise reject(name, "a tensor with values out of range", accepted)
-    # Comparisons alone: compiled code has no other way to look at a number that changes.
+    # Comparisons alone: compiled code cannot inspect a changing number otherwise.
     elif not _is_number(level) or not level >= 0 or (positive and level == 0):
         raise reject(name, level, accepted)
     elif level > _FLOAT32.max or (positive and level < _FLOAT32.tiny):
@@ -56,8 +56,18 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return extra >= 0 and all(n in (1, m) for n, m in zip(shape, target[extra:], strict=True))
 
 
+ROWS = "the logits' shape without the category axis"
+
+
+def check_fit(name: str, level: object, target: tuple[int, ...], meaning: str) -> None:
+    """Check that an option that is a tensor broadcasts to `target`; `meaning` says what that is."""
+    if isinstance(level, Tensor) and not broadcasts(tuple(level.shape), tuple(target)):
+        accepted = f"a shape that broadcasts to {tuple(target)}, {meaning}"
+        raise reject(name, f"a tensor of shape {tuple(level.shape)}", accepted)
+
+
 def _is_number(level: object) -> TypeGuard[float]:
-    # Old compilers know tuples of classes alone. The last one is what numpy's scalars are.
+    # Old compilers support only tuples of classes here. The last one is for numpy's scalars.
     return isinstance(level, (int, float, numbers.Real)) and not isinstance(level, bool)
 
 
@@ -98,7 +108,7 @@ _unseen: ContextVar[bool] = ContextVar("_unseen", default=False)
 
 @contextmanager
 def values_unseen() -> Iterator[None]:
-    """No check of values, as on a GPU: the NaN of one run must not end those that it trains with."""
+    """Skip checks of values, as on a GPU: the NaN of one run must not end the runs that train beside it."""
     token = _unseen.set(True)
     try:
         yield

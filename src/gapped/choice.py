@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from gapped.gradient import Points, first_order, handle, jacobian_product, trans
 from gapped.kernels.sampling import launch
 
 Pull = Callable[..., Tensor]
-"""``pull(index, grad, at_index, *kept)``: the gradient of the logits for one of the sample, dense or at the
-chosen entries only."""
+"""``pull(index, grad, at_index, *tensors)``: the gradient of the logits for one of the sample, which is dense
+or, with `at_index`, given at the selected entries only."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class Choice:
     With the one-hot sample :math:`D` that is never written,
 
     - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up;
-    - `gate`: the entry :math:`D_i = 1` of the chosen category itself, to be multiplied with what a router's
-      chosen branch returns. What the other branches would have returned counts as zero.
+    - `gate`: the entry :math:`D_i = 1` of the selected category, to be multiplied with the result of the
+      branch that a router selects. The results of the other branches count as zero.
     """
 
     index: Tensor
-    """The chosen categories, int64, ``(*rows)``. A row without categories has index `K`, one with a NaN
+    """The selected categories, int64, ``(*rows)``. A row without categories has index `K`, one with a NaN
     or +inf `K + 1`."""
     _logits: Tensor = field(repr=False)
     _pull: Pull = field(repr=False)
-    _kept: tuple[Tensor | None, ...] = field(repr=False)
-    """What the gradient depends on besides the index."""
+    _tensors: tuple[Tensor | None, ...] = field(repr=False)
+    """The tensors that the gradient depends on besides the index."""
     _versions: tuple[int, ...] = field(default=(), repr=False)
-    """Versions of what is kept when the choice was drawn, where the caller's own tensors are among it."""
+    """Versions of these tensors when the choice was drawn, if some of them are the caller's own."""
 
     def select(self, table: Tensor) -> Tensor:
         """``table[index]`` for a table of shape ``(K, *rest)``: ``(*rows, *rest)``.
@@ -52,49 +52,47 @@ class Choice:
         tensor([20., 10.], grad_fn=<_SelectBackward>)
         """
         categories = self._logits.shape[-1]
-        if not isinstance(table, Tensor) or table.dim() == 0 or table.shape[0] != categories:
-            came = (
-                f"shape {tuple(table.shape)}" if isinstance(table, Tensor) else f"type {type(table).__name__}"
-            )
-            raise reject(
-                "table", f"an object of {came}", f"a tensor with {categories} rows, one per category"
-            )
+        accepted = f"a tensor with {categories} rows, one per category"
+        if not isinstance(table, Tensor):
+            raise reject("table", f"an object of type {type(table).__name__}", accepted)
+        if table.shape[:1] != (categories,):
+            raise reject("table", f"a tensor of shape {tuple(table.shape)}", accepted)
         if not table.is_floating_point():
             accepted = "a floating-point tensor; for others take table[choice.index]"
             raise reject("table", f"a tensor of {table.dtype}", accepted)
         self._check_versions()
-        if not self._kept:
+        if not self._tensors:
             return _look_up(table, self.index)
-        return _Select.apply(self._logits, table, self.index, self._pull, *self._kept)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return _Select.apply(self._logits, table, self.index, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
         self._check_versions()
-        if not self._kept:
+        if not self._tensors:
             return _gate_of(self._logits, self.index)
-        return _Gate.apply(self._logits, self.index, self._pull, *self._kept)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return _Gate.apply(self._logits, self.index, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_versions(self) -> None:
-        # From its use on autograd looks after these tensors, but the choice is older than that.
-        if self._versions and self._versions != _versions(self._kept):
+        # Autograd checks these tensors from the first use of the choice on, but not before it.
+        if self._versions and self._versions != _versions(self._tensors):
             raise RuntimeError(
                 "gapped: the logits, temperatures or gaps of a choice were changed after it was drawn"
             )
 
 
-def _versions(kept: tuple[Tensor | None, ...]) -> tuple[int, ...]:
-    return tuple(each._version for each in kept if each is not None)
+def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    return tuple(each._version for each in tensors if each is not None)
 
 
 def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     """A choice drawn by the kernels."""
     logits = rows.detach()
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
-    kept = (logits, index, stats, key, *kernel.tensors)
-    chosen = index.view(rows.shape[:-1]).long()
+    tensors = (logits, index, stats, key, *kernel.tensors)
+    index = index.view(rows.shape[:-1]).long()
     if not rows.requires_grad:
-        return Choice(chosen, rows, _pull_points, ())
-    return Choice(chosen, handle(rows), partial(_pull_kernel, kernel), kept, _versions(kept))
+        return Choice(index, rows, _pull_points, ())
+    return Choice(index, handle(rows), partial(_pull_kernel, kernel), tensors, _versions(tensors))
 
 
 def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
@@ -113,12 +111,12 @@ def _pull_kernel(
     grad: Tensor,
     at_index: bool,
     logits: Tensor,
-    chosen: Tensor,
+    flat_index: Tensor,
     stats: Tensor | None,
     key: Tensor,
     *levels: Tensor,
 ) -> Tensor:
-    return launch.backward(logits, chosen, stats, key, grad, kernel, at_index=at_index)
+    return launch.backward(logits, flat_index, stats, key, grad, kernel, at_index=at_index)
 
 
 def _pull_points(
@@ -159,56 +157,54 @@ def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
 class _Select(torch.autograd.Function):
     @staticmethod
     def forward(
-        logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *kept: Tensor | None
+        logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         # With an output without entries for the backward pass: what depends on it depends on the logits.
         return _look_up(table, index), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, table, index, ctx.pull, *kept = inputs
-        ctx.save_for_backward(output[1], table, index, *kept)
+        _, table, index, ctx.pull, *tensors = inputs
+        ctx.save_for_backward(output[1], table, index, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, table, index, *kept = ctx.saved_tensors
+        anchor, table, index, *tensors = ctx.saved_tensors
         categories, width = table.shape[0], math.prod(table.shape[1:])
 
         def for_logits(grad: Tensor) -> Tensor:
-            # Whoever calls backward inside of autocast wants no gradient in half precision.
+            # A backward pass inside of autocast must not round the gradient to half precision.
             with torch.autocast(grad.device.type, enabled=False):
                 flat = grad.reshape(*index.shape, width) @ table.reshape(categories, width).mT
-            pulled: Tensor = ctx.pull(index, flat.to(anchor.dtype), False, *kept)
-            return pulled
+            return cast(Tensor, ctx.pull(index, flat.to(anchor.dtype), False, *tensors))
 
         def for_table(grad: Tensor) -> Tensor:
             flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
             where = index.clamp(max=categories - 1)
-            summed: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, categories, -1, False)
-            return summed.view_as(table)
+            sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, categories, -1, False)
+            return sums.view_as(table)
 
-        needed = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)
-        first, second = (first_order(product, anchor, grad) if asked else None for product, asked in needed)
-        return first, second, None, None, *(None for _ in kept)
+        wants = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)
+        first, second = (first_order(product, anchor, grad) if wanted else None for product, wanted in wants)
+        return first, second, None, None, *(None for _ in tensors)
 
 
 @transformable
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(logits: Tensor, index: Tensor, pull: Pull, *kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(logits: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         return _gate_of(logits, index), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, index, ctx.pull, *kept = inputs
-        ctx.save_for_backward(output[1], index, *kept)
+        _, index, ctx.pull, *tensors = inputs
+        ctx.save_for_backward(output[1], index, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, index, *kept = ctx.saved_tensors
+        anchor, index, *tensors = ctx.saved_tensors
 
         def product(grad: Tensor) -> Tensor:
-            pulled: Tensor = ctx.pull(index, grad, True, *kept)
-            return pulled
+            return cast(Tensor, ctx.pull(index, grad, True, *tensors))
 
-        return first_order(product, anchor, grad), None, None, *(None for _ in kept)
+        return first_order(product, anchor, grad), None, None, *(None for _ in tensors)

@@ -12,7 +12,7 @@ from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 from gapped import simplex
 from gapped.checks import check_logits, check_mask, holds
 from gapped.errors import GappedError, reject
-from gapped.pathwise.base import Pathwise
+from gapped.pathwise import Pathwise
 from gapped.pathwise.gst import GST
 
 

@@ -33,8 +33,8 @@ def reject(argument: str, got: Any, accepted: str) -> GappedError:
     >>> reject("tau", 0, "a positive number")
     GappedError('tau: got 0, expected a positive number')
     """
-    shown = printable(got) if isinstance(got, str) and " " in got else repr(got)
-    return GappedError(f"{argument}: got {shown}, expected {accepted}")
+    text = printable(got) if isinstance(got, str) and " " in got else repr(got)
+    return GappedError(f"{argument}: got {text}, expected {accepted}")
 
 
 def listing(names: Iterable[str], most: int | None = None) -> str:
@@ -43,10 +43,10 @@ def listing(names: Iterable[str], most: int | None = None) -> str:
     >>> listing(["a", "b", "c"]), listing(["a"]), listing([]), listing("abcde", most=4)
     ('a, b and c', 'a', 'none', 'a, b, c and 2 more')
     """
-    known = list(names)
-    if most is not None and len(known) > most:
-        known = [*known[: most - 1], f"{len(known) - most + 1} more"]
-    return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else "none"
+    words = list(names)
+    if most is not None and len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more"]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else "none"
 
 
 def printable(text: str) -> str:

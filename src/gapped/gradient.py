@@ -18,8 +18,8 @@ from gapped.checks import in_eager_mode
 
 Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
-# On a CPU, larger inputs are computed so many numbers at a time: what is needed in between stays in the cache
-# and takes no memory to speak of.
+# On a CPU, larger inputs are computed so many numbers at a time: intermediate results take little memory and
+# stay in the cache.
 BLOCK = 1 << 17
 
 
@@ -33,10 +33,10 @@ class Points(NamedTuple):
 
 
 def is_differentiated(logits: Tensor) -> bool:
-    """Whether somebody wants a derivative by these logits.
+    """Whether a derivative with respect to these logits is wanted.
 
-    A derivative along with the forward pass counts: there is none, and a sample without a gradient would
-    pass for one whose derivative is zero, where torch says that it is missing.
+    Forward-mode derivatives count. There are none, but without a gradient the sample would seem to have a
+    derivative of zero, where torch reports that it is missing.
     """
     if torch.is_grad_enabled() and logits.requires_grad:
         return True
@@ -46,7 +46,7 @@ def is_differentiated(logits: Tensor) -> bool:
 
 
 def first_order(product: Callable[..., Tensor], anchor: Tensor, grad: Tensor, *rest: Any) -> Tensor:
-    """The gradient ``product(grad, *rest)`` of some logits; differentiating it again says why it cannot be.
+    """The gradient ``product(grad, *rest)`` of some logits, which refuses to be differentiated again.
 
     It stays connected to the logits, through themselves or an `anchor` that depends on them, and to the
     incoming gradient `grad`: otherwise a second derivative would silently be zero.
@@ -104,7 +104,7 @@ def with_points(value: Tensor, logits: Tensor, points: Tensor, weights: Weights)
 
 def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tensor) -> Tensor:
     r"""The product :math:`\sum_m w_m J(q_m) g`, computed in the dtype of `points`, in the dtype of `like`."""
-    if points.device.type != "cpu" or points.numel() <= BLOCK or not in_eager_mode():
+    if not needs_blocks(points):
         return _product(grad.to(points.dtype), points, weights).to(like.dtype)
     categories = points.shape[-1]
     result = torch.empty(grad.shape, dtype=like.dtype, device=points.device)
@@ -118,8 +118,13 @@ def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tenso
     return result
 
 
+def needs_blocks(values: Tensor) -> bool:
+    """Whether `values` are computed block by block: large ones are, in eager code on a CPU."""
+    return values.numel() > BLOCK and values.device.type == "cpu" and in_eager_mode()
+
+
 def blocks(rows: int, numbers: int) -> Iterator[slice]:
-    """`rows` rows of so many `numbers` each, in blocks."""
+    """Slices of so many `rows`, of so many `numbers` each, that make up at most `BLOCK` numbers."""
     step = max(BLOCK // max(numbers, 1), 1)
     return (slice(start, start + step) for start in range(0, rows, step))
 
@@ -144,6 +149,11 @@ def _weighted(grad: Tensor, point: Tensor, weight: float | Tensor) -> Tensor:
     return product if weight == 1 else product.mul_(weight)
 
 
+def _save(ctx: Any, anchor: Tensor, points: Tensor, weights: Weights) -> None:
+    ctx.number = None if isinstance(weights, Tensor) else weights
+    ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
+
+
 class _WithPoints(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -151,10 +161,9 @@ class _WithPoints(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.mark_dirty(value)
         ctx.set_materialize_grads(False)
-        # An output without entries, kept for the backward pass: what depends on it depends on the logits.
+        # An output without entries, saved for the backward pass: what depends on it depends on the logits.
         anchor = logits.new_empty(0)
-        ctx.number = None if isinstance(weights, Tensor) else weights
-        ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
+        _save(ctx, anchor, points, weights)
         return value, anchor
 
     @staticmethod
@@ -167,25 +176,19 @@ class _WithPoints(torch.autograd.Function):
 
 
 @transformable
-class _TransformedWithPoints(torch.autograd.Function):
+class _TransformedWithPoints(_WithPoints):
     """`_WithPoints` in the form that compilers and function transforms understand."""
 
     @staticmethod
-    def forward(logits: Tensor, value: Tensor, points: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        logits: Tensor, value: Tensor, points: Tensor, weights: Weights
+    ) -> tuple[Tensor, Tensor]:
         # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
         return value.clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, _, points, weights = inputs
-        ctx.number = None if isinstance(weights, Tensor) else weights
-        ctx.save_for_backward(output[1], points, *([weights] if ctx.number is None else []))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None]:
-        anchor, points, *tensors = ctx.saved_tensors
-        weights = tensors[0] if tensors else ctx.number
-        return first_order(jacobian_product, anchor, grad, points, weights, anchor), None, None, None
+        _save(ctx, output[1], *inputs[2:])
 
 
 def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = False) -> Tensor:
@@ -195,8 +198,8 @@ def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = 
     depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. A gradient to
     `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
     """
-    kept = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
-    return _WithGradient.apply(value, logits, kept)[0]  # type: ignore[no-any-return, no-untyped-call]
+    hidden = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
+    return _WithGradient.apply(value, logits, hidden)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
@@ -208,19 +211,19 @@ def _per_example(grad: Tensor, gradient: Tensor) -> Tensor:
 class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(value: Tensor, logits: Tensor, gradient: Tensor | tuple[Tensor]) -> tuple[Tensor, Tensor]:
-        # A copy and an anchor, as above: value and logits may be changed in place.
+        # A copy, and an output without entries for the backward pass: both inputs may be changed in place.
         return value.clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         gradient = inputs[2]
-        ctx.kept = gradient if isinstance(gradient, tuple) else None
-        ctx.save_for_backward(output[1], *(() if ctx.kept else (gradient,)))
+        ctx.hidden = gradient if isinstance(gradient, tuple) else None
+        ctx.save_for_backward(output[1], *(() if ctx.hidden else (gradient,)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, None]:
         anchor, *saved = ctx.saved_tensors
-        (gradient,) = ctx.kept or saved
+        (gradient,) = ctx.hidden or saved
         return grad, first_order(_per_example, anchor, grad, gradient), None
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_logits, check_mask
 from gapped.errors import reject
-from gapped.pathwise.base import Pathwise
+from gapped.pathwise import Pathwise
 
 
 class Sample(torch.nn.Module):

@@ -11,8 +11,8 @@ from gapped import simplex
 from gapped.checks import check_generator, check_logits, check_mask
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Cost, Score, check_costs
+from gapped.pathwise import Pathwise
+from gapped.score import Cost, Score, check_costs
 
 
 def expectation(
@@ -36,7 +36,7 @@ def expectation(
     - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
       -inf, do not exist and get exactly zero gradient.
     - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`; with hard samples.
-    - `context`: what a learned baseline looks at, for `gapped.NVIL` alone.
+    - `context`: the input of a learned baseline, for `gapped.NVIL` alone.
 
     Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
 
@@ -59,7 +59,15 @@ def expectation(
             raise reject("estimator", f"{type(estimator).__name__} with hard=False", accepted)
         if context is not None:
             raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
-        return _through_the_sample(f, logits, estimator, mask, generator)
+        sample = estimator.sample(logits.unsqueeze(0), mask=mask, generator=generator)
+        costs = f(sample)
+        check_costs(costs, sample)
+        if sample.requires_grad and not costs.requires_grad:
+            accepted = (
+                "a differentiable function of it, or an estimator that needs none such as gapped.RLOO(2)"
+            )
+            raise reject("f", "costs without a derivative with respect to f's input", accepted)
+        return costs.mean(0)
     if not isinstance(estimator, Score):
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2)"
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
@@ -71,22 +79,3 @@ def expectation(
         return value
     gradient = torch.where(rows.detach() == -torch.inf, 0.0, gradient)
     return with_gradient(value, rows, gradient, keep=estimator.remembers)
-
-
-def _through_the_sample(
-    f: Callable[[Tensor], Tensor],
-    logits: Tensor,
-    estimator: Pathwise,
-    mask: Tensor | None,
-    generator: torch.Generator | None,
-) -> Tensor:
-    sample = estimator.sample(logits.unsqueeze(0), mask=mask, generator=generator)
-    costs = f(sample)
-    check_costs(costs, sample)
-    if sample.requires_grad and not costs.requires_grad:
-        raise reject(
-            "f",
-            "costs without a derivative with respect to f's input",
-            "a differentiable function of it, or an estimator that needs none such as gapped.RLOO(2)",
-        )
-    return costs.mean(0)

@@ -3,64 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
 from typing import Any, Literal
 
+import gapped
 from gapped.errors import GappedError, reject
-from gapped.pathwise.base import Pathwise
-from gapped.pathwise.decoupled import DecoupledGumbelSoftmax
-from gapped.pathwise.gst import GST
-from gapped.pathwise.gumbel import GumbelSoftmax
-from gapped.pathwise.gumbel_rao import GumbelRao
-from gapped.pathwise.reinmax import ReinMax
-from gapped.pathwise.straight_through import StraightThrough
-from gapped.score.arsm import ARSM
-from gapped.score.base import Score
-from gapped.score.disarm import DisARM
-from gapped.score.disarm_tree import DisARMTree
-from gapped.score.exact import Exact
-from gapped.score.muprop import MuProp
-from gapped.score.nvil import NVIL
-from gapped.score.rebar import REBAR, RELAX
-from gapped.score.reinforce import Reinforce
-from gapped.score.rloo import RLOO
-from gapped.score.sticks import DisARMSticks
+from gapped.pathwise import Pathwise
+from gapped.score import Score
 
 Estimator = Pathwise | Score
 
-_FAMILIES: Mapping[str, Mapping[str, type[Estimator]]] = MappingProxyType(
-    {
-        "pathwise": MappingProxyType(
-            {
-                "gumbel-softmax": GumbelSoftmax,
-                "straight-through": StraightThrough,
-                "gst": GST,
-                "gumbel-rao": GumbelRao,
-                "reinmax": ReinMax,
-                "decoupled": DecoupledGumbelSoftmax,
-            }
-        ),
-        "score": MappingProxyType(
-            {
-                "reinforce": Reinforce,
-                "nvil": NVIL,
-                "rloo": RLOO,
-                "muprop": MuProp,
-                "disarm": DisARM,
-                "disarm-tree": DisARMTree,
-                "disarm-sticks": DisARMSticks,
-                "rebar": REBAR,
-                "relax": RELAX,
-                "arsm": ARSM,
-                "exact": Exact,
-            }
-        ),
-    }
-)
-_REGISTRY: Mapping[str, type[Estimator]] = MappingProxyType(
-    {name: kind for members in _FAMILIES.values() for name, kind in members.items()}
-)
+
+def _members(family: type[Estimator]) -> Mapping[str, type[Estimator]]:
+    """The public classes of a family by their `name`, in the order of `gapped/__init__.pyi`."""
+    folder = f"{family.__module__}."
+    homes = {name: home for name, home in gapped._HOME.items() if home.startswith(folder)}
+    values = [getattr(import_module(home), name) for name, home in homes.items()]
+    kinds = [value for value in values if isinstance(value, type) and issubclass(value, family)]
+    return MappingProxyType({kind.name: kind for kind in kinds})
+
+
+_FAMILIES = MappingProxyType({"pathwise": _members(Pathwise), "score": _members(Score)})
+_REGISTRY: Mapping[str, type[Estimator]] = MappingProxyType({**_FAMILIES["pathwise"], **_FAMILIES["score"]})
 
 
 def estimators(family: Literal["pathwise", "score"] | None = None) -> Mapping[str, type[Estimator]]:
@@ -85,10 +51,10 @@ def estimator(name: str, **options: Any) -> Estimator:
     >>> estimator("gst", gap=1.2)
     GST(tau=1.0, hard=True, gap=1.2, detach=True)
     """
-    known = options_of(name)
+    names = options_of(name)
     for option in options:
-        if option not in known:
-            accepted = f"one of {', '.join(known)}" if known else "none"
+        if option not in names:
+            accepted = f"one of {', '.join(names)}" if names else "none"
             raise GappedError(f"{name}: unknown option {option!r}, expected {accepted}")
     return _REGISTRY[name](**options)
 

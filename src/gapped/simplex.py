@@ -66,7 +66,9 @@ def draw_index(logits: Tensor, generator: torch.Generator | None = None) -> Tens
     return inverse_cdf(weights, generator) + weights[..., 0].isnan()
 
 
-def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def inverse_cdf(
+    weights: Tensor, generator: torch.Generator | None = None, samples: int | None = None
+) -> Tensor:
     r"""Draw one category per row in proportion to non-negative `weights`, with one uniform per row.
 
     The draw is the first category whose cumulative weight exceeds :math:`u \sum_j w_j`. The running sum is
@@ -76,21 +78,17 @@ def inverse_cdf(weights: Tensor, generator: torch.Generator | None = None) -> Te
     always exceeds it.
 
     Returns int64 indices of shape ``weights.shape[:-1]``; `K` for a row of zeros or NaNs, where nothing
-    exceeds anything.
+    exceeds anything. With `samples`, so many independent draws per row, ``(samples, *rows)``, that share the
+    running sum.
     """
     cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
     total = cumulative[..., -1:]
-    threshold = uniform(total.shape, total, generator) * total
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-
-
-def inverse_cdf_samples(weights: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """`samples` draws of `inverse_cdf` per row, ``(samples, *rows)``, from one sum; `K + 1` for NaNs."""
-    cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
-    total = cumulative[..., -1:]
+    if samples is None:
+        threshold = uniform(total.shape, total, generator) * total
+        return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
     u = uniform((samples, *total.shape[:-1]), total, generator).movedim(0, -1)
     index = torch.searchsorted(cumulative, (u * total).contiguous(), right=True)
-    return (index + total.isnan()).movedim(-1, 0).contiguous()
+    return index.movedim(-1, 0).contiguous()
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:

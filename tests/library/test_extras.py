@@ -25,8 +25,8 @@ COMMAND = "import runpy; sys.argv = ['gapped', *{!r}]; runpy.run_module('gapped'
 @pytest.mark.parametrize("arguments", [[], ["--version"], ["compare"], ["doctor"]])
 def test_the_command_says_what_to_install(arguments: list[str], tmp_path: Path) -> None:
     done = without(LAB, COMMAND.format(arguments), tmp_path)
-    said = 'gapped: the gapped command needs typer and rich: pip install "gapped[lab]"\n'
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    line = 'gapped: the gapped command needs typer and rich: pip install "gapped[lab]"\n'
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 @pytest.mark.parametrize("hidden", ["scipy", "matplotlib", "jinja2", "sklearn"])
@@ -41,11 +41,11 @@ def test_nothing_is_trained_that_could_not_be_reported(hidden: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("hidden", "files", "said"),
+    ("hidden", "files", "line"),
     [("sklearn", 4, "digits needs scikit-learn"), ("pooch", 3, "mnist: downloading needs pooch")],
 )
 def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str, files: int, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str, files: int, line: str
 ) -> None:
     for name in ("GAPPED_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -62,7 +62,7 @@ def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
         )
     done = without([hidden], COMMAND.format(["reproduce", *names, "--device", "cpu"]), tmp_path)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert line in done.stderr
     assert not list(tmp_path.rglob("*.jsonl"))
 
 

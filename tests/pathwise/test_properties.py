@@ -1,13 +1,14 @@
-"""Properties 0 to 3 of the paper's section 3, over the registry, and the ablations that lack one.
+"""Properties 1 to 3 of the paper's section 3, over the registry, and the ablations that lack one.
 
-0. The hard sample follows p = softmax(theta).
+Property 0, that the hard sample follows p = softmax(theta), is tested in test_law.py. The others are:
+
 1. Consistency: the largest entry of the surrogate is the selected category.
 2. Zero-gradient perturbation: the surrogate is softmax((theta + m) / tau) with m constant, so that its
    gradient is J(h) g / tau.
 3. Strict gap: given the category, the two largest perturbed logits differ in expectation by more than zero.
 
-Each property is a function that says whether it holds. A member is expected to have all of them, unless it
-is listed with the one it lacks, and then it must be seen to lack it.
+Each property is a function that returns whether it holds. A member must have all of them, unless its class
+states the one it lacks (`is_consistent`), and then the test must find it lacking.
 """
 
 from __future__ import annotations
@@ -17,26 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, every_member, every_soft_member, normal, pull, seeded, through_softmax
-from statistical import LEVEL, chi_squared, counts_of, require_law, require_rejected
+from conftest import KINDS, every_soft_member, normal, pull, seeded, through_softmax
+from variants import make_single
 
 import gapped
 
-# The mean of several softmaxes is not one softmax: Gumbel-Rao has perturbed logits when it takes one sample.
-SINGLE: dict[str, dict[str, Any]] = {"gumbel-rao": {"samples": 1}}
-LACKS_CONSISTENCY = {"straight-through"}
-
 ROW = torch.tensor([0.9, 0.55, -0.3, 0.1], dtype=torch.float64)
-
-
-def make(name: str, **options: Any) -> Any:
-    return gapped.estimator(name, **SINGLE.get(name, {}), **options)
-
-
-def forward_law(estimator: Any) -> float:
-    """Property 0, as the p-value of its chi-squared test."""
-    index = estimator.sample(ROW.expand(50_000, -1), generator=seeded()).argmax(-1)
-    return chi_squared(counts_of(index, 4), torch.softmax(ROW, -1))
 
 
 def is_consistent(estimator: Any) -> bool:
@@ -66,19 +53,9 @@ def smallest_expected_gap(estimator: Any) -> float:
     return min(float(gap[index == i].mean()) for i in range(4))
 
 
-@every_member
-def test_property_0_forward_law(name: str) -> None:
-    require_law(forward_law(make(name)))
-
-
-def test_property_0_fails_for_a_tempered_forward() -> None:
-    require_rejected(forward_law(gapped.DecoupledGumbelSoftmax(tau_forward=2.0)))
-    assert LEVEL < 1e-6
-
-
 @every_soft_member
 def test_property_1_consistency(name: str) -> None:
-    assert is_consistent(make(name)) is (name not in LACKS_CONSISTENCY)
+    assert is_consistent(make_single(name)) is KINDS[name].is_consistent
 
 
 @pytest.mark.parametrize("options", [{"samples": 100}, {"samples": 3, "tau": 0.1}], ids=str)
@@ -97,7 +74,7 @@ def test_property_1_fails_for_the_ablations(ablation: Any) -> None:
 @every_soft_member
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
 def test_property_2_zero_gradient_perturbation(name: str, tau: float) -> None:
-    assert perturbation_has_no_gradient(make(name, tau=tau))
+    assert perturbation_has_no_gradient(make_single(name, tau=tau))
 
 
 @pytest.mark.parametrize("gap", [0.0, 1.0, 1.2])
@@ -112,12 +89,12 @@ def test_property_2_fails_for_the_ablations(gap: float, tau: float) -> None:
 def test_property_3_strict_gap(name: str, tau: float) -> None:
     if name == "decoupled":
         # Its logits are tempered before the noise is added: in units of logits the noise is tau G.
-        assert smallest_expected_gap(make(name, tau=tau, tau_forward=tau)) > 0.9 * tau
-    elif name == "straight-through":
-        # Not a gap around the selected category, only the distance of the two most likely ones.
-        assert smallest_expected_gap(make(name, tau=tau)) == pytest.approx(0.35)
+        assert smallest_expected_gap(make_single(name, tau=tau, tau_forward=tau)) > 0.9 * tau
+    elif KINDS[name].is_consistent:
+        assert smallest_expected_gap(make_single(name, tau=tau)) > 0.9
     else:
-        assert smallest_expected_gap(make(name, tau=tau)) > 0.9
+        # Not a gap around the selected category, only the distance of the two most likely ones.
+        assert smallest_expected_gap(make_single(name, tau=tau)) == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize("gap", [0.8, 1.0, 1.2])
@@ -130,14 +107,3 @@ def test_property_3_the_gap_is_the_one_asked_for(gap: float, detach: bool) -> No
 @pytest.mark.parametrize("detach", [True, False])
 def test_property_3_fails_for_the_ablations(detach: bool) -> None:
     assert smallest_expected_gap(gapped.GST(gap=0.0, detach=detach)) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_the_gap_leaves_logits_that_are_low_enough_alone() -> None:
-    """m2 lowers only what is above max - gap; everything else keeps its distance from the selected logit."""
-    logits = torch.tensor([[0.0, -0.5, -3.0]], dtype=torch.float64).repeat(200, 1)
-    hard = gapped.gst(logits, hard=True, generator=seeded())
-    soft = gapped.gst(logits, generator=seeded()).log()
-    first = hard[:, 0] == 1
-    assert first.any()
-    distance = soft[first][:, :1] - soft[first]
-    assert_close(distance, torch.tensor([[0.0, 1.0, 3.0]], dtype=torch.float64).expand_as(distance))

@@ -44,18 +44,18 @@ def one_hot_argmax(x: Tensor) -> Tensor:
 
 
 def check(
-    estimator: Any, logits: Tensor, g: Tensor, kept: Tensor, mask: Tensor | None, expected: Any
+    estimator: Any, logits: Tensor, g: Tensor, columns: Tensor, mask: Tensor | None, expected: Any
 ) -> None:
     """`expected` is (hard, soft, gradient) on the kept categories."""
     hard, soft, gradient = expected
     for wanted, is_hard in ((hard, True), (soft, False)):
-        value, pulled = pull(replace(estimator, hard=is_hard), logits, g, mask=mask)
+        value, slope = pull(replace(estimator, hard=is_hard), logits, g, mask=mask)
         gone = torch.ones(K, dtype=torch.bool)
-        gone[kept] = False
-        assert_close(value[..., kept], wanted)
-        assert_close(pulled[..., kept], gradient, 1e-11)
+        gone[columns] = False
+        assert_close(value[..., columns], wanted)
+        assert_close(slope[..., columns], gradient, 1e-11)
         assert (value[..., gone] == 0).all()
-        assert (pulled[..., gone] == 0).all()
+        assert (slope[..., gone] == 0).all()
 
 
 def test_drawing_inverts_the_cumulative_sum_at_one_uniform() -> None:
@@ -78,9 +78,9 @@ def test_drawing_reaches_every_category_of_a_flat_tail() -> None:
     tail = {seed: float(u) for seed, u in uniforms.items() if u * total > 1}
     assert len(tail) > 20
     expected = torch.tensor([1 + int((u * total - 1) / weight) for u in tail.values()])
-    drawn = torch.stack([simplex.draw_index(logits, seeded(seed)) for seed in tail])
+    indices = torch.stack([simplex.draw_index(logits, seeded(seed)) for seed in tail])
     # The weights are float32's, right to 1e-6 of themselves: at the far end, a fraction of a category.
-    assert ((drawn - expected).abs() <= 1).all()
+    assert ((indices - expected).abs() <= 1).all()
     rounded = logits.exp().double().cumsum(-1).float().double()
     skipped = torch.searchsorted(rounded, torch.tensor(list(tail.values())) * total, right=True)
     assert not ((skipped - expected).abs() <= 1).all(), "the test cannot see rounding"
@@ -90,11 +90,11 @@ def test_drawing_reaches_every_category_of_a_flat_tail() -> None:
 @every_tau
 @every_mask
 def test_gumbel_softmax(shape: tuple[int, ...], tau: float, mask: Tensor | None) -> None:
-    logits, g, kept = problem(shape, mask)
-    perturbed = (logits + simplex.gumbel(logits, seeded()))[..., kept]
+    logits, g, columns = problem(shape, mask)
+    perturbed = (logits + simplex.gumbel(logits, seeded()))[..., columns]
     h = torch.softmax(perturbed / tau, -1)
-    expected = one_hot_argmax(perturbed), h, through_softmax(h, g[..., kept], tau)
-    check(gapped.GumbelSoftmax(tau=tau), logits, g, kept, mask, expected)
+    expected = one_hot_argmax(perturbed), h, through_softmax(h, g[..., columns], tau)
+    check(gapped.GumbelSoftmax(tau=tau), logits, g, columns, mask, expected)
 
 
 @every_shape
@@ -102,12 +102,12 @@ def test_gumbel_softmax(shape: tuple[int, ...], tau: float, mask: Tensor | None)
 @every_mask
 @pytest.mark.parametrize("tau_forward", [0.5, 1.0, 3.0])
 def test_decoupled(shape: tuple[int, ...], tau: float, mask: Tensor | None, tau_forward: float) -> None:
-    logits, g, kept = problem(shape, mask)
-    noise = simplex.gumbel(logits, seeded())[..., kept]
-    h = torch.softmax(logits[..., kept] / tau + noise, -1)
-    hard = one_hot_argmax(logits[..., kept] / tau_forward + noise)
+    logits, g, columns = problem(shape, mask)
+    noise = simplex.gumbel(logits, seeded())[..., columns]
+    h = torch.softmax(logits[..., columns] / tau + noise, -1)
+    hard = one_hot_argmax(logits[..., columns] / tau_forward + noise)
     estimator = gapped.DecoupledGumbelSoftmax(tau=tau, tau_forward=tau_forward)
-    check(estimator, logits, g, kept, mask, (hard, h, through_softmax(h, g[..., kept], tau)))
+    check(estimator, logits, g, columns, mask, (hard, h, through_softmax(h, g[..., columns], tau)))
 
 
 @every_shape
@@ -115,16 +115,18 @@ def test_decoupled(shape: tuple[int, ...], tau: float, mask: Tensor | None, tau_
 @every_mask
 @pytest.mark.parametrize("samples", [1, 7])
 def test_gumbel_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, samples: int) -> None:
-    logits, g, kept = problem(shape, mask)
+    logits, g, columns = problem(shape, mask)
     generator = seeded()
     allowed = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
     index = simplex.draw_index(allowed, generator)
     own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
     noisy = simplex.conditional_gumbel(torch.log_softmax(allowed, -1), index, samples, own)
-    each = torch.softmax(noisy[..., kept] / tau, -1)
-    hard = torch.eye(K, dtype=torch.float64)[index][..., kept]
-    gradient = through_softmax(each, g[..., kept].expand_as(each), tau).mean(0)
-    check(gapped.GumbelRao(tau=tau, samples=samples), logits, g, kept, mask, (hard, each.mean(0), gradient))
+    each = torch.softmax(noisy[..., columns] / tau, -1)
+    hard = torch.eye(K, dtype=torch.float64)[index][..., columns]
+    gradient = through_softmax(each, g[..., columns].expand_as(each), tau).mean(0)
+    check(
+        gapped.GumbelRao(tau=tau, samples=samples), logits, g, columns, mask, (hard, each.mean(0), gradient)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -141,14 +143,3 @@ def test_the_category_axis_may_lie_anywhere() -> None:
     perturbed = logits.movedim(1, -1) + simplex.gumbel(torch.empty(3, 4, K).double(), seeded())
     value = gapped.gumbel_softmax(logits, 0.7, dim=1, generator=seeded())
     assert_close(value, torch.softmax(perturbed / 0.7, -1).movedim(-1, 1))
-
-
-def test_one_conditional_sample_has_the_gradient_of_gumbel_softmax_in_the_mean() -> None:
-    """Gumbel-Rao is Gumbel-Softmax's conditional mean: for many samples its gradients settle per category."""
-    logits, g = normal(1, K).repeat(64, 1), normal(1, K, seed=2).repeat(64, 1)
-    hard, gradient = pull(gapped.GumbelRao(samples=2_000), logits, g)
-    hard_1, gradient_1 = pull(gapped.GumbelRao(samples=1), logits, g)
-    assert torch.equal(hard, hard_1)
-    top = hard.sum(0).argmax()
-    spread, spread_1 = (x[hard[:, top] == 1].std(0).max() for x in (gradient, gradient_1))
-    assert spread < spread_1 / 10

@@ -13,59 +13,23 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from conftest import assert_close, normal
+from score_problems import (
+    BINARY,
+    INF,
+    SETTINGS,
+    Law,
+    cost,
+    every_binary_setting,
+    every_setting,
+    joint,
+    oracle,
+    rows_of,
+)
 from torch import Tensor
 
 import gapped
 
 EXACT = 1e-10
-INF = float("inf")
-
-
-def rows_of(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-# Two variables of four categories and one of eight; with a first stick above 1/2, with masked categories.
-SETTINGS = {
-    "2x4": normal(2, 4, seed=11),
-    "2x4-steep": rows_of([2.5, -0.3, 0.4, 0.1], [1.9, -1.0, 0.2, -0.5]),
-    "2x4-masked": rows_of([0.3, -INF, 1.1, -0.4], [-INF, 0.7, -INF, 0.2]),
-    "1x8": normal(1, 8, seed=12),
-    "1x8-steep": rows_of([2.5, 0.4, -1.0, 0.9, 0.1, -0.6, 0.3, 0.5]),
-    "1x8-masked": rows_of([0.4, -INF, -1.0, -INF, -INF, 0.6, 0.3, -0.2]),
-}
-BINARY = {
-    "3x2": normal(3, 2, seed=13),
-    "3x2-steep": rows_of([3.0, -1.0], [-0.2, 2.2], [0.1, 0.1]),
-    "3x2-masked": rows_of([0.3, 0.9], [-INF, 0.4], [0.2, -1.0]),
-}
-every_setting = pytest.mark.parametrize("theta", SETTINGS.values(), ids=SETTINGS)
-every_binary_setting = pytest.mark.parametrize("theta", BINARY.values(), ids=BINARY)
-
-
-def cost(z: Tensor) -> Tensor:
-    """Curved, with variables that interact, at a level far from zero; ``(..., L, K)`` to ``(...)``."""
-    flat = z.flatten(-2)
-    size = flat.shape[-1]
-    a, b = normal(size, size, seed=2), normal(size, seed=3)
-    return 2.0 + torch.sin(2 * (flat @ b)) + ((flat @ a) * flat).sum(-1) + 0.1 * ((flat @ a) ** 3).sum(-1)
-
-
-class Law(NamedTuple):
-    """Everything that noise can be, ``(..., N, ...)``, and how likely it is, ``(N,)``."""
-
-    noise: Tensor
-    weights: Tensor
-
-
-def joint(theta: Tensor) -> Law:
-    """All joint values ``(N, L)`` of the variables and their probabilities."""
-    variables, categories = theta.shape
-    values = torch.tensor(list(itertools.product(range(categories), repeat=variables)))
-    weights = torch.ones(len(values), dtype=torch.float64)
-    for variable in range(variables):
-        weights = weights * torch.softmax(theta[variable], -1)[values[:, variable]]
-    return Law(values, weights)
 
 
 def independent(theta: Tensor, samples: int) -> Law:
@@ -73,16 +37,6 @@ def independent(theta: Tensor, samples: int) -> Law:
     values, weights = joint(theta)
     picks = torch.cartesian_prod(*[torch.arange(len(values))] * samples).reshape(-1, samples)
     return Law(values[picks].movedim(1, 0), weights[picks].prod(-1))
-
-
-def oracle(theta: Tensor) -> tuple[Tensor, Tensor]:
-    """The expected cost and its gradient, by autograd through the product of the softmaxes."""
-    leaf = theta.clone().requires_grad_()
-    values, _ = joint(theta)
-    chosen = torch.softmax(leaf, -1).unsqueeze(0).expand(len(values), -1, -1)
-    weights = chosen.gather(-1, values.unsqueeze(-1)).squeeze(-1).prod(-1)
-    expected = (weights * cost(torch.nn.functional.one_hot(values, theta.shape[-1]).double())).sum()
-    return expected.detach(), torch.autograd.grad(expected, leaf)[0]
 
 
 def replayed(
@@ -110,15 +64,6 @@ def assert_unbiased(values: Tensor, gradients: Tensor, weights: Tensor, theta: T
     assert_close(mean_of(values, weights), value, EXACT)
     assert_close(mean_of(gradients, weights), gradient, EXACT)
     assert (gradients[:, theta == -INF] == 0).all()
-
-
-@every_setting
-def test_enumeration_equals_the_oracle(theta: Tensor) -> None:
-    leaf = theta.clone().requires_grad_()
-    value = gapped.expectation(cost, leaf, gapped.Exact())
-    expected, gradient = oracle(theta)
-    assert_close(value.detach(), expected, 1e-12)
-    assert_close(torch.autograd.grad(value, leaf)[0], gradient, 1e-12)
 
 
 SAMPLERS: dict[str, tuple[Any, int]] = {
@@ -156,7 +101,7 @@ def test_a_baseline_that_contains_the_sample_is_biased(monkeypatch: pytest.Monke
     """The twin: each cost relative to the mean of all samples, itself included."""
     theta = SETTINGS["2x4"]
     noise, weights = independent(theta, 2)
-    monkeypatch.setattr("gapped.score.rloo.leave_one_out", lambda costs: costs - costs.mean(0))
+    monkeypatch.setattr("gapped.score.reinforce.leave_one_out", lambda costs: costs - costs.mean(0))
     _, gradients = replayed(gapped.RLOO(), theta, noise, len(weights), monkeypatch)
     assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, normal, seeded
+from conftest import normal, seeded
 from scipy import stats
+from score_problems import BINARY, SETTINGS, cost, free_network, oracle
 from statistical import require_law, require_rejected
-from test_score_exact import BINARY, SETTINGS, cost, oracle
 from torch import Tensor
 
 import gapped
 from gapped.score import rebar
-from gapped.score.sticks import stick_probabilities
+from gapped.score.disarm_sticks import stick_probabilities
 
 EXAMPLES = 200_000
 
@@ -49,18 +49,6 @@ def mean_vector_is(sample: Tensor, expected: Tensor) -> float:
     return float(stats.chi2.sf(statistic, int(varies.sum())))
 
 
-def flexible(theta: Tensor) -> torch.nn.Module:
-    """A network for RELAX, from relaxed samples to one number each, with weights that are far from zero."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Flatten(-2),
-        torch.nn.Linear(theta.numel(), 16),
-        torch.nn.Tanh(),
-        torch.nn.Linear(16, 1),
-        torch.nn.Flatten(-2),
-    ).double()
-
-
 MAKERS: dict[str, Any] = {
     "reinforce": lambda theta: gapped.Reinforce(),
     "rloo": lambda theta: gapped.RLOO(3),
@@ -71,7 +59,7 @@ MAKERS: dict[str, Any] = {
     "arsm": lambda theta: gapped.ARSM(),
     "rebar": lambda theta: gapped.REBAR(eta=0.7, tau=0.6).eval(),
     "rebar-negative": lambda theta: gapped.REBAR(eta=-1, tau=0.6).eval(),
-    "relax": lambda theta: gapped.RELAX(flexible(theta), tau=0.6).eval(),
+    "relax": lambda theta: gapped.RELAX(free_network(theta), tau=0.6).eval(),
 }
 DRAWN = [(name, setting) for name in MAKERS for setting in ("2x4", "2x4-steep", "1x8-masked")]
 DRAWN += [(name, setting) for name in ("arsm", "rebar", "relax") for setting in ("2x4-masked", "1x8-steep")]
@@ -123,38 +111,6 @@ def test_a_million_sticks_have_the_law_of_their_softmax() -> None:
     torch.testing.assert_close(law, torch.softmax(logits.double(), -1), rtol=1e-6, atol=0)
 
 
-def test_a_baseline_with_the_own_sample_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    theta = SETTINGS["2x4"]
-    monkeypatch.setattr("gapped.score.rloo.leave_one_out", lambda costs: costs - costs.mean(0))
-    require_rejected(mean_vector_is(estimates(gapped.RLOO(3), theta), target(theta)))
-
-
-def test_importance_weighted_sticks_are_rejected_unless_ascending() -> None:
-    """Pairs of the chain weighted by p_k p_l / P(k, l), with the pair's law in closed form."""
-
-    def sample(order: Any) -> Tensor:
-        theta = SETTINGS["1x8-steep"]
-        logits = (theta - theta.max()).expand(EXAMPLES, 1, 8)
-        chain = gapped.DisARMSticks(order)
-        pair = chain.index(logits, chain.draw(logits, seeded())).squeeze(-1)
-        p = torch.softmax(theta[0], -1)
-        steps = p.argsort() if order == "ascending" else torch.arange(8)
-        sticks = p[steps] / p[steps].flip(0).cumsum(0).flip(0)
-        late = torch.cat([torch.ones(1).double(), (1 - 2 * sticks).clamp(min=0).cumprod(0)[:-1]])
-        # Both pass up to the earlier one, which is taken by one of them alone; the other goes on by itself.
-        at = steps.argsort()[pair]
-        first, second = at.amin(0), at.amax(0)
-        part = late[first] * torch.minimum(sticks, 1 - sticks)[first]
-        after = p[steps][second] / p[steps].flip(0).cumsum(0).flip(0)[(first + 1).clamp(max=7)]
-        ratio = torch.where(first < second, p[pair[0]] * p[pair[1]] / (part * after), 0.0).unsqueeze(-1)
-        points = torch.nn.functional.one_hot(pair, 8).double()
-        costs = cost(points.unsqueeze(-2))
-        return 0.5 * (costs[0] - costs[1]).unsqueeze(-1) * ratio * (points[0] - points[1])
-
-    require_law(mean_vector_is(sample("ascending"), target(SETTINGS["1x8-steep"])[1:]))
-    require_rejected(mean_vector_is(sample("given"), target(SETTINGS["1x8-steep"])[1:]))
-
-
 def test_arsm_without_normalised_noise_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin weighs by exponentials instead of their shares."""
     theta = SETTINGS["2x4"]
@@ -176,111 +132,13 @@ def test_conditional_scores_have_the_law_of_rejected_ones() -> None:
     """Plain scores with the same winner, sorted by rejection; first and second moments of all entries."""
     log_p = torch.log_softmax(SETTINGS["1x8"][0], -1).expand(200_000, 8)
     plain = log_p + gapped.simplex.gumbel(log_p, seeded(1))
-    kept = plain[plain.argmax(-1) == 2]
-    index = torch.full((len(kept),), 2)
-    ours = rebar.conditional_scores(log_p[: len(kept)], gapped.simplex.gumbel(kept, seeded(2)), index)
+    winners = plain[plain.argmax(-1) == 2]
+    index = torch.full((len(winners),), 2)
+    ours = rebar.conditional_scores(log_p[: len(winners)], gapped.simplex.gumbel(winners, seeded(2)), index)
     assert (ours.argmax(-1) == 2).all()
     # A difference of two independent samples: its mean is zero and its covariance the sum of theirs.
-    both = torch.cat([kept, kept**2], -1) - torch.cat([ours, ours**2], -1)
+    both = torch.cat([winners, winners**2], -1) - torch.cat([ours, ours**2], -1)
     require_law(mean_vector_is(both, torch.zeros(16).double()))
-    unconditional = plain[: len(kept)]
-    wrong = torch.cat([kept, kept**2], -1) - torch.cat([unconditional, unconditional**2], -1)
+    unconditional = plain[: len(winners)]
+    wrong = torch.cat([winners, winners**2], -1) - torch.cat([unconditional, unconditional**2], -1)
     require_rejected(mean_vector_is(wrong, torch.zeros(16).double()))
-
-
-def wiggly(z: Tensor) -> Tensor:
-    """A cost whose continuation between the corners says little about the corners."""
-    return 3.0 + z @ normal(4, seed=6) + 2 * torch.cos(9 * (z @ normal(4, seed=7)))
-
-
-def train(estimator: Any, theta: Tensor, steps: int = 250) -> Any:
-    """Trained by its own variance loss alone."""
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.03)
-    leaf = theta.expand(256, *theta.shape).clone().requires_grad_()
-    for step in range(steps):
-        gapped.expectation(wiggly, leaf, estimator, generator=seeded(step))
-        optimiser.zero_grad()
-        estimator.variance_loss().backward()
-        optimiser.step()
-    assert leaf.grad is None
-    return estimator.eval()
-
-
-def spread_of(estimator: Any, theta: Tensor) -> float:
-    leaf = theta.expand(20_000, *theta.shape).clone().requires_grad_()
-    gapped.expectation(wiggly, leaf, estimator, generator=seeded(99)).sum().backward()
-    assert leaf.grad is not None
-    return float(leaf.grad.var(0).sum())
-
-
-def test_training_lowers_the_variance_and_relax_ends_below_rebar() -> None:
-    theta = normal(4, seed=8)
-    makers = {
-        "rebar": lambda: gapped.REBAR(eta=1.0, tau=0.3).double(),
-        "relax": lambda: gapped.RELAX(
-            torch.nn.Sequential(
-                torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1), torch.nn.Flatten(-2)
-            )
-        ).double(),
-    }
-    torch.manual_seed(3)
-    start = {name: spread_of(make(), theta) for name, make in makers.items()}
-    end = {name: spread_of(train(make(), theta), theta) for name, make in makers.items()}
-    assert end["rebar"] < 0.8 * start["rebar"]
-    assert end["relax"] < 0.8 * start["relax"]
-    assert end["relax"] < end["rebar"] < spread_of(gapped.Reinforce(), theta)
-
-
-def test_a_learned_baseline_lowers_the_variance() -> None:
-    """Costs whose level depends on the input: only NVIL's network can know it."""
-    x = normal(4_000, 3, seed=9)
-    theta = normal(4, seed=8)
-
-    def leveled(z: Tensor) -> Tensor:
-        return z @ normal(4, seed=6) + 5 * (x @ normal(3, seed=10))
-
-    def variance(estimator: Any, **how: Any) -> float:
-        leaf = theta.expand(len(x), 4).clone().requires_grad_()
-        gapped.expectation(leveled, leaf, estimator, generator=seeded(5), **how).sum().backward()
-        assert leaf.grad is not None
-        return float(leaf.grad.var(0).sum())
-
-    torch.manual_seed(0)
-    estimator = gapped.NVIL(torch.nn.Linear(3, 1).double(), scale=False).double()
-    before = variance(estimator, context=x)
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.1)
-    for _ in range(150):
-        variance(estimator, context=x)
-        optimiser.zero_grad()
-        estimator.variance_loss().backward()
-        optimiser.step()
-    assert variance(estimator, context=x) < 0.1 * before
-    assert variance(gapped.NVIL(scale=False)) > 0.5 * before
-
-
-@pytest.mark.parametrize("kind", ["rebar", "relax"])
-def test_the_variance_loss_has_the_slope_of_the_squared_gradient(kind: str) -> None:
-    """By finite differences with the same noise, for every number among the parameters."""
-    theta = SETTINGS["2x4-masked"]
-    estimator = MAKERS[kind](theta).double().train()
-    leaf = theta.expand(50, *theta.shape).clone().requires_grad_()
-
-    def squared() -> Tensor:
-        value = gapped.expectation(cost, leaf, estimator, generator=seeded(4))
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        return gradient.flatten(1).square().sum(-1).mean()
-
-    expected = squared()
-    loss = estimator.variance_loss()
-    assert_close(loss.detach(), expected)
-    loss.backward()
-    for parameter in estimator.parameters():
-        assert parameter.grad is not None
-        for place in range(min(parameter.numel(), 5)):
-            entry, step = parameter.data.view(-1)[place : place + 1], 1e-5
-            entry += step
-            above = squared()
-            entry -= 2 * step
-            below = squared()
-            entry += step
-            assert_close(parameter.grad.view(-1)[place], (above - below) / (2 * step), 1e-5)

@@ -14,10 +14,10 @@ from gapped import simplex
 from gapped.diagnostics.moments import LEAST, GradientStream, Moments
 from gapped.errors import GappedError, reject
 from gapped.objective import expectation
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Score, check_costs
+from gapped.pathwise import Pathwise
+from gapped.score import Score, check_costs
 from gapped.score.nvil import NVIL
-from gapped.score.trained import Trained
+from gapped.score.trainable import Trainable
 
 Progress = Callable[[str, int, int], None]
 """A callback: what is being measured, how many of its gradients are done, and how many there will be."""
@@ -34,7 +34,9 @@ def _evaluation(estimator: Any) -> Iterator[None]:
 
     On exit each of its modules returns to its own mode.
     """
-    modes = [(each, each.training) for each in estimator.modules()] if isinstance(estimator, Trained) else []
+    modes = (
+        [(each, each.training) for each in estimator.modules()] if isinstance(estimator, Trainable) else []
+    )
     try:
         for each, _ in modes:
             each.training = False

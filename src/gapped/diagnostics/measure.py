@@ -15,8 +15,8 @@ from gapped.diagnostics.gradients import CostGradients, ModelGradients, Progress
 from gapped.diagnostics.moments import LEAST, GradientStream, mean_interval
 from gapped.diagnostics.reference_gradient import Reference, reference_of
 from gapped.errors import reject
-from gapped.pathwise.base import Pathwise
-from gapped.score.base import Score
+from gapped.pathwise import Pathwise
+from gapped.score import Score
 from gapped.score.exact import Exact
 
 

@@ -18,9 +18,9 @@ from gapped.diagnostics.moments import (
     normal_quantile,
 )
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score, draw_independent
+from gapped.score import Cost, Draws, Score, draw_independent
 from gapped.score.exact import LIMIT, Exact
-from gapped.score.rloo import RLOO
+from gapped.score.reinforce import RLOO
 
 _KINDS = ("auto", "exact", "coordinate", "rloo")
 # Affordable are so many numbers in an enumeration, and so many per gradient with coordinates summed out.
@@ -62,7 +62,7 @@ class Coordinates(Score):
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> None:
         raise NotImplementedError("what is evaluated depends on which axes are the batch")
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         raise NotImplementedError("what is evaluated depends on which axes are the batch")
 
 

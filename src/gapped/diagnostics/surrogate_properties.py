@@ -12,7 +12,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
-from gapped.pathwise.base import Draw, Pathwise, per_row
+from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
 
@@ -182,7 +182,7 @@ def _draw(estimator: Pathwise, rows: Tensor, generator: torch.Generator | None) 
     (gradient,) = torch.autograd.grad(sample, leaf, weight)
     outcome = estimator.outcome(rows, _source(seed, rows), True)
     assert outcome.gradient is not None
-    tau = per_row("tau", estimator.tau, rows)
+    tau = per_row(estimator.tau, rows)
     return _Draws(sample.argmax(-1, keepdim=True), outcome.gradient.points, tau, weight, gradient)
 
 
@@ -230,7 +230,7 @@ def surrogates(
     """
     rows = simplex.shift(torch.tensor(logits, dtype=torch.float64)).expand(count, -1)
     draws = estimator.draw(rows, generator, True)
-    return draws.chosen.numpy(), estimator.points(rows, draws).points.numpy()
+    return draws.category.numpy(), estimator.points(rows, draws).points.numpy()
 
 
 def movements(estimator: GST, logits: Sequence[float]) -> NDArray[np.float64]:

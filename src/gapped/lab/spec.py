@@ -13,7 +13,7 @@ from gapped.lab.estimator_text import make
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.task_kinds import TASK_KINDS, TaskKind
 from gapped.registry import Estimator, options_of
-from gapped.score.base import Score
+from gapped.score import Score
 
 # Name, least value, and whether None is accepted.
 _COUNTS = (

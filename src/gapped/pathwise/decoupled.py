@@ -11,12 +11,15 @@ from gapped import simplex
 from gapped.checks import check_level
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, check_fit, divide, made, per_row
+from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
 class DecoupledGumbelSoftmax(Pathwise):
     """Decoupled straight-through Gumbel-Softmax: see `decoupled_gumbel_softmax`."""
+
+    name = "decoupled"
+    levels = ("tau", "tau_forward")
 
     tau_forward: float | Tensor = 1.0
     """Temperature of the law that samples are drawn from, positive."""
@@ -25,25 +28,21 @@ class DecoupledGumbelSoftmax(Pathwise):
         super().__post_init__()
         check_level("tau_forward", self.tau_forward, positive=True)
 
-    def check_shapes(self, rows: Tensor) -> None:
-        super().check_shapes(rows)
-        check_fit("tau_forward", self.tau_forward, rows)
-
     def fused(self) -> Fused:
         return Fused("decoupled", self.tau, tau_forward=self.tau_forward, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         log_e = simplex.log_exponential(logits, generator)
-        tau_forward = per_row("tau_forward", self.tau_forward, logits)
+        tau_forward = per_row(self.tau_forward, logits)
         scores = divide(logits, tau_forward) - log_e
-        # A tensor on a device may hold what is no temperature, and makes its row NaN then.
-        level = isinstance(tau_forward, Tensor)
-        return Draw(simplex.argmax_index(scores) if level else scores.argmax(-1), log_e)
+        # A tensor on a GPU may hold an invalid temperature, which makes its row NaN.
+        may_be_nan = isinstance(tau_forward, Tensor)
+        return Draw(simplex.argmax_index(scores) if may_be_nan else scores.argmax(-1), log_e)
 
-    def points(self, logits: Tensor, drawn: Draw) -> Points:
-        assert drawn.noise is not None
-        tau = per_row("tau", self.tau, logits)
-        return Points(torch.softmax(divide(logits, tau) - drawn.noise, -1).unsqueeze(0), 1 / tau)
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        assert draw.noise is not None
+        tau = per_row(self.tau, logits)
+        return Points(torch.softmax(divide(logits, tau) - draw.noise, -1).unsqueeze(0), 1 / tau)
 
 
 def decoupled_gumbel_softmax(
@@ -74,5 +73,7 @@ def decoupled_gumbel_softmax(
 
     References: Shah, Yan, Mozer, Liu (2024).
     """
-    estimator = made(DecoupledGumbelSoftmax, tau=tau, hard=hard, tau_forward=tau_forward, backend=backend)
+    estimator = cached_estimator(
+        DecoupledGumbelSoftmax, tau=tau, hard=hard, tau_forward=tau_forward, backend=backend
+    )
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

@@ -15,7 +15,7 @@ from gapped.choice import Choice
 from gapped.errors import reject
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, check_fit, divide, made, per_row
+from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
 Gap = float | Tensor | Callable[[Tensor], Tensor]
 
@@ -23,6 +23,9 @@ Gap = float | Tensor | Callable[[Tensor], Tensor]
 @dataclass(frozen=True, eq=False)
 class GST(Pathwise):
     """The Gapped Straight-Through estimator: see `gst`."""
+
+    name = "gst"
+    levels = ("tau", "gap")
 
     gap: Gap = 1.0
     """Least distance of the selected logit to the others: a number, a tensor, or a function of the
@@ -36,11 +39,6 @@ class GST(Pathwise):
             check_level("gap", self.gap, positive=False)
         check_flag("detach", self.detach)
 
-    def check_shapes(self, rows: Tensor) -> None:
-        super().check_shapes(rows)
-        if not callable(self.gap):
-            check_fit("gap", self.gap, rows)
-
     def fused(self) -> Fused | None:
         if callable(self.gap) and self.gap is not simplex.expected_gap:
             return None
@@ -52,15 +50,12 @@ class GST(Pathwise):
             raise reject("detach", False, "True: a choice has no path through its perturbation")
         return super().choose(logits, **options)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        return Draw(simplex.inverse_cdf(logits.exp(), generator))
-
-    def points(self, logits: Tensor, drawn: Draw) -> Points:
-        tau = per_row("tau", self.tau, logits)
-        return Points(torch.softmax(divide(self._perturbed(logits, drawn), tau), -1).unsqueeze(0), 1 / tau)
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        tau = per_row(self.tau, logits)
+        return Points(torch.softmax(divide(self._perturbed(logits, draw), tau), -1).unsqueeze(0), 1 / tau)
 
     def is_divisible(self) -> bool:
-        # A gap function may look at which row it is asked about.
+        # A gap function may depend on which row it gets.
         return self.detach and (not callable(self.gap) or self.gap is simplex.expected_gap)
 
     def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
@@ -68,22 +63,22 @@ class GST(Pathwise):
             return rows
         logits = simplex.shift(simplex.computed(rows))
         selected = simplex.place(index, rows.shape[-1])
-        # Only the graph counts: a logit that is raised or lowered, if only to where it is, moves nothing.
-        # A row with a NaN has no gap to speak of; its gradient is NaN all the same.
-        known = torch.where(logits.detach().isnan(), 0.0, logits.detach())
-        stopped = logits >= -self._gap_of(known, selected)
+        # Only the graph counts: a logit that is raised or lowered, even by zero, passes no gradient on.
+        # A row with a NaN has no gap, and its gradient is NaN in any case.
+        finite = torch.where(logits.detach().isnan(), 0.0, logits.detach())
+        stopped = logits >= -self._gap_of(finite, selected)
         return logits.masked_fill(stopped, 0.0).scatter(-1, selected, 0.0)
 
-    def _perturbed(self, logits: Tensor, drawn: Draw) -> Tensor:
+    def _perturbed(self, logits: Tensor, draw: Draw) -> Tensor:
         """The selected logit raised to 0, the largest; every other one lowered to at most -gap."""
-        selected = drawn.chosen.unsqueeze(-1)
+        selected = draw.category.unsqueeze(-1)
         gap = self._gap_of(logits, selected)
         lowered = logits.minimum(-gap) if isinstance(gap, Tensor) else logits.clamp_max(-gap)
         return lowered.scatter(-1, selected, 0.0)
 
     def _gap_of(self, logits: Tensor, selected: Tensor) -> float | Tensor:
         if not callable(self.gap):
-            return per_row("gap", self.gap, logits)
+            return per_row(self.gap, logits)
         p = simplex.softmax(logits).gather(-1, selected).squeeze(-1)
         gap = self.gap(p)
         if not isinstance(gap, Tensor) or gap.shape != p.shape:
@@ -132,7 +127,7 @@ def gst(
 
     References: Fan, Chi, Rudnicky, Ramadge (2022), equations 14 to 16 and algorithm 1.
     """
-    estimator = made(GST, tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
+    estimator = cached_estimator(GST, tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
 
 
@@ -157,6 +152,6 @@ def gst_index(
     >>> choice.index.shape, choice.select(table).shape, choice.gate()
     (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_GateBackward>))
     """
-    return made(GST, tau=tau, gap=gap, backend=backend).choose(
+    return cached_estimator(GST, tau=tau, gap=gap, backend=backend).choose(
         logits, dim=dim, mask=mask, generator=generator
     )

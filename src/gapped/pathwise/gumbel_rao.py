@@ -12,12 +12,14 @@ from gapped import simplex
 from gapped.checks import check_count, in_eager_mode
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
+from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
 class GumbelRao(Pathwise):
     """Gumbel-Rao by Monte Carlo: see `gumbel_rao`."""
+
+    name = "gumbel-rao"
 
     samples: int = 100
     """How many conditional draws are averaged."""
@@ -30,10 +32,10 @@ class GumbelRao(Pathwise):
         return Fused("gumbel-rao", self.tau, samples=self.samples, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        index = simplex.inverse_cdf(logits.exp(), generator)
-        # What is random after this call must not depend on whether a gradient is wanted: activation
-        # checkpointing repeats a forward pass that wanted none. So noise that may be left out has a generator
-        # of its own; where there can be none, it is never left out.
+        index = super().draw(logits, generator, surrogate).category
+        # The generator's state after this call must not depend on whether a gradient is wanted: activation
+        # checkpointing repeats a forward pass that wanted none. So noise that may be omitted has a generator
+        # of its own; where that is impossible, it is never omitted.
         if logits.device.type == "cpu" and in_eager_mode():
             seed = torch.randint(2**63 - 1, (), generator=generator, device="cpu")
             if not surrogate:
@@ -43,10 +45,10 @@ class GumbelRao(Pathwise):
         log_p = torch.log_softmax(logits, -1)
         return Draw(index, simplex.conditional_gumbel(log_p, index, self.samples, generator))
 
-    def points(self, logits: Tensor, drawn: Draw) -> Points:
-        assert drawn.noise is not None
-        tau = per_row("tau", self.tau, logits)
-        scores = drawn.noise - drawn.noise.amax(-1, keepdim=True)
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        assert draw.noise is not None
+        tau = per_row(self.tau, logits)
+        scores = draw.noise - draw.noise.amax(-1, keepdim=True)
         return Points(torch.softmax(divide(scores, tau), -1), 1 / (tau * self.samples))
 
 
@@ -77,5 +79,5 @@ def gumbel_rao(
 
     References: Paulus, Maddison, Krause (2021).
     """
-    estimator = made(GumbelRao, tau=tau, hard=hard, samples=samples, backend=backend)
+    estimator = cached_estimator(GumbelRao, tau=tau, hard=hard, samples=samples, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

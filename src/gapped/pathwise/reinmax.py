@@ -7,33 +7,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gapped import simplex
-from gapped.errors import reject
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
+from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
 class ReinMax(Pathwise):
     """ReinMax: see `reinmax`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.hard:
-            raise reject("hard", self.hard, "True: ReinMax has no soft sample")
+    name = "reinmax"
+    has_surrogate = False
 
     def fused(self) -> Fused:
         return Fused("reinmax", self.tau)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        return Draw(simplex.inverse_cdf(logits.exp(), generator))
-
-    def points(self, logits: Tensor, drawn: Draw) -> Points:
-        tau = per_row("tau", self.tau, logits)
-        half = torch.full_like(drawn.chosen, 0.5, dtype=logits.dtype).unsqueeze(-1)
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        tau = per_row(self.tau, logits)
+        half = torch.full_like(draw.category, 0.5, dtype=logits.dtype).unsqueeze(-1)
         halfway = (torch.softmax(divide(logits, tau), -1) / 2).scatter_add(
-            -1, drawn.chosen.unsqueeze(-1), half
+            -1, draw.category.unsqueeze(-1), half
         )
         return Points(torch.stack([halfway, torch.softmax(logits, -1)]), (2.0, -0.5))
 
@@ -68,6 +61,6 @@ def reinmax(
 
     References: Liu, Dong, Liu, Yu, Gao (2023); Shekhovtsov (2023) for ZGR.
     """
-    return made(ReinMax, tau=tau, hard=hard, backend=backend).sample(
+    return cached_estimator(ReinMax, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -7,24 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gapped import simplex
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
+from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
 class StraightThrough(Pathwise):
     """The straight-through estimator: see `straight_through`."""
 
+    name = "straight-through"
+    is_consistent = False
+
     def fused(self) -> Fused:
         return Fused("straight-through", self.tau, soft=not self.hard)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        return Draw(simplex.inverse_cdf(logits.exp(), generator))
-
-    def points(self, logits: Tensor, drawn: Draw) -> Points:
-        tau = per_row("tau", self.tau, logits)
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        tau = per_row(self.tau, logits)
         return Points(torch.softmax(divide(logits, tau), -1).unsqueeze(0), 1 / tau)
 
 
@@ -52,6 +51,6 @@ def straight_through(
 
     References: Bengio, Léonard, Courville (2013).
     """
-    return made(StraightThrough, tau=tau, hard=hard, backend=backend).sample(
+    return cached_estimator(StraightThrough, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -1,1 +1,205 @@
-"""Estimators that need the cost of each sample: one file each."""
+"""Estimators that need the cost of each sample, one file each; here is the base class that they share.
+
+An estimator consists of three methods, of which only the last must be written. `draw` generates everything
+random: by default, independent samples. `index` is a pure function of the logits and that noise, and returns
+the categories to evaluate: by default, the noise itself. `gradient` is a pure function of these and of their
+costs. All three get logits in float32 or float64, without a graph, with the categories on the last axis and
+relative to the largest of their row (`simplex.shift`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import holds, in_eager_mode
+from gapped.errors import GappedError, reject
+from gapped.kernels.scores import score_launch
+
+
+@dataclass
+class Cost:
+    """The cost as an estimator sees it."""
+
+    f: Callable[[Tensor], Tensor]
+    logits: Tensor
+    """``(*batch, *variables, K)``."""
+    dtype: torch.dtype
+    """The dtype of the user's logits, which is that of the samples that `f` gets."""
+    context: Tensor | None = None
+    """The input of a learned baseline."""
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """The costs ``(n, *batch)`` of `points` ``(n, *batch, *variables, K)``, in the graph of `f`."""
+        # Points that are differentiated must not change: f gets a copy to write into.
+        costs = self.f(points.to(self.dtype, copy=points.requires_grad))
+        check_costs(costs, points)
+        return costs
+
+    def spread(self, signal: Tensor) -> Tensor:
+        """`signal` ``(n, *batch)`` as a factor of ``(n, *batch, *variables, K)``, in the logits' dtype."""
+        signal = signal.to(self.logits.dtype)
+        return signal.reshape(signal.shape + (1,) * (self.logits.dim() + 1 - signal.dim()))
+
+
+class Draws(NamedTuple):
+    """Samples and their costs."""
+
+    noise: Any
+    """Everything random, in the estimator's own form."""
+    category: Tensor
+    """The evaluated categories, ``(n, *batch, *variables)``. The cost owns their one-hot rows and may have
+    written into them, so an estimator that needs them builds them again."""
+    costs: Tensor
+    """Their costs, ``(n, *batch)``, without a graph, in float64: costs far from zero keep their differences
+    until a baseline is subtracted."""
+
+
+class Score(ABC):
+    """An estimator that learns from the costs of its samples: see `gapped.expectation`."""
+
+    name: ClassVar[str]
+    """What the registry, the command line and records call it."""
+    derivatives: ClassVar[int] = 0
+    """How often the estimator itself differentiates the cost."""
+    samples: int = 1
+    """How many independent samples `draw` takes, unless overridden."""
+
+    @property
+    def evaluations(self) -> int | None:
+        """At how many samples the cost is evaluated, if that is all that happens to it; else None."""
+        return None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a gradient depends on earlier calls, so that it cannot be computed again later."""
+        return False
+
+    def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - most take any size
+        """Raise unless this estimator can handle examples of so many variables and categories."""
+
+    def check(self, cost: Cost) -> None:
+        """Raise unless this estimator can handle these logits and this context."""
+        if cost.context is not None:
+            raise reject("context", "a tensor", f"None: {type(self).__name__} has no learned baseline")
+        self.check_size(1, cost.logits.shape[-1])
+
+    def estimate(
+        self, cost: Cost, generator: torch.Generator | None, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The value ``batch``, in the graph of `f`, and, if `wanted`, the gradient of the logits."""
+        logits = cost.logits
+        with torch.no_grad():
+            noise = self.draw(logits, generator)
+            index = self.index(logits, noise)
+        costs = cost(self.points(logits, index))
+        value = costs.mean(0)
+        if not wanted:
+            return value, None
+        draws = Draws(noise, index, simplex.accumulated(costs.detach()))
+        with torch.no_grad():
+            return value, self.gradient(cost, draws)
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Any:
+        """Everything random about an estimate."""
+        return draw_independent(logits, self.samples, generator)
+
+    def index(self, logits: Tensor, noise: Any) -> Tensor:
+        """The categories to evaluate, ``(n, *batch, *variables)``, each by itself a draw from the softmax."""
+        index: Tensor = noise
+        return index
+
+    def points(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The categories to evaluate as one-hot rows."""
+        return one_hot_rows(logits, index)
+
+    @abstractmethod
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        """The estimated gradient, ``(*batch, *variables, K)``."""
+
+
+def pullback(
+    function: Callable[[Tensor], Tensor], x: Tensor, create_graph: bool = False
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``function(x)``, and the function that takes a gradient at it back to `x`.
+
+    Compilers and function transforms support `torch.func` alone. Eager code uses plain autograd, which puts
+    no restrictions on `function`.
+    """
+
+    def value_of(x: Tensor) -> Tensor:
+        value = function(x)
+        if not value.requires_grad:
+            raise _without_derivative()
+        return value
+
+    if not in_eager_mode():
+        value, pull, *_ = torch.func.vjp(value_of, x)
+        return value, lambda grad: pull(grad)[0]
+    with torch.enable_grad():
+        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        value = value_of(leaf)
+
+    def back(grad: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(
+            value, leaf, grad, create_graph=create_graph, retain_graph=True, allow_unused=True
+        )
+        if slope is None:
+            raise _without_derivative()
+        return slope
+
+    return value, back
+
+
+def _without_derivative() -> GappedError:
+    return reject(
+        "f", "costs without a derivative with respect to f's input", "a differentiable function of it"
+    )
+
+
+def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
+    """Categories of rows of `logits` as one-hot rows."""
+    if score_launch.applies(logits):
+        return score_launch.one_hot(index, logits.shape[-1])
+    return simplex.one_hot(index, logits.shape[-1], logits.dtype)
+
+
+def score_product(cost: Cost, draws: Draws, signal: Tensor) -> Tensor:
+    r"""The mean of :math:`s\,(D - p)` over the samples, for signals ``(n, *batch)``."""
+    if score_launch.applies(cost.logits):
+        return score_launch.score(cost.logits, draws.category, signal.to(cost.logits.dtype))
+    points = one_hot_rows(cost.logits, draws.category)
+    return (cost.spread(signal) * (points - simplex.normalised(cost.logits))).mean(0)
+
+
+def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """`samples` independent draws for each row, ``(samples, *rows)``."""
+    if score_launch.applies(logits):
+        return score_launch.draw(logits, samples, generator)
+    weights = logits.exp()
+    return simplex.inverse_cdf(weights, generator, samples) + weights[..., 0].isnan()
+
+
+def check_costs(costs: object, points: Tensor) -> None:
+    """Check what `f` returned for `points` ``(n, *batch, *variables, K)``: finite costs ``(n, *batch)``."""
+    n, rows = points.shape[0], tuple(points.shape[1:-1])
+    accepted = f"costs of shape (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
+    if not isinstance(costs, Tensor):
+        raise reject("f", f"a result of type {type(costs).__name__}", accepted)
+    if costs.device != points.device:
+        raise reject("f", f"costs on {costs.device}", f"costs on {points.device}, where the samples are")
+    if not costs.is_floating_point():
+        raise reject("f", f"costs of dtype {costs.dtype}", "floating-point costs")
+    shape = tuple(costs.shape)
+    if not shape or shape[0] != n or shape[1:] != rows[: len(shape) - 1]:
+        raise reject("f", f"costs of shape {shape}", accepted)
+    if holds(~costs.detach().isfinite()):
+        if holds(points.isnan()):
+            raise reject("logits", "rows with NaN or +inf", "numbers, or -inf for a category that is absent")
+        raise reject("f", "costs that are not all finite", "finite costs")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score
+from gapped.score import Cost, Draws, Score
 
 LIMIT = 16
 
@@ -38,14 +38,12 @@ class ARSM(Score):
     References: Yin, Yue, Zhou (2019).
     """
 
+    name = "arsm"
+
     def check_size(self, variables: int, categories: int) -> None:
         if categories > LIMIT:
             accepted = f"at most {LIMIT}; for more take gapped.DisARMTree()"
             raise reject("logits", f"{categories} categories for ARSM", accepted)
-
-    def check(self, cost: Cost) -> None:
-        super().check(cost)
-        self.check_size(1, cost.logits.shape[-1])
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return simplex.gumbel(logits, generator)
@@ -56,14 +54,14 @@ class ARSM(Score):
         exchange = _swaps(logits.shape[-1], logits.device)
         return simplex.argmax_index(logits + noise[..., exchange].movedim(-2, 0))
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         logits, categories = cost.logits, cost.logits.shape[-1]
         exists = logits > -torch.inf
-        pi = simplex.softmax((-sampled.noise).masked_fill(~exists, -torch.inf))
+        pi = simplex.softmax((-draws.noise).masked_fill(~exists, -torch.inf))
         count = exists.sum(-1, keepdim=True).clamp(min=1)
         weights = torch.where(exists, 1 / count - pi, 0.0)
         # Their mean would cancel at the end: all columns get the same of it.
-        costs = cost.spread(sampled.costs - sampled.costs.mean(0))
+        costs = cost.spread(draws.costs - draws.costs.mean(0))
         table = costs[_which(categories, logits.device)]
         table = table.reshape(categories, categories, *table.shape[2:-1]).movedim((0, 1), (-2, -1))
         # Not a matrix product: autocast would round it.
@@ -76,9 +74,9 @@ def _swaps(categories: int, device: torch.device) -> Tensor:
     one, other = torch.triu_indices(categories, categories, 1, device=device)
     start = one.new_zeros(1)
     one, other = torch.cat([start, one]), torch.cat([start, other])
-    everyone = torch.arange(categories, device=device)
-    moved = torch.where(everyone == one.unsqueeze(-1), other.unsqueeze(-1), everyone)
-    return torch.where(everyone == other.unsqueeze(-1), one.unsqueeze(-1), moved)
+    identity = torch.arange(categories, device=device)
+    half = torch.where(identity == one.unsqueeze(-1), other.unsqueeze(-1), identity)
+    return torch.where(identity == other.unsqueeze(-1), one.unsqueeze(-1), half)
 
 
 def _which(categories: int, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""DisARM: two antithetic samples of a binary variable, and what its categorical relatives share with it."""
+"""DisARM: two antithetic samples of a binary variable; and the functions that its tree and chain share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score, one_hot_rows
+from gapped.score import Cost, Draws, Score, one_hot_rows
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,28 @@ class DisARM(Score):
     References: Dong, Mnih, Tucker (2020); Yin, Ho, Yan, Qian, Zhou (2020).
     """
 
+    name = "disarm"
+    evaluations = 2
+
     def check_size(self, variables: int, categories: int) -> None:
         if categories != 2:
             accepted = "two; for more take gapped.DisARMTree()"
             raise reject("logits", f"{categories} categories for DisARM", accepted)
 
-    def check(self, cost: Cost) -> None:
-        super().check(cost)
-        self.check_size(1, cost.logits.shape[-1])
-
-    @property
-    def evaluations(self) -> int:
-        return 2
-
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return fine_uniform(logits.shape[:-1], logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
-        phi = difference(logits[..., 1], logits[..., 0])
+        phi = _log_odds(logits)
         first, second = antithetic_bits(torch.sigmoid(simplex.accumulated(phi)), noise)
-        return settled(torch.stack([second, first]).long(), logits)
+        return mark_absent(torch.stack([second, first]).long(), logits)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
-        phi = difference(cost.logits[..., 1], cost.logits[..., 0])
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        phi = _log_odds(cost.logits)
         # One point minus the other is (-1)^{b2} [b1 != b2] in the second entry, its opposite in the first.
-        points = one_hot_rows(cost.logits, sampled.chosen)
+        points = one_hot_rows(cost.logits, draws.category)
         apart = points[0] - points[1]
-        delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
+        delta = cost.spread(draws.costs[:1] - draws.costs[1:]).squeeze(0)
         return 0.5 * delta * apart * torch.sigmoid(phi.abs()).unsqueeze(-1)
 
 
@@ -79,13 +74,14 @@ def antithetic_bits(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return u < p, u >= 1 - p
 
 
-def difference(right: Tensor, left: Tensor) -> Tensor:
-    """`right - left`; 0 where neither exists, which no sample reaches."""
+def _log_odds(logits: Tensor) -> Tensor:
+    """The second logit less the first; 0 if neither category exists, which no sample reaches."""
+    left, right = logits.unbind(-1)
     return torch.where(right == left, 0.0, right - left)
 
 
-def settled(index: Tensor, logits: Tensor) -> Tensor:
-    """`index` with the marks of `simplex` in rows without a sample: K if empty, K + 1 with a NaN."""
+def mark_absent(index: Tensor, logits: Tensor) -> Tensor:
+    """`index`, in rows without a sample replaced as `simplex` does: K if empty, K + 1 with a NaN."""
     top = logits.amax(-1)
     index = torch.where(top == -torch.inf, logits.shape[-1], index)
     return torch.where(top.isnan(), logits.shape[-1] + 1, index)
@@ -106,5 +102,5 @@ def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
     weights = logits.exp() * sides
     mass = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
     # sigma(-|phi|) is the lesser side's part of both.
-    pulled = points - weights * (mass.amin(0) / mass.sum(0) / mass)
-    return 0.5 * (pulled[0] - pulled[1])
+    apart = points - weights * (mass.amin(0) / mass.sum(0) / mass)
+    return 0.5 * (apart[0] - apart[1])

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels.scores import score_launch
-from gapped.score.base import Cost, Sampled, Score, one_hot_rows
-from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
+from gapped.score import Cost, Draws, Score, one_hot_rows
+from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, mark_absent
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class DisARMTree(Score):
     References: Dong, Mnih, Tucker (2021).
     """
 
-    @property
-    def evaluations(self) -> int:
-        return 2
+    name = "disarm-tree"
+    evaluations = 2
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         nodes = (1 << score_launch.depth(logits.shape[-1])) - 1
@@ -57,14 +56,14 @@ class DisARMTree(Score):
         node = step.new_zeros((2, *logits.shape[:-1], 1))
         for _ in range(score_launch.depth(logits.shape[-1])):
             node = torch.add(step.gather(-1, node), node, alpha=2)
-        return settled(node.squeeze(-1) - bits.shape[-1], logits)
+        return mark_absent(node.squeeze(-1) - bits.shape[-1], logits)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
-        delta = sampled.costs[:1] - sampled.costs[1:]
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        delta = draws.costs[:1] - draws.costs[1:]
         if score_launch.applies(cost.logits):
-            return score_launch.tree_gradient(cost.logits, sampled.chosen, delta.to(cost.logits.dtype))
-        sides = _sides(sampled.chosen, cost.logits.shape[-1])
-        points = one_hot_rows(cost.logits, sampled.chosen)
+            return score_launch.tree_gradient(cost.logits, draws.category, delta.to(cost.logits.dtype))
+        sides = _sides(draws.category, cost.logits.shape[-1])
+        points = one_hot_rows(cost.logits, draws.category)
         return cost.spread(delta).squeeze(0) * direction_of_pair(cost.logits, points, sides)
 
 

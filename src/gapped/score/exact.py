@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from gapped import simplex
 from gapped.checks import in_eager_mode
 from gapped.errors import GappedError
-from gapped.score.base import Cost, Sampled, Score, one_hot_rows
+from gapped.score import Cost, Draws, Score, one_hot_rows
 
 LIMIT = 65_536
 # Numbers that the cost is given in one call.
@@ -46,12 +46,14 @@ class Exact(Score):
     tensor(0.1111, grad_fn=<_WithGradientBackward>)
     """
 
+    name = "exact"
+
     def check_size(self, variables: int, categories: int) -> None:
         count = categories**variables
         if count > LIMIT:
-            shown = f"{count:,}" if count < 10**12 else f"{count:.0e}"
+            number = f"{count:,}" if count < 10**12 else f"{count:.0e}"
             raise GappedError(
-                f"Exact: got {variables} variables of {categories} categories, {shown} combinations, "
+                f"Exact: got {variables} variables of {categories} categories, {number} combinations, "
                 f"expected at most {LIMIT:,}; take a sampling estimator such as gapped.RLOO()"
             )
 
@@ -67,7 +69,7 @@ class Exact(Score):
         self.check_size(variables, categories)
         count, size = categories**variables, max(CALL // max(logits.numel(), 1), 1)
 
-        def part(start: int) -> tuple[Tensor, Tensor | None]:
+        def combine(start: int) -> tuple[Tensor, Tensor | None]:
             with torch.no_grad():
                 number = torch.arange(start, min(start + size, count), device=logits.device)
                 index, weights = _combinations(logits, mode, batch_axes, number)
@@ -81,25 +83,18 @@ class Exact(Score):
                 points = one_hot_rows(logits, index) - simplex.normalised(logits)
                 return value, (cost.spread(signal) * points).sum(0)
 
-        value, gradient = part(0)
+        value, gradient = combine(0)
         # What f's own backward needs is computed again there: kept, it would grow with the combinations.
         again = value.requires_grad and in_eager_mode()
-        rest: Callable[[int], Any] = partial(checkpoint, part, use_reentrant=False) if again else part
+        rest: Callable[[int], Any] = partial(checkpoint, combine, use_reentrant=False) if again else combine
         for start in range(size, count, size):
             other, more = rest(start)
             value = value + other
             gradient = None if gradient is None else gradient + more
         return value.to(level.dtype), gradient
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None) -> None:
-        raise NotImplementedError("an enumeration draws nothing")
-
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         raise NotImplementedError("an enumeration has no sampled gradient")
-
-
-def _first(like: Tensor) -> Tensor:
-    return (torch.arange(like.shape[-1], device=like.device) == 0).to(like.dtype)
 
 
 def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,9 +108,11 @@ def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor)
     # A large level of the costs shows how far the weights are from a sum of 1.
     p = simplex.normalised(simplex.accumulated(logits))
     # A row without categories has one value, whatever the number it gets.
-    p = torch.where(mode.unsqueeze(-1) == categories, _first(p), p)
+    first = torch.arange(categories, device=p.device) == 0
+    p = torch.where(mode.unsqueeze(-1) == categories, first.to(p.dtype), p)
     index = index.expand(len(number), *logits.shape[:-1])
-    chosen = p.expand(len(number), *p.shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    weights = chosen.flatten(1 + batch_axes).prod(-1) if variables else chosen
+    weights = p.expand(len(number), *p.shape).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    if variables:
+        weights = weights.flatten(1 + batch_axes).prod(-1)
     possible = (weights != 0).reshape(weights.shape + (1,) * len(variables))
     return torch.where(possible & (mode < categories), index, mode), weights

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.score.base import Cost, Sampled, Score, draw_independent, one_hot_rows, pullback, score_product
+from gapped.score import Cost, Draws, Score, one_hot_rows, pullback, score_product
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,15 @@ class MuProp(Score):
     References: Gu, Levine, Sutskever, Mnih (2016).
     """
 
+    name = "muprop"
     derivatives = 1
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return draw_independent(logits, 1, generator)
-
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         p = simplex.normalised(cost.logits).unsqueeze(0)
         at_mean, pull = pullback(cost, p)
         slope = pull(torch.ones_like(at_mean))
-        apart = one_hot_rows(cost.logits, sampled.chosen) - p
-        product = (slope * apart).flatten(sampled.costs.dim()).sum(-1)
-        rest = sampled.costs - simplex.accumulated(at_mean.detach()) - product
+        apart = one_hot_rows(cost.logits, draws.category) - p
+        product = (slope * apart).flatten(draws.costs.dim()).sum(-1)
+        rest = draws.costs - simplex.accumulated(at_mean.detach()) - product
         exact = p * (slope - (p * slope).sum(-1, keepdim=True))
-        return score_product(cost, sampled, rest) + exact.squeeze(0)
+        return score_product(cost, draws, rest) + exact.squeeze(0)

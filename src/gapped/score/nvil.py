@@ -7,12 +7,11 @@ from torch import Tensor
 
 from gapped.checks import check_count, check_flag
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, draw_independent, score_product
-from gapped.score.network import Perceptron, check_width, network_of
-from gapped.score.trained import Trained, is_recomputation
+from gapped.score import Cost, Draws, score_product
+from gapped.score.trainable import Perceptron, Trainable, check_width, is_recomputation, network_of
 
 
-class NVIL(Trained):
+class NVIL(Trainable):
     r"""NVIL: a running mean, a learned baseline of the input, and a running scale.
 
     With the running mean :math:`c` and variance :math:`v` of the residual :math:`f(D) - C(x)` the gradient is
@@ -40,6 +39,7 @@ class NVIL(Trained):
     References: Mnih and Gregor (2014).
     """
 
+    name = "nvil"
     mean: Tensor
     variance: Tensor
     steps: Tensor
@@ -73,12 +73,9 @@ class NVIL(Trained):
     def remembers(self) -> bool:
         return self.training
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return draw_independent(logits, self.samples, generator)
-
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         def estimate() -> tuple[Tensor, Tensor]:
-            residual = sampled.costs
+            residual = draws.costs
             if self.network is not None:
                 residual = residual - self._baseline(cost, residual.shape[1:])
             return (residual - self.mean).square(), residual
@@ -90,14 +87,14 @@ class NVIL(Trained):
             signal = signal / self.variance.sqrt().clamp(min=1.0)
         if self.learns() and residual.numel() and not is_recomputation():
             self._remember(residual)
-        return score_product(cost, sampled, signal)
+        return score_product(cost, draws, signal)
 
     def _baseline(self, cost: Cost, batch: torch.Size) -> Tensor:
         assert self.network is not None
         assert cost.context is not None
         context = cost.context.detach()
-        known = isinstance(self.network, Perceptron)
-        baseline: Tensor = self.network(context, batch) if known else self.network(context)
+        is_perceptron = isinstance(self.network, Perceptron)
+        baseline: Tensor = self.network(context, batch) if is_perceptron else self.network(context)
         if baseline.shape == (*batch, 1):
             baseline = baseline.squeeze(-1)
         if baseline.shape != batch:

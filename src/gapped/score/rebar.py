@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import broadcasts, check_level, holds
+from gapped.checks import ROWS, check_fit, check_level, holds
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, one_hot_rows, pullback
-from gapped.score.network import Perceptron, check_width, network_of
-from gapped.score.trained import Trained
+from gapped.score import Cost, Draws, one_hot_rows, pullback
+from gapped.score.trainable import Perceptron, Trainable, check_width, network_of
 
 # Stands for the logarithm of zero where minus infinity would turn derivatives into NaN.
 _LOWEST = -1e30
@@ -26,7 +25,7 @@ class _Noise(NamedTuple):
     conditional: Tensor
 
 
-class REBAR(Trained):
+class REBAR(Trainable):
     r"""REBAR: the relaxed cost as a control variate whose mean is corrected along the path.
 
     Gumbel scores :math:`z = \log p + G` give the sample :math:`D = \arg\max z`, fresh noise gives scores
@@ -52,12 +51,13 @@ class REBAR(Trained):
     References: Tucker, Mnih, Maddison, Lawson, Sohl-Dickstein (2017).
     """
 
+    name = "rebar"
     derivatives = 2
 
     def __init__(self, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5) -> None:
         super().__init__()
         check_level("tau", tau, positive=True)
-        self.eta = torch.nn.Parameter(_checked_eta(eta))
+        self.eta = torch.nn.Parameter(_as_factor(eta))
         self.log_tau = torch.nn.Parameter(torch.as_tensor(tau, dtype=torch.get_default_dtype()).log())
 
     @property
@@ -67,7 +67,7 @@ class REBAR(Trained):
 
     def check(self, cost: Cost) -> None:
         super().check(cost)
-        _check_broadcasts("tau", self.log_tau, cost.logits.shape[:-1])
+        check_fit("tau", self.log_tau, cost.logits.shape[:-1], ROWS)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> _Noise:
         # In one call: some compilers take two equal ones for one.
@@ -76,32 +76,32 @@ class REBAR(Trained):
     def index(self, logits: Tensor, noise: _Noise) -> Tensor:
         return simplex.argmax_index(logits + noise.free).unsqueeze(0)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         train = self.is_trained()
 
         def estimate() -> tuple[Tensor, Tensor]:
-            gradient = self._estimate(cost, sampled, train)
-            return gradient.square().flatten(sampled.costs.dim() - 1).sum(-1), gradient
+            gradient = self._estimate(cost, draws, train)
+            return gradient.square().flatten(draws.costs.dim() - 1).sum(-1), gradient
 
         with torch.enable_grad():
-            gradient = self.learn(estimate) if train else self._estimate(cost, sampled, train)
+            gradient = self.learn(estimate) if train else self._estimate(cost, draws, train)
         return gradient.detach()
 
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """The control variate ``(2, *batch)`` at relaxed samples, and its derivative with respect to them."""
         costs, pull = pullback(cost, soft, train)
-        _check_broadcasts("eta", self.eta, costs.shape[1:])
+        check_fit("eta", self.eta, costs.shape[1:], "one number for each example")
         slope = pull(torch.ones_like(costs))
         control = simplex.accumulated(self.eta) * simplex.accumulated(costs)
         return control, cost.spread(self.eta.expand(costs.shape)) * slope
 
-    def _estimate(self, cost: Cost, sampled: Sampled, train: bool) -> Tensor:
+    def _estimate(self, cost: Cost, draws: Draws, train: bool) -> Tensor:
         exists = cost.logits > -torch.inf
         tau = self.tau.to(cost.logits.dtype).unsqueeze(-1)
-        free, conditional = sampled.noise
+        free, conditional = draws.noise
 
         def relaxed(log_p: Tensor) -> Tensor:
-            scores = torch.stack([log_p + free, conditional_scores(log_p, conditional, sampled.chosen[0])])
+            scores = torch.stack([log_p + free, conditional_scores(log_p, conditional, draws.category[0])])
             return torch.softmax(scores / tau, -1) * exists
 
         log_p = torch.where(exists, simplex.log_softmax(cost.logits), _LOWEST)
@@ -111,8 +111,8 @@ class REBAR(Trained):
         p = simplex.normalised(cost.logits)
         # The derivative with respect to log p, taken on to the logits.
         path = towards - p * towards.sum(-1, keepdim=True)
-        signal = cost.spread(sampled.costs - control[1:])
-        return (signal * (one_hot_rows(cost.logits, sampled.chosen) - p)).squeeze(0) + path
+        signal = cost.spread(draws.costs - control[1:])
+        return (signal * (one_hot_rows(cost.logits, draws.category) - p)).squeeze(0) + path
 
 
 class RELAX(REBAR):
@@ -121,8 +121,8 @@ class RELAX(REBAR):
     :math:`c(z) = \eta\,f(h) + r(h)` with :math:`h = \mathrm{softmax}(z/\tau)`. The `network` :math:`r` maps
     relaxed samples ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained
     together with :math:`\eta` and :math:`\tau` by `variance_loss`; a number stands for a perceptron with so
-    many hidden units. It sees the relaxed sample instead of the
-    scores themselves, so that a masked category is a zero and not minus infinity.
+    many hidden units. It sees the relaxed sample instead of the scores themselves, so that a masked category
+    is a zero and not minus infinity.
 
     - Bias: none, whatever the network.
     - Cost: that of `REBAR`, and the network's.
@@ -135,6 +135,8 @@ class RELAX(REBAR):
 
     References: Grathwohl, Choi, Wu, Roeder, Duvenaud (2018).
     """
+
+    name = "relax"
 
     def __init__(
         self, network: torch.nn.Module | int = 64, *, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5
@@ -150,8 +152,10 @@ class RELAX(REBAR):
         relaxed, slope = super().control(cost, soft, train)
 
         def network(points: Tensor) -> Tensor:
-            known = isinstance(self.network, Perceptron)
-            free: Tensor = self.network(points, relaxed.shape) if known else self.network(points.clone())
+            is_perceptron = isinstance(self.network, Perceptron)
+            free: Tensor = (
+                self.network(points, relaxed.shape) if is_perceptron else self.network(points.clone())
+            )
             return free
 
         free, pull = pullback(network, soft, train)
@@ -161,20 +165,14 @@ class RELAX(REBAR):
         return relaxed + free, slope + pull(torch.ones_like(free))
 
 
-def _checked_eta(eta: object) -> Tensor:
-    """Any finite factor: a negative one is as unbiased as another."""
+def _as_factor(eta: object) -> Tensor:
+    """`eta` as a tensor. Any finite factor will do: a negative one is as unbiased as another."""
     if not isinstance(eta, bool | str) and not (isinstance(eta, Tensor) and eta.requires_grad):
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             level = torch.as_tensor(eta, dtype=torch.get_default_dtype()).clone()
             if not holds(~level.isfinite()):
                 return level
     raise reject("eta", eta, "a finite number or tensor, without gradient")
-
-
-def _check_broadcasts(name: str, level: Tensor, target: torch.Size) -> None:
-    if not broadcasts(tuple(level.shape), tuple(target)):
-        got = f"a tensor of shape {tuple(level.shape)}"
-        raise reject(name, got, f"one that broadcasts to {tuple(target)}")
 
 
 def conditional_scores(log_p: Tensor, noise: Tensor, index: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
-"""REINFORCE, the score-function estimator."""
+"""REINFORCE, the score-function estimator, and RLOO, its leave-one-out form."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gapped.checks import check_count
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score, draw_independent, score_product
+from gapped.score import Cost, Draws, Score, score_product
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,15 @@ class Reinforce(Score):
     - Bias: none. Variance: without a baseline it grows with the square of the cost's level.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
 
-    >>> import gapped
+    >>> import torch, gapped
     >>> logits = torch.zeros(3, requires_grad=True)
     >>> gapped.expectation(lambda z: z.sum(-1), logits, Reinforce(samples=4))
     tensor(1., grad_fn=<_WithGradientBackward>)
 
     References: Williams (1992).
     """
+
+    name = "reinforce"
 
     baseline: Literal["none", "leave-one-out"] = "none"
     """What is subtracted from each cost."""
@@ -48,17 +49,52 @@ class Reinforce(Score):
     def evaluations(self) -> int:
         return self.samples
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return draw_independent(logits, self.samples, generator)
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        signal = draws.costs if self.baseline == "none" else leave_one_out(draws.costs)
+        return score_product(cost, draws, signal)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
-        signal = sampled.costs if self.baseline == "none" else leave_one_out(sampled.costs)
-        return score_product(cost, sampled, signal)
+
+@dataclass(frozen=True)
+class RLOO(Score):
+    r"""REINFORCE with a leave-one-out baseline: several samples, each judged by the others.
+
+    .. math:: \frac1n \sum_i \Bigl(f(D_i) - \frac1{n-1}\sum_{j\ne i} f(D_j)\Bigr)\,(D_i - p).
+
+    The baseline of a sample does not depend on it, so nothing is added in the mean; adding a constant to
+    the cost changes nothing at all. It equals ``Reinforce("leave-one-out", samples=n)``.
+
+    - Bias: none.
+    - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
+
+    >>> import torch, gapped
+    >>> logits = torch.zeros(3, requires_grad=True)
+    >>> gapped.expectation(lambda z: z.sum(-1), logits, RLOO(4)).backward()
+    >>> logits.grad
+    tensor([0., 0., 0.])
+
+    References: Kool, van Hoof, Welling (2019); Salimans and Knowles (2014).
+    """
+
+    name = "rloo"
+
+    samples: int = 2
+    """How many samples, at least two."""
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples, 2)
+
+    @property
+    def evaluations(self) -> int:
+        return self.samples
+
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        return score_product(cost, draws, leave_one_out(draws.costs))
 
 
 def leave_one_out(costs: Tensor) -> Tensor:
     """Each cost less the mean of the others, along the leading axis.
 
+    >>> import torch
     >>> leave_one_out(torch.tensor([1.0, 2.0, 6.0]))
     tensor([-3.0000, -1.5000,  4.5000])
     """

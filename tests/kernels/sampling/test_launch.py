@@ -13,7 +13,7 @@ from kernel_cases import DEVICE, backward, key
 import gapped
 from gapped.kernels.sampling import launch
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import made
+from gapped.pathwise import cached_estimator
 
 
 def test_an_annealed_temperature_needs_no_new_launch() -> None:
@@ -52,14 +52,14 @@ def test_tensors_are_not_kept() -> None:
 
 
 def test_functions_make_the_same_estimator_once() -> None:
-    one = made(gapped.GST, tau=0.5, hard=True)
-    assert made(gapped.GST, tau=0.5, hard=True) is one
-    assert made(gapped.GST, tau=0.5, hard=False) is not one
-    assert made(gapped.ReinMax, tau=0.5, hard=True) is not one
-    assert type(made(gapped.GST, tau=1, hard=True).tau) is int
-    assert type(made(gapped.GST, tau=1.0, hard=True).tau) is float
+    one = cached_estimator(gapped.GST, tau=0.5, hard=True)
+    assert cached_estimator(gapped.GST, tau=0.5, hard=True) is one
+    assert cached_estimator(gapped.GST, tau=0.5, hard=False) is not one
+    assert cached_estimator(gapped.ReinMax, tau=0.5, hard=True) is not one
+    assert type(cached_estimator(gapped.GST, tau=1, hard=True).tau) is int
+    assert type(cached_estimator(gapped.GST, tau=1.0, hard=True).tau) is float
     tau = torch.tensor(0.5)
-    assert made(gapped.GST, tau=tau) is not made(gapped.GST, tau=tau)
+    assert cached_estimator(gapped.GST, tau=tau) is not cached_estimator(gapped.GST, tau=tau)
 
 
 @pytest.mark.parametrize("wrong", [{"hard": 1}, {"gap": [1.0]}, {"gap": True}, {"tau": True}, {"detach": 1}])

@@ -14,7 +14,7 @@ from gapped import simplex
 from gapped.kernels.sampling import launch
 from gapped.kernels.scores import score_launch
 from gapped.lab.fleet.estimator_groups import Grouped, Part
-from gapped.score.base import Cost, Sampled, score_product
+from gapped.score import Cost, Draws, score_product
 
 SIZES = [1, 2, 3, 10, 63, 64, 65, 300]
 every_size = pytest.mark.parametrize("categories", SIZES)
@@ -72,7 +72,7 @@ def test_products_with_the_score(categories: int, samples: int) -> None:
     signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
     index = score_launch.draw(logits, samples, on_device(4))
     cost = Cost(lambda z: z, logits, logits.dtype)
-    expected = score_product(cost, Sampled(None, index, signal), signal)
+    expected = score_product(cost, Draws(None, index, signal), signal)
     torch.testing.assert_close(score_launch.score(logits, index, signal), expected, **CLOSE)
 
 
@@ -84,7 +84,7 @@ def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> No
     noise = estimator.draw(logits, on_device(4))
     pair = estimator.index(logits, noise)
     costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
-    arguments = Cost(lambda z: z, logits, logits.dtype), Sampled(noise, pair, costs)
+    arguments = Cost(lambda z: z, logits, logits.dtype), Draws(noise, pair, costs)
     expected = estimator.gradient(*arguments)
     monkeypatch.setattr(score_launch, "applies", lambda logits: True)
     assert torch.equal(estimator.index(logits, noise), pair)

@@ -73,7 +73,7 @@ def by_the_estimator(estimator: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
     rows = simplex.shift(logits)
     drawn = estimator.draw(rows, seeded(), True)
     points = estimator.points(rows, drawn).points
-    return drawn.chosen, points[0] if isinstance(estimator, gapped.ReinMax) else points.mean(0)
+    return drawn.category, points[0] if isinstance(estimator, gapped.ReinMax) else points.mean(0)
 
 
 @pytest.mark.parametrize(("name", "options", "estimator"), MEMBERS, ids=IDS)

@@ -4,5 +4,5 @@
 - `score_kernels`: the kernels.
 
 Each is the twin of a function in plain torch, which calls it where it applies: `draw_independent`,
-`one_hot_rows` and `score_product` in `gapped.score.base`, `DisARMTree.index` and `DisARMTree.gradient`.
+`one_hot_rows` and `score_product` in `gapped.score`, `DisARMTree.index` and `DisARMTree.gradient`.
 """

@@ -23,7 +23,7 @@ from gapped.lab.bench.timing import Call, free_memory, interleaved, peak_memory,
 from gapped.lab.environment import describe
 from gapped.lab.estimator_text import make, parse
 from gapped.lab.records import Bench, Startup
-from gapped.pathwise.base import Pathwise
+from gapped.pathwise import Pathwise
 
 # Inputs take turns: as many sets as fill these bytes, more than any cache, and at most so many.
 ROTATED, SETS = 2**27, 16

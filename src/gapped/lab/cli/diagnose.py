@@ -154,7 +154,7 @@ def _members(
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Estimators by label, and the places of those that are swept."""
     from gapped.lab.estimator_text import make, parse, show
-    from gapped.pathwise.base import Pathwise
+    from gapped.pathwise import Pathwise
 
     texts = texts or (("gst",) if "gap" in axes else DEFAULT)
     members: dict[str, Any] = {}

@@ -38,8 +38,8 @@ def figures(quick: bool = False) -> dict[str, str]:
     from gapped.lab.report.page import render_playground
     from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
     from gapped.pathwise.gst import GST
-    from gapped.pathwise.gumbel import GumbelSoftmax
     from gapped.pathwise.gumbel_rao import GumbelRao
+    from gapped.pathwise.gumbel_softmax import GumbelSoftmax
     from gapped.simplex import expected_gap
 
     generator = torch.Generator().manual_seed(SEED)

@@ -27,7 +27,7 @@ def properties(
     from gapped.diagnostics.surrogate_properties import properties as measure
     from gapped.errors import reject
     from gapped.lab.estimator_text import make, parse
-    from gapped.pathwise.base import Pathwise
+    from gapped.pathwise import Pathwise
     from gapped.registry import estimators
 
     texts = estimator or list(estimators("pathwise"))

@@ -18,11 +18,11 @@ from gapped.errors import GappedError
 from gapped.kernels.sampling import launch
 from gapped.lab.fleet.score_groups import ScoreGroup, Widths, stack_trained, structure
 from gapped.objective import expectation
-from gapped.pathwise.base import Pathwise
+from gapped.pathwise import Pathwise
 from gapped.registry import Estimator
-from gapped.score.base import Score, draw_independent, one_hot_rows
+from gapped.score import Score, draw_independent, one_hot_rows
 from gapped.score.nvil import NVIL
-from gapped.score.trained import Trained
+from gapped.score.trainable import Trainable
 
 Group = tuple[int, int, Estimator]  # first run, last run exclusive, and the estimator of these
 _LEVELS = ("tau", "gap", "tau_forward", "eta")
@@ -30,7 +30,7 @@ _LEVELS = ("tau", "gap", "tau_forward", "eta")
 
 def group_key(estimator: Estimator) -> Hashable:
     """What runs must have in common to be sampled by one call: everything but the numeric levels."""
-    if isinstance(estimator, Trained):
+    if isinstance(estimator, Trainable):
         return type(estimator), structure(estimator)
     rest = ((f.name, getattr(estimator, f.name)) for f in fields(estimator))  # type: ignore[arg-type]
     return type(estimator), tuple((name, value) for name, value in rest if not is_level(name, value))
@@ -86,7 +86,7 @@ class Grouped:
             stop, each = start + len(same), same[0]
             if isinstance(each, Pathwise):
                 each = _with_levels(same, each, tau[start:stop], rows)
-            elif isinstance(each, Trained):
+            elif isinstance(each, Trainable):
                 each = stack_trained(same, each, rows, widths).to(device, dtype)
             groups.append((start, stop, each))
             start = stop
@@ -162,9 +162,9 @@ class Grouped:
         return torch.cat(costs)
 
     @property
-    def stateful(self) -> list[tuple[Part, Trained]]:
+    def stateful(self) -> list[tuple[Part, Trainable]]:
         """The groups with a state, whose first axis is the run axis, each with its runs."""
-        return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trained)]
+        return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trainable)]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

@@ -13,11 +13,10 @@ from torch import Tensor
 from gapped.errors import GappedError, reject
 from gapped.lab.fleet.run_layers import Linear, generators
 from gapped.registry import Estimator
-from gapped.score.base import Cost, Sampled, Score, one_hot_rows
-from gapped.score.network import Perceptron
+from gapped.score import Cost, Draws, Score, one_hot_rows
 from gapped.score.nvil import NVIL
 from gapped.score.rebar import REBAR
-from gapped.score.trained import Trained
+from gapped.score.trainable import Perceptron, Trainable
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,11 @@ class ScoreGroup(Score):
         # All samples of a run next to each other, as a batched product over the runs wants them.
         return one_hot_rows(logits, index.transpose(0, 1)).transpose(0, 1)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, sampled: Draws) -> Tensor:
         noise, *rest = sampled
         gradients = []
         for (a, b, each), own, (_, cost_) in zip(self.members, noise, self._costs(cost), strict=True):
-            gradients.append(each.gradient(cost_, Sampled(own, *(tensor[:, a:b] for tensor in rest))))
+            gradients.append(each.gradient(cost_, Draws(own, *(tensor[:, a:b] for tensor in rest))))
         return torch.cat(gradients)
 
     def _costs(self, cost: Cost) -> Iterator[tuple[Score, Cost]]:
@@ -84,14 +83,14 @@ class RunPerceptron(Perceptron):
         return y.view(runs, -1, size).transpose(0, 1).reshape(*samples, runs, size)
 
 
-def structure(estimator: Trained) -> Hashable:
+def structure(estimator: Trainable) -> Hashable:
     """What estimators with a state must have in common to be stacked."""
     network = getattr(estimator, "network", None)
     rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples"))
     return network.hidden if isinstance(network, Perceptron) else network, rest
 
 
-def stack_trained(same: Sequence[Estimator], first: Trained, rows: int, widths: Widths | None) -> Trained:
+def stack_trained(same: Sequence[Estimator], first: Trainable, rows: int, widths: Widths | None) -> Trainable:
     """One estimator for all of `same`, like the `first` of them, whose state has a leading run axis.
 
     Runs have a batch axis, so that logits are ``(R, B, ...)`` with `rows` axes between run and category.

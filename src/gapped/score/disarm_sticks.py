@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.score.base import Cost, Sampled, Score, one_hot_rows
-from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, settled
+from gapped.score import Cost, Draws, Score, one_hot_rows
+from gapped.score.disarm import antithetic_bits, direction_of_pair, fine_uniform, mark_absent
 
 ORDERS = ("ascending", "descending", "given")
 
@@ -37,6 +37,9 @@ class DisARMSticks(Score):
     References: Dong, Mnih, Tucker (2021).
     """
 
+    name = "disarm-sticks"
+    evaluations = 2
+
     order: Literal["ascending", "descending", "given"] = "ascending"
     """In which order categories are offered: by their probability, or as they stand."""
 
@@ -44,26 +47,22 @@ class DisARMSticks(Score):
         if self.order not in ORDERS:
             raise reject("order", self.order, "one of 'ascending', 'descending', 'given'")
 
-    @property
-    def evaluations(self) -> int:
-        return 2
-
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return fine_uniform((*logits.shape[:-1], logits.shape[-1] - 1), logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
         order = self._order(logits)
         bits = torch.stack(antithetic_bits(stick_probabilities(logits.gather(-1, order)), noise))
-        # Whoever takes no offer takes the last category; the first of equal values is the argmax.
-        taken = torch.nn.functional.pad(bits.to(torch.uint8), (0, 1), value=1).argmax(-1, keepdim=True)
-        chosen = order.expand(2, *order.shape).gather(-1, taken).squeeze(-1)
-        return settled(chosen, logits)
+        # A sample that takes no offer takes the last category; argmax returns the first of equal values.
+        place = torch.nn.functional.pad(bits.to(torch.uint8), (0, 1), value=1).argmax(-1, keepdim=True)
+        index = order.expand(2, *order.shape).gather(-1, place).squeeze(-1)
+        return mark_absent(index, logits)
 
-    def gradient(self, cost: Cost, sampled: Sampled) -> Tensor:
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         position = self._order(cost.logits).argsort(-1)
-        points = one_hot_rows(cost.logits, sampled.chosen)
+        points = one_hot_rows(cost.logits, draws.category)
         sides = _sides(points, position)
-        delta = cost.spread(sampled.costs[:1] - sampled.costs[1:]).squeeze(0)
+        delta = cost.spread(draws.costs[:1] - draws.costs[1:]).squeeze(0)
         return delta * direction_of_pair(cost.logits, points, sides)
 
     def _order(self, logits: Tensor) -> Tensor:

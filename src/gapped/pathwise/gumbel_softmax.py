@@ -10,12 +10,14 @@ from torch import Tensor
 from gapped import simplex
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise.base import Draw, Pathwise, divide, made, per_row
+from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
 class GumbelSoftmax(Pathwise):
     """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
+
+    name = "gumbel-softmax"
 
     def fused(self) -> Fused:
         return Fused("gumbel-softmax", self.tau, soft=not self.hard)
@@ -27,10 +29,10 @@ class GumbelSoftmax(Pathwise):
         top, index = scores.max(-1, keepdim=True)
         return Draw(index.squeeze(-1), scores - top)
 
-    def points(self, logits: Tensor, drawn: Draw) -> Points:
-        assert drawn.noise is not None
-        tau = per_row("tau", self.tau, logits)
-        return Points(torch.softmax(divide(drawn.noise, tau), -1).unsqueeze(0), 1 / tau)
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        assert draw.noise is not None
+        tau = per_row(self.tau, logits)
+        return Points(torch.softmax(divide(draw.noise, tau), -1).unsqueeze(0), 1 / tau)
 
 
 def gumbel_softmax(
@@ -53,7 +55,7 @@ def gumbel_softmax(
       variance grows without bound.
     - Cost: one evaluation of what follows, `K` noise values per row.
 
-    Shapes, masks, dtypes: see `gapped.pathwise.base.Pathwise.sample`.
+    Shapes, masks, dtypes: see `gapped.pathwise.Pathwise.sample`.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> gumbel_softmax(torch.zeros(3), tau=0.5, hard=True, generator=g).sum()
@@ -61,6 +63,6 @@ def gumbel_softmax(
 
     References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
-    return made(GumbelSoftmax, tau=tau, hard=hard, backend=backend).sample(
+    return cached_estimator(GumbelSoftmax, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

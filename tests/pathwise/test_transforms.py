@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import (
-    MEMBERS,
     TAU,
     USES,
     assert_close,
@@ -27,17 +26,13 @@ from conftest import (
     through_softmax,
 )
 from torch import Tensor
+from variants import SINGLE, K, make_single
 
 import gapped
 from gapped import simplex
 
-K = 5
-# One softmax, so that its gradient can be told from its value.
-SINGLE: dict[str, dict[str, Any]] = {"gumbel-rao": {"samples": 1}}
-
-
-def make(name: str, **options: Any) -> Any:
-    return gapped.estimator(name, **{"tau": TAU, **SINGLE.get(name, {}), **options})
+make = partial(make_single, tau=TAU)
+SIZES = (4, 5, 6)
 
 
 def gst_gradients(
@@ -52,7 +47,7 @@ def gst_gradients(
 
 
 def compiles(test: Any) -> Any:
-    """A test that compiles. torch warns about itself then: of its tracer's and its own deprecated calls."""
+    """A test in which torch compiles, or traces, and warns about deprecated calls of its own."""
     for message in (".*should not be instantiated", ".*torch.jit.* is deprecated"):
         test = pytest.mark.filterwarnings(f"ignore:{message}")(test)
     return pytest.mark.usefixtures("dynamo")(test)
@@ -60,9 +55,22 @@ def compiles(test: Any) -> Any:
 
 @pytest.fixture
 def dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+    """Each test compiles for itself, and leaves nothing."""
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
+
+
+def per_row_gradients(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """vmap(grad): the gradient of each row for the gradient `weight` at its sample, and the samples."""
+
+    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        sample = estimator.sample(row)
+        return (sample * g).sum(), sample.detach()
+
+    transformed = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
+    gradient, sample = transformed(logits, weight)
+    return gradient, sample
 
 
 def rao_gradient(logits: Tensor, g: Tensor, tau: Tensor, samples: int) -> Tensor:
@@ -120,7 +128,7 @@ def test_a_compiled_sample_may_be_changed_in_place() -> None:
 
 @compiles
 def test_gst_compiles_to_native_code() -> None:
-    """Native code draws other numbers; the gradient must be the closed form for what was drawn."""
+    """Native code draws other numbers; the gradient must be the closed form for its own draws."""
 
     @torch.compile(fullgraph=True)
     def program(logits: Tensor) -> Tensor:
@@ -132,6 +140,57 @@ def test_gst_compiles_to_native_code() -> None:
     assert_one_hot(sample)
     assert len(sample.argmax(-1).unique()) > 1
     assert_close(gradient, gst_gradients(logits.detach(), sample.detach(), weight, 1.2, 0.5), 1e-10)
+
+
+@compiles
+@every_member
+def test_compiled_code_takes_batches_of_any_size(name: str) -> None:
+    sample = torch.compile(gapped.estimator(name).sample, backend="aot_eager", fullgraph=True)
+    for size in SIZES:
+        logits = torch.randn(size, 7, requires_grad=True)
+        value = sample(logits)
+        (value * torch.arange(7.0)).sum().backward()
+        assert value.shape == (size, 7)
+        assert logits.grad is not None
+        assert (logits.grad != 0).any()
+
+
+@compiles
+@pytest.mark.parametrize("estimator", [gapped.RLOO(4), gapped.DisARMTree(), gapped.DisARMSticks()], ids=repr)
+def test_compiled_costs_take_batches_of_any_size(estimator: Any) -> None:
+    @torch.compile(backend="aot_eager")
+    def loss(logits: Tensor) -> Tensor:
+        return gapped.expectation(lambda z: (z @ torch.arange(7.0)) ** 2, logits, estimator).sum()
+
+    for size in SIZES:
+        logits = torch.randn(size, 7, requires_grad=True)
+        loss(logits).backward()
+        assert logits.grad is not None
+        assert (logits.grad != 0).any()
+
+
+@compiles
+def test_compiled_code_takes_a_falling_temperature() -> None:
+    sample = torch.compile(lambda x, tau: gapped.gst(x, tau, hard=False), backend="aot_eager", fullgraph=True)
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    assert all(sample(logits, tau).max() == 1 for tau in (1e-3, 9e-4, 8e-4))
+    # At so high a temperature all categories are nearly equal.
+    assert sample(logits, 1e6).max() < 0.34
+
+
+@compiles
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: gapped.gst(x, hard=True),
+        lambda x: gapped.gst(x, hard=False),
+        lambda x: gapped.expectation(lambda z: z[..., 0] ** 2, x, gapped.RLOO(4)).sum(),
+    ],
+    ids=["hard", "soft", "expectation"],
+)
+def test_forward_derivatives_are_refused_not_zero(function: Any) -> None:
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(function, (torch.randn(3, 5),), (torch.ones(3, 5),))
 
 
 @every_member
@@ -158,32 +217,16 @@ def test_vmap_with_a_mask_and_over_an_inner_axis(name: str) -> None:
 
 @every_soft_member
 def test_per_sample_gradients_of_soft_samples(name: str) -> None:
-    """vmap(grad): every row's gradient is J(h) g / tau for the h that this row drew."""
-    estimator = make(name, hard=False)
-
-    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        soft = estimator.sample(row)
-        return (soft * g).sum(), soft.detach()
-
-    logits, weight = normal(50, K), normal(50, K, seed=2)
-    gradient, soft = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(
-        logits, weight
-    )
+    """Every row's gradient is J(h) g / tau for the h that this row drew."""
+    weight = normal(50, K, seed=2)
+    gradient, soft = per_row_gradients(make(name, hard=False), normal(50, K), weight)
     assert_close(gradient, through_softmax(soft, weight, TAU), 1e-11)
 
 
 @every_member
 def test_per_sample_gradients_of_hard_samples(name: str) -> None:
-    estimator = make(name)
-
-    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        sample = estimator.sample(row)
-        return (sample * g).sum(), sample.detach()
-
     logits, weight = normal(50, K), normal(50, K, seed=2)
-    gradient, sample = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(
-        logits, weight
-    )
+    gradient, sample = per_row_gradients(make(name), logits, weight)
     assert_one_hot(sample)
     assert_close(gradient.sum(-1), torch.zeros(50, dtype=torch.float64))
     assert (gradient.abs().amax(-1) > 1e-4).all()
@@ -197,16 +240,8 @@ def test_per_sample_gradients_of_hard_samples(name: str) -> None:
 
 def test_per_sample_gradients_through_the_perturbation() -> None:
     """NZ-GST has its own backward; rows of a batch and entries of vmap must agree."""
-    estimator = gapped.GST(detach=False)
-
-    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        sample = estimator.sample(row)
-        return (sample * g).sum(), sample.detach()
-
     logits, weight = normal(30, K), normal(30, K, seed=2)
-    gradient, sample = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(
-        logits, weight
-    )
+    gradient, sample = per_row_gradients(gapped.GST(detach=False), logits, weight)
     assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, 1.0, detach=False), 1e-11)
 
 
@@ -327,16 +362,7 @@ def test_estimators_survive_copying(name: str, copied: Any) -> None:
     assert torch.equal(twin.sample(logits, generator=seeded()), estimator.sample(logits, generator=seeded()))
 
 
-def test_an_expected_gap_survives_pickling() -> None:
-    estimator = gapped.GST(gap=gapped.expected_gap, tau=0.5)
+@pytest.mark.parametrize("gap", [gapped.expected_gap, torch.tensor([0.5, 1.5])], ids=["function", "tensor"])
+def test_gaps_survive_pickling(gap: Any) -> None:
+    estimator = gapped.GST(gap=gap, tau=0.5)
     assert pickle.loads(pickle.dumps(estimator)) == estimator
-
-
-def test_tensor_options_survive_pickling() -> None:
-    estimator = gapped.GST(gap=torch.tensor([0.5, 1.5]))
-    twin = pickle.loads(pickle.dumps(estimator))
-    assert torch.equal(twin.gap, estimator.gap)
-
-
-def test_the_transforms_cover_the_registry() -> None:
-    assert len(MEMBERS) >= 6

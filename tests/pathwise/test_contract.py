@@ -1,0 +1,283 @@
+"""One contract for every registered estimator: values, gradients, shapes, axes, randomness.
+
+Samples are compared under equal generator seeds, so that almost everything here is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    TAU,
+    TOLERANCE,
+    assert_all_close,
+    assert_close,
+    assert_equal,
+    assert_one_hot,
+    normal,
+    pull,
+    seeded,
+)
+from torch import Tensor
+from variants import K, every_dtype, every_kind_of_sample, every_soft_variant, every_variant, make
+
+SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K)]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def assert_alive(name: str, gradient: Tensor) -> None:
+    """Every row has a gradient, except for NZ-GST: where all logits lie within the gap it moves none."""
+    if not name.startswith("nz-gst"):
+        assert (gradient.abs().amax(-1) > 1e-4).all(), "a row lost its gradient"
+
+
+# Values
+
+
+@every_variant
+@every_shape
+@every_dtype
+def test_hard_samples_are_exactly_one_hot(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    logits = 3 * normal(*shape, dtype=dtype)
+    sample = make(name).sample(logits, generator=seeded())
+    assert sample.shape == logits.shape
+    assert sample.dtype == dtype
+    assert_one_hot(sample)
+
+
+@every_variant
+@every_dtype
+def test_many_hard_samples_with_a_gradient_are_exactly_one_hot(name: str, dtype: torch.dtype) -> None:
+    """D - h + h rounds to something else about once in a hundred rows."""
+    logits = normal(3_000, 11, dtype=dtype)
+    sample, _ = pull(make(name), logits, torch.ones_like(logits))
+    assert_one_hot(sample)
+
+
+@every_soft_variant
+@every_shape
+@every_dtype
+def test_soft_samples_lie_on_the_simplex(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    logits = normal(*shape, dtype=dtype)
+    sample = make(name, hard=False).sample(logits, generator=seeded())
+    assert sample.shape == logits.shape
+    assert sample.dtype == dtype
+    assert ((sample > 0) & (sample < 1)).all()
+    assert_close(sample.sum(-1), torch.ones(shape[:-1], dtype=dtype), TOLERANCE[dtype])
+
+
+@every_kind_of_sample
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_float32_rounded_once(name: str, dtype: torch.dtype, hard: bool) -> None:
+    logits, weight = normal(100, K, dtype=dtype), normal(100, K, seed=2, dtype=dtype)
+    half, half_gradient = pull(make(name, hard=hard), logits, weight)
+    full, full_gradient = pull(make(name, hard=hard), logits.float(), weight.float())
+    assert torch.equal(half, full.to(dtype))
+    assert half_gradient.dtype == dtype
+    assert_close(half_gradient, full_gradient.to(dtype), 2 * torch.finfo(dtype).eps)
+
+
+@every_variant
+def test_the_input_is_left_as_it_was(name: str) -> None:
+    inputs = normal(4, K), torch.tensor([True, True, False, True, True])
+    copies = [each.clone() for each in inputs]
+    make(name).sample(inputs[0], mask=inputs[1], generator=seeded())
+    assert_equal(inputs, copies)
+
+
+# Gradients
+
+
+@every_variant
+@every_shape
+@every_dtype
+def test_gradients_are_finite_and_sum_to_zero(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Adding a constant to the logits changes nothing, so no gradient may point that way."""
+    logits, weight = normal(*shape, dtype=dtype), normal(*shape, seed=2, dtype=dtype)
+    _, gradient = pull(make(name), logits, weight)
+    assert gradient.shape == logits.shape
+    assert gradient.dtype == dtype
+    assert torch.isfinite(gradient).all()
+    assert_close(gradient.sum(-1), torch.zeros(shape[:-1], dtype=dtype), TOLERANCE[dtype])
+    assert_alive(name, gradient)
+
+
+@every_variant
+def test_a_constant_upstream_gradient_is_annihilated(name: str) -> None:
+    """`sum` sends a broadcast, zero-stride gradient; the sample always sums to one."""
+    logits = normal(8, K).requires_grad_()
+    make(name).sample(logits, generator=seeded()).sum().backward()
+    assert_close(logits.grad, torch.zeros(8, K, dtype=torch.float64))
+
+
+@every_variant
+def test_rows_do_not_mix(name: str) -> None:
+    logits, weight = normal(6, K), normal(6, K, seed=2)
+    _, whole = pull(make(name), logits, weight)
+    for row in range(6):
+        alone = torch.zeros_like(weight)
+        alone[row] = weight[row]
+        _, gradient = pull(make(name), logits, alone)
+        assert_close(gradient[row], whole[row])
+        gradient[row] = 0
+        assert (gradient == 0).all()
+
+
+@every_soft_variant
+@pytest.mark.parametrize("tau", [0.3, 1.0, TAU])
+def test_hard_samples_carry_the_gradient_of_the_surrogate(name: str, tau: float) -> None:
+    """D - sg(h) + h: for the same noise and the same gradient at the sample, hard and soft agree."""
+    logits, weight = normal(30, K), normal(30, K, seed=2)
+    _, hard = pull(make(name, tau=tau), logits, weight)
+    _, soft = pull(make(name, tau=tau, hard=False), logits, weight)
+    assert_close(hard, soft)
+
+
+@every_variant
+def test_only_logits_that_require_a_gradient_get_one(name: str) -> None:
+    logits = normal(100, K)
+    plain = make(name).sample(logits, generator=seeded())
+    assert not plain.requires_grad
+    assert torch.equal(plain, pull(make(name), logits, torch.ones_like(logits))[0]), (
+        "the sample depends on it"
+    )
+    assert make(name).sample(logits.clone().requires_grad_()).requires_grad
+    with torch.no_grad():
+        assert not make(name).sample(logits.clone().requires_grad_()).requires_grad
+    with torch.inference_mode():
+        assert_one_hot(make(name).sample(logits))
+
+
+@every_variant
+@every_dtype
+@pytest.mark.parametrize("mirror", [1, -1])
+def test_large_logits_give_finite_gradients(name: str, dtype: torch.dtype, mirror: int) -> None:
+    """exp(1e4) is infinite in every dtype."""
+    row = torch.tensor([1e4, -1e4, 0.0, 1e4, -1e4, 9.9e3]) * mirror
+    logits = torch.stack([row, row.flip(0), torch.full((6,), 1e4), torch.full((6,), -1e4)]).to(dtype)
+    sample, gradient = pull(make(name), logits, normal(4, 6, dtype=dtype))
+    assert_one_hot(sample)
+    assert torch.isfinite(gradient).all()
+    # Equal logits are an ordinary row.
+    assert_alive(name, gradient[2:])
+
+
+@every_soft_variant
+@pytest.mark.parametrize("tau", [1e-4, 1e4])
+def test_extreme_temperatures_stay_on_the_simplex(name: str, tau: float) -> None:
+    logits, weight = 30 * normal(50, K, dtype=torch.float32), normal(50, K, seed=2, dtype=torch.float32)
+    soft, gradient = pull(make(name, tau=tau, hard=False), logits, weight)
+    assert_close(soft.sum(-1), torch.ones(50), 1e-5)
+    assert torch.isfinite(gradient).all()
+
+
+class Stop(torch.autograd.Function):
+    """Lets no gradient through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
+@every_variant
+def test_a_gradient_that_is_cut_off_is_none(name: str) -> None:
+    logits = normal(2, K).requires_grad_()
+    Stop.apply(make(name).sample(logits)).sum().backward()
+    assert logits.grad is None or (logits.grad == 0).all()
+
+
+# Shapes and axes
+
+
+@every_variant
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_any_dim_equals_transposing(name: str, dim: int, masked: bool) -> None:
+    """Also a temperature for each row: with dim=0 it broadcasts against the two axes that are left."""
+    logits, weight = normal(3, 4, 6), normal(3, 4, 6, seed=2)
+    mask = torch.rand(3, 4, 6, generator=seeded(3)) < 0.7 if masked else None
+    last = None if mask is None else mask.movedim(dim, -1).contiguous()
+    taus = 1 + torch.rand(logits.movedim(dim, -1).shape[:-1], generator=seeded(3), dtype=torch.float64)
+    moved = (each.movedim(dim, -1).contiguous() for each in (logits, weight))
+    expected = pull(make(name, tau=taus), *moved, mask=last)
+    sample, gradient = pull(make(name, tau=taus), logits, weight, dim=dim, mask=mask)
+    assert torch.equal(sample, expected[0].movedim(-1, dim))
+    assert_close(gradient, expected[1].movedim(-1, dim))
+
+
+@every_variant
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
+def test_memory_layout_does_not_matter(name: str, layout: str) -> None:
+    logits = {
+        "transposed": normal(K, 40).T,
+        "strided": normal(80, 2 * K)[::2, 1::2],
+        "expanded": normal(1, K).expand(40, K),
+    }[layout]
+    assert not logits.is_contiguous()
+    weight = normal(K, 40, seed=2).T
+    sample, gradient = pull(make(name), logits, weight)
+    expected = pull(make(name), logits.contiguous(), weight.contiguous())
+    assert torch.equal(sample, expected[0])
+    assert_close(gradient, expected[1])
+    assert len(sample.argmax(-1).unique()) > 1, "one draw was shared by all rows"
+
+
+@every_variant
+@pytest.mark.parametrize("shape", [(0, K), (2, 0, K), (0, 1)], ids=str)
+def test_zero_rows(name: str, shape: tuple[int, ...]) -> None:
+    sample, gradient = pull(make(name), torch.empty(shape), torch.empty(shape))
+    assert sample.shape == gradient.shape == shape
+
+
+@every_variant
+@every_dtype
+def test_one_category_is_certain(name: str, dtype: torch.dtype) -> None:
+    sample, gradient = pull(make(name), normal(9, 1, dtype=dtype), normal(9, 1, seed=2, dtype=dtype))
+    assert (sample == 1).all()
+    assert_close(gradient, torch.zeros_like(gradient), 1e-6)
+
+
+@every_variant
+def test_a_row_alone_is_a_batch_of_one(name: str) -> None:
+    logits, weight = normal(K), normal(K, seed=2)
+    batch = pull(make(name), logits[None], weight[None])
+    assert_all_close(pull(make(name), logits, weight), (each[0] for each in batch))
+
+
+# Randomness
+
+
+@every_variant
+def test_a_generator_decides_everything(name: str) -> None:
+    logits, generator = normal(200, K), seeded(7)
+    state = torch.get_rng_state()
+    first = make(name).sample(logits, generator=generator)
+    assert torch.equal(first, make(name).sample(logits, generator=seeded(7)))
+    assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
+    assert not torch.equal(first, make(name).sample(logits, generator=generator)), "it did not move on"
+
+
+@every_variant
+def test_the_default_generator_is_used_otherwise(name: str) -> None:
+    logits = normal(200, K)
+    torch.manual_seed(3)
+    first = make(name).sample(logits)
+    assert not torch.equal(first, make(name).sample(logits))
+    torch.manual_seed(3)
+    assert torch.equal(first, make(name).sample(logits))
+
+
+@every_variant
+def test_the_backward_draws_nothing(name: str) -> None:
+    generator = seeded()
+    logits = normal(20, K).requires_grad_()
+    sample = make(name).sample(logits, generator=generator)
+    states = generator.get_state(), torch.get_rng_state()
+    (sample * normal(20, K)).sum().backward()
+    assert_equal((generator.get_state(), torch.get_rng_state()), states)

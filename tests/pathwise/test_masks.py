@@ -1,0 +1,125 @@
+"""Masks of every registered estimator: masking equals deleting; rows without a category; NaN and infinity."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import (
+    INVERSE_CDF,
+    TOLERANCE,
+    assert_all_close,
+    assert_close,
+    assert_equal,
+    assert_one_hot,
+    normal,
+    pull,
+    seeded,
+)
+from torch import Tensor
+from variants import K, every_dtype, every_kind_of_sample, every_variant, make
+
+INF = math.inf
+
+
+def masked_problem(batch: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    logits, weight = normal(batch, K), normal(batch, K, seed=2)
+    mask = torch.rand(batch, K, generator=seeded(3)) < 0.6
+    mask[torch.arange(batch), torch.arange(batch) % K] = True
+    return logits, weight, mask
+
+
+@every_kind_of_sample
+def test_masked_categories_get_no_mass_and_no_gradient(name: str, hard: bool) -> None:
+    logits, weight, mask = masked_problem()
+    sample, gradient = pull(make(name, hard=hard), logits, weight, mask=mask)
+    assert_close(sample.sum(-1), torch.ones(len(logits), dtype=torch.float64))
+    assert (sample[~mask] == 0).all()
+    if hard:
+        assert_one_hot(sample)
+    else:
+        assert (sample[mask] > 0).all()
+    assert (gradient[~mask] == 0).all()
+    assert gradient[mask].abs().sum() > 0.1
+
+
+@every_variant
+@pytest.mark.parametrize("filling", [-INF, 1e4, -1e4, INF, math.nan])
+def test_what_stands_behind_a_mask_does_not_matter(name: str, filling: float) -> None:
+    """-inf alone masks, too."""
+    logits, weight, mask = masked_problem()
+    expected = pull(make(name), logits, weight, mask=mask)
+    filled = logits.masked_fill(~mask, filling)
+    assert_all_close(pull(make(name), filled, weight, mask=mask), expected)
+    if filling == -INF:
+        assert_all_close(pull(make(name), filled, weight), expected)
+
+
+@every_variant
+def test_the_gradient_at_a_masked_category_does_not_leak(name: str) -> None:
+    """A downstream cost may well be wild where nothing can be drawn."""
+    logits, weight, mask = masked_problem()
+    _, expected = pull(make(name), logits, weight, mask=mask)
+    _, gradient = pull(make(name), logits, weight.masked_fill(~mask, 1e6), mask=mask)
+    assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("name", [*INVERSE_CDF, "nz-gst", "gst-expected", "gumbel-rao", "gumbel-rao-1"])
+def test_masking_equals_deleting(name: str) -> None:
+    """Same uniforms, same draws; and the same gradients where no further noise is used."""
+    logits, weight = normal(500, K), normal(500, K, seed=2)
+    columns = torch.tensor([0, 1, 4])
+    mask = torch.zeros(K, dtype=torch.bool)
+    mask[columns] = True
+    logits[:, ~mask] += 20
+    sample, gradient = pull(make(name), logits, weight, mask=mask)
+    deleted, gradient_deleted = pull(make(name), logits[:, columns], weight[:, columns])
+    assert torch.equal(sample[:, columns], deleted)
+    if not name.startswith("gumbel-rao"):
+        assert_close(gradient[:, columns], gradient_deleted)
+
+
+@every_variant
+def test_masks_broadcast(name: str) -> None:
+    logits, weight = normal(3, 4, K), normal(3, 4, K, seed=2)
+    for shape in [(K,), (1, K), (4, K), (3, 1, K), (1, 1, K)]:
+        mask = torch.rand(shape, generator=seeded(4)) < 0.5
+        mask[..., 1] = True
+        spread = mask.expand_as(logits).clone()
+        results = [pull(make(name), logits, weight, mask=each) for each in (mask, spread)]
+        assert_equal(*results)
+    everything = torch.ones(K, dtype=torch.bool)
+    assert_all_close(pull(make(name), logits, weight, mask=everything), pull(make(name), logits, weight))
+
+
+@every_kind_of_sample
+@every_dtype
+@pytest.mark.parametrize("how", ["mask", "-inf"])
+def test_a_row_with_nothing_allowed_is_zero(name: str, dtype: torch.dtype, how: str, hard: bool) -> None:
+    logits, weight = normal(3, K, dtype=dtype), normal(3, K, seed=2, dtype=dtype)
+    mask = torch.ones(3, K, dtype=torch.bool)
+    mask[1] = False
+    if how == "mask":
+        sample, gradient = pull(make(name, hard=hard), logits, weight, mask=mask)
+    else:
+        sample, gradient = pull(make(name, hard=hard), logits.masked_fill(~mask, -INF), weight)
+    assert (sample[1] == 0).all()
+    assert (gradient[1] == 0).all()
+    assert_close(sample[[0, 2]].sum(-1), torch.ones(2, dtype=dtype), TOLERANCE[dtype])
+    assert name.startswith("nz-gst") or (gradient[[0, 2]].abs().amax(-1) > 1e-4).all()
+
+
+@every_kind_of_sample
+@every_dtype
+def test_nan_and_infinite_logits_give_nan_rows(name: str, dtype: torch.dtype, hard: bool) -> None:
+    logits = normal(9, K, dtype=dtype)
+    logits[1, 0] = math.nan
+    logits[2] = math.nan
+    logits[3, 0] = logits[4, -1] = INF
+    logits[5, :2] = INF
+    logits[6, 1:], logits[7, 1] = -INF, -INF
+    logits[6, 0] = logits[7, -1] = math.nan
+    for result in pull(make(name, hard=hard), logits, normal(9, K, dtype=dtype, seed=1)):
+        assert torch.isnan(result[1:8]).all()
+        assert torch.isfinite(result[[0, 8]]).all()

@@ -1,0 +1,146 @@
+"""Bad costs, arguments and options of `gapped.expectation` and its estimators: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SOFT, normal, seeded
+from score_problems import Sum, square, through_argmax
+from torch import Tensor
+
+import gapped
+from gapped import GappedError
+
+
+def only_a_parameter(z: Tensor) -> Tensor:
+    return torch.zeros(z.shape[:2]).double() + torch.ones((), dtype=torch.float64, requires_grad=True)
+
+
+ERRORS: dict[str, tuple[Any, Any, str]] = {
+    "variables not summed away": (lambda z: z.sum(-2), gapped.RLOO(), r"f: got costs of shape \(2, 5, 3\)"),
+    "no sample axis": (
+        lambda z: square(z).mean(0),
+        gapped.RLOO(),
+        r"f: got costs of shape \(5,\), expected .*n = 2",
+    ),
+    "no axis": (lambda z: square(z).sum(), gapped.RLOO(), r"f: got costs of shape \(\)"),
+    "pathwise shape": (
+        lambda z: square(z).sum(0),
+        gapped.GST(),
+        r"f: got costs of shape \(5,\), expected .*n = 1",
+    ),
+    "a number": (lambda z: 1.0, gapped.Reinforce(), "f: got a result of type float"),
+    "integers": (lambda z: square(z).long(), gapped.Reinforce(), "f: got costs of dtype torch.int64"),
+    "elsewhere": (
+        lambda z: square(z).to("meta"),
+        gapped.Reinforce(),
+        "f: got costs on meta, expected .*cpu",
+    ),
+    "nan": (lambda z: square(z) * torch.nan, gapped.Reinforce(), "f: got costs that are not all finite"),
+    "inf": (lambda z: square(z) / 0.0, gapped.DisARMTree(), "f: got costs that are not all finite"),
+    "pathwise nan": (lambda z: square(z) * torch.nan, gapped.GST(), "f: got costs that are not all finite"),
+    "muprop": (through_argmax, gapped.MuProp(), "f: got costs without a derivative"),
+    "muprop, parameter": (only_a_parameter, gapped.MuProp(), "f: got costs without a derivative"),
+    "rebar": (through_argmax, gapped.REBAR(), "f: got costs without a derivative"),
+    "rebar, parameter": (only_a_parameter, gapped.REBAR(), "f: got costs without a derivative"),
+    "relax": (through_argmax, gapped.RELAX(Sum(1)), "f: got costs without a derivative"),
+    "pathwise": (through_argmax, gapped.GST(), "f: got costs without a derivative.*gapped.RLOO"),
+    "not a function": (3.0, gapped.RLOO(), "f: got an object of type float"),
+    "disarm": (square, gapped.DisARM(), "logits: got 3 categories for DisARM, expected two"),
+    "a name": (square, "rloo", "estimator: got an object of type str, expected an estimator such as"),
+    "a class": (square, gapped.RLOO, "estimator: got an object of type ABCMeta"),
+    "relax network": (square, gapped.RELAX(torch.nn.Identity()), "network: got a result of shape"),
+    "rebar eta": (square, gapped.REBAR(eta=torch.ones(4)), r"eta: got a tensor of shape \(4,\)"),
+    "nvil without context": (
+        square,
+        gapped.NVIL(torch.nn.Identity()),
+        "context: got None, expected the tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line(case: str) -> None:
+    f, estimator, message = ERRORS[case]
+    with pytest.raises(GappedError, match=message) as caught:
+        gapped.expectation(f, normal(5, 2, 3).requires_grad_(), estimator)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_soft_samples_have_no_expected_cost(name: str) -> None:
+    message = r"estimator: got \w+ with hard=False, expected hard=True"
+    with pytest.raises(GappedError, match=message):
+        gapped.expectation(square, normal(5, 2, 3), gapped.estimator(name, hard=False))
+
+
+def test_errors_of_arguments() -> None:
+    logits = normal(5, 2, 3)
+    for how in (
+        {"mask": torch.ones(4, dtype=torch.bool)},
+        {"generator": 3},
+        {"context": torch.ones(5)},
+    ):
+        for estimator in (gapped.RLOO(), gapped.GST()):
+            with pytest.raises(GappedError, match=next(iter(how))):
+                gapped.expectation(square, logits, estimator, **how)
+    with pytest.raises(GappedError, match="logits"):
+        gapped.expectation(square, [0.0], gapped.RLOO())  # type: ignore[arg-type]
+    with pytest.raises(GappedError, match=r"Exact: got 9 variables of 4 categories, 262,144 combinations"):
+        gapped.expectation(square, normal(1, 9, 4), gapped.Exact())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gapped.RLOO(1), "samples: got 1, expected an integer of at least 2"),
+        (lambda: gapped.RLOO(2.0), "samples"),
+        (lambda: gapped.Reinforce("leave-one-out"), "samples: got 1"),
+        (
+            lambda: gapped.Reinforce("running-mean"),
+            r"baseline: got 'running-mean', .*gapped.NVIL\(scale=False\)",
+        ),
+        (lambda: gapped.Reinforce(samples=True), "samples: got True"),
+        (lambda: gapped.DisARMSticks("sorted"), "order: got 'sorted'"),
+        (lambda: gapped.NVIL(0), "network: got 0"),
+        (lambda: gapped.NVIL(decay=1.0), "decay: got 1.0"),
+        (lambda: gapped.NVIL(scale=1), "scale: got 1"),
+        (lambda: gapped.REBAR(tau=0.0), "tau: got 0.0"),
+        (lambda: gapped.REBAR(eta=float("inf")), "eta: got inf"),
+        (lambda: gapped.REBAR(eta="1"), "eta: got '1'"),
+        (lambda: gapped.REBAR(eta=torch.tensor([1.0, torch.nan])), "eta: got tensor"),
+        (lambda: gapped.REBAR(eta=torch.ones((), requires_grad=True)), "eta: got tensor"),
+        (lambda: gapped.RELAX(square), "network"),
+    ],
+)
+def test_options_are_checked(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(GappedError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("eta", [-1, 3, np.float32(-0.5), torch.tensor(2), torch.tensor([0.5, -2.0])])
+def test_any_finite_factor_of_the_control_variate(eta: Any) -> None:
+    estimator = gapped.REBAR(eta=eta)
+    assert estimator.eta.dtype == torch.float32
+    assert estimator.eta.tolist() == torch.as_tensor(eta).tolist()
+
+
+def test_sizes_that_an_estimator_is_not_made_for() -> None:
+    gapped.Exact().check_size(2, 256)
+    gapped.ARSM().check_size(100, 16)
+    gapped.RLOO().check_size(100, 1000)
+    with pytest.raises(GappedError, match="17 categories for ARSM, expected at most 16"):
+        gapped.ARSM().check_size(1, 17)
+    with pytest.raises(GappedError, match="30 variables of 10 categories, 1e\\+30 combinations"):
+        gapped.Exact().check_size(30, 10)
+
+
+@pytest.mark.parametrize("estimator", [gapped.RLOO(2), gapped.GST(), gapped.Exact()], ids=repr)
+def test_broken_logits_are_not_called_broken_costs(estimator: Any) -> None:
+    logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0]])
+    with pytest.raises(GappedError, match="logits: got rows with NaN"):
+        gapped.expectation(lambda z: z[..., 0] ** 2, logits, estimator, generator=seeded())

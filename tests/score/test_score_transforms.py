@@ -1,0 +1,153 @@
+"""Expectations under compilers, function transforms, autocast and activation checkpointing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_all_close, assert_close, assert_equal, normal
+from score_problems import (
+    Model,
+    Sum,
+    build,
+    build_trainable,
+    every_score,
+    run,
+    square,
+    square_of_first,
+    through_argmax,
+)
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import gapped
+from gapped import GappedError
+
+
+@every_score
+def test_differentiating_twice_is_an_error(name: str) -> None:
+    leaf = normal(5, 2, 3).requires_grad_()
+    value = gapped.expectation(Model(), leaf, build(name))
+    (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(gradient.sum(), leaf)
+
+
+def evaluated(name: str) -> Any:
+    """The estimator without a state that changes."""
+    estimator = build(name)
+    return estimator.eval() if isinstance(estimator, torch.nn.Module) else estimator
+
+
+@every_score
+def test_vmap_of_the_gradient(name: str) -> None:
+    """A map over runs: each has its own noise, and by enumeration the gradient it has alone."""
+    logits, estimator = normal(6, 40, 2, 3), evaluated(name)
+    torch.manual_seed(0)
+
+    def total(leaf: Tensor) -> Tensor:
+        return gapped.expectation(square_of_first, leaf, estimator).sum()
+
+    gradients = torch.func.vmap(torch.func.grad(total), randomness="different")(logits)
+    assert gradients.shape == logits.shape
+    assert gradients.abs().amax((1, 2, 3)).min() > 0
+    if name == "exact":
+        for row, gradient in zip(logits, gradients, strict=True):
+            assert_close(gradient, run(name, row, square_of_first)[1])
+
+
+@every_score
+def test_function_transforms_give_the_same_gradient(name: str) -> None:
+    logits, estimator, model = normal(5, 2, 3), evaluated(name), Model()
+    torch.manual_seed(0)
+    gradient = torch.func.grad(lambda leaf: gapped.expectation(model, leaf, estimator).sum())(logits)
+    torch.manual_seed(0)
+    leaf = logits.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(gapped.expectation(model, leaf, estimator).sum(), leaf)
+    assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (gapped.NVIL(), "estimator: got NVIL in training mode, .* expected one in evaluation mode"),
+        (gapped.REBAR(), "estimator: got REBAR in training mode"),
+        (gapped.RELAX(Sum(1)), "estimator: got RELAX in training mode"),
+        (gapped.RELAX(4).eval(), "network: got a number of hidden units, inside of a transform"),
+    ],
+)
+def test_what_function_transforms_cannot_do(estimator: Any, message: str) -> None:
+    with pytest.raises(GappedError, match=message):
+        torch.func.grad(lambda x: gapped.expectation(square, x, estimator).sum())(normal(5, 2, 3))
+    assert gapped.expectation(square, normal(5, 2, 3).requires_grad_(), estimator).requires_grad
+    frozen = gapped.REBAR().eval()
+    with pytest.raises(GappedError, match="f: got costs without a derivative"):
+        torch.func.grad(lambda x: gapped.expectation(through_argmax, x, frozen).sum())(normal(5, 2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@every_score
+def test_compiled_equals_eager(name: str) -> None:
+    """In one graph; also what is left for training, and the memory."""
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        estimator, context = build_trainable(name)
+
+        def objective(leaf: Tensor, estimator: Any = estimator, context: Any = context) -> Tensor:
+            return gapped.expectation(square_of_first, leaf, estimator, **context)
+
+        leaf = normal(5, 2, 3).requires_grad_()
+        call = torch.compile(objective, backend="aot_eager", fullgraph=True) if compiled else objective
+        value = call(leaf)
+        results.append([value.detach(), torch.autograd.grad(value.sum(), leaf)[0], *state_of(estimator)])
+    assert_all_close(*results)
+
+
+def state_of(estimator: Any) -> list[Tensor]:
+    """What an estimator keeps: its memory, and the loss that it left behind with its slopes."""
+    if not isinstance(estimator, torch.nn.Module):
+        return []
+    loss, parameters = estimator.variance_loss(), list(estimator.parameters())
+    slopes = torch.autograd.grad(loss, parameters)
+    return [loss.detach(), *slopes, *(buffer.clone() for buffer in estimator.buffers())]
+
+
+def weighted(weight: Tensor, z: Tensor) -> Tensor:
+    return ((z * weight).sum((-1, -2)) + 1) ** 2
+
+
+def step(cost: Any, estimator: Any, context: Any, x: Tensor) -> Tensor:
+    return gapped.expectation(cost, 1.0 * x, estimator, **context)
+
+
+@every_score
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_counts_a_call_once(name: str, reentrant: bool) -> None:
+    """Two steps. Without reentry two calls share the estimator before the backward pass of both."""
+    results = []
+    for how in (None, {"use_reentrant": reentrant}):
+        torch.manual_seed(0)
+        estimator, context = build_trainable(name)
+        leaf, weight = normal(5, 2, 3).requires_grad_(), normal(3, seed=2).requires_grad_()
+
+        cost = partial(weighted, weight)
+        call = partial(step, cost, estimator, context)
+
+        for _ in range(2):
+            run_once = call if how is None else partial(checkpoint, call, **how)
+            torch.stack([run_once(leaf) for _ in range(1 if reentrant else 2)]).sum().backward()
+        results.append([leaf.grad, weight.grad, *state_of(estimator)])
+    assert_all_close(*results)
+
+
+@every_score
+def test_autocast_does_not_round_the_estimate(name: str) -> None:
+    logits = normal(5, 2, 3, dtype=torch.float32)
+    plain = run(name, logits, Model())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_equal(run(name, logits, Model()), plain)
