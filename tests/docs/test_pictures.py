@@ -162,8 +162,8 @@ def test_figures_beside_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_means_the_figures_too() -> None:
-    recipes, drawn = reproduce.wanted(["all"], quick=True)
+    recipes, drawn = reproduce.find_recipes(["all"], quick=True)
     assert drawn
     assert {recipe.name for recipe in recipes} == set(known_recipes()) - {"smoke"}
     with pytest.raises(gapped.GappedError, match=r"figures.*\.toml"):
-        reproduce.wanted(["figure"])
+        reproduce.find_recipes(["figure"])

@@ -81,7 +81,7 @@ def test_how_often_to_test_counts_only_where_it_is_used():
     [
         ({"data": "mnist"}, r"data: got 'mnist', expected one of listops"),
         ({"protocol": "paper-30x10"}, r"protocol: got 'paper-30x10', expected one of paper"),
-        ({"train_images": 5}, r"train_images: got 5, expected nothing: listops has no images"),
+        ({"train_images": 5}, r"train_images: got 5, expected nothing: listops does not support it"),
         ({"split": "validation"}, r"split: got 'validation', expected nothing"),
         ({"variance_samples": 3}, r"variance_samples: got 3, expected nothing"),
     ],
