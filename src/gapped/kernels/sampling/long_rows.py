@@ -44,6 +44,7 @@ CHUNK, WARPS = 4096, 16
 # Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
+_NORMAL = tl.constexpr("")
 
 
 class Row(NamedTuple):
@@ -61,7 +62,7 @@ class Row(NamedTuple):
 
 
 @triton.jit
-def _chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = ""):
+def _chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL):
     """Columns and float32 values of one chunk of a row; `EVICTION` tells the cache whether to keep them."""
     b_columns = s_start + tl.arange(0, BLOCK)
     b_values = tl.load(p + b_columns, mask=b_columns < s_categories, other=other, eviction_policy=EVICTION)
@@ -77,7 +78,7 @@ def write(p, b_columns, b_values, s_categories):
 
 @triton.jit
 def _gradient_chunk(
-    p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = ""
+    p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL
 ):
     """One chunk of the incoming gradient, which may be given at the selected category alone."""
     if AT_INDEX:
