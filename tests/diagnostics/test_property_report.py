@@ -1,7 +1,4 @@
-"""`gapped.properties`: the truth table of the paper's properties, and estimators broken on purpose.
-
-`test_properties.py` checks these properties with code of its own.
-"""
+"""`gapped.properties`: the truth table of the paper's properties, and estimators broken on purpose."""
 
 from __future__ import annotations
 
@@ -34,6 +31,7 @@ TABLE: dict[str, tuple[Any, tuple[bool | None, ...]]] = {
     "gst": (gapped.GST(tau=0.5), (YES, YES, YES, YES)),
     # Each of the averaged surrogates is one of Gumbel-Softmax, given the category.
     "gumbel-rao": (gapped.GumbelRao(samples=10), (YES, YES, YES, YES)),
+    "gumbel-rao, cold": (gapped.GumbelRao(tau=0.1, samples=3), (YES, YES, YES, YES)),
     # The gradient's temperature moves the argmax away from the one that was drawn at temperature 1 ...
     "decoupled, backward": (gapped.DecoupledGumbelSoftmax(tau=0.5), (YES, NO, YES, YES)),
     # ... and at another forward temperature the draw has another law too, unless both are equal.
