@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -85,11 +86,26 @@ class Model:
         return self.cost(z)
 
 
-def run(name: str, logits: Tensor, f: Any, batch_axes: int = 1, seed: int = 0, **how: Any) -> Any:
-    leaf = logits.clone().requires_grad_()
-    value = gapped.expectation(f, leaf, build(name, batch_axes), generator=seeded(seed), **how)
-    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+def estimate(
+    f: Any, logits: Tensor, estimator: Any, *, seed: int = 0, pull: Tensor | None = None, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """Values, and the gradient at the logits if `pull`, else 1 everywhere, is that at the values."""
+    leaf = logits.detach().clone().requires_grad_()
+    value = gapped.expectation(f, leaf, estimator, generator=seeded(seed), **how)
+    (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value) if pull is None else pull)
     return value.detach(), gradient
+
+
+def run(name: str, logits: Tensor, f: Any, batch_axes: int = 1, **how: Any) -> tuple[Tensor, Tensor]:
+    return estimate(f, logits, build(name, batch_axes), **how)
+
+
+def with_noise(estimator: Any, noise: Any) -> Any:
+    """A copy of the estimator that draws `noise`."""
+    other = copy.deepcopy(estimator)
+    kind = type("Replayed", (type(other),), {"draw": lambda self, *_: noise})
+    object.__setattr__(other, "__class__", kind)
+    return other
 
 
 def square(z: Tensor) -> Tensor:

@@ -17,15 +17,15 @@ K = 5
 
 
 @every_member
-def test_training_is_the_estimator(name: str) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_it_samples_through_the_estimator(name: str, training: bool) -> None:
     estimator = gapped.estimator(name)
-    module = Sample(estimator)
-    assert module.training
+    module = Sample(estimator).train(training)
     logits, weight = normal(30, K).requires_grad_(), normal(30, K, seed=2)
     ours, theirs = module(logits, generator=seeded()), estimator.sample(logits, generator=seeded())
     assert torch.equal(ours, theirs)
     gradients = [torch.autograd.grad(sample, logits, weight)[0] for sample in (ours, theirs)]
-    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
@@ -36,12 +36,6 @@ def test_axis_and_mask_are_passed_on(dim: int) -> None:
     expected = gapped.GST().sample(logits, dim=dim, mask=mask, generator=seeded())
     assert torch.equal(Sample(gapped.GST(), dim=dim)(logits, mask=mask, generator=seeded()), expected)
     assert torch.equal(Sample(gapped.GST(), dim=dim)(logits, mask, seeded()), expected)
-
-
-def test_eval_samples_by_default() -> None:
-    module = Sample(gapped.GST()).eval()
-    logits = normal(30, K)
-    assert torch.equal(module(logits, generator=seeded()), gapped.GST().sample(logits, generator=seeded()))
 
 
 @every_member
