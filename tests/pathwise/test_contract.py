@@ -25,8 +25,6 @@ from conftest import (
 from torch import Tensor
 from variants import VARIANTS, K, every_dtype, every_kind_of_sample, every_soft_variant, every_variant, make
 
-import gapped
-
 SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K), (0, K), (2, 0, K), (0, 1)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
@@ -294,13 +292,6 @@ def test_a_whole_number_is_that_number(name: str, level: str, dtype: torch.dtype
     """An integer gap once selected the expected gap instead."""
     logits, weight = normal(50, K, dtype=dtype), normal(50, K, seed=2, dtype=dtype)
     assert_equal(*(pull(make(name, **{level: number}), logits, weight) for number in (2, 2.0)))
-
-
-def test_an_expected_gap_is_not_a_gap_of_one() -> None:
-    logits, weight = normal(50, K), normal(50, K, seed=2)
-    gaps = (1, gapped.expected_gap)
-    one, expected = (pull(gapped.GST(gap=gap), logits, weight)[1] for gap in gaps)
-    assert not torch.equal(one, expected)
 
 
 @every_level

@@ -107,7 +107,6 @@ def test_gaps_that_are_tensors_or_functions(gap: Any) -> None:
 def test_a_gap_function_may_answer_in_another_dtype() -> None:
     logits = torch.zeros(4, 3, requires_grad=True)
     gapped.gst(logits, hard=True, gap=lambda p: p.double() + 1)[:, 0].sum().backward()
-    assert logits.grad is not None
     assert logits.grad.abs().sum() > 0
 
 

@@ -174,32 +174,6 @@ def test_soft_straight_through_is_the_tempered_softmax(tau: float, theta: Tensor
     assert_close(gapped.straight_through(theta, tau), torch.softmax(theta / tau, -1), EXACT)
 
 
-def test_a_gap_per_row_and_a_temperature_per_row() -> None:
-    theta = THETAS["spread"]
-    gaps, taus = torch.tensor([0.5, 1.0, 2.0]).double(), torch.tensor([1.0, 0.5, 0.2]).double()
-    logits = theta.repeat(COPIES, 3, 1).requires_grad_()
-    sample = gapped.GST(tau=taus, gap=gaps).sample(logits, generator=seeded())
-    (gradients,) = torch.autograd.grad(COSTS["curved"](sample).sum(), logits)
-    for row in range(3):
-        formula = gapped_straight_through(gaps[row].item(), taus[row].item())
-        table = formula_gradients(formula, theta, COSTS["curved"])
-        assert_close(gradients[:, row], table[sample[:, row].argmax(-1)], EXACT)
-
-
-def test_a_callable_gap_sees_the_probability_of_the_selected_category() -> None:
-    seen: list[Tensor] = []
-
-    def gap(p: Tensor) -> Tensor:
-        seen.append(p.detach().clone())
-        return torch.ones_like(p)
-
-    logits = normal(20, 4, K)
-    gapped.gst(logits, gap=gap, generator=seeded())
-    hard = gapped.gst(logits, hard=True, generator=seeded())
-    assert len(seen) == 1
-    assert_close(seen[0], (torch.softmax(logits, -1) * hard).sum(-1))
-
-
 @every_theta
 @pytest.mark.parametrize(
     ("estimator", "cost"),

@@ -14,7 +14,6 @@ import pytest
 import torch
 from conftest import assert_close, normal
 from score_problems import (
-    BINARY,
     INF,
     SETTINGS,
     Law,
@@ -24,7 +23,6 @@ from score_problems import (
     every_setting,
     joint,
     oracle,
-    rows_of,
     with_noise,
 )
 from torch import Tensor
@@ -244,26 +242,6 @@ def test_a_padded_tree_is_unbiased(categories: int) -> None:
     assert_unbiased(*replay(gapped.DisARMTree(), theta, u, len(u)), weights, theta)
 
 
-def test_importance_weighted_sticks_are_biased_unless_ascending() -> None:
-    """The twin: pairs of the chain, reweighted to independent ones. Sticks above 1/2 never part late."""
-
-    def mean_gradient(order: str) -> Tensor:
-        theta = SETTINGS["1x8-steep"]
-        nodes = chain_of(theta[0], order)
-        u, weights = pieces(chances(theta, lambda row: nodes))
-        pair, _ = node_by_node(theta[0], nodes, u[:, 0])
-        law = torch.zeros(8, 8, dtype=torch.float64).index_put(tuple(pair), weights, accumulate=True)
-        p = torch.softmax(theta[0], -1)
-        ratio = (p[pair[0]] * p[pair[1]] / law[pair[0], pair[1]]).unsqueeze(-1)
-        points = torch.nn.functional.one_hot(pair, 8).double()
-        delta = cost(points.unsqueeze(-2))
-        gradients = 0.5 * (delta[0] - delta[1]).unsqueeze(-1) * ratio * (points[0] - points[1])
-        return mean_of(gradients, weights) - oracle(theta)[1][0]
-
-    assert mean_gradient("ascending").abs().max() < EXACT
-    assert mean_gradient("given").abs().max() > 1e-3
-
-
 def binary_pieces(theta: Tensor) -> Law:
     u, weights = pieces(torch.softmax(theta, -1)[:, 1:])
     return Law(u.squeeze(-1), weights)
@@ -292,28 +270,6 @@ def test_disarm_follows_the_definition(theta: Tensor) -> None:
     assert_close(values, (f1 + f2) / 2, EXACT)
     assert_close(gradients[..., 1], torch.where((theta == -INF).any(-1), 0.0, expected), EXACT)
     assert_close(gradients[..., 0], -gradients[..., 1], EXACT)
-
-
-def test_disarm_without_its_half_is_biased() -> None:
-    theta = BINARY["3x2-steep"]
-    u, weights = binary_pieces(theta)
-    _, gradients = replay(gapped.DisARM(), theta, u, len(u))
-    assert (mean_of(2 * gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
-
-
-def test_variance_of_disarm_is_at_most_that_of_arm() -> None:
-    """ARM: (f1 - f2)(u - 1/2), for one variable on a fine grid of u; DisARM is its conditional mean."""
-    grid = ((torch.arange(40_000, dtype=torch.float64) + 0.5) / 40_000).unsqueeze(-1)
-    weights = torch.full((len(grid),), 1 / len(grid), dtype=torch.float64)
-    for theta in (rows_of([0.1, 0.0]), rows_of([0.0, 1.3]), rows_of([2.5, 0.0])):
-        _, disarm = replay(gapped.DisARM(), theta, grid, len(grid))
-        chance = torch.softmax(theta, -1)[:, 1]
-        b1, b2 = (
-            torch.nn.functional.one_hot(b.long(), 2).double() for b in (grid > 1 - chance, grid < chance)
-        )
-        arm = ((cost(b1) - cost(b2)).unsqueeze(-1) * (grid - 0.5)).unsqueeze(-1) * torch.tensor([-1.0, 1.0])
-        assert_close(mean_of(arm, weights), oracle(theta)[1], 1e-3)
-        assert variance_of(disarm, weights) < 0.999 * variance_of(arm, weights)
 
 
 @every_setting

@@ -117,19 +117,3 @@ def test_rebar_with_constant_conditional_noise_is_rejected(monkeypatch: pytest.M
     )
     theta = SETTINGS["2x4"]
     require_rejected(mean_vector_is(estimates(gapped.REBAR().eval(), theta), target(theta)))
-
-
-def test_conditional_scores_have_the_law_of_rejected_ones() -> None:
-    """Plain scores with the same winner, sorted by rejection; first and second moments of all entries."""
-    log_p = torch.log_softmax(SETTINGS["1x8"][0], -1).expand(200_000, 8)
-    plain = log_p + gapped.simplex.gumbel(log_p, seeded(1))
-    winners = plain[plain.argmax(-1) == 2]
-    index = torch.full((len(winners),), 2)
-    ours = rebar.conditional_scores(log_p[: len(winners)], gapped.simplex.gumbel(winners, seeded(2)), index)
-    assert (ours.argmax(-1) == 2).all()
-    # A difference of two independent samples: its mean is zero and its covariance the sum of theirs.
-    both = torch.cat([winners, winners**2], -1) - torch.cat([ours, ours**2], -1)
-    require_law(mean_vector_is(both, torch.zeros(16).double()))
-    unconditional = plain[: len(winners)]
-    wrong = torch.cat([winners, winners**2], -1) - torch.cat([unconditional, unconditional**2], -1)
-    require_rejected(mean_vector_is(wrong, torch.zeros(16).double()))

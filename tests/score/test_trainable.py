@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, assert_equal, normal, seeded
-from score_problems import SETTINGS, STATEFUL, Model, cost, estimate, free_network, square, with_noise
+from conftest import assert_all_close, assert_close, assert_equal, normal, seeded
+from score_problems import (
+    SETTINGS,
+    STATEFUL,
+    Model,
+    build_trainable,
+    cost,
+    estimate,
+    free_network,
+    square,
+    with_noise,
+)
 from torch import Tensor
 
 import gapped
@@ -49,30 +59,30 @@ def test_nvil_scales_by_the_running_deviation() -> None:
 @pytest.mark.parametrize("name", STATEFUL)
 def test_the_variance_loss_trains_the_estimator_alone(name: str) -> None:
     torch.manual_seed(0)
-    estimator = STATEFUL[name]()
-    how = {"context": torch.randn(5, 3, requires_grad=True)} if name == "nvil" else {}
+    estimator, how = build_trainable(name)
+    for context in how.values():
+        context.requires_grad_()
     logits, model = normal(5, 2, 3).requires_grad_(), Model()
     cost = gapped.expectation(model, logits, estimator, **how)
     estimator.variance_loss().backward()
     leaves = [logits, model.weight, model.outside, *how.values()]
     assert all(leaf.grad is None for leaf in leaves)
-    trained = [parameter.grad for parameter in estimator.parameters()]
-    assert all(grad is not None and grad.abs().sum() > 0 for grad in trained)
+    slopes = [parameter.grad for parameter in estimator.parameters()]
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in slopes)
     with pytest.raises(GappedError, match="nothing to train on"):
         estimator.variance_loss()
     cost.sum().backward()
     assert all(leaf.grad is not None for leaf in leaves[:3])
-    for parameter, grad in zip(estimator.parameters(), trained, strict=True):
+    for parameter, grad in zip(estimator.parameters(), slopes, strict=True):
         assert torch.equal(parameter.grad, grad), "the cost itself must not reach the estimator's parameters"
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_layers_that_share_an_estimator_lose_no_loss(name: str) -> None:
-    context = {"context": normal(5, 3, dtype=torch.float32)} if name == "nvil" else {}
     totals = []
     for at_once in (False, True):
         torch.manual_seed(0)
-        estimator, losses = STATEFUL[name](), []
+        (estimator, context), losses = build_trainable(name), []
         for layer in (0, 1):
             logits = normal(5, 2, 3, seed=layer).requires_grad_()
             gapped.expectation(square, logits, estimator, generator=seeded(layer), **context)
@@ -80,15 +90,13 @@ def test_layers_that_share_an_estimator_lose_no_loss(name: str) -> None:
                 losses.append(estimator.variance_loss())
         total = torch.stack(losses).sum()
         totals.append([total.detach(), *torch.autograd.grad(total, list(estimator.parameters()))])
-    for one_by_one, together in zip(*totals, strict=True):
-        assert_close(together, one_by_one)
+    assert_all_close(*totals)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_stateful_estimators_are_modules(name: str) -> None:
     """Saved, loaded and copied, in the middle of the work too."""
-    estimator, logits = STATEFUL[name](), normal(5, 2, 3).requires_grad_()
-    how = {"context": torch.randn(5, 3)} if name == "nvil" else {}
+    (estimator, how), logits = build_trainable(name), normal(5, 2, 3).requires_grad_()
     gapped.expectation(square, logits, estimator, **how)
     file = io.BytesIO()
     torch.save(estimator.state_dict(), file)
