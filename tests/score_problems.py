@@ -78,8 +78,8 @@ class Model:
         self.seen: list[Tensor] = []
 
     def cost(self, z: Tensor) -> Tensor:
-        picked = z.to(torch.float64) * self.weight * self.built
-        return (1 + picked.flatten(1 + self.batch_axes).sum(-1)) ** 2
+        products = z.to(torch.float64) * self.weight * self.built
+        return (1 + products.flatten(1 + self.batch_axes).sum(-1)) ** 2
 
     def __call__(self, z: Tensor) -> Tensor:
         self.seen.append(z.detach().clone())

@@ -43,8 +43,8 @@ def test_axis_and_mask_are_passed_on(dim: int) -> None:
 def test_eval_may_take_the_argmax(name: str, dtype: torch.dtype) -> None:
     module = Sample(gapped.estimator(name), eval="argmax")
     logits = torch.stack([torch.randperm(K, generator=seeded(i)) for i in range(30)]).to(dtype)
-    trained = torch.cat([module(logits) for _ in range(20)])
-    assert not torch.equal(trained.argmax(-1), logits.repeat(20, 1).argmax(-1)), "training must sample"
+    samples = torch.cat([module(logits) for _ in range(20)])
+    assert not torch.equal(samples.argmax(-1), logits.repeat(20, 1).argmax(-1)), "training must sample"
     state = torch.get_rng_state()
     best = module.eval()(logits)
     assert_one_hot(best)

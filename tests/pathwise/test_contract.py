@@ -179,13 +179,13 @@ def test_a_gradient_that_is_cut_off_is_none(name: str) -> None:
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("masked", [False, True])
 def test_any_dim_equals_transposing(name: str, dim: int, masked: bool) -> None:
-    """Also a temperature for each row: with dim=0 it broadcasts against the two axes that are left."""
+    """A temperature for each row broadcasts against the axes that are left."""
     logits, weight = normal(3, 4, 6), normal(3, 4, 6, seed=2)
     mask = torch.rand(3, 4, 6, generator=seeded(3)) < 0.7 if masked else None
     last = None if mask is None else mask.movedim(dim, -1).contiguous()
     taus = 1 + torch.rand(logits.movedim(dim, -1).shape[:-1], generator=seeded(3), dtype=torch.float64)
-    moved = (each.movedim(dim, -1).contiguous() for each in (logits, weight))
-    expected = pull(make(name, tau=taus), *moved, mask=last)
+    transposed = (each.movedim(dim, -1).contiguous() for each in (logits, weight))
+    expected = pull(make(name, tau=taus), *transposed, mask=last)
     sample, gradient = pull(make(name, tau=taus), logits, weight, dim=dim, mask=mask)
     assert torch.equal(sample, expected[0].movedim(-1, dim))
     assert_close(gradient, expected[1].movedim(-1, dim))

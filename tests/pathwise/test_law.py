@@ -121,18 +121,18 @@ def top_two_gap(perturbed: Tensor) -> Tensor:
 @pytest.mark.parametrize("winner", range(4))
 def test_gumbel_noise_given_the_winner_equals_rejection(winner: int) -> None:
     """Every margin and, for the dependence between them, the gap to the runner-up."""
-    accepted = by_rejection(winner)
+    winners = by_rejection(winner)
     index = torch.full((20_000,), winner)
     ours = simplex.conditional_gumbel(WINNERS.expand(20_000, -1), index, 1, seeded()).squeeze(0)
     free = WINNERS + simplex.gumbel(torch.empty(20_000, 4).double(), seeded())
     # Twin: the winner's own margin is right, the others are free below it, as if they did not know of it.
-    swapped = free.clone()
-    swapped[:, winner] = ours[:, winner]
+    twin = free.clone()
+    twin[:, winner] = ours[:, winner]
     for margin in range(4):
-        require_law(two_sample(ours[:, margin], accepted[:, margin]))
-        require_rejected(two_sample(free[:, margin], accepted[:, margin]))
-    require_law(two_sample(top_two_gap(ours), top_two_gap(accepted)))
-    require_rejected(two_sample(top_two_gap(swapped), top_two_gap(accepted)))
+        require_law(two_sample(ours[:, margin], winners[:, margin]))
+        require_rejected(two_sample(free[:, margin], winners[:, margin]))
+    require_law(two_sample(top_two_gap(ours), top_two_gap(winners)))
+    require_rejected(two_sample(top_two_gap(twin), top_two_gap(winners)))
 
 
 def test_conditional_samples_are_independent_of_each_other() -> None:

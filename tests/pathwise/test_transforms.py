@@ -308,10 +308,10 @@ def test_a_training_step_under_autocast(name: str) -> None:
 @pytest.mark.parametrize("linear", [True, False])
 @pytest.mark.parametrize("use", USES)
 def test_differentiating_twice_is_refused(name: str, use: str, linear: bool) -> None:
-    """Also where the cost is linear, so that its own gradient depends on nothing."""
+    """A linear cost is no exception, though its own gradient depends on nothing."""
     logits = normal(4, K).requires_grad_()
-    used = USES[use](make(name), logits, generator=seeded())
-    cost = used.sum() if linear else used.square().sum()
+    output = USES[use](make(name), logits, generator=seeded())
+    cost = output.sum() if linear else output.square().sum()
     (gradient,) = torch.autograd.grad(cost, logits, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         (gradient.pow(2).sum() + logits.sum()).backward()

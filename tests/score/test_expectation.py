@@ -329,7 +329,7 @@ def test_a_level_of_the_costs_does_not_hide_the_exact_value() -> None:
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_enumeration_in_several_calls(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in one call, for the logits and for what the cost contains; memory is that of a few samples."""
+    """One call and several agree, also for what the cost contains; memory is that of a few samples."""
     logits, pull = normal(3, 4, 3), normal(3, seed=3)
     mask = torch.rand(3, 4, 3, generator=seeded(4)) < 0.8
     results = []
@@ -347,8 +347,8 @@ def test_enumeration_in_several_calls(graph: bool, monkeypatch: pytest.MonkeyPat
 
         value = gapped.expectation(cost, leaf, gapped.Exact(), mask=mask)
         assert len(alive) == (2 if call == 2**22 else 1 + -(-81 // 20))
-        wanted = [leaf, model.weight, model.outside] if graph else [leaf]
-        results.append([value.detach(), *torch.autograd.grad(value, wanted, pull)])
+        leaves = [leaf, model.weight, model.outside] if graph else [leaf]
+        results.append([value.detach(), *torch.autograd.grad(value, leaves, pull)])
     for ours, theirs in zip(*results, strict=True):
         assert_close(ours, theirs, 1e-6)
         assert ours.abs().max() > 1e-2
