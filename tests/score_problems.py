@@ -149,7 +149,6 @@ BINARY = {
     "3x2-masked": rows_of([0.3, 0.9], [-INF, 0.4], [0.2, -1.0]),
 }
 every_setting = pytest.mark.parametrize("theta", SETTINGS.values(), ids=SETTINGS)
-every_binary_setting = pytest.mark.parametrize("theta", BINARY.values(), ids=BINARY)
 
 
 def cost(z: Tensor) -> Tensor:

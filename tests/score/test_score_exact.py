@@ -14,12 +14,12 @@ import pytest
 import torch
 from conftest import assert_close, normal
 from score_problems import (
+    BINARY,
     INF,
     SETTINGS,
     Law,
     cost,
     estimate,
-    every_binary_setting,
     every_setting,
     joint,
     oracle,
@@ -206,12 +206,20 @@ def chances(theta: Tensor, nodes_of: Chain) -> Tensor:
     return torch.stack([torch.stack([chance_of(row, node) for node in nodes_of(row)]) for row in theta])
 
 
-@every_setting
-@every_coupled
-def test_coupled_pairs_are_unbiased_and_follow_the_definition(name: str, theta: Tensor) -> None:
-    estimator, nodes_of = COUPLED[name]
+PAIRS = [(name, setting) for name in COUPLED for setting in SETTINGS]
+PAIRS += [(name, setting) for name in ("disarm", "tree") for setting in BINARY]
+
+
+@pytest.mark.parametrize(("name", "setting"), PAIRS)
+def test_coupled_pairs_are_unbiased_and_follow_the_definition(name: str, setting: str) -> None:
+    """DisARM is the tree of two categories, with one uniform for each variable."""
+    theta = {**SETTINGS, **BINARY}[setting]
+    estimator, nodes_of = COUPLED["tree" if name == "disarm" else name]
     u, weights = pieces(chances(theta, nodes_of))
-    values, gradients = replay(estimator, theta, u, len(u))
+    if name == "disarm":
+        values, gradients = replay(gapped.DisARM(), theta, u.squeeze(-1), len(u))
+    else:
+        values, gradients = replay(estimator, theta, u, len(u))
     assert_unbiased(values, gradients, weights, theta)
     pairs, factors = zip(
         *[node_by_node(row, nodes_of(row), u[:, i]) for i, row in enumerate(theta)], strict=True
@@ -240,36 +248,6 @@ def test_a_padded_tree_is_unbiased(categories: int) -> None:
     padded = torch.cat([theta, torch.full((1, full - categories), -INF, dtype=torch.float64)], -1)
     u, weights = pieces(chances(padded, lambda row: tree_of(full)))
     assert_unbiased(*replay(gapped.DisARMTree(), theta, u, len(u)), weights, theta)
-
-
-def binary_pieces(theta: Tensor) -> Law:
-    u, weights = pieces(torch.softmax(theta, -1)[:, 1:])
-    return Law(u.squeeze(-1), weights)
-
-
-@every_binary_setting
-def test_disarm_is_unbiased_and_equals_its_tree(theta: Tensor) -> None:
-    u, weights = binary_pieces(theta)
-    values, gradients = replay(gapped.DisARM(), theta, u, len(u))
-    assert_unbiased(values, gradients, weights, theta)
-    _, tree = replay(gapped.DisARMTree(), theta, u.unsqueeze(-1), len(u))
-    assert_close(gradients, tree, EXACT)
-
-
-@every_binary_setting
-def test_disarm_follows_the_definition(theta: Tensor) -> None:
-    """1/2 (f1 - f2) (-1)^{b2} [b1 != b2] sigma(|phi|), on a fine grid of u for the last variable."""
-    grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    u = torch.stack([torch.full_like(grid, 0.9), torch.full_like(grid, 0.3), grid], -1)
-    values, gradients = replay(gapped.DisARM(), theta, u, len(u))
-    chance = torch.softmax(theta, -1)[:, 1]
-    b1, b2 = u > 1 - chance, u < chance
-    f1, f2 = (cost(torch.nn.functional.one_hot(b.long(), 2).double()) for b in (b1, b2))
-    strength = torch.maximum(chance, 1 - chance)
-    expected = 0.5 * (f1 - f2).unsqueeze(-1) * (-1) ** b2.double() * (b1 != b2) * strength
-    assert_close(values, (f1 + f2) / 2, EXACT)
-    assert_close(gradients[..., 1], torch.where((theta == -INF).any(-1), 0.0, expected), EXACT)
-    assert_close(gradients[..., 0], -gradients[..., 1], EXACT)
 
 
 @every_setting
