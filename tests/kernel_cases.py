@@ -116,10 +116,10 @@ def _reference(
     """Soft sample and gradient of the plain implementation, for the index and the noise of the kernel."""
     rows, categories = logits.shape
     exists = (index < categories).unsqueeze(-1)
-    shifted = torch.where(exists, simplex.shift(logits), 0.0)
+    relative = torch.where(exists, simplex.shift(logits), 0.0)
     extra = None
     if isinstance(estimator, gapped.GumbelSoftmax):
-        extra = simplex.shift(shifted + noise(rows, categories))
+        extra = simplex.shift(relative + noise(rows, categories))
     elif isinstance(estimator, gapped.DecoupledGumbelSoftmax):
         extra = -noise(rows, categories)
     elif isinstance(estimator, gapped.GumbelRao):
@@ -128,7 +128,7 @@ def _reference(
         winner = log_e.gather(-1, where)
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
-    points, weights = estimator.points(shifted, Draw(index.clamp(max=categories - 1), extra))
+    points, weights = estimator.points(relative, Draw(index.clamp(max=categories - 1), extra))
     points = torch.where(exists, points, 0.0)
     leaf = logits.clone().requires_grad_()
     with_points(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)

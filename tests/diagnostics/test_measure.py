@@ -40,13 +40,6 @@ def measured(name: str, estimators=PATHWISE, samples: int = 2000, confidence: fl
 # Facts
 
 
-def test_straight_through_is_exact_on_linear_costs():
-    row = measured("linear")["StraightThrough"]
-    assert row.bias.high < 1e-12
-    assert row.variance.high < 1e-24
-    assert row.cosine.value == pytest.approx(1, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("name", "unbiased"),
     [("linear", {"StraightThrough", "ReinMax"}), ("quadratic", {"ReinMax"}), ("cubic", set())],
@@ -54,6 +47,9 @@ def test_straight_through_is_exact_on_linear_costs():
 def test_who_is_biased_where(name, unbiased):
     """Failing falsely: at the suite's level for each zero; the others must be told from zero at it."""
     diagnosis = measured(name, samples=40_000)
+    if name == "linear":
+        row = diagnosis["StraightThrough"]
+        assert max(row.bias.high, row.variance.high, 1 - row.cosine.value) < 1e-12
     assert {row.label for row in diagnosis.rows if row.bias.low == 0} == unbiased
 
 
@@ -152,10 +148,11 @@ def test_the_reference_is_what_is_affordable():
 # Evaluations, state, randomness, shapes and dtypes
 
 
-def test_evaluations_are_counted():
+def test_evaluations_are_counted_and_equal_labels_get_numbers():
     members = [gapped.GST(), gapped.RLOO(4), gapped.MuProp(), gapped.REBAR(), gapped.ARSM(), gapped.Exact()]
-    diagnosis = measured("quadratic", members, samples=16)
-    assert [row.evaluations for row in diagnosis.rows] == [1, 4, 2, 3, 7, 65]
+    rows = measured("quadratic", [*members, gapped.GST()], samples=16).rows
+    assert [row.evaluations for row in rows] == [1, 4, 2, 3, 7, 65, 1]
+    assert (rows[0].label, rows[-1].label) == ("GST", "GST #2")
 
 
 def test_the_size_of_a_call_does_not_grow_with_the_samples():
@@ -231,11 +228,6 @@ def test_a_cost_may_compute_in_a_narrower_dtype_than_it_returns():
     assert len(gapped.diagnose(cost, normal(6, 4).float(), PATHWISE, samples=64).rows) == 3
 
 
-def test_equal_labels_get_numbers():
-    members = [gapped.GST(tau=0.5), gapped.GST(tau=0.5)]
-    assert [row.label for row in measured("cubic", members, 16).rows] == ["GST(tau=0.5)", "GST(tau=0.5) #2"]
-
-
 # Costs that cannot be measured
 
 
@@ -259,13 +251,12 @@ def noisy(z):
     ],
 )
 def test_a_cost_that_cannot_be_measured_is_named(f, message):
+    """Score-function estimators need no derivative of it."""
     with pytest.raises(GappedError, match=message) as caught:
         gapped.diagnose(f, torch.zeros(3, 4), [gapped.GST()], samples=50)
     assert "\n" not in str(caught.value)
-
-
-def test_score_function_estimators_need_no_derivative():
-    gapped.diagnose(lambda z: z.argmax(-1).sum(-1).float(), torch.zeros(3, 4), [gapped.RLOO(2)], samples=50)
+    if message == "derivative":
+        gapped.diagnose(f, torch.zeros(3, 4), [gapped.RLOO(2)], samples=50)
 
 
 @pytest.mark.parametrize(
@@ -319,17 +310,12 @@ def test_bias_of_a_models_gradient():
     assert "RLOO" in diagnosis.reference
 
 
-def test_without_a_reference_only_the_variance_is_measured():
-    model, loss = toy_model()
-    diagnosis = gapped.diagnose_model(loss, model.parameters(), [gapped.RLOO(2), gapped.GST()], 32)
-    assert diagnosis["GST"].bias is None
-    assert diagnosis.norm is None
-
-
 def test_variances_are_those_of_two_passes():
     """Over replayed gradients; averaged over weights, it is the quantity of the paper's variance figure."""
     model, loss = toy_model()
-    row = gapped.diagnose_model(loss, model, [gapped.GST()], 25, generator=seeded(3)).rows[0]
+    diagnosis = gapped.diagnose_model(loss, model, [gapped.GST()], 25, generator=seeded(3))
+    row = diagnosis["GST"]
+    assert (row.bias, diagnosis.norm) == (None, None), "there was no reference"
     noise = seeded(3)
     variance = torch.stack([flat_gradient(loss(gapped.GST(), noise), model) for _ in range(25)]).var(0)
     assert row.mean_variance == pytest.approx(float(variance.mean()), rel=1e-10)

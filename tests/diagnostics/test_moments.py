@@ -85,21 +85,11 @@ def test_reset_starts_over():
     )
 
 
-def test_unbiased_and_of_single_samples_undefined():
-    samples = normal(2, 6)
-    # Of two numbers the unbiased variance is half their squared distance.
-    assert_close(one_by_one(samples).variance, (samples[0] - samples[1]) ** 2 / 2, 1e-13)
-    assert one_by_one(samples[:1]).variance.isnan().all()
-
-
-def test_no_graph_is_kept():
-    weight = normal(3).requires_grad_()
-    moments = Moments(weight)
-    for factor in (1.0, 2.0, 3.0):
-        moments.add(weight * factor)
+def test_one_sample_has_no_variance_and_no_graph_is_kept():
+    moments = one_by_one(normal(1, 6).requires_grad_())
+    assert moments.variance.isnan().all()
     assert not moments.mean.requires_grad
     assert not moments.variance.requires_grad
-    assert_close(moments.mean, weight.detach() * 2, 1e-13)
 
 
 # Intervals
@@ -134,11 +124,8 @@ def test_zero_bias_is_covered_at_the_declared_rate(kind):
 @pytest.mark.slow
 def test_zero_bias_is_covered_by_every_unbiased_member():
     names = ("Reinforce", "RLOO", "MuProp", "DisARMTree", "DisARMSticks", "ARSM", "REBAR", "ReinMax")
-    members, source, hits = (
-        {name: getattr(gapped, name)() for name in names},
-        seeded(5),
-        dict.fromkeys(names, 0),
-    )
+    members, hits = {name: getattr(gapped, name)() for name in names}, dict.fromkeys(names, 0)
+    source = seeded(5)
     for _ in range(200):
         diagnosis = gapped.diagnose(*problem("quadratic", shape=(2, 3)), members, 1000, generator=source)
         for row in diagnosis.rows:

@@ -17,15 +17,15 @@ K = 5
 
 
 @every_member
-def test_training_is_the_estimator(name: str) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_it_samples_through_the_estimator(name: str, training: bool) -> None:
     estimator = gapped.estimator(name)
-    module = Sample(estimator)
-    assert module.training
+    module = Sample(estimator).train(training)
     logits, weight = normal(30, K).requires_grad_(), normal(30, K, seed=2)
     ours, theirs = module(logits, generator=seeded()), estimator.sample(logits, generator=seeded())
     assert torch.equal(ours, theirs)
     gradients = [torch.autograd.grad(sample, logits, weight)[0] for sample in (ours, theirs)]
-    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
@@ -38,19 +38,13 @@ def test_axis_and_mask_are_passed_on(dim: int) -> None:
     assert torch.equal(Sample(gapped.GST(), dim=dim)(logits, mask, seeded()), expected)
 
 
-def test_eval_samples_by_default() -> None:
-    module = Sample(gapped.GST()).eval()
-    logits = normal(30, K)
-    assert torch.equal(module(logits, generator=seeded()), gapped.GST().sample(logits, generator=seeded()))
-
-
 @every_member
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_eval_may_take_the_argmax(name: str, dtype: torch.dtype) -> None:
     module = Sample(gapped.estimator(name), eval="argmax")
     logits = torch.stack([torch.randperm(K, generator=seeded(i)) for i in range(30)]).to(dtype)
-    trained = torch.cat([module(logits) for _ in range(20)])
-    assert not torch.equal(trained.argmax(-1), logits.repeat(20, 1).argmax(-1)), "training must sample"
+    samples = torch.cat([module(logits) for _ in range(20)])
+    assert not torch.equal(samples.argmax(-1), logits.repeat(20, 1).argmax(-1)), "training must sample"
     state = torch.get_rng_state()
     best = module.eval()(logits)
     assert_one_hot(best)

@@ -1,4 +1,4 @@
-"""One contract for every registered estimator: values, gradients, shapes, axes, randomness.
+"""One contract for every registered estimator: values, gradients, shapes, axes, randomness, options.
 
 Samples are compared under equal generator seeds, so that almost everything here is exact.
 """
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import (
+    KINDS,
     TAU,
     TOLERANCE,
+    USES,
     assert_all_close,
     assert_close,
     assert_equal,
@@ -21,9 +23,9 @@ from conftest import (
     seeded,
 )
 from torch import Tensor
-from variants import K, every_dtype, every_kind_of_sample, every_soft_variant, every_variant, make
+from variants import VARIANTS, K, every_dtype, every_kind_of_sample, every_soft_variant, every_variant, make
 
-SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K)]
+SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K), (0, K), (2, 0, K), (0, 1)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
@@ -33,18 +35,29 @@ def assert_alive(name: str, gradient: Tensor) -> None:
         assert (gradient.abs().amax(-1) > 1e-4).all(), "a row lost its gradient"
 
 
-# Values
+# Values and gradients
 
 
-@every_variant
+@every_kind_of_sample
 @every_shape
 @every_dtype
-def test_hard_samples_are_exactly_one_hot(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    logits = 3 * normal(*shape, dtype=dtype)
-    sample = make(name).sample(logits, generator=seeded())
-    assert sample.shape == logits.shape
-    assert sample.dtype == dtype
-    assert_one_hot(sample)
+def test_samples_and_gradients(name: str, shape: tuple[int, ...], dtype: torch.dtype, hard: bool) -> None:
+    """Adding a constant to the logits changes nothing, so no gradient may point that way."""
+    estimator = make(name, hard=hard)
+    logits, weight = normal(*shape, dtype=dtype), normal(*shape, seed=2, dtype=dtype)
+    sample, gradient = pull(estimator, logits, weight)
+    assert sample.shape == gradient.shape == shape
+    assert sample.dtype == gradient.dtype == dtype
+    if hard:
+        assert_one_hot(sample)
+    else:
+        assert ((sample > 0) & (sample < 1)).all()
+        assert_close(sample.sum(-1), torch.ones(shape[:-1], dtype=dtype), TOLERANCE[dtype])
+    assert torch.isfinite(gradient).all()
+    assert_close(gradient.sum(-1), torch.zeros(shape[:-1], dtype=dtype), TOLERANCE[dtype])
+    assert_alive(name, gradient)
+    without = estimator.sample(logits, generator=seeded())
+    assert torch.equal(without, sample), "the sample depends on whether a gradient is needed"
 
 
 @every_variant
@@ -54,18 +67,6 @@ def test_many_hard_samples_with_a_gradient_are_exactly_one_hot(name: str, dtype:
     logits = normal(3_000, 11, dtype=dtype)
     sample, _ = pull(make(name), logits, torch.ones_like(logits))
     assert_one_hot(sample)
-
-
-@every_soft_variant
-@every_shape
-@every_dtype
-def test_soft_samples_lie_on_the_simplex(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    logits = normal(*shape, dtype=dtype)
-    sample = make(name, hard=False).sample(logits, generator=seeded())
-    assert sample.shape == logits.shape
-    assert sample.dtype == dtype
-    assert ((sample > 0) & (sample < 1)).all()
-    assert_close(sample.sum(-1), torch.ones(shape[:-1], dtype=dtype), TOLERANCE[dtype])
 
 
 @every_kind_of_sample
@@ -85,23 +86,6 @@ def test_the_input_is_left_as_it_was(name: str) -> None:
     copies = [each.clone() for each in inputs]
     make(name).sample(inputs[0], mask=inputs[1], generator=seeded())
     assert_equal(inputs, copies)
-
-
-# Gradients
-
-
-@every_variant
-@every_shape
-@every_dtype
-def test_gradients_are_finite_and_sum_to_zero(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Adding a constant to the logits changes nothing, so no gradient may point that way."""
-    logits, weight = normal(*shape, dtype=dtype), normal(*shape, seed=2, dtype=dtype)
-    _, gradient = pull(make(name), logits, weight)
-    assert gradient.shape == logits.shape
-    assert gradient.dtype == dtype
-    assert torch.isfinite(gradient).all()
-    assert_close(gradient.sum(-1), torch.zeros(shape[:-1], dtype=dtype), TOLERANCE[dtype])
-    assert_alive(name, gradient)
 
 
 @every_variant
@@ -138,11 +122,7 @@ def test_hard_samples_carry_the_gradient_of_the_surrogate(name: str, tau: float)
 @every_variant
 def test_only_logits_that_require_a_gradient_get_one(name: str) -> None:
     logits = normal(100, K)
-    plain = make(name).sample(logits, generator=seeded())
-    assert not plain.requires_grad
-    assert torch.equal(plain, pull(make(name), logits, torch.ones_like(logits))[0]), (
-        "the sample depends on it"
-    )
+    assert not make(name).sample(logits).requires_grad
     assert make(name).sample(logits.clone().requires_grad_()).requires_grad
     with torch.no_grad():
         assert not make(name).sample(logits.clone().requires_grad_()).requires_grad
@@ -199,13 +179,13 @@ def test_a_gradient_that_is_cut_off_is_none(name: str) -> None:
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("masked", [False, True])
 def test_any_dim_equals_transposing(name: str, dim: int, masked: bool) -> None:
-    """Also a temperature for each row: with dim=0 it broadcasts against the two axes that are left."""
+    """A temperature for each row broadcasts against the axes that are left."""
     logits, weight = normal(3, 4, 6), normal(3, 4, 6, seed=2)
     mask = torch.rand(3, 4, 6, generator=seeded(3)) < 0.7 if masked else None
     last = None if mask is None else mask.movedim(dim, -1).contiguous()
     taus = 1 + torch.rand(logits.movedim(dim, -1).shape[:-1], generator=seeded(3), dtype=torch.float64)
-    moved = (each.movedim(dim, -1).contiguous() for each in (logits, weight))
-    expected = pull(make(name, tau=taus), *moved, mask=last)
+    transposed = (each.movedim(dim, -1).contiguous() for each in (logits, weight))
+    expected = pull(make(name, tau=taus), *transposed, mask=last)
     sample, gradient = pull(make(name, tau=taus), logits, weight, dim=dim, mask=mask)
     assert torch.equal(sample, expected[0].movedim(-1, dim))
     assert_close(gradient, expected[1].movedim(-1, dim))
@@ -229,13 +209,6 @@ def test_memory_layout_does_not_matter(name: str, layout: str) -> None:
 
 
 @every_variant
-@pytest.mark.parametrize("shape", [(0, K), (2, 0, K), (0, 1)], ids=str)
-def test_zero_rows(name: str, shape: tuple[int, ...]) -> None:
-    sample, gradient = pull(make(name), torch.empty(shape), torch.empty(shape))
-    assert sample.shape == gradient.shape == shape
-
-
-@every_variant
 @every_dtype
 def test_one_category_is_certain(name: str, dtype: torch.dtype) -> None:
     sample, gradient = pull(make(name), normal(9, 1, dtype=dtype), normal(9, 1, seed=2, dtype=dtype))
@@ -255,22 +228,17 @@ def test_a_row_alone_is_a_batch_of_one(name: str) -> None:
 
 @every_variant
 def test_a_generator_decides_everything(name: str) -> None:
+    """The given one, else torch's default."""
     logits, generator = normal(200, K), seeded(7)
     state = torch.get_rng_state()
     first = make(name).sample(logits, generator=generator)
     assert torch.equal(first, make(name).sample(logits, generator=seeded(7)))
     assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
     assert not torch.equal(first, make(name).sample(logits, generator=generator)), "it did not move on"
-
-
-@every_variant
-def test_the_default_generator_is_used_otherwise(name: str) -> None:
-    logits = normal(200, K)
-    torch.manual_seed(3)
-    first = make(name).sample(logits)
-    assert not torch.equal(first, make(name).sample(logits))
-    torch.manual_seed(3)
-    assert torch.equal(first, make(name).sample(logits))
+    default = make(name).sample(logits)
+    assert not torch.equal(default, make(name).sample(logits))
+    torch.set_rng_state(state)
+    assert torch.equal(default, make(name).sample(logits))
 
 
 @every_variant
@@ -281,3 +249,62 @@ def test_the_backward_draws_nothing(name: str) -> None:
     states = generator.get_state(), torch.get_rng_state()
     (sample * normal(20, K)).sum().backward()
     assert_equal((generator.get_state(), torch.get_rng_state()), states)
+
+
+# Options that are tensors or whole numbers
+
+LEVELS = [(name, level) for name, kind in KINDS.items() for level in kind.levels]
+LEVELS += [(name, "tau") for name in VARIANTS] + [("nz-gst", "gap")]
+every_level = pytest.mark.parametrize(("name", "level"), LEVELS)
+
+
+@every_level
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_level_per_row_equals_a_loop(name: str, level: str, hard: bool) -> None:
+    kind = type(make(name))
+    logits, weight = normal(4, 30, K), normal(4, 30, K, seed=2)
+    levels = torch.tensor([1.0, 1.5, 2.0, 4.0], dtype=torch.float64)
+    options = {"hard": hard or not kind.has_surrogate}
+    sample, gradient = pull(make(name, **{level: levels[:, None]}, **options), logits, weight)
+    for row, number in enumerate(levels.tolist()):
+        alone, gradient_alone = pull(make(name, **{level: number}, **options), logits, weight)
+        assert_close(sample[row], alone[row], 1e-12 if not hard else 0.0)
+        assert_close(gradient[row], gradient_alone[row])
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (20,), (3, 1), (3, 20)], ids=str)
+def test_a_tensor_of_equal_temperatures_is_a_number(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    logits, weight = normal(3, 20, K, dtype=dtype), normal(3, 20, K, seed=2, dtype=dtype)
+    sample, gradient = pull(make(name, tau=torch.full(shape, TAU)), logits, weight)
+    expected = pull(make(name), logits, weight)
+    assert sample.dtype == gradient.dtype == dtype
+    assert torch.equal(sample, expected[0])
+    assert_close(gradient, expected[1], max(1e-12, 2 * torch.finfo(dtype).eps))
+
+
+@every_level
+@every_dtype
+def test_a_whole_number_is_that_number(name: str, level: str, dtype: torch.dtype) -> None:
+    """An integer gap once selected the expected gap instead."""
+    logits, weight = normal(50, K, dtype=dtype), normal(50, K, seed=2, dtype=dtype)
+    assert_equal(*(pull(make(name, **{level: number}), logits, weight) for number in (2, 2.0)))
+
+
+@every_level
+@pytest.mark.parametrize("use", USES)
+def test_a_level_changed_after_the_draw_does_not_change_the_gradient(name: str, level: str, use: str) -> None:
+    """Annealing in place between forward and backward: the gradient is that of the draw."""
+    if name.startswith("nz-gst") and use != "sample":
+        pytest.skip("a choice has no path through its perturbation")
+    gradients = []
+    for factor in (1.0, 0.25):
+        levels = torch.linspace(1.0, 2.0, 20, dtype=torch.float64)
+        logits = normal(20, K).requires_grad_()
+        result = USES[use](make(name, **{level: levels}), logits, generator=seeded())
+        levels *= factor
+        gradients.append(torch.autograd.grad(result.square().sum(), logits)[0])
+    assert torch.equal(*gradients)

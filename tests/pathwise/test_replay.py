@@ -127,19 +127,3 @@ def test_gumbel_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, sam
     check(
         gapped.GumbelRao(tau=tau, samples=samples), logits, g, columns, mask, (hard, each.mean(0), gradient)
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_adds_float32_noise(dtype: torch.dtype) -> None:
-    logits = normal(500, K, dtype=dtype)
-    perturbed = logits.float() + simplex.gumbel(logits.float(), seeded())
-    value = gapped.gumbel_softmax(logits, 0.5, generator=seeded())
-    assert value.dtype == dtype
-    assert_close(value.float(), torch.softmax(perturbed / 0.5, -1), torch.finfo(dtype).eps)
-
-
-def test_the_category_axis_may_lie_anywhere() -> None:
-    logits = normal(3, K, 4)
-    perturbed = logits.movedim(1, -1) + simplex.gumbel(torch.empty(3, 4, K).double(), seeded())
-    value = gapped.gumbel_softmax(logits, 0.7, dim=1, generator=seeded())
-    assert_close(value, torch.softmax(perturbed / 0.7, -1).movedim(-1, 1))

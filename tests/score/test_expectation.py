@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -17,7 +17,19 @@ from conftest import (
     normal,
     seeded,
 )
-from score_problems import SCORES, Model, build, every_score, run, square
+from score_problems import (
+    SCORES,
+    Model,
+    build,
+    cost,
+    estimate,
+    every_score,
+    every_setting,
+    oracle,
+    run,
+    square,
+    with_noise,
+)
 from torch import Tensor
 
 import gapped
@@ -92,9 +104,7 @@ def test_batch_and_variables(name: str, batch: tuple[int, ...], variables: tuple
 def test_the_incoming_gradient_is_per_example(name: str) -> None:
     logits, pull = normal(5, 2, 3), normal(5, seed=3)
     _, gradient = run(name, logits, Model())
-    leaf = logits.clone().requires_grad_()
-    value = gapped.expectation(Model(), leaf, build(name), generator=seeded())
-    assert_close(torch.autograd.grad(value, leaf, pull)[0], pull.view(5, 1, 1) * gradient)
+    assert_close(run(name, logits, Model(), pull=pull)[1], pull.view(5, 1, 1) * gradient)
 
 
 @pytest.mark.parametrize("name", gapped.estimators())
@@ -127,13 +137,13 @@ def test_a_level_of_the_costs_hides_nothing(name: str) -> None:
     """Costs in float64 for logits in float32: at 1e9 their differences are below float32's resolution."""
     logits, gradients = normal(20, 2, 2, dtype=torch.float32), []
     for level in (0.0, 1e9):
-        leaf, estimator, model = logits.clone().requires_grad_(), build(name), Model(2)
+        estimator, model = build(name), Model(2)
         if name == "nvil":
             estimator.mean.fill_(level)
-        value = gapped.expectation(lambda z: model.cost(z) + level, leaf, estimator, generator=seeded())  # noqa: B023
-        gradients.append(torch.autograd.grad(value.sum(), leaf)[0])
+        value, gradient = estimate(lambda z: model.cost(z) + level, logits, estimator)  # noqa: B023
+        gradients.append(gradient)
         if name == "nvil":
-            assert_close(estimator.mean, value.mean().detach(), 1e-15)
+            assert_close(estimator.mean, value.mean(), 1e-15)
     assert gradients[0].abs().max() > 1e-2
     assert_close(gradients[1], gradients[0], 1e-5)
 
@@ -166,13 +176,8 @@ def test_masking_equals_deleting(name: str) -> None:
     wide_noise = [] if name == "exact" else estimator.draw(wide.masked_fill(~mask, -torch.inf), seeded())
     results = []
     for logits, f, how in ((wide, model.cost, {"mask": mask}), (wide[:, columns], narrow_cost, {})):
-        leaf = logits.clone().requires_grad_()
-        other = copy.deepcopy(estimator)
         noise = wide_noise if how else _narrow(name, wide_noise, columns)
-        kind = type("Replayed", (type(other),), {"draw": lambda self, *_, noise=noise: noise})
-        object.__setattr__(other, "__class__", kind)
-        value = gapped.expectation(f, leaf, other, **how)
-        results.append((value.detach(), torch.autograd.grad(value.sum(), leaf)[0]))
+        results.append(estimate(f, logits, with_noise(estimator, noise), **how))
     (value, gradient), (narrow_value, narrow_gradient) = results
     if name != "arsm":  # the mean over more swaps
         assert_close(value, narrow_value)
@@ -273,24 +278,19 @@ def test_without_a_gradient_only_the_samples_are_evaluated(name: str) -> None:
 
 
 @every_member
-def test_pathwise_estimators_are_used_as_they_are(name: str) -> None:
+@pytest.mark.parametrize("mask", [None, torch.tensor([True, False, True])], ids=["free", "masked"])
+def test_pathwise_estimators_are_used_as_they_are(name: str, mask: Tensor | None) -> None:
     logits, pull = normal(5, 2, 3), normal(5, seed=3)
     results = []
     for through in (True, False):
-        leaf, model = logits.clone().requires_grad_(), Model()
+        leaf, model, how = logits.clone().requires_grad_(), Model(), {"mask": mask, "generator": seeded()}
         if through:
-            value = gapped.expectation(model, leaf, gapped.estimator(name, tau=1.7), generator=seeded())
+            value = gapped.expectation(model, leaf, gapped.estimator(name, tau=1.7), **how)
         else:
-            value = model(FUNCTIONS[name](leaf.unsqueeze(0), 1.7, True, generator=seeded())).squeeze(0)
+            value = model(FUNCTIONS[name](leaf.unsqueeze(0), 1.7, True, **how)).squeeze(0)
         gradients = torch.autograd.grad(value, [leaf, model.weight, model.outside], pull)
         results.append([value.detach(), *gradients])
     assert_equal(*results)
-
-
-def test_pathwise_masks() -> None:
-    logits, mask = normal(50, 2, 3).requires_grad_(), torch.tensor([True, False, True])
-    value = gapped.expectation(Model(), logits, gapped.GST(), mask=mask)
-    assert (torch.autograd.grad(value.sum(), logits)[0][..., 1] == 0).all()
 
 
 def test_every_estimator_lowers_the_cost() -> None:
@@ -311,3 +311,52 @@ def test_every_estimator_lowers_the_cost() -> None:
             optimiser.step()
         with torch.no_grad():
             assert gapped.expectation(distance, logits, gapped.Exact()).mean() < 0.4, estimator
+
+
+# Enumeration
+
+
+@every_setting
+def test_enumeration_equals_the_oracle(theta: Tensor) -> None:
+    assert_all_close(estimate(cost, theta, gapped.Exact()), oracle(theta))
+
+
+def test_a_level_of_the_costs_does_not_hide_the_exact_value() -> None:
+    logits, worth = normal(3, dtype=torch.float32), normal(3, seed=2)
+    value = gapped.expectation(lambda z: z.double() @ worth + 1e9, logits, gapped.Exact()) - 1e9
+    assert_close(value, (torch.softmax(logits.double(), -1) * worth).sum(), 1e-6)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_enumeration_in_several_calls(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call and several agree, also for what the cost contains; memory is that of a few samples."""
+    logits, pull = normal(3, 4, 3), normal(3, seed=3)
+    mask = torch.rand(3, 4, 3, generator=seeded(4)) < 0.8
+    results = []
+    for call in (2**22, 20 * logits.numel()):
+        monkeypatch.setattr("gapped.score.exact.CALL", call)
+        leaf, model = logits.clone().requires_grad_(), Model()
+        model.weight.requires_grad_(graph)
+        alive: list[Any] = []
+
+        def cost(z: Tensor, model: Model = model, alive: list[Any] = alive, call: int = call) -> Tensor:
+            assert z.numel() <= call
+            assert sum(other() is not None for other in alive) <= 2
+            alive.append(weakref.ref(z))
+            return model.cost(z) + 1e9
+
+        value = gapped.expectation(cost, leaf, gapped.Exact(), mask=mask)
+        assert len(alive) == (2 if call == 2**22 else 1 + -(-81 // 20))
+        leaves = [leaf, model.weight, model.outside] if graph else [leaf]
+        results.append([value.detach(), *torch.autograd.grad(value, leaves, pull)])
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs, 1e-6)
+        assert ours.abs().max() > 1e-2
+
+
+def test_one_learning_signal_for_each_row_if_costs_have_no_variables() -> None:
+    """Costs per variable make every variable an example of its own."""
+    logits = normal(4, 3, 5)
+    _, together = run("exact", logits, lambda z: z.square().sum(-1) * z[..., 0])
+    _, alone = run("exact", logits.reshape(12, 5), lambda z: z.square().sum(-1) * z[..., 0])
+    assert_close(together.reshape(12, 5), alone)

@@ -19,11 +19,11 @@ from score_problems import (
     SETTINGS,
     Law,
     cost,
-    every_binary_setting,
+    estimate,
     every_setting,
     joint,
     oracle,
-    rows_of,
+    with_noise,
 )
 from torch import Tensor
 
@@ -39,14 +39,12 @@ def independent(theta: Tensor, samples: int) -> Law:
     return Law(values[picks].movedim(1, 0), weights[picks].prod(-1))
 
 
-def replayed(
-    estimator: Any, theta: Tensor, noise: Any, count: int, monkeypatch: pytest.MonkeyPatch, level: float = 0.0
+def replay(
+    estimator: Any, theta: Tensor, noise: Any, count: int, level: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Values ``(N,)`` and gradients ``(N, L, K)`` of `count` examples with the given noise."""
-    monkeypatch.setattr(type(estimator), "draw", lambda self, logits, generator: noise)
-    leaf = theta.expand(count, *theta.shape).clone().requires_grad_()
-    value = gapped.expectation(lambda z: cost(z) + level, leaf, estimator)
-    return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+    logits = theta.expand(count, *theta.shape)
+    return estimate(lambda z: cost(z) + level, logits, with_noise(estimator, noise))
 
 
 def mean_of(sample: Tensor, weights: Tensor) -> Tensor:
@@ -78,22 +76,22 @@ SAMPLERS: dict[str, tuple[Any, int]] = {
 
 @every_setting
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_independent_samples_are_unbiased(name: str, theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_independent_samples_are_unbiased(name: str, theta: Tensor) -> None:
     estimator, samples = SAMPLERS[name]
     noise, weights = independent(theta, samples)
-    assert_unbiased(*replayed(estimator, theta, noise, len(weights), monkeypatch), weights, theta)
+    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
 
 
 @every_setting
-def test_a_remembered_mean_leaves_reinforce_unbiased(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remembered_mean_leaves_reinforce_unbiased(theta: Tensor) -> None:
     """The memory is used as it was before the call; with a scale the mean is only divided by it."""
     noise, weights = independent(theta, 1)
     plain = gapped.NVIL(scale=False)
     plain.mean += 1.7
-    assert_unbiased(*replayed(plain, theta, noise, len(weights), monkeypatch), weights, theta)
+    assert_unbiased(*replay(plain, theta, noise, len(weights)), weights, theta)
     scaled = gapped.NVIL().eval()
     scaled.variance += 9.0
-    _, gradients = replayed(scaled, theta, noise, len(weights), monkeypatch)
+    _, gradients = replay(scaled, theta, noise, len(weights))
     assert_close(3 * mean_of(gradients, weights), oracle(theta)[1], EXACT)
 
 
@@ -102,16 +100,14 @@ def test_a_baseline_that_contains_the_sample_is_biased(monkeypatch: pytest.Monke
     theta = SETTINGS["2x4"]
     noise, weights = independent(theta, 2)
     monkeypatch.setattr("gapped.score.reinforce.leave_one_out", lambda costs: costs - costs.mean(0))
-    _, gradients = replayed(gapped.RLOO(), theta, noise, len(weights), monkeypatch)
+    _, gradients = replay(gapped.RLOO(), theta, noise, len(weights))
     assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
 
 
-def test_muprop_has_no_variance_on_linear_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    theta, slope = SETTINGS["2x4"], normal(8, seed=4)
-    leaf = theta.expand(20, 2, 4).clone().requires_grad_()
-    gapped.expectation(lambda z: z.flatten(-2) @ slope, leaf, gapped.MuProp()).sum().backward()
-    assert leaf.grad is not None
-    assert_close(leaf.grad, leaf.grad[:1].expand(20, 2, 4))
+def test_muprop_has_no_variance_on_linear_costs() -> None:
+    theta, slope = SETTINGS["2x4"].expand(20, 2, 4), normal(8, seed=4)
+    _, gradients = estimate(lambda z: z.flatten(-2) @ slope, theta, gapped.MuProp())
+    assert_close(gradients, gradients[:1].expand(20, 2, 4))
 
 
 def halves(p: Tensor) -> Law:
@@ -210,14 +206,20 @@ def chances(theta: Tensor, nodes_of: Chain) -> Tensor:
     return torch.stack([torch.stack([chance_of(row, node) for node in nodes_of(row)]) for row in theta])
 
 
-@every_setting
-@every_coupled
-def test_coupled_pairs_are_unbiased_and_follow_the_definition(
-    name: str, theta: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    estimator, nodes_of = COUPLED[name]
+PAIRS = [(name, setting) for name in COUPLED for setting in SETTINGS]
+PAIRS += [(name, setting) for name in ("disarm", "tree") for setting in BINARY]
+
+
+@pytest.mark.parametrize(("name", "setting"), PAIRS)
+def test_coupled_pairs_are_unbiased_and_follow_the_definition(name: str, setting: str) -> None:
+    """DisARM is the tree of two categories, with one uniform for each variable."""
+    theta = {**SETTINGS, **BINARY}[setting]
+    estimator, nodes_of = COUPLED["tree" if name == "disarm" else name]
     u, weights = pieces(chances(theta, nodes_of))
-    values, gradients = replayed(estimator, theta, u, len(u), monkeypatch)
+    if name == "disarm":
+        values, gradients = replay(gapped.DisARM(), theta, u.squeeze(-1), len(u))
+    else:
+        values, gradients = replay(estimator, theta, u, len(u))
     assert_unbiased(values, gradients, weights, theta)
     pairs, factors = zip(
         *[node_by_node(row, nodes_of(row), u[:, i]) for i, row in enumerate(theta)], strict=True
@@ -240,93 +242,21 @@ def test_both_samples_of_a_pair_follow_the_softmax(name: str) -> None:
 
 
 @pytest.mark.parametrize("categories", [3, 5, 6, 7])
-def test_a_padded_tree_is_unbiased(categories: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_padded_tree_is_unbiased(categories: int) -> None:
     theta = normal(1, categories, seed=14)
     full = 4 if categories == 3 else 8
     padded = torch.cat([theta, torch.full((1, full - categories), -INF, dtype=torch.float64)], -1)
     u, weights = pieces(chances(padded, lambda row: tree_of(full)))
-    assert_unbiased(*replayed(gapped.DisARMTree(), theta, u, len(u), monkeypatch), weights, theta)
-
-
-def test_importance_weighted_sticks_are_biased_unless_ascending() -> None:
-    """The twin: pairs of the chain, reweighted to independent ones. Sticks above 1/2 never part late."""
-
-    def mean_gradient(order: str) -> Tensor:
-        theta = SETTINGS["1x8-steep"]
-        nodes = chain_of(theta[0], order)
-        u, weights = pieces(chances(theta, lambda row: nodes))
-        pair, _ = node_by_node(theta[0], nodes, u[:, 0])
-        law = torch.zeros(8, 8, dtype=torch.float64).index_put(tuple(pair), weights, accumulate=True)
-        p = torch.softmax(theta[0], -1)
-        ratio = (p[pair[0]] * p[pair[1]] / law[pair[0], pair[1]]).unsqueeze(-1)
-        points = torch.nn.functional.one_hot(pair, 8).double()
-        delta = cost(points.unsqueeze(-2))
-        gradients = 0.5 * (delta[0] - delta[1]).unsqueeze(-1) * ratio * (points[0] - points[1])
-        return mean_of(gradients, weights) - oracle(theta)[1][0]
-
-    assert mean_gradient("ascending").abs().max() < EXACT
-    assert mean_gradient("given").abs().max() > 1e-3
-
-
-def binary_pieces(theta: Tensor) -> Law:
-    u, weights = pieces(torch.softmax(theta, -1)[:, 1:])
-    return Law(u.squeeze(-1), weights)
-
-
-@every_binary_setting
-def test_disarm_is_unbiased_and_equals_its_tree(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    u, weights = binary_pieces(theta)
-    values, gradients = replayed(gapped.DisARM(), theta, u, len(u), monkeypatch)
-    assert_unbiased(values, gradients, weights, theta)
-    _, tree = replayed(gapped.DisARMTree(), theta, u.unsqueeze(-1), len(u), monkeypatch)
-    assert_close(gradients, tree, EXACT)
-
-
-@every_binary_setting
-def test_disarm_follows_the_definition(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1/2 (f1 - f2) (-1)^{b2} [b1 != b2] sigma(|phi|), on a fine grid of u for the last variable."""
-    grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    u = torch.stack([torch.full_like(grid, 0.9), torch.full_like(grid, 0.3), grid], -1)
-    values, gradients = replayed(gapped.DisARM(), theta, u, len(u), monkeypatch)
-    chance = torch.softmax(theta, -1)[:, 1]
-    b1, b2 = u > 1 - chance, u < chance
-    f1, f2 = (cost(torch.nn.functional.one_hot(b.long(), 2).double()) for b in (b1, b2))
-    strength = torch.maximum(chance, 1 - chance)
-    expected = 0.5 * (f1 - f2).unsqueeze(-1) * (-1) ** b2.double() * (b1 != b2) * strength
-    assert_close(values, (f1 + f2) / 2, EXACT)
-    assert_close(gradients[..., 1], torch.where((theta == -INF).any(-1), 0.0, expected), EXACT)
-    assert_close(gradients[..., 0], -gradients[..., 1], EXACT)
-
-
-def test_disarm_without_its_half_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
-    theta = BINARY["3x2-steep"]
-    u, weights = binary_pieces(theta)
-    _, gradients = replayed(gapped.DisARM(), theta, u, len(u), monkeypatch)
-    assert (mean_of(2 * gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
-
-
-def test_variance_of_disarm_is_at_most_that_of_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ARM: (f1 - f2)(u - 1/2), for one variable on a fine grid of u; DisARM is its conditional mean."""
-    grid = ((torch.arange(40_000, dtype=torch.float64) + 0.5) / 40_000).unsqueeze(-1)
-    weights = torch.full((len(grid),), 1 / len(grid), dtype=torch.float64)
-    for theta in (rows_of([0.1, 0.0]), rows_of([0.0, 1.3]), rows_of([2.5, 0.0])):
-        _, disarm = replayed(gapped.DisARM(), theta, grid, len(grid), monkeypatch)
-        chance = torch.softmax(theta, -1)[:, 1]
-        b1, b2 = (
-            torch.nn.functional.one_hot(b.long(), 2).double() for b in (grid > 1 - chance, grid < chance)
-        )
-        arm = ((cost(b1) - cost(b2)).unsqueeze(-1) * (grid - 0.5)).unsqueeze(-1) * torch.tensor([-1.0, 1.0])
-        assert_close(mean_of(arm, weights), oracle(theta)[1], 1e-3)
-        assert variance_of(disarm, weights) < 0.999 * variance_of(arm, weights)
+    assert_unbiased(*replay(gapped.DisARMTree(), theta, u, len(u)), weights, theta)
 
 
 @every_setting
-def test_variance_order(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variance_order(theta: Tensor) -> None:
     """RLOO below REINFORCE with as many samples where costs are far from zero; more samples below fewer."""
 
     def variance(estimator: Any, samples: int) -> float:
         noise, weights = independent(theta, samples)
-        _, gradients = replayed(estimator, theta, noise, len(weights), monkeypatch, level=10.0)
+        _, gradients = replay(estimator, theta, noise, len(weights), level=10.0)
         return variance_of(gradients, weights)
 
     reinforce, pair = variance(gapped.Reinforce(), 1), variance(gapped.Reinforce(samples=2), 2)
@@ -336,11 +266,11 @@ def test_variance_order(theta: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["tree", "ascending"])
-def test_coupling_lowers_the_variance_of_two_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coupling_lowers_the_variance_of_two_samples(name: str) -> None:
     theta = SETTINGS["1x8"]
     estimator, nodes_of = COUPLED[name]
     u, weights = pieces(chances(theta, nodes_of))
-    _, coupled = replayed(estimator, theta, u, len(u), monkeypatch)
+    _, coupled = replay(estimator, theta, u, len(u))
     noise, chance = independent(theta, 2)
-    _, separate = replayed(gapped.RLOO(2), theta, noise, len(chance), monkeypatch)
+    _, separate = replay(gapped.RLOO(2), theta, noise, len(chance))
     assert variance_of(coupled, weights) < variance_of(separate, chance)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import normal, seeded
 from scipy import stats
-from score_problems import BINARY, SETTINGS, cost, free_network, oracle
+from score_problems import BINARY, SETTINGS, cost, estimate, free_network, oracle
 from statistical import require_law, require_rejected
 from torch import Tensor
 
@@ -24,12 +24,10 @@ from gapped.score.disarm_sticks import stick_probabilities
 EXAMPLES = 200_000
 
 
-def estimates(estimator: Any, theta: Tensor, examples: int = EXAMPLES, seed: int = 0) -> Tensor:
+def estimates(estimator: Any, theta: Tensor, examples: int = EXAMPLES) -> Tensor:
     """Independent estimates ``(examples, 1 + L K)``: value and gradient."""
-    leaf = theta.expand(examples, *theta.shape).clone().requires_grad_()
-    value = gapped.expectation(cost, leaf, estimator, generator=seeded(seed))
-    (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return torch.cat([value.detach().unsqueeze(-1), gradient.flatten(1)], -1)
+    value, gradient = estimate(cost, theta.expand(examples, *theta.shape), estimator)
+    return torch.cat([value.unsqueeze(-1), gradient.flatten(1)], -1)
 
 
 def target(theta: Tensor) -> Tensor:
@@ -61,28 +59,21 @@ MAKERS: dict[str, Any] = {
     "rebar-negative": lambda theta: gapped.REBAR(eta=-1, tau=0.6).eval(),
     "relax": lambda theta: gapped.RELAX(free_network(theta), tau=0.6).eval(),
 }
-DRAWN = [(name, setting) for name in MAKERS for setting in ("2x4", "2x4-steep", "1x8-masked")]
-DRAWN += [(name, setting) for name in ("arsm", "rebar", "relax") for setting in ("2x4-masked", "1x8-steep")]
+CASES = [(name, setting) for name in MAKERS for setting in ("2x4", "2x4-steep", "1x8-masked")]
+CASES += [(name, setting) for name in ("arsm", "rebar", "relax") for setting in ("2x4-masked", "1x8-steep")]
+CASES += [("disarm", setting) for setting in BINARY]
 
 
-@pytest.mark.parametrize(("name", "setting"), DRAWN)
+@pytest.mark.parametrize(("name", "setting"), CASES)
 def test_expected_value_and_gradient(name: str, setting: str) -> None:
-    theta = SETTINGS[setting]
+    theta = {**SETTINGS, **BINARY}[setting]
     examples = EXAMPLES // 5 if name == "arsm" and theta.shape[-1] == 8 else EXAMPLES
-    sample = estimates(MAKERS[name](theta), theta, examples)
+    estimator = gapped.DisARM() if name == "disarm" else MAKERS[name](theta)
+    sample = estimates(estimator, theta, examples)
     require_law(mean_vector_is(sample, target(theta)))
     longer = torch.cat([sample[:, :1], 1.1 * sample[:, 1:]], -1)
     require_rejected(mean_vector_is(longer, target(theta)))
     assert (sample[:, 1:].reshape(-1, *theta.shape)[:, theta == -torch.inf] == 0).all()
-
-
-@pytest.mark.parametrize("setting", BINARY)
-def test_expected_value_and_gradient_of_binary_variables(setting: str) -> None:
-    theta = BINARY[setting]
-    sample = estimates(gapped.DisARM(), theta)
-    require_law(mean_vector_is(sample, target(theta)))
-    longer = torch.cat([sample[:, :1], 1.1 * sample[:, 1:]], -1)
-    require_rejected(mean_vector_is(longer, target(theta)))
 
 
 COUPLED = {"disarm": gapped.DisARM(), "tree": gapped.DisARMTree(), "sticks": gapped.DisARMSticks()}
@@ -126,19 +117,3 @@ def test_rebar_with_constant_conditional_noise_is_rejected(monkeypatch: pytest.M
     )
     theta = SETTINGS["2x4"]
     require_rejected(mean_vector_is(estimates(gapped.REBAR().eval(), theta), target(theta)))
-
-
-def test_conditional_scores_have_the_law_of_rejected_ones() -> None:
-    """Plain scores with the same winner, sorted by rejection; first and second moments of all entries."""
-    log_p = torch.log_softmax(SETTINGS["1x8"][0], -1).expand(200_000, 8)
-    plain = log_p + gapped.simplex.gumbel(log_p, seeded(1))
-    winners = plain[plain.argmax(-1) == 2]
-    index = torch.full((len(winners),), 2)
-    ours = rebar.conditional_scores(log_p[: len(winners)], gapped.simplex.gumbel(winners, seeded(2)), index)
-    assert (ours.argmax(-1) == 2).all()
-    # A difference of two independent samples: its mean is zero and its covariance the sum of theirs.
-    both = torch.cat([winners, winners**2], -1) - torch.cat([ours, ours**2], -1)
-    require_law(mean_vector_is(both, torch.zeros(16).double()))
-    unconditional = plain[: len(winners)]
-    wrong = torch.cat([winners, winners**2], -1) - torch.cat([unconditional, unconditional**2], -1)
-    require_rejected(mean_vector_is(wrong, torch.zeros(16).double()))

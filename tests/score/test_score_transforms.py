@@ -93,19 +93,18 @@ def test_what_function_transforms_cannot_do(estimator: Any, message: str) -> Non
 def test_compiled_equals_eager(name: str) -> None:
     """In one graph; also what is left for training, and the memory."""
     torch._dynamo.reset()
-    results = []
-    for compiled in (False, True):
+
+    def results(is_compiled: bool) -> list[Tensor]:
         torch.manual_seed(0)
         estimator, context = build_trainable(name)
-
-        def objective(leaf: Tensor, estimator: Any = estimator, context: Any = context) -> Tensor:
-            return gapped.expectation(square_of_first, leaf, estimator, **context)
-
+        objective = partial(gapped.expectation, square_of_first, estimator=estimator, **context)
+        if is_compiled:
+            objective = torch.compile(objective, backend="aot_eager", fullgraph=True)
         leaf = normal(5, 2, 3).requires_grad_()
-        call = torch.compile(objective, backend="aot_eager", fullgraph=True) if compiled else objective
-        value = call(leaf)
-        results.append([value.detach(), torch.autograd.grad(value.sum(), leaf)[0], *state_of(estimator)])
-    assert_all_close(*results)
+        value = objective(leaf)
+        return [value.detach(), torch.autograd.grad(value.sum(), leaf)[0], *state_of(estimator)]
+
+    assert_all_close(results(True), results(False))
 
 
 def state_of(estimator: Any) -> list[Tensor]:
@@ -117,32 +116,26 @@ def state_of(estimator: Any) -> list[Tensor]:
     return [loss.detach(), *slopes, *(buffer.clone() for buffer in estimator.buffers())]
 
 
-def weighted(weight: Tensor, z: Tensor) -> Tensor:
-    return ((z * weight).sum((-1, -2)) + 1) ** 2
-
-
-def step(cost: Any, estimator: Any, context: Any, x: Tensor) -> Tensor:
-    return gapped.expectation(cost, 1.0 * x, estimator, **context)
-
-
 @every_score
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_counts_a_call_once(name: str, reentrant: bool) -> None:
     """Two steps. Without reentry two calls share the estimator before the backward pass of both."""
-    results = []
-    for how in (None, {"use_reentrant": reentrant}):
+
+    def results(checkpointed: bool) -> list[Tensor]:
         torch.manual_seed(0)
         estimator, context = build_trainable(name)
         leaf, weight = normal(5, 2, 3).requires_grad_(), normal(3, seed=2).requires_grad_()
 
-        cost = partial(weighted, weight)
-        call = partial(step, cost, estimator, context)
+        def call(x: Tensor) -> Tensor:
+            cost = lambda z: ((z * weight).sum((-1, -2)) + 1) ** 2  # noqa: E731
+            return gapped.expectation(cost, 1.0 * x, estimator, **context)
 
+        layer = partial(checkpoint, call, use_reentrant=reentrant) if checkpointed else call
         for _ in range(2):
-            run_once = call if how is None else partial(checkpoint, call, **how)
-            torch.stack([run_once(leaf) for _ in range(1 if reentrant else 2)]).sum().backward()
-        results.append([leaf.grad, weight.grad, *state_of(estimator)])
-    assert_all_close(*results)
+            torch.stack([layer(leaf) for _ in range(1 if reentrant else 2)]).sum().backward()
+        return [leaf.grad, weight.grad, *state_of(estimator)]
+
+    assert_all_close(results(True), results(False))
 
 
 @every_score

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, normal, seeded
-from score_problems import SETTINGS, STATEFUL, Model, cost, free_network, square
+from conftest import assert_all_close, assert_close, assert_equal, normal, seeded
+from score_problems import (
+    SETTINGS,
+    STATEFUL,
+    Model,
+    build_trainable,
+    cost,
+    estimate,
+    free_network,
+    square,
+    with_noise,
+)
 from torch import Tensor
 
 import gapped
@@ -42,40 +52,37 @@ def test_nvil_scales_by_the_running_deviation() -> None:
     assert 3.0 < estimator.variance.sqrt() < 5.0
     plain = gapped.NVIL(scale=False)
     plain.load_state_dict(estimator.state_dict())
-    gradients = [
-        torch.autograd.grad(gapped.expectation(f, logits, e.eval(), generator=seeded(2)).sum(), logits)[0]
-        for e in (estimator, plain)
-    ]
+    gradients = [estimate(f, logits, e.eval(), seed=2)[1] for e in (estimator, plain)]
     assert_close(gradients[0] * estimator.variance.sqrt(), gradients[1], 1e-6)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_the_variance_loss_trains_the_estimator_alone(name: str) -> None:
     torch.manual_seed(0)
-    estimator = STATEFUL[name]()
-    how = {"context": torch.randn(5, 3, requires_grad=True)} if name == "nvil" else {}
+    estimator, how = build_trainable(name)
+    for context in how.values():
+        context.requires_grad_()
     logits, model = normal(5, 2, 3).requires_grad_(), Model()
     cost = gapped.expectation(model, logits, estimator, **how)
     estimator.variance_loss().backward()
     leaves = [logits, model.weight, model.outside, *how.values()]
     assert all(leaf.grad is None for leaf in leaves)
-    trained = [parameter.grad for parameter in estimator.parameters()]
-    assert all(grad is not None and grad.abs().sum() > 0 for grad in trained)
+    slopes = [parameter.grad for parameter in estimator.parameters()]
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in slopes)
     with pytest.raises(GappedError, match="nothing to train on"):
         estimator.variance_loss()
     cost.sum().backward()
     assert all(leaf.grad is not None for leaf in leaves[:3])
-    for parameter, grad in zip(estimator.parameters(), trained, strict=True):
+    for parameter, grad in zip(estimator.parameters(), slopes, strict=True):
         assert torch.equal(parameter.grad, grad), "the cost itself must not reach the estimator's parameters"
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_layers_that_share_an_estimator_lose_no_loss(name: str) -> None:
-    context = {"context": normal(5, 3, dtype=torch.float32)} if name == "nvil" else {}
     totals = []
     for at_once in (False, True):
         torch.manual_seed(0)
-        estimator, losses = STATEFUL[name](), []
+        (estimator, context), losses = build_trainable(name), []
         for layer in (0, 1):
             logits = normal(5, 2, 3, seed=layer).requires_grad_()
             gapped.expectation(square, logits, estimator, generator=seeded(layer), **context)
@@ -83,15 +90,13 @@ def test_layers_that_share_an_estimator_lose_no_loss(name: str) -> None:
                 losses.append(estimator.variance_loss())
         total = torch.stack(losses).sum()
         totals.append([total.detach(), *torch.autograd.grad(total, list(estimator.parameters()))])
-    for one_by_one, together in zip(*totals, strict=True):
-        assert_close(together, one_by_one)
+    assert_all_close(*totals)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_stateful_estimators_are_modules(name: str) -> None:
     """Saved, loaded and copied, in the middle of the work too."""
-    estimator, logits = STATEFUL[name](), normal(5, 2, 3).requires_grad_()
-    how = {"context": torch.randn(5, 3)} if name == "nvil" else {}
+    (estimator, how), logits = build_trainable(name), normal(5, 2, 3).requires_grad_()
     gapped.expectation(square, logits, estimator, **how)
     file = io.BytesIO()
     torch.save(estimator.state_dict(), file)
@@ -99,14 +104,9 @@ def test_stateful_estimators_are_modules(name: str) -> None:
     fresh = STATEFUL[name]()
     fresh.load_state_dict(torch.load(file))
     clones = [estimator, copy.deepcopy(estimator), fresh]
-    values = [
-        torch.autograd.grad(
-            gapped.expectation(square, logits, clone.eval(), generator=seeded(), **how).sum(), logits
-        )[0]
-        for clone in clones
-    ]
-    assert torch.equal(values[0], values[1])
-    assert torch.equal(values[0], values[2])
+    first, *others = (estimate(square, logits, clone.eval(), **how) for clone in clones)
+    for other in others:
+        assert_equal(other, first)
 
 
 def test_frozen_parameters_are_not_trained() -> None:
@@ -123,35 +123,25 @@ def test_rebar_takes_parameters_per_run() -> None:
         torch.tensor([[0.2], [0.5], [1.0]]), torch.tensor([0.3, 0.5, 1.0]).view(3, 1, 1)
     ).double()
     noise = fleet.draw(logits, seeded())
-    results = []
-    for run_of in (slice(None), 0, 1, 2):
-        leaf = logits[run_of].clone().requires_grad_()
-        if run_of == slice(None):
-            estimator, f = fleet, model.cost
-        else:
-            estimator = gapped.REBAR(fleet.eta[run_of].item(), fleet.tau[run_of].item()).double()
-            f = Model().cost
-        part = type(noise)(*(n[run_of] for n in noise))
-        kind = type("Replayed", (gapped.REBAR,), {"draw": lambda self, *_, part=part: part})
-        estimator.__class__ = kind
-        value = gapped.expectation(f, leaf, estimator)
-        results.append(torch.autograd.grad(value.sum(), leaf)[0])
-    for run_of in range(3):
-        assert_close(results[0][run_of], results[1 + run_of], 1e-6)
+    _, together = estimate(model.cost, logits, with_noise(fleet, noise))
+    for run in range(3):
+        alone = gapped.REBAR(fleet.eta[run].item(), fleet.tau[run].item()).double()
+        own = type(noise)(*(each[run] for each in noise))
+        _, gradient = estimate(Model().cost, logits[run], with_noise(alone, own))
+        assert_close(together[run], gradient, 1e-6)
 
 
 def test_a_baseline_of_whole_numbers_is_not_rounded() -> None:
     """Tokens as a context: the perceptron's answer is no token."""
-    logits, results = normal(4, 2, 3).requires_grad_(), []
+    results = []
     for dtype in (torch.int64, torch.float32):
         estimator = gapped.NVIL(8)
         context = torch.arange(12).view(4, 3).to(dtype)
         torch.manual_seed(0)
         estimator.network(context, torch.Size([4]))
         torch.nn.init.constant_(estimator.network.outer.bias, 0.7)
-        value = gapped.expectation(Model(), logits, estimator, generator=seeded(), context=context)
-        results.append(torch.autograd.grad(value.sum(), logits)[0])
-    assert torch.equal(*results)
+        results.append(estimate(Model(), normal(4, 2, 3), estimator, context=context))
+    assert_equal(*results)
 
 
 def test_a_network_may_write_into_its_input() -> None:
@@ -160,10 +150,8 @@ def test_a_network_may_write_into_its_input() -> None:
         torch.manual_seed(0)
         layers = [torch.nn.Hardtanh(0.1, 0.5, inplace), torch.nn.Flatten(-2), torch.nn.Linear(6, 1)]
         network = torch.nn.Sequential(*layers, torch.nn.Flatten(-2)).double()
-        leaf = logits.clone().requires_grad_()
-        value = gapped.expectation(square, leaf, gapped.RELAX(network), generator=seeded())
-        results.append(torch.autograd.grad(value.sum(), leaf)[0])
-    assert torch.equal(*results)
+        results.append(estimate(square, logits, gapped.RELAX(network)))
+    assert_equal(*results)
 
 
 @pytest.mark.parametrize("name", ["nvil", "relax"])
@@ -200,10 +188,8 @@ def train(estimator: Any, theta: Tensor, steps: int = 250) -> Any:
 
 
 def spread_of(estimator: Any, theta: Tensor) -> float:
-    leaf = theta.expand(20_000, *theta.shape).clone().requires_grad_()
-    gapped.expectation(wiggly, leaf, estimator, generator=seeded(99)).sum().backward()
-    assert leaf.grad is not None
-    return float(leaf.grad.var(0).sum())
+    _, gradient = estimate(wiggly, theta.expand(20_000, *theta.shape), estimator, seed=99)
+    return float(gradient.var(0).sum())
 
 
 def test_training_lowers_the_variance_and_relax_ends_below_rebar() -> None:
@@ -229,10 +215,8 @@ def test_a_learned_baseline_lowers_the_variance() -> None:
         return z @ normal(4, seed=6) + 5 * (x @ normal(3, seed=10))
 
     def variance(estimator: Any, **how: Any) -> float:
-        leaf = theta.expand(len(x), 4).clone().requires_grad_()
-        gapped.expectation(leveled, leaf, estimator, generator=seeded(5), **how).sum().backward()
-        assert leaf.grad is not None
-        return float(leaf.grad.var(0).sum())
+        _, gradient = estimate(leveled, theta.expand(len(x), 4), estimator, seed=5, **how)
+        return float(gradient.var(0).sum())
 
     torch.manual_seed(0)
     estimator = gapped.NVIL(torch.nn.Linear(3, 1).double(), scale=False).double()
@@ -253,11 +237,9 @@ def test_the_variance_loss_has_the_slope_of_the_squared_gradient(kind: str) -> N
     theta = SETTINGS["2x4-masked"]
     rebar = gapped.REBAR(eta=0.7, tau=0.6)
     estimator = (rebar if kind == "rebar" else gapped.RELAX(free_network(theta), tau=0.6)).double()
-    leaf = theta.expand(50, *theta.shape).clone().requires_grad_()
 
     def squared() -> Tensor:
-        value = gapped.expectation(cost, leaf, estimator, generator=seeded(4))
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        _, gradient = estimate(cost, theta.expand(50, *theta.shape), estimator, seed=4)
         return gradient.flatten(1).square().sum(-1).mean()
 
     expected = squared()
@@ -265,7 +247,6 @@ def test_the_variance_loss_has_the_slope_of_the_squared_gradient(kind: str) -> N
     assert_close(loss.detach(), expected)
     loss.backward()
     for parameter in estimator.parameters():
-        assert parameter.grad is not None
         for place in range(min(parameter.numel(), 5)):
             entry, step = parameter.data.view(-1)[place : place + 1], 1e-5
             entry += step

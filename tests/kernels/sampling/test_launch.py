@@ -27,18 +27,14 @@ def test_an_annealed_temperature_needs_no_new_launch() -> None:
 
 
 def test_a_whole_temperature_leaves_the_next_its_own() -> None:
-    """On a GPU the first decides what is compiled."""
+    """Triton would compile a 1 into the code, which then has no use for the next temperature."""
+    assert all(type(number) is float for number in Fused("decoupled", 1, gap=2, tau_forward=1).numbers)
+    assert Fused("gst", torch.tensor(3.0)).numbers == (0.0, 0.0, 1.0)
     logits, grad = torch.randn(2, 7, 11, device=DEVICE)
     sample = launch.forward(logits, key(), Fused("gst", 1))
     whole, half, real = (backward(logits, sample, grad, Fused("gst", tau, gap=1.0)) for tau in (1, 0.5, 1.0))
     assert torch.equal(whole, real)
     assert not torch.allclose(whole, half)
-
-
-def test_whole_numbers_are_handed_on_as_real_ones() -> None:
-    """Triton would compile a 1 into the code, which then has no use for the next temperature."""
-    assert all(type(number) is float for number in Fused("decoupled", 1, gap=2, tau_forward=1).numbers)
-    assert Fused("gst", torch.tensor(3.0)).numbers == (0.0, 0.0, 1.0)
 
 
 def test_tensors_are_not_kept() -> None:
