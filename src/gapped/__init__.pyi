@@ -30,8 +30,8 @@ from gapped.registry import estimators as estimators
 from gapped.score import Score as Score
 from gapped.score.arsm import ARSM as ARSM
 from gapped.score.disarm import DisARM as DisARM
-from gapped.score.disarm_sticks import DisARMSticks as DisARMSticks
-from gapped.score.disarm_tree import DisARMTree as DisARMTree
+from gapped.score.disarm import DisARMSticks as DisARMSticks
+from gapped.score.disarm import DisARMTree as DisARMTree
 from gapped.score.exact import Exact as Exact
 from gapped.score.muprop import MuProp as MuProp
 from gapped.score.nvil import NVIL as NVIL
