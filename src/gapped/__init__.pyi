@@ -4,9 +4,9 @@ from gapped import distributions as distributions
 from gapped import nn as nn
 from gapped import simplex as simplex
 from gapped._version import __version__ as __version__
+from gapped.diagnostics import diagnose as diagnose
+from gapped.diagnostics import diagnose_model as diagnose_model
 from gapped.diagnostics.diagnosis import Diagnosis as Diagnosis
-from gapped.diagnostics.measure import diagnose as diagnose
-from gapped.diagnostics.measure import diagnose_model as diagnose_model
 from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.errors import GappedError as GappedError
 from gapped.kernels.sampling.launch import backend_used as backend_used

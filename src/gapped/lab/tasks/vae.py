@@ -15,12 +15,11 @@ from torch import Tensor
 from gapped.diagnostics.moments import Moments
 from gapped.errors import reject
 from gapped.lab.data.sources import Dataset
+from gapped.lab.fleet import Task, permutation
 from gapped.lab.fleet.capture import Captured
-from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
 from gapped.lab.fleet.run_layers import Linear, affine, generators, spread
-from gapped.lab.fleet.score_groups import Widths
-from gapped.lab.fleet.trainer import Task, permutation
-from gapped.lab.tasks.protocols import VAEProtocol
+from gapped.lab.tasks import VAEProtocol
 
 # How close to 0 and 1 the mean image may come before its logit is taken.
 _CLIP = 1e-3

@@ -12,10 +12,10 @@ from torch.nn import Parameter, init
 
 from gapped.lab.data.listops.language import VOCABULARY
 from gapped.lab.fleet.run_layers import Linear
+from gapped.lab.tasks import ListOpsProtocol
 from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.lab.tasks.listops.tree_tables import uses_kernels
-from gapped.lab.tasks.protocols import ListOpsProtocol
 
 CLASSES = 10
 _SMALL = 0.002
