@@ -62,43 +62,6 @@ class Row:
         return self.variance.value / self.entries
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """The scores of the candidates, and what they say."""
-
-    criterion: str
-    """What the scores are."""
-    scores: Mapping[str, Interval]
-    """By label; the lowest is best."""
-
-    @property
-    def order(self) -> list[str]:
-        """The candidates, best first."""
-        return sorted(self.scores, key=lambda label: self.scores[label].value)
-
-    @property
-    def ties(self) -> list[str]:
-        """Candidates that the data do not tell from the best one: their intervals overlap."""
-        best = self.order[0]
-        return [
-            label
-            for label, score in self.scores.items()
-            if label != best and score.overlaps(self.scores[best])
-        ]
-
-
-def recommend(rows: Sequence[Row]) -> Recommendation:
-    """Judge all estimators that sample; the budget is that of the one with the most evaluations."""
-    candidates = [row for row in rows if not row.enumerates]
-    budget = max((row.evaluations or 1.0 for row in candidates), default=1.0)
-    criterion = "mean squared error"
-    if any(row.mse is None for row in candidates):
-        criterion = "variance (no reference, so bias is not measured)"
-    elif any(row.evaluations is not None for row in candidates):
-        criterion += f" at equal cost, {budget:g} evaluation{'s' * (budget != 1)}"
-    return Recommendation(criterion, {row.label: error_at(row, budget) for row in candidates})
-
-
 def error_at(row: Row, evaluations: float) -> Interval:
     """The squared error if as many gradients are averaged as `evaluations` of the cost pay for.
 
@@ -156,8 +119,32 @@ class Diagnosis:
 
     @property
     def recommendation(self) -> str:
-        """One sentence: which estimator, and why; or that the data do not decide."""
-        return _sentence(recommend(self.rows))
+        """One sentence: which estimator, and why; or that the data do not decide.
+
+        Estimators that sample are judged by their mean squared error with as many evaluations as the one
+        that takes the most. Those whose interval overlaps that of the best one are not told from it.
+        """
+        candidates = [row for row in self.rows if not row.enumerates]
+        if len(candidates) < 2:
+            return "There is nothing to choose from: give at least two estimators that sample."
+        budget = max(row.evaluations or 1.0 for row in candidates)
+        criterion = "mean squared error"
+        if any(row.mse is None for row in candidates):
+            criterion = "variance (no reference, so bias is not measured)"
+        elif any(row.evaluations is not None for row in candidates):
+            criterion += f" at equal cost, {budget:g} evaluation{'s' * (budget != 1)}"
+        scores = {row.label: error_at(row, budget) for row in candidates}
+        best, second, *_ = sorted(scores, key=lambda label: scores[label].value)
+        ties = [label for label in scores if label != best and scores[label].overlaps(scores[best])]
+        if ties:
+            return (
+                f"The data do not decide: for the lowest {criterion}, {best} ({_cell(scores[best])}) cannot "
+                f"be told from {listing(ties, most=4)}; more samples may."
+            )
+        return (
+            f"Recommended: {best}, with the lowest {criterion}: {_cell(scores[best])}, below that of every "
+            f"other one (next {second}, {_cell(scores[second])})."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON: numbers that are not finite become None."""
@@ -223,22 +210,6 @@ class Diagnosis:
 def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Column]:
     """Those of `columns` that were measured."""
     return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
-
-
-def _sentence(judgement: Recommendation) -> str:
-    scores, criterion = judgement.scores, judgement.criterion
-    if len(scores) < 2:
-        return "There is nothing to choose from: give at least two estimators that sample."
-    best, second = judgement.order[:2]
-    if judgement.ties:
-        return (
-            f"The data do not decide: for the lowest {criterion}, {best} ({_cell(scores[best])}) cannot be "
-            f"told from {listing(judgement.ties, most=4)}; more samples may."
-        )
-    return (
-        f"Recommended: {best}, with the lowest {criterion}: {_cell(scores[best])}, below that of every other "
-        f"one (next {second}, {_cell(scores[second])})."
-    )
 
 
 def _cell(number: Interval | float | None, factor: float = 1.0) -> str:

@@ -33,9 +33,11 @@ _LEVELS = ("tau", "gap", "tau_forward", "eta")
 def group_key(estimator: Estimator) -> Hashable:
     """What runs must have in common to be sampled by one call: everything but the numeric levels."""
     if isinstance(estimator, Trainable):
-        return type(estimator), structure(estimator)
-    rest = ((f.name, getattr(estimator, f.name)) for f in fields(estimator))  # type: ignore[arg-type]
-    return type(estimator), tuple((name, value) for name, value in rest if not is_level(name, value))
+        network = getattr(estimator, "network", None)
+        rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples"))
+        return type(estimator), network.hidden if isinstance(network, Perceptron) else network, rest
+    options = ((f.name, getattr(estimator, f.name)) for f in fields(estimator))  # type: ignore[arg-type]
+    return type(estimator), tuple((name, value) for name, value in options if not is_level(name, value))
 
 
 @dataclass(frozen=True)
@@ -261,8 +263,8 @@ class ScoreGroup(Score):
     """First run, last run exclusive, and the estimator of these."""
 
     def check(self, cost: Cost) -> None:
-        for each, own in self._costs(cost):
-            each.check(own)
+        for a, b, each in self.members:
+            each.check(replace(cost, logits=cost.logits[a:b]))
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> list[Any]:
         return [each.draw(logits[a:b], generator) for a, b, each in self.members]
@@ -276,15 +278,11 @@ class ScoreGroup(Score):
         return one_hot_rows(logits, index.transpose(0, 1)).transpose(0, 1)
 
     def gradient(self, cost: Cost, sampled: Draws) -> Tensor:
-        noise, *rest = sampled
         gradients = []
-        for (a, b, each), own, (_, cost_) in zip(self.members, noise, self._costs(cost), strict=True):
-            gradients.append(each.gradient(cost_, Draws(own, *(tensor[:, a:b] for tensor in rest))))
+        for (a, b, each), noise in zip(self.members, sampled.noise, strict=True):
+            own = Draws(noise, sampled.category[:, a:b], sampled.costs[:, a:b])
+            gradients.append(each.gradient(replace(cost, logits=cost.logits[a:b]), own))
         return torch.cat(gradients)
-
-    def _costs(self, cost: Cost) -> Iterator[tuple[Score, Cost]]:
-        for a, b, each in self.members:
-            yield each, replace(cost, logits=cost.logits[a:b])
 
 
 class Widths(NamedTuple):
@@ -312,13 +310,6 @@ class RunPerceptron(Perceptron):
         folded = x.reshape(-1, runs, size, x[(0,) * len(batch)].numel()).transpose(0, 1)
         y = self.layers(folded.flatten(1, 2))
         return y.view(runs, -1, size).transpose(0, 1).reshape(*samples, runs, size)
-
-
-def structure(estimator: Trainable) -> Hashable:
-    """What estimators with a state must have in common to be stacked."""
-    network = getattr(estimator, "network", None)
-    rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples"))
-    return network.hidden if isinstance(network, Perceptron) else network, rest
 
 
 def stack_trained(same: Sequence[Estimator], first: Trainable, rows: int, widths: Widths | None) -> Trainable:

@@ -164,8 +164,6 @@ def _weights(layers: torch.nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
 
 def _shares(weights: Weights, parts: Sequence[Part]) -> list[Weights]:
     """The weights of each part's runs, by one split, whose gradient is written once, in one piece."""
-    if len(parts) == 1:
-        return [weights]
     split = [(_split(weight, parts), _split(bias, parts)) for weight, bias in weights]
     return [[(weight[i], bias[i]) for weight, bias in split] for i in range(len(parts))]
 

@@ -86,7 +86,11 @@ class _Tree(torch.autograd.Function):
         differentiable: bool,
     ) -> tuple[Tensor, Tensor]:
         runs, batch, count, double = leaves.shape
-        tables_type, ctx.sweep_type = _backend(leaves, fused)
+        tables_type, ctx.sweep_type = Tables, Sweep
+        if uses_kernels(leaves, fused):
+            from gapped.lab.tasks.listops import tree_launch
+
+            tables_type, ctx.sweep_type = tree_launch.FusedTables, tree_launch.FusedSweep
         tables = tables_type.of(leaves, bias, query, lengths)
         tables.project(weight, 0, count)
         tables.form(0, count - 1)
@@ -144,12 +148,3 @@ class _Tree(torch.autograd.Function):
         grad_query = torch.bmm(sweep.weights.view(runs, 1, -1), pair_h) / math.sqrt(width)
         grad_bias = total.sum(1, keepdim=True)
         return leaves.transpose(1, 2), grad_weight, grad_bias, grad_query, *(None,) * 5
-
-
-def _backend(x: Tensor, fused: bool) -> tuple[type[Tables], type[Sweep]]:
-    """The classes that do the work: in torch, or with kernels."""
-    if uses_kernels(x, fused):
-        from gapped.lab.tasks.listops.tree_launch import FusedSweep, FusedTables
-
-        return FusedTables, FusedSweep
-    return Tables, Sweep
