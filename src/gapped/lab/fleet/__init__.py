@@ -276,13 +276,9 @@ class Trainer:
             self.sampler.tau.copy_(self.base_tau)
             return None
         total, first = self.epochs * self.task.steps, self.epoch * self.task.steps
-        table = [
-            [
-                run.schedule.tau(base, first + step, total)
-                for run, base in zip(self.runs, self.base_tau.tolist(), strict=True)
-            ]
-            for step in range(self.task.steps)
-        ]
+        runs = list(zip(self.runs, self.base_tau.tolist(), strict=True))
+        steps = range(first, first + self.task.steps)
+        table = [[run.schedule.tau(base, step, total) for run, base in runs] for step in steps]
         return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
 
     def _state(self) -> list[Tensor]:
