@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
@@ -76,6 +76,17 @@ class ListOpsProtocol:
     """Largest share of padding in a group of expressions of similar length."""
 
 
+_PAPER_32X64 = VAEProtocol(
+    "paper-32x64",
+    32,
+    64,
+    (512, 256),
+    activation="leaky-relu",
+    binarised=True,
+    batch=200,
+    epochs=2000,
+    train_images=50_000,
+)
 VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
     {
         each.name: each
@@ -83,29 +94,13 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
             VAEProtocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
             VAEProtocol("plain-30x10", 30, 10, (512, 256)),
             VAEProtocol("digits-8x8", 8, 8, (128,), epochs=80, learning_rate=5e-3),
-            VAEProtocol(
-                "paper-32x64",
-                32,
-                64,
-                (512, 256),
-                activation="leaky-relu",
-                binarised=True,
-                batch=200,
-                epochs=2000,
-                train_images=50_000,
-            ),
-            # Dong, Mnih, Tucker (2021).
-            VAEProtocol(
-                "coupled-32x64",
-                32,
-                64,
-                (512, 256),
-                activation="leaky-relu",
-                binarised=True,
-                batch=200,
+            _PAPER_32X64,
+            # Dong, Mnih, Tucker (2021): with the same layers, images and batches.
+            replace(
+                _PAPER_32X64,
+                name="coupled-32x64",
                 learning_rate=1e-4,
                 epochs=4000,
-                train_images=50_000,
                 glorot=True,
                 centred=True,
                 signed=True,
