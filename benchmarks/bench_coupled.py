@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gapped.lab.environment import describe, pick_device
-from gapped.lab.fleet.trainer import Trainer, matmul_precision
+from gapped.lab.fleet import Trainer, matmul_precision
 from gapped.lab.planning import plan
 from gapped.lab.recipe import Recipe, find_recipe
 from gapped.lab.training import build

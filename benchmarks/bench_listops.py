@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gapped.lab.environment import describe, pick_device
-from gapped.lab.fleet.trainer import Trainer, matmul_precision
+from gapped.lab.fleet import Trainer, matmul_precision
 from gapped.lab.planning import plan
 from gapped.lab.recipe import find_recipe
 from gapped.lab.training import build

@@ -52,7 +52,7 @@ WIDTH, MARGIN, HEIGHT, SPACE = 720, 16, 40, 6
 def room_of(name: str) -> str | None:
     """The room of a module or of a name in it; None for other packages and for the package itself.
 
-    >>> room_of("gapped.pathwise.gst"), room_of("gapped.lab.fleet.trainer"), room_of("gapped.lab.spec")
+    >>> room_of("gapped.pathwise.gst"), room_of("gapped.lab.fleet.capture"), room_of("gapped.lab.spec")
     ('pathwise', 'lab.fleet', 'lab')
     """
     package, *names = name.split(".")

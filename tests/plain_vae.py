@@ -16,7 +16,7 @@ from conftest import seeded
 from torch import Tensor, nn
 from toy_tasks import BATCH, CATEGORIES, EPOCHS, LATENTS, PIXELS, STEPS, toy_images, weights
 
-from gapped.lab.fleet.trainer import derived_seed
+from gapped.lab.fleet import derived_seed
 from gapped.lab.tasks.vae import VAETask
 
 

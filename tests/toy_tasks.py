@@ -14,10 +14,10 @@ from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split, stack
 from gapped.lab.data.listops.generator import generate
 from gapped.lab.data.listops.language import parse
+from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.run_layers import Linear
-from gapped.lab.fleet.trainer import Run, Trainer
-from gapped.lab.tasks.listops.task import ListOpsTask
-from gapped.lab.tasks.protocols import ListOpsProtocol, VAEProtocol
+from gapped.lab.tasks import ListOpsProtocol, VAEProtocol
+from gapped.lab.tasks.listops import ListOpsTask
 from gapped.lab.tasks.vae import VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64

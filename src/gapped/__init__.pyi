@@ -4,9 +4,9 @@ from gapped import distributions as distributions
 from gapped import nn as nn
 from gapped import simplex as simplex
 from gapped._version import __version__ as __version__
+from gapped.diagnostics import diagnose as diagnose
+from gapped.diagnostics import diagnose_model as diagnose_model
 from gapped.diagnostics.diagnosis import Diagnosis as Diagnosis
-from gapped.diagnostics.measure import diagnose as diagnose
-from gapped.diagnostics.measure import diagnose_model as diagnose_model
 from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.errors import GappedError as GappedError
 from gapped.kernels.sampling.launch import backend_used as backend_used
@@ -30,8 +30,8 @@ from gapped.registry import estimators as estimators
 from gapped.score import Score as Score
 from gapped.score.arsm import ARSM as ARSM
 from gapped.score.disarm import DisARM as DisARM
-from gapped.score.disarm_sticks import DisARMSticks as DisARMSticks
-from gapped.score.disarm_tree import DisARMTree as DisARMTree
+from gapped.score.disarm import DisARMSticks as DisARMSticks
+from gapped.score.disarm import DisARMTree as DisARMTree
 from gapped.score.exact import Exact as Exact
 from gapped.score.muprop import MuProp as MuProp
 from gapped.score.nvil import NVIL as NVIL

@@ -41,7 +41,9 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
         if level.dtype == torch.bool or level.is_complex() or level.requires_grad:
             kind = f"a tensor of dtype {level.dtype}" + (" that requires grad" if level.requires_grad else "")
             raise reject(name, kind, f"{accepted}, real and without gradient")
-        if not _all_valid(level, positive):
+        # In half precision the limits would be rounded away.
+        level = level.to(torch.promote_types(level.dtype, torch.float32))
+        if holds(~((level >= (_FLOAT32.tiny if positive else 0.0)) & (level <= _FLOAT32.max))):
             raise reject(name, "a tensor with values out of range", accepted)
     # Comparisons alone: compiled code cannot inspect a changing number otherwise.
     elif not _is_number(level) or not level >= 0 or (positive and level == 0):
@@ -69,13 +71,6 @@ def check_fit(name: str, level: object, target: tuple[int, ...], meaning: str) -
 def _is_number(level: object) -> TypeGuard[float]:
     # Old compilers support only tuples of classes here. The last one is for numpy's scalars.
     return isinstance(level, (int, float, numbers.Real)) and not isinstance(level, bool)
-
-
-def _all_valid(level: Tensor, positive: bool) -> bool:
-    # In half precision the limits would be rounded away.
-    level = level.to(torch.promote_types(level.dtype, torch.float32))
-    least = _FLOAT32.tiny if positive else 0.0
-    return not holds(~((level >= least) & (level <= _FLOAT32.max)))
 
 
 def in_eager_mode() -> bool:

@@ -106,16 +106,9 @@ def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice
 
 
 def _pull_kernel(
-    kernel: launch.Fused,
-    index: Tensor,
-    grad: Tensor,
-    at_index: bool,
-    logits: Tensor,
-    flat_index: Tensor,
-    stats: Tensor | None,
-    key: Tensor,
-    *levels: Tensor,
+    kernel: launch.Fused, index: Tensor, grad: Tensor, at_index: bool, *tensors: Tensor
 ) -> Tensor:
+    logits, flat_index, stats, key = tensors[:4]
     return launch.backward(logits, flat_index, stats, key, grad, kernel, at_index=at_index)
 
 

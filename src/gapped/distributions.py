@@ -141,23 +141,12 @@ def _log(probs: object) -> Tensor:
     return torch.where(empty, 1.0, probs).log().masked_fill(empty, -torch.inf)
 
 
-def _divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    p = p_logits.exp()
-    # Selected before multiplying: a category without mass must not bring 0 * inf into the gradient.
-    difference = torch.where(p > 0, p_logits, 0.0) - torch.where(p > 0, q_logits, 0.0)
-    return (p * difference).sum(-1)
-
-
 @register_kl(OneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
-def _kl_ours_ours(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
-    return _divergence(p._log_p, q._log_p).to(torch.promote_types(p._dtype, q._dtype))
-
-
 @register_kl(OneHotCategorical, TorchOneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
-def _kl_ours_torch(p: OneHotCategorical, q: TorchOneHotCategorical) -> Tensor:
-    return _divergence(p._log_p, q.logits).to(torch.promote_types(p._dtype, q.logits.dtype))
-
-
 @register_kl(TorchOneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
-def _kl_torch_ours(p: TorchOneHotCategorical, q: OneHotCategorical) -> Tensor:
-    return _divergence(p.logits, q._log_p).to(torch.promote_types(p.logits.dtype, q._dtype))
+def _divergence(p: Any, q: Any) -> Tensor:
+    p_logits, q_logits = (d._log_p if isinstance(d, OneHotCategorical) else d.logits for d in (p, q))
+    mass = p_logits.exp()
+    # Selected before multiplying: a category without mass must not bring 0 * inf into the gradient.
+    difference = torch.where(mass > 0, p_logits, 0.0) - torch.where(mass > 0, q_logits, 0.0)
+    return (mass * difference).sum(-1).to(torch.promote_types(p.logits.dtype, q.logits.dtype))

@@ -12,7 +12,7 @@ from gapped.checks import check_generator, check_logits, check_mask
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
-from gapped.score import Cost, Score, check_costs
+from gapped.score import Cost, Score, check_costs, without_derivative
 
 
 def expectation(
@@ -63,10 +63,7 @@ def expectation(
         costs = f(sample)
         check_costs(costs, sample)
         if sample.requires_grad and not costs.requires_grad:
-            accepted = (
-                "a differentiable function of it, or an estimator that needs none such as gapped.RLOO(2)"
-            )
-            raise reject("f", "costs without a derivative with respect to f's input", accepted)
+            raise without_derivative(", or an estimator that needs none such as gapped.RLOO(2)")
         return costs.mean(0)
     if not isinstance(estimator, Score):
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2)"

@@ -7,9 +7,8 @@ import math
 
 import pytest
 
-from gapped.diagnostics.diagnosis import Diagnosis, Row
+from gapped.diagnostics.diagnosis import Diagnosis, Row, error_at
 from gapped.diagnostics.moments import Interval
-from gapped.diagnostics.recommendation import error_at
 from gapped.errors import GappedError
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import gapped
 from gapped.score import rebar
-from gapped.score.disarm_sticks import stick_probabilities
+from gapped.score.disarm import stick_probabilities
 
 EXAMPLES = 200_000
 

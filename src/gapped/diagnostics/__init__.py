@@ -1,1 +1,225 @@
-"""Measuring estimators: moments of gradients, and what follows from them."""
+"""Bias, variance and cost of estimators, measured on a cost or on a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapped.checks import check_count, check_generator, check_logits, check_mask
+from gapped.diagnostics.diagnosis import Diagnosis, Row
+from gapped.diagnostics.gradients import CostGradients, ModelGradients, Progress, Source, collect
+from gapped.diagnostics.moments import LEAST, GradientStream, mean_interval
+from gapped.diagnostics.reference_gradient import Reference, reference_of
+from gapped.errors import reject
+from gapped.pathwise import Pathwise
+from gapped.score import Score
+from gapped.score.exact import Exact
+
+
+def diagnose(
+    f: Callable[[Tensor], Tensor],
+    logits: Tensor,
+    estimators: Mapping[str, Pathwise | Score] | Iterable[Pathwise | Score],
+    samples: int = 1000,
+    reference: str | Tensor = "auto",
+    *,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    confidence: float = 0.95,
+    context: Tensor | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    r"""Measure bias, variance and cost of estimators of :math:`\nabla_\theta\,\mathbb{E} f(D)`.
+
+    - `f`, `logits`, `mask`, `context`: as for `gapped.expectation`. With a batch, the gradient is that of the
+      sum of all examples' costs.
+    - `estimators`: objects of either family, or a mapping from labels to them.
+    - `samples`: gradients drawn from each. Memory does not grow with it.
+    - `reference`: ``"exact"``, enumeration; ``"coordinate"``, one variable summed out at a time, the others
+      drawn, averaged over `samples` / 4 draws; ``"rloo"``, a long unbiased run; ``"auto"``, the first of them
+      that is affordable; or the exact gradient itself, a tensor of the shape of `logits`. The intervals
+      account for the error of an estimated reference.
+
+    Estimators with parameters or a running baseline are measured as they are, and do not change.
+    The intervals are described in ``docs/diagnose.md``.
+
+    >>> import gapped
+    >>> logits, slope = torch.zeros(3, 4), torch.arange(4.0)
+    >>> table = diagnose(lambda z: (z @ slope).sum(-1), logits, [gapped.StraightThrough(), gapped.GST()])
+    >>> table["StraightThrough"].bias.high < 1e-5 < table["GST"].bias.low
+    True
+    """
+    check_logits(logits)
+    check_mask(mask, logits)
+    check_generator(generator, logits)
+    check_settings(samples, confidence)
+    if not callable(f):
+        raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
+    members = _labelled(estimators)
+    for estimator in members.values():
+        if not isinstance(estimator, Pathwise | Score):
+            accepted = "estimators such as gapped.GST() or gapped.RLOO(2)"
+            raise reject("estimators", f"an object of type {type(estimator).__name__}", accepted)
+    source = CostGradients(f, logits, mask, generator, context)
+    target = reference_of(source, reference, samples, progress)
+    return _diagnosis(source, members, samples, target, confidence, progress)
+
+
+def diagnose_model(
+    loss_fn: Callable[[Any, torch.Generator | None], Tensor],
+    parameters: torch.nn.Module | Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]],
+    estimators: Mapping[str, Any] | Iterable[Any],
+    samples: int = 100,
+    reference: Any = None,
+    *,
+    generator: torch.Generator | None = None,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Measure the variance, and against a reference the bias, of the gradient of a model's parameters.
+
+    - `loss_fn`: maps an estimator and a generator to a loss, one number. Any other randomness in it counts as
+      noise of the gradient, so keep the data fixed.
+    - `parameters`: what to differentiate with respect to: a module such as ``model.encoder``, its
+      ``named_parameters()``, or tensors.
+    - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
+      `samples` gradients; without one, bias is not measured.
+
+    Estimators with parameters or a running baseline are put into evaluation mode and do not change, so
+    `loss_fn` should not add their `variance_loss`.
+
+    `Row.mean_variance` is the variance of the gradient per weight, averaged over weights: the quantity in the
+    paper's variance figure. `Row.per_parameter` has it for each parameter.
+
+    >>> import gapped
+    >>> encoder, x = torch.nn.Linear(3, 5), torch.ones(8, 3)
+    >>> def loss(estimator, generator):
+    ...     cost = lambda z: z[..., 0] ** 2
+    ...     return gapped.expectation(cost, encoder(x), estimator, generator=generator).mean()
+    >>> parameters = dict(encoder.named_parameters())
+    >>> table = diagnose_model(loss, parameters, [gapped.GST(), gapped.RLOO(2)], samples=20)
+    >>> sorted(table["GST"].per_parameter)
+    ['bias', 'weight']
+    """
+    check_settings(samples, confidence)
+    if not callable(loss_fn):
+        accepted = "a function of an estimator and a generator"
+        raise reject("loss_fn", f"an object of type {type(loss_fn).__name__}", accepted)
+    source = ModelGradients(loss_fn, _named(parameters), generator)
+    target = None
+    if reference is not None:
+        name = f"mean of {_label(reference)}"
+        target = Reference.of(name, collect(source, reference, 4 * samples, name, progress)[0])
+    return _diagnosis(source, _labelled(estimators), samples, target, confidence, progress)
+
+
+def _diagnosis(
+    source: Source,
+    estimators: Mapping[str, Any],
+    samples: int,
+    target: Reference | None,
+    confidence: float,
+    progress: Progress | None,
+) -> Diagnosis:
+    rows = []
+    for label, estimator in estimators.items():
+        # An enumeration has no variance, unless something else in a model's loss is random.
+        is_constant = isinstance(estimator, Exact) and isinstance(source, CostGradients)
+        count = LEAST if is_constant else samples
+        gradient = None if target is None else target.gradient
+        stream, seconds = collect(source, estimator, count, label, progress, gradient)
+        bias, relative, mse, cosine = (
+            (None,) * 4 if target is None else target.errors_of(stream, confidence, source.eps)
+        )
+        time = mean_interval(float(seconds.mean), float(seconds.variance), int(seconds.count), confidence)
+        variance = mean_interval(stream.variance, float(stream.distance.variance), count, confidence)
+        rows.append(
+            Row(
+                label=label,
+                samples=count,
+                bias=bias,
+                relative_bias=relative,
+                variance=variance.clamp(0.0),
+                mse=mse,
+                cosine=cosine,
+                evaluations=source.evaluations(estimator),
+                seconds=time.clamp(0.0),
+                entries=source.size,
+                per_parameter=_per_parameter(source, stream),
+                enumerates=isinstance(estimator, Exact),
+            )
+        )
+    if target is None:
+        return Diagnosis(tuple(rows), "none", None, confidence)
+    return Diagnosis(tuple(rows), target.kind, target.norm(confidence), confidence)
+
+
+def _per_parameter(source: Source, stream: GradientStream) -> dict[str, float]:
+    if isinstance(source, CostGradients):
+        return {}
+    pieces = torch.split(stream.gradient.variance, [each.numel() for each in source.parameters.values()])
+    return {name: float(piece.mean()) for name, piece in zip(source.parameters, pieces, strict=True)}
+
+
+def check_settings(samples: object, confidence: object = 0.95) -> None:
+    """Check the accuracy that both functions are asked for."""
+    check_count("samples", samples, 2 * LEAST)
+    if isinstance(confidence, bool) or not isinstance(confidence, float) or not 0.5 <= confidence < 1:
+        raise reject("confidence", confidence, "a number from 0.5 to below 1, such as 0.95")
+
+
+def _named(
+    parameters: torch.nn.Module | Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]],
+) -> dict[str, Tensor]:
+    if isinstance(parameters, torch.nn.Module):
+        parameters = parameters.named_parameters()
+    entries = parameters.items() if isinstance(parameters, Mapping) else parameters
+    tensors = dict(each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(entries))
+    for name, each in tensors.items():
+        if not isinstance(each, Tensor) or not each.requires_grad:
+            raise reject("parameters", f"{name!r}, which requires no gradient", "tensors that require one")
+    if not sum(each.numel() for each in tensors.values()):
+        raise reject("parameters", "none", "at least one tensor")
+    return tensors
+
+
+def _labelled(estimators: Any) -> dict[str, Any]:
+    """Estimators by label; equal labels get numbers."""
+    accepted = "objects such as [gapped.GST(), gapped.RLOO(2)], or a mapping from labels to them"
+    if isinstance(estimators, str) or not isinstance(estimators, Iterable):
+        raise reject("estimators", estimators, accepted)
+    pairs = estimators.items() if isinstance(estimators, Mapping) else ((_label(e), e) for e in estimators)
+    members: dict[str, Any] = {}
+    for name, estimator in pairs:
+        label, number = str(name), 2
+        while label in members:
+            label, number = f"{name} #{number}", number + 1
+        members[label] = estimator
+    if not members:
+        raise reject("estimators", "none", accepted)
+    return members
+
+
+def _label(estimator: Any) -> str:
+    """The class and the options that are not its defaults.
+
+    >>> import gapped
+    >>> _label(gapped.GST(tau=0.5)), _label(gapped.REBAR())
+    ('GST(tau=0.5)', 'REBAR')
+    """
+    name = type(estimator).__name__
+    if not is_dataclass(estimator):
+        return name
+    options = []
+    for each in fields(estimator):
+        value = getattr(estimator, each.name)
+        if isinstance(value, Tensor):
+            value = f"tensor of shape {tuple(value.shape)}"
+        elif value == each.default:
+            continue
+        options.append(f"{each.name}={getattr(value, '__name__', value)}")
+    return f"{name}({', '.join(options)})" if options else name

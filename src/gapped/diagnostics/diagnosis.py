@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gapped.diagnostics.moments import Interval
-from gapped.diagnostics.recommendation import Recommendation, recommend
 from gapped.errors import listing, reject, require
 
 if TYPE_CHECKING:
@@ -63,6 +62,20 @@ class Row:
         return self.variance.value / self.entries
 
 
+def error_at(row: Row, evaluations: float) -> Interval:
+    """The squared error if as many gradients are averaged as `evaluations` of the cost pay for.
+
+    Averaging lowers the variance and leaves the bias. Without a bias measured, the variance alone.
+    """
+    share = 1.0 if row.evaluations is None else row.evaluations / evaluations
+    if row.bias is None or row.mse is None:
+        return Interval(*(share * variance for variance in row.variance))
+    if share == 1:
+        return row.mse
+    ends = zip(row.bias, row.variance, strict=True)
+    return Interval(*(bias**2 + share * variance for bias, variance in ends))
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Bias, variance and cost of estimators on one problem: see `gapped.diagnose`.
@@ -106,8 +119,32 @@ class Diagnosis:
 
     @property
     def recommendation(self) -> str:
-        """One sentence: which estimator, and why; or that the data do not decide."""
-        return _sentence(recommend(self.rows))
+        """One sentence: which estimator, and why; or that the data do not decide.
+
+        Estimators that sample are judged by their mean squared error with as many evaluations as the one
+        that takes the most. Those whose interval overlaps that of the best one are not told from it.
+        """
+        candidates = [row for row in self.rows if not row.enumerates]
+        if len(candidates) < 2:
+            return "There is nothing to choose from: give at least two estimators that sample."
+        budget = max(row.evaluations or 1.0 for row in candidates)
+        criterion = "mean squared error"
+        if any(row.mse is None for row in candidates):
+            criterion = "variance (no reference, so bias is not measured)"
+        elif any(row.evaluations is not None for row in candidates):
+            criterion += f" at equal cost, {budget:g} evaluation{'s' * (budget != 1)}"
+        scores = {row.label: error_at(row, budget) for row in candidates}
+        best, second, *_ = sorted(scores, key=lambda label: scores[label].value)
+        ties = [label for label in scores if label != best and scores[label].overlaps(scores[best])]
+        if ties:
+            return (
+                f"The data do not decide: for the lowest {criterion}, {best} ({_cell(scores[best])}) cannot "
+                f"be told from {listing(ties, most=4)}; more samples may."
+            )
+        return (
+            f"Recommended: {best}, with the lowest {criterion}: {_cell(scores[best])}, below that of every "
+            f"other one (next {second}, {_cell(scores[second])})."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON: numbers that are not finite become None."""
@@ -173,22 +210,6 @@ class Diagnosis:
 def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Column]:
     """Those of `columns` that were measured."""
     return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
-
-
-def _sentence(judgement: Recommendation) -> str:
-    scores, criterion = judgement.scores, judgement.criterion
-    if len(scores) < 2:
-        return "There is nothing to choose from: give at least two estimators that sample."
-    best, second = judgement.order[:2]
-    if judgement.ties:
-        return (
-            f"The data do not decide: for the lowest {criterion}, {best} ({_cell(scores[best])}) cannot be "
-            f"told from {listing(judgement.ties, most=4)}; more samples may."
-        )
-    return (
-        f"Recommended: {best}, with the lowest {criterion}: {_cell(scores[best])}, below that of every other "
-        f"one (next {second}, {_cell(scores[second])})."
-    )
 
 
 def _cell(number: Interval | float | None, factor: float = 1.0) -> str:

@@ -59,9 +59,6 @@ class Coordinates(Score):
         gradient = (p * (costs - mean)).detach().reshape(logits.shape).to(logits.dtype)
         return value, gradient if wanted else None
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None) -> None:
-        raise NotImplementedError("what is evaluated depends on which axes are the batch")
-
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         raise NotImplementedError("what is evaluated depends on which axes are the batch")
 

@@ -46,8 +46,8 @@ def problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Proble
 
 def _vae(seed: int) -> Problem:
     from gapped.lab.data import load
-    from gapped.lab.fleet.trainer import Run, Trainer
-    from gapped.lab.tasks.protocols import vae_protocol
+    from gapped.lab.fleet import Run, Trainer
+    from gapped.lab.tasks import vae_protocol
     from gapped.lab.tasks.vae import VAETask
     from gapped.pathwise.gst import GST
 

@@ -13,7 +13,7 @@ import torch
 
 from gapped.errors import GappedError
 from gapped.lab.environment import describe
-from gapped.lab.fleet.trainer import Trainer
+from gapped.lab.fleet import Trainer
 from gapped.lab.planning import Fleet
 from gapped.lab.records import Curve, Record, RunLine
 from gapped.lab.records.forms import parse

@@ -13,10 +13,10 @@ import torch
 
 from gapped.lab import data as data_sets
 from gapped.lab.data.listops import LISTOPS, ListOpsSource
-from gapped.lab.fleet.trainer import Task
+from gapped.lab.fleet import Task
 from gapped.lab.records import Images, RunLine, Trees
-from gapped.lab.tasks.listops.task import ListOpsTask
-from gapped.lab.tasks.protocols import listops_protocol, vae_protocol
+from gapped.lab.tasks import listops_protocol, vae_protocol
+from gapped.lab.tasks.listops import ListOpsTask
 from gapped.lab.tasks.vae import VAETask
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 
 from gapped.errors import GappedError, MissingExtra
 from gapped.lab.data import source
-from gapped.lab.fleet.trainer import Run, Trainer, derived_seed, matmul_precision
+from gapped.lab.fleet import Run, Trainer, derived_seed, matmul_precision
 from gapped.lab.planning import Fleet
 from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.records import RunLine

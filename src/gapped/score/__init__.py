@@ -136,7 +136,7 @@ def pullback(
     def value_of(x: Tensor) -> Tensor:
         value = function(x)
         if not value.requires_grad:
-            raise _without_derivative()
+            raise without_derivative()
         return value
 
     if not in_eager_mode():
@@ -151,16 +151,16 @@ def pullback(
             value, leaf, grad, create_graph=create_graph, retain_graph=True, allow_unused=True
         )
         if slope is None:
-            raise _without_derivative()
+            raise without_derivative()
         return slope
 
     return value, back
 
 
-def _without_derivative() -> GappedError:
-    return reject(
-        "f", "costs without a derivative with respect to f's input", "a differentiable function of it"
-    )
+def without_derivative(hint: str = "") -> GappedError:
+    """The error for a cost that must be differentiated and cannot be."""
+    got, accepted = "costs without a derivative with respect to f's input", "a differentiable function of it"
+    return reject("f", got, accepted + hint)
 
 
 def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:

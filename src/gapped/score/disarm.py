@@ -1,19 +1,38 @@
-"""DisARM: two antithetic samples of a binary variable; and the functions that its tree and chain share."""
+"""DisARM and its categorical forms: antithetic pairs of samples, by one bit, down a tree, along a chain."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
+from gapped.kernels.scores import score_launch
 from gapped.score import Cost, Draws, Score, one_hot_rows
+
+ORDERS = ("ascending", "descending", "given")
+
+
+class _Pair(Score):
+    """Two antithetic samples: the gradient is the difference of their costs times a direction."""
+
+    evaluations = 2
+
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        delta = cost.spread(draws.costs[:1] - draws.costs[1:]).squeeze(0)
+        return delta * self.direction(cost.logits, draws.category)
+
+    @abstractmethod
+    def direction(self, logits: Tensor, category: Tensor) -> Tensor:
+        """What the difference of the costs is multiplied by, for the pair ``(2, *rows)``; ``(*rows, K)``."""
 
 
 @dataclass(frozen=True)
-class DisARM(Score):
+class DisARM(_Pair):
     r"""DisARM, also called U2G: an antithetic pair of binary samples.
 
     For two categories with logit :math:`\varphi = \theta_1 - \theta_0` and one uniform :math:`u`, the pair
@@ -36,7 +55,6 @@ class DisARM(Score):
     """
 
     name = "disarm"
-    evaluations = 2
 
     def check_size(self, variables: int, categories: int) -> None:
         if categories != 2:
@@ -47,17 +65,130 @@ class DisARM(Score):
         return fine_uniform(logits.shape[:-1], logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
-        phi = _log_odds(logits)
-        first, second = antithetic_bits(torch.sigmoid(simplex.accumulated(phi)), noise)
+        p = torch.sigmoid(simplex.accumulated(_log_odds(logits)))
+        first, second = antithetic_bits(p, noise)
         return mark_absent(torch.stack([second, first]).long(), logits)
 
-    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
-        phi = _log_odds(cost.logits)
+    def direction(self, logits: Tensor, category: Tensor) -> Tensor:
         # One point minus the other is (-1)^{b2} [b1 != b2] in the second entry, its opposite in the first.
-        points = one_hot_rows(cost.logits, draws.category)
-        apart = points[0] - points[1]
-        delta = cost.spread(draws.costs[:1] - draws.costs[1:]).squeeze(0)
-        return 0.5 * delta * apart * torch.sigmoid(phi.abs()).unsqueeze(-1)
+        points = one_hot_rows(logits, category)
+        return 0.5 * (points[0] - points[1]) * torch.sigmoid(_log_odds(logits).abs()).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class DisARMTree(_Pair):
+    r"""DisARM-Tree: a category is a path down a balanced binary tree, every node a DisARM pair.
+
+    The `K` categories are the leaves, padded to a power of two. Node :math:`t` has the logit
+
+    .. math:: \varphi_t = \log\sum_{j \in \mathrm{right}(t)} e^{\theta_j}
+              - \log\sum_{j \in \mathrm{left}(t)} e^{\theta_j}
+
+    and a uniform :math:`u_t`; :math:`b_1 = [u_t < \sigma(\varphi_t)]` and
+    :math:`b_2 = [1 - u_t < \sigma(\varphi_t)]` send the two samples right or left. With
+    :math:`\Delta = f(D_1) - f(D_2)`, a node on both paths gives
+    :math:`\tfrac12\Delta(-1)^{b_2}[b_1\ne b_2]\,\sigma(|\varphi_t|)\,\partial\varphi_t`, one on the first
+    path alone :math:`\tfrac12\Delta(b_1 - \sigma(\varphi_t))\,\partial\varphi_t`, one on the second alone
+    :math:`-\tfrac12\Delta(b_2 - \sigma(\varphi_t))\,\partial\varphi_t`. The sum has a closed form:
+    `direction_of_pair`. Several variables share :math:`\Delta`.
+
+    - Bias: none. Both samples follow :math:`\mathrm{softmax}(\theta)`. With two categories it is `DisARM`.
+    - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row after padding.
+
+    >>> import gapped
+    >>> logits = torch.zeros(4, 7, requires_grad=True)
+    >>> gapped.expectation(lambda z: (z[..., 0].sum(-1) - 1) ** 2, logits, DisARMTree()).backward()
+
+    References: Dong, Mnih, Tucker (2021).
+    """
+
+    name = "disarm-tree"
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        nodes = (1 << score_launch.depth(logits.shape[-1])) - 1
+        return fine_uniform((*logits.shape[:-1], nodes), logits, generator)
+
+    def index(self, logits: Tensor, noise: Tensor) -> Tensor:
+        if score_launch.applies(logits):
+            return score_launch.tree_index(logits, noise)
+        bits = torch.stack(antithetic_bits(node_probabilities(logits), noise))
+        # The children of node t are 2 t + 1 and 2 t + 2.
+        step = bits.long() + 1
+        node = step.new_zeros((2, *logits.shape[:-1], 1))
+        for _ in range(score_launch.depth(logits.shape[-1])):
+            node = torch.add(step.gather(-1, node), node, alpha=2)
+        return mark_absent(node.squeeze(-1) - bits.shape[-1], logits)
+
+    def gradient(self, cost: Cost, draws: Draws) -> Tensor:
+        if not score_launch.applies(cost.logits):
+            return super().gradient(cost, draws)
+        delta = (draws.costs[:1] - draws.costs[1:]).to(cost.logits.dtype)
+        return score_launch.tree_gradient(cost.logits, draws.category, delta)
+
+    def direction(self, logits: Tensor, category: Tensor) -> Tensor:
+        # The paths part where the highest bit in which the two leaves differ is decided.
+        _, bit = torch.frexp((category[0] ^ category[1]).float())
+        height = (bit.long() - 1).clamp(min=0).unsqueeze(-1)
+        leaves = torch.arange(logits.shape[-1], device=logits.device)
+        # The leaves below that node on either path; a leaf alone where no paths part.
+        sides = (leaves >> height) == (category.unsqueeze(-1) >> height)
+        return direction_of_pair(logits, one_hot_rows(logits, category), sides)
+
+
+@dataclass(frozen=True)
+class DisARMSticks(_Pair):
+    r"""DisARM on sticks: categories are offered one after the other, each offer a DisARM pair.
+
+    In some order of the categories, the offer of the :math:`t`-th has the logit
+    :math:`\varphi_t = \theta_t - \log\sum_{j>t} e^{\theta_j}`; a sample is the first offer that it takes, or
+    the last category. The pair and its gradient are those of `DisARMTree`, on this chain instead of a
+    balanced tree. Every order is unbiased: past the offer that parts the samples, the one that goes on has
+    its own score. (The importance-weighted form needs sticks of at most 1/2 each, hence ascending ones.)
+
+    - Bias: none. Both samples follow :math:`\mathrm{softmax}(\theta)`.
+    - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row and, unless the order is
+      ``"given"``, a sort.
+
+    >>> import gapped
+    >>> logits = torch.zeros(4, 7, requires_grad=True)
+    >>> gapped.expectation(lambda z: (z[..., 0].sum(-1) - 1) ** 2, logits, DisARMSticks()).backward()
+
+    References: Dong, Mnih, Tucker (2021).
+    """
+
+    name = "disarm-sticks"
+
+    order: Literal["ascending", "descending", "given"] = "ascending"
+    """In which order categories are offered: by their probability, or as they stand."""
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise reject("order", self.order, "one of 'ascending', 'descending', 'given'")
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return fine_uniform((*logits.shape[:-1], logits.shape[-1] - 1), logits, generator)
+
+    def index(self, logits: Tensor, noise: Tensor) -> Tensor:
+        order = self._order(logits)
+        bits = torch.stack(antithetic_bits(stick_probabilities(logits.gather(-1, order)), noise))
+        # A sample that takes no offer takes the last category; argmax returns the first of equal values.
+        place = torch.nn.functional.pad(bits.to(torch.uint8), (0, 1), value=1).argmax(-1, keepdim=True)
+        index = order.expand(2, *order.shape).gather(-1, place).squeeze(-1)
+        return mark_absent(index, logits)
+
+    def direction(self, logits: Tensor, category: Tensor) -> Tensor:
+        position = self._order(logits).argsort(-1)
+        points = one_hot_rows(logits, category)
+        own = torch.where(points > 0, position, 0).sum(-1, keepdim=True)
+        first = own.amin(0, keepdim=True)
+        # Its category alone for the sample that took the earlier offer, else all that come after that one.
+        sides = torch.where(own == first, position == own, position > first)
+        return direction_of_pair(logits, points, sides)
+
+    def _order(self, logits: Tensor) -> Tensor:
+        if self.order == "given":
+            return torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)
+        return logits.argsort(dim=-1, descending=self.order == "descending", stable=True)
 
 
 def fine_uniform(shape: tuple[int, ...], logits: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -104,3 +235,29 @@ def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
     # sigma(-|phi|) is the lesser side's part of both.
     apart = points - weights * (mass.amin(0) / mass.sum(0) / mass)
     return 0.5 * (apart[0] - apart[1])
+
+
+def node_probabilities(logits: Tensor) -> Tensor:
+    """The probabilities of going right, level by level from the root, ``(*rows, nodes)``.
+
+    They are quotients of masses in float64; NaN where a node has none, which no sample reaches.
+    """
+    categories = logits.shape[-1]
+    masses = torch.nn.functional.pad(
+        simplex.accumulated(logits.exp()), (0, (1 << score_launch.depth(categories)) - categories)
+    )
+    rights, totals = [masses[..., :0]], [masses[..., :0]]
+    while masses.shape[-1] > 1:
+        rights.append(masses[..., 1::2])
+        masses = masses[..., 0::2] + rights[-1]
+        totals.append(masses)
+    return torch.cat(rights[::-1], -1) / torch.cat(totals[::-1], -1)
+
+
+def stick_probabilities(logits: Tensor) -> Tensor:
+    """The probabilities of the offers, in the order of `logits`: each category's share of what is left.
+
+    They are quotients of masses in float64; NaN where nothing is left, which no sample reaches.
+    """
+    weights = simplex.accumulated(logits.exp())
+    return (weights / weights.flip(-1).cumsum(-1).flip(-1))[..., :-1]

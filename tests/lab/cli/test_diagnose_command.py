@@ -126,5 +126,5 @@ def test_wrong_arguments_are_refused(here, capsys, arguments, message):
 
 def test_nothing_is_measured_that_cannot_be_written(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("gapped.diagnostics.measure.diagnose", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr("gapped.diagnostics.diagnose", lambda *_, **__: pytest.fail("measured"))
     assert str(tmp_path / "file") in refusal(capsys, "--out", str(tmp_path / "file" / "out"))

@@ -22,7 +22,7 @@ from training_toys import outcome, script_environment, train
 
 from gapped.lab.cli.app import main
 from gapped.lab.engines import ray as ray_engine
-from gapped.lab.fleet.trainer import Trainer
+from gapped.lab.fleet import Trainer
 from gapped.lab.planning import plan
 from gapped.lab.recipe import find_recipe
 from gapped.lab.training import Settings

@@ -12,9 +12,8 @@ from toy_tasks import vae_trainer as fleet
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.estimator_groups import Grouped, Part
-from gapped.lab.fleet.score_groups import Widths
-from gapped.lab.fleet.trainer import Run, Trainer
+from gapped.lab.fleet import Run, Trainer
+from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
 
 PATHWISE = [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0), gapped.ReinMax()]
 SCORE = [gapped.RLOO(2), gapped.RLOO(2), gapped.DisARMTree(), gapped.MuProp()]

@@ -27,8 +27,8 @@ from toy_tasks import (
 from toy_tasks import vae_trainer as fleet
 
 import gapped
+from gapped.lab.fleet import Run, Trainer, derived_seed
 from gapped.lab.fleet.schedule import Mixed
-from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
 
 RECTIFIED = replace(VAE_TINY, rectified_logits=True)
 ESTIMATORS = {

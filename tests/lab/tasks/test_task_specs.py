@@ -10,7 +10,7 @@ import pytest
 from gapped.errors import GappedError
 from gapped.lab.recipe import find_recipe
 from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.protocols import VAE_PROTOCOLS, listops_protocol, vae_protocol
+from gapped.lab.tasks import VAE_PROTOCOLS, listops_protocol, vae_protocol
 
 
 def test_constants_of_the_published_protocols():

@@ -33,12 +33,12 @@ from toy_tasks import (
 import gapped
 from gapped.errors import GappedError
 from gapped.lab import data as data_sets
+from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.estimator_groups import Grouped, Part
 from gapped.lab.fleet.optimizer import clip_scales, scaled
 from gapped.lab.fleet.run_layers import generators
-from gapped.lab.fleet.trainer import Run, Trainer
 from gapped.lab.spec import RunSpec
-from gapped.lab.tasks.protocols import VAEProtocol, vae_protocol
+from gapped.lab.tasks import VAEProtocol, vae_protocol
 from gapped.lab.tasks.vae import VAE, VAETask
 from gapped.lab.training import build
 

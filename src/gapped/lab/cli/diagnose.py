@@ -88,7 +88,7 @@ def diagnose(
 
     import torch
 
-    from gapped.diagnostics import measure
+    from gapped import diagnostics
     from gapped.lab import problems
     from gapped.lab.environment import describe
     from gapped.lab.records import atomic_write
@@ -106,11 +106,11 @@ def diagnose(
         if function is None and point.shape != own.shape:
             accepted = f"{tuple(own.shape)}, the problem's shape (see --shape)"
             raise reject("--logits", f"a tensor of shape {tuple(point.shape)}", accepted)
-    measure.check_settings(samples)
+    diagnostics.check_settings(samples)
     Store(out)  # fails here, not after minutes, if nothing can be written
     screen, noise = console(), torch.Generator().manual_seed(seed)
     with _progress_bar(screen, len(members)) as bar:
-        diagnosis = measure.diagnose(f, point, members, samples, reference, generator=noise, progress=bar)
+        diagnosis = diagnostics.diagnose(f, point, members, samples, reference, generator=noise, progress=bar)
     screen.print(str(diagnosis), soft_wrap=True)
     where = function or problem
     settings = {"problem": where, "shape": list(point.shape), "tau": tau, "seed": seed, "sweep": axes}

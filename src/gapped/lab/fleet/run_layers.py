@@ -32,9 +32,13 @@ class Linear(torch.nn.Module):
     ) -> None:
         super().__init__()
         bound = math.sqrt(6 / (inputs + outputs)) if glorot else 1 / math.sqrt(inputs)
-        weights, biases = zip(*(_initial(inputs, outputs, bound, g) for g in runs), strict=True)
-        self.weight = torch.nn.Parameter(torch.stack([w.t().contiguous() for w in weights]))
-        self.bias = torch.nn.Parameter(torch.stack(biases).unsqueeze(1) * (not glorot))
+        weights, biases = [], []
+        for generator in runs:
+            weight = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
+            weights.append(weight.t().contiguous())
+            biases.append(torch.empty(1, outputs).uniform_(-bound, bound, generator=generator))
+        self.weight = torch.nn.Parameter(torch.stack(weights))
+        self.bias = torch.nn.Parameter(torch.stack(biases) * (not glorot))
 
     def forward(self, x: Tensor) -> Tensor:
         return affine(x, self.weight, self.bias)
@@ -45,9 +49,3 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # `baddbmm` would first copy the bias to all rows. The sum takes as long in eager mode, and no time when
     # compiled: the bias is then added where the product is used.
     return torch.bmm(x, weight) + bias
-
-
-def _initial(inputs: int, outputs: int, bound: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    weight = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
-    bias = torch.empty(outputs).uniform_(-bound, bound, generator=generator)
-    return weight, bias

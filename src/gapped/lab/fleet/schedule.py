@@ -50,11 +50,7 @@ class Mixed:
 
 
 Schedule = Constant | Annealed | Mixed
-SCHEDULES: dict[str, type[Constant] | type[Annealed] | type[Mixed]] = {
-    "constant": Constant,
-    "annealed": Annealed,
-    "mixed": Mixed,
-}
+SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "annealed": Annealed, "mixed": Mixed}
 
 
 def schedule(kind: str = "constant", **options: Any) -> Schedule:

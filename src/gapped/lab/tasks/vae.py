@@ -15,12 +15,11 @@ from torch import Tensor
 from gapped.diagnostics.moments import Moments
 from gapped.errors import reject
 from gapped.lab.data.sources import Dataset
+from gapped.lab.fleet import Task, permutation
 from gapped.lab.fleet.capture import Captured
-from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
 from gapped.lab.fleet.run_layers import Linear, affine, generators, spread
-from gapped.lab.fleet.score_groups import Widths
-from gapped.lab.fleet.trainer import Task, permutation
-from gapped.lab.tasks.protocols import VAEProtocol
+from gapped.lab.tasks import VAEProtocol
 
 # How close to 0 and 1 the mean image may come before its logit is taken.
 _CLIP = 1e-3
@@ -165,8 +164,6 @@ def _weights(layers: torch.nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
 
 def _shares(weights: Weights, parts: Sequence[Part]) -> list[Weights]:
     """The weights of each part's runs, by one split, whose gradient is written once, in one piece."""
-    if len(parts) == 1:
-        return [weights]
     split = [(_split(weight, parts), _split(bias, parts)) for weight, bias in weights]
     return [[(weight[i], bias[i]) for weight, bias in split] for i in range(len(parts))]
 

@@ -21,14 +21,14 @@ from gapped.lab import records, task_kinds
 from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split
 from gapped.lab.engines.local import Local
-from gapped.lab.fleet.trainer import Run, Trainer, derived_seed
+from gapped.lab.fleet import Run, Trainer, derived_seed
 from gapped.lab.recipe import recipe_from
 from gapped.lab.store import Store
-from gapped.lab.tasks.listops import task as task_module
+from gapped.lab.tasks import LISTOPS_PROTOCOLS, ListOpsProtocol
+from gapped.lab.tasks import listops as task_module
+from gapped.lab.tasks.listops import ListOpsTask, depths
 from gapped.lab.tasks.listops.model import TreeClassifier, drop
 from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
-from gapped.lab.tasks.listops.task import ListOpsTask, depths
-from gapped.lab.tasks.protocols import LISTOPS_PROTOCOLS, ListOpsProtocol
 from gapped.lab.training import Settings
 
 # A plain twin

@@ -12,13 +12,12 @@ from torch.nn import Parameter, init
 
 from gapped.lab.data.listops.language import VOCABULARY
 from gapped.lab.fleet.run_layers import Linear
+from gapped.lab.tasks import ListOpsProtocol
 from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.lab.tasks.listops.tree_tables import uses_kernels
-from gapped.lab.tasks.protocols import ListOpsProtocol
 
 CLASSES = 10
-_SMALL = 0.002
 
 
 class TreeClassifier(torch.nn.Module):
@@ -37,7 +36,7 @@ class TreeClassifier(torch.nn.Module):
         d = self.width = protocol.width
         self.dropout, self.fused = protocol.dropout, fused
         words = len(VOCABULARY)
-        normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-_SMALL, b=_SMALL)
+        normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-0.002, b=0.002)
         self.embedding = _stacked(runs, (words, d), normal)
         self.input_weight = _stacked(runs, (4 * d, d), init.kaiming_normal_, transposed=True)
         self.recurrent_weight = _stacked(runs, (4 * d, d), init.orthogonal_, transposed=True)

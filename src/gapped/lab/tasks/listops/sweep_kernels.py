@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gapped.lab.tasks.listops.tree_kernels import sized
+
 
 @triton.jit
 def _take(p, s_line, b_columns, b_inside, START: tl.constexpr, STRIDE: tl.constexpr):
@@ -94,7 +96,7 @@ def relate_kernel(
     _two(p_cross, s_at, tl.where(s_both, tl.sum(b_p_e, 0), 0.0), tl.where(s_both, tl.sum(b_p_f, 0), 0.0), 2)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_size", "s_layers", "s_layer"])
+@sized
 def pull_kernel(
     p_around,
     p_states,
@@ -193,7 +195,7 @@ def _link(p_links, p_cross, b_node, b_slot, b_here, NUMBER: tl.constexpr):
     return b_value + tl.load(p_cross + b_slot * 4 + NUMBER, mask=b_here & b_new, other=0.0)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_size", "s_layers", "s_layer"])
+@sized
 def push_kernel(
     p_around,
     p_states,
@@ -308,7 +310,7 @@ def push_kernel(
     tl.store(p_gain + 3, b_3, mask=b_here)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_count"])
+@sized
 def collect_kernel(
     p_adjoints,
     p_weights,

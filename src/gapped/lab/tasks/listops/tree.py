@@ -22,7 +22,7 @@ All :math:`v_p` are one large product before the sweep, all gradients of the wei
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,15 +62,6 @@ def latent_tree(
     return _Tree.apply(*inputs, lengths, sampler, generator, fused, differentiable)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Choice(NamedTuple):
-    """A layer, and the choice made in it, for the backward pass."""
-
-    layer: Layer
-    scores: Tensor | None
-    sample: Tensor | None
-    """The sample, as a function of `scores`, both ``(R, B, L)``; None where it carries no gradient."""
-
-
 class _Tree(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -86,12 +77,18 @@ class _Tree(torch.autograd.Function):
         differentiable: bool,
     ) -> tuple[Tensor, Tensor]:
         runs, batch, count, double = leaves.shape
-        tables_type, ctx.sweep_type = _backend(leaves, fused)
+        tables_type, ctx.sweep_type = Tables, Sweep
+        if uses_kernels(leaves, fused):
+            from gapped.lab.tasks.listops import tree_launch
+
+            tables_type, ctx.sweep_type = tree_launch.FusedTables, tree_launch.FusedSweep
         tables = tables_type.of(leaves, bias, query, lengths)
         tables.project(weight, 0, count)
         tables.form(0, count - 1)
         layer = Layer(0, lines(tables.states, 0, count), lines(tables.pair_scores, 0, count - 1))
-        choices = []
+        # For the backward pass: layers, their scores, and the samples as functions of these; None for a
+        # sample that carries no gradient.
+        choices: list[tuple[Layer, Tensor | None, Tensor | None]] = []
         for number in range(count - 1):
             scores, differentiable_sample = None, None
             last = number == count - 2
@@ -104,7 +101,7 @@ class _Tree(torch.autograd.Function):
                     sample = sampler.sample(scores, generator=generator)
                 differentiable_sample = sample if sample.requires_grad else None
             if differentiable:
-                choices.append(_Choice(layer, scores, differentiable_sample))
+                choices.append((layer, scores, differentiable_sample))
             layer = tables.merge(layer, sample.detach())
             if not last:
                 tables.project(weight, tables.new_node(number), tables.new_node(number) + 1)
@@ -144,12 +141,3 @@ class _Tree(torch.autograd.Function):
         grad_query = torch.bmm(sweep.weights.view(runs, 1, -1), pair_h) / math.sqrt(width)
         grad_bias = total.sum(1, keepdim=True)
         return leaves.transpose(1, 2), grad_weight, grad_bias, grad_query, *(None,) * 5
-
-
-def _backend(x: Tensor, fused: bool) -> tuple[type[Tables], type[Sweep]]:
-    """The classes that do the work: in torch, or with kernels."""
-    if uses_kernels(x, fused):
-        from gapped.lab.tasks.listops.tree_launch import FusedSweep, FusedTables
-
-        return FusedTables, FusedSweep
-    return Tables, Sweep

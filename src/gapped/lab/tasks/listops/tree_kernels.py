@@ -7,8 +7,16 @@ pointer `p_name` is the tensor `name` of the tables or of the sweep, or one that
 
 from __future__ import annotations
 
+from inspect import signature
+
 import triton
 import triton.language as tl
+
+
+def sized(kernel):
+    """Compile a kernel once for all values of its sizes, the arguments `s_name`."""
+    names = [name for name in signature(kernel).parameters if name.startswith("s_")]
+    return triton.jit(kernel, do_not_specialize=names)
 
 
 @triton.jit
@@ -91,7 +99,7 @@ def _cell_grads(
     store(p_cells, b_cells_line, b_columns, b_inside, b_c * b_r, WIDTH, 2 * WIDTH)
 
 
-@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs", "s_start", "s_count"])
+@sized
 def form_kernel(
     p_products,
     p_bias,
@@ -131,7 +139,7 @@ def form_kernel(
     tl.store(p_pair_scores + b_line, tl.sum(b_score, 1), mask=b_valid)
 
 
-@triton.jit(do_not_specialize=["s_elements", "s_batch", "s_size", "s_layer"])
+@sized
 def scores_kernel(
     p_pair_scores,
     p_pairs,
@@ -154,7 +162,7 @@ def scores_kernel(
     tl.store(p_out + b_element, b_score, mask=b_valid)
 
 
-@triton.jit(do_not_specialize=["s_batch", "s_size", "s_layer"])
+@sized
 def merge_kernel(
     p_sample,
     p_nodes,
@@ -224,7 +232,7 @@ def merge_kernel(
     tl.store(p_states + s_fresh.to(tl.int64) * (2 * WIDTH) + b_columns, b_state, mask=b_inside)
 
 
-@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs"])
+@sized
 def slopes_kernel(
     p_products,
     p_bias,
@@ -256,7 +264,7 @@ def slopes_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["s_rows", "s_batch", "s_size", "s_layers", "s_layer"])
+@sized
 def select_kernel(
     p_adjoints,
     p_products,
@@ -293,7 +301,7 @@ def select_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["s_lines", "s_batch", "s_pairs", "s_layers"])
+@sized
 def totals_kernel(
     p_gates,
     p_weights,
@@ -324,20 +332,7 @@ def _line(b_row, s_batch, s_run, s_row):
     return (b_row // s_batch).to(tl.int64) * s_run + b_row % s_batch * s_row
 
 
-@triton.jit(
-    do_not_specialize=[
-        "s_rows",
-        "s_batch",
-        "s_gates_run",
-        "s_gates_row",
-        "s_inputs_run",
-        "s_inputs_row",
-        "s_before_run",
-        "s_before_row",
-        "s_after_run",
-        "s_after_row",
-    ]
-)
+@sized
 def advance_kernel(
     p_gates,
     p_inputs,
@@ -380,20 +375,7 @@ def advance_kernel(
     store(p_after, b_after, b_columns, b_inside, b_c, WIDTH, 2 * WIDTH)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "s_rows",
-        "s_batch",
-        "s_gates_run",
-        "s_gates_row",
-        "s_before_run",
-        "s_before_row",
-        "s_own_run",
-        "s_own_row",
-        "s_out_run",
-        "s_out_row",
-    ]
-)
+@sized
 def retreat_kernel(
     p_gates,
     p_before,

@@ -12,7 +12,7 @@ from gapped.lab.tasks.listops import sweep_kernels, tree_kernels
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tree_tables import Layer, Tables
 
-# A block: one warp for each line, and 128 columns, four adjacent ones for each thread.
+# Lines and columns of a block.
 _ROWS, _COLUMNS = 4, 128
 # Up to so many lines, one of them for each program: nothing is left to wait for but the memory.
 _FEW = 8192
@@ -26,50 +26,37 @@ class FusedTables(Tables):
     def form(self, start: int, count: int) -> None:
         runs, pairs, batch = self.pair_scores.shape
         items = runs * count * batch
-        tensors = _pointers(tree_kernels.form_kernel, vars(self))
-        sizes = (items, batch, pairs, start, count)
         # A line's score is a sum over all of its columns: they belong to one program.
-        if items > _FEW:
-            _over(tree_kernels.form_kernel, items, 1, tensors, sizes, WIDTH=self.width)
-        else:
-            flags = {"WIDTH": self.width, "ROWS": 1, **_whole(self.width)}
-            _by_row(tree_kernels.form_kernel, items, tensors, sizes, **flags)
+        flags = _block() if items > _FEW else {"ROWS": 1, **_whole(self.width)}
+        sizes = (items, batch, pairs, start, count)
+        programs = -(-items // flags["ROWS"])
+        _launch(tree_kernels.form_kernel, programs, sizes, vars(self), WIDTH=self.width, **flags)
 
     def scores(self, layer: Layer) -> Tensor:
         runs, size, batch = layer.pairs.shape
         out = self.states.new_empty(runs, batch, size)
-        tensors = _pointers(tree_kernels.scores_kernel, vars(self), pairs=layer.pairs, out=out)
+        tensors = vars(self) | {"pairs": layer.pairs, "out": out}
         programs = -(-out.numel() // _PLACES)
         sizes = (out.numel(), batch, size, layer.number)
-        run(tree_kernels.scores_kernel, programs, tensors, sizes, (), {"BLOCK": _PLACES, "num_warps": 4})
+        _launch(tree_kernels.scores_kernel, programs, sizes, tensors, BLOCK=_PLACES, num_warps=4)
         return out
 
     def merge(self, layer: Layer, sample: Tensor) -> Layer:
         number, nodes, pairs = layer
         runs, size, batch = pairs.shape
         following = Layer(number + 1, *(pairs.new_empty(runs, count, batch) for count in (size, size - 1)))
-        tensors = _pointers(
-            tree_kernels.merge_kernel,
-            vars(self),
-            sample=sample.contiguous(),
-            nodes=nodes,
-            pairs=pairs,
-            next_nodes=following.nodes,
-            next_pairs=following.pairs,
-        )
-        columns = {"COLUMNS": power(2 * self.width), "num_warps": 4}
-        flags = {"WIDTH": self.width, **_places(self), **columns}
-        run(tree_kernels.merge_kernel, runs * batch, tensors, (batch, size, number), (), flags)
+        tensors = vars(self) | {"sample": sample.contiguous(), "nodes": nodes, "pairs": pairs}
+        tensors |= {"next_nodes": following.nodes, "next_pairs": following.pairs}
+        flags = {"WIDTH": self.width, **_places(self), **_whole(2 * self.width)}
+        _launch(tree_kernels.merge_kernel, runs * batch, (batch, size, number), tensors, **flags)
         return following
 
     def slopes(self) -> tuple[Tensor, Tensor, Tensor]:
         runs, pairs, batch = self.pair_scores.shape
         gates = self.states.new_empty(runs, pairs, batch, 5 * self.width)
         cells, h = torch.empty_like(self.pair_states), torch.empty_like(self.pair_states)
-        tensors = _pointers(tree_kernels.slopes_kernel, vars(self), gates=gates, cells=cells, h=h)
-        items = runs * pairs * batch
-        sizes = (items, batch, pairs)
-        _over(tree_kernels.slopes_kernel, items, self.width, tensors, sizes, WIDTH=self.width)
+        tensors = vars(self) | {"gates": gates, "cells": cells, "h": h}
+        _over(tree_kernels.slopes_kernel, runs * pairs * batch, self.width, (batch, pairs), tensors)
         return gates, cells, h
 
 
@@ -77,104 +64,103 @@ class FusedSweep(Sweep):
     """The backward pass with kernels."""
 
     def relate(self) -> None:
-        tensors = self._pointers(sweep_kernels.relate_kernel)
-        rows = 4 * self.tables.merges.numel()
-        _by_row(sweep_kernels.relate_kernel, rows, tensors, (), WIDTH=self.tables.width)
+        rows, flags = 4 * self.tables.merges.numel(), {"COLUMNS": _COLUMNS, "num_warps": 1}
+        _launch(sweep_kernels.relate_kernel, rows, (), self._tensors(), WIDTH=self.tables.width, **flags)
 
     def pull(self, layer: Layer) -> Tensor:
         runs, size, batch = layer.pairs.shape
         out = self.adjoints.new_empty(runs, batch, size)
-        tensors = self._pointers(sweep_kernels.pull_kernel, pairs=layer.pairs, out=out)
-        _by_row(sweep_kernels.pull_kernel, runs * batch, tensors, self._sizes(layer), **self._flags())
+        self._by_row(sweep_kernels.pull_kernel, layer, self._tensors(pairs=layer.pairs, out=out))
         return out
 
     def select(self, layer: Layer, g_gates: Tensor) -> Tensor:
         runs, _, batch = layer.pairs.shape
         width = self.tables.width
         cells = g_gates.new_empty(runs, batch, 2 * width)
-        kernel = tree_kernels.select_kernel
-        tensors = self._pointers(kernel, pairs=layer.pairs, gates=g_gates, cells=cells)
-        _over(kernel, runs * batch, width, tensors, (runs * batch, *self._sizes(layer)), WIDTH=width)
+        tensors = self._tensors(pairs=layer.pairs, gates=g_gates, cells=cells)
+        _over(tree_kernels.select_kernel, runs * batch, width, self._sizes(layer), tensors)
         return cells
 
     def push(self, layer: Layer, g_h: Tensor, g_cells: Tensor, delta: Tensor | None) -> None:
-        runs, _, batch = layer.pairs.shape
-        tensors = self._pointers(
-            sweep_kernels.push_kernel,
+        tensors = self._tensors(
             nodes=layer.nodes,
             pairs=layer.pairs,
             g_h=g_h,
             g_cells=g_cells,
             delta=self.weights if delta is None else delta.contiguous(),
         )
-        flags = {"SCORED": delta is not None, **self._flags()}
-        _by_row(sweep_kernels.push_kernel, runs * batch, tensors, self._sizes(layer), **flags)
+        self._by_row(sweep_kernels.push_kernel, layer, tensors, SCORED=delta is not None)
 
     def collect(self) -> Tensor:
         runs, _, batch, double = self.adjoints.shape
         count = self.tables.leaf_count
         out = self.adjoints.new_empty(runs, count, batch, double)
-        tensors = self._pointers(sweep_kernels.collect_kernel, out=out)
-        rows = runs * count * batch
-        _by_row(sweep_kernels.collect_kernel, rows, tensors, (batch, count), WIDTH=double // 2)
+        rows, tensors = runs * count * batch, self._tensors(out=out)
+        flags = {"WIDTH": double // 2, "COLUMNS": _COLUMNS, "num_warps": 1}
+        _launch(sweep_kernels.collect_kernel, rows, (batch, count), tensors, **flags)
         return out
 
     def totals(self, score_gates: Tensor, selected: Tensor) -> Tensor:
         _, pairs, batch, width = score_gates.shape
-        items = self.weights.numel()
-        tensors = self._pointers(tree_kernels.totals_kernel, gates=score_gates, selected=selected)
-        sizes = (items, batch, pairs, selected.shape[1])
-        _over(tree_kernels.totals_kernel, items, width, tensors, sizes, WIDTH=width)
+        tensors = self._tensors(gates=score_gates, selected=selected)
+        sizes = (batch, pairs, selected.shape[1])
+        _over(tree_kernels.totals_kernel, self.weights.numel(), width, sizes, tensors)
         return score_gates
 
-    def _pointers(self, kernel: Any, **tensors: Tensor) -> tuple[Tensor, ...]:
-        return _pointers(kernel, vars(self.tables), **vars(self), **tensors)
+    def _tensors(self, **others: Tensor) -> dict[str, Tensor]:
+        return vars(self.tables) | vars(self) | others
 
     def _sizes(self, layer: Layer) -> tuple[int, ...]:
         _, size, batch = layer.pairs.shape
         return batch, size, self.tables.merges.shape[1], layer.number
 
-    def _flags(self) -> dict[str, int]:
+    def _by_row(self, kernel: Any, layer: Layer, tensors: dict[str, Tensor], **flags: Any) -> None:
+        """Launch a kernel with a program for each row of a layer."""
+        runs, _, batch = layer.pairs.shape
         width = self.tables.width
-        return {"WIDTH": width, **_places(self.tables), **_whole(width)}
+        flags |= {"WIDTH": width, **_places(self.tables), **_whole(width)}
+        _launch(kernel, runs * batch, self._sizes(layer), tensors, **flags)
 
 
 def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> None:
-    _step(tree_kernels.advance_kernel, gates, inputs, before, after)
+    _step(tree_kernels.advance_kernel, gates=gates, inputs=inputs, before=before, after=after)
 
 
 def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: Tensor, out: Tensor) -> None:
-    _step(tree_kernels.retreat_kernel, gates, before, own, out, contiguous=(grad_h, grad_c))
+    contiguous = {"grad_h": grad_h, "grad_c": grad_c}
+    _step(tree_kernels.retreat_kernel, contiguous, gates=gates, before=before, own=own, out=out)
 
 
-def _step(kernel: Any, gates: Tensor, *others: Tensor, contiguous: tuple[Tensor, ...] = ()) -> None:
+def _step(kernel: Any, contiguous: dict[str, Tensor] | None = None, /, **tensors: Tensor) -> None:
     """Launch a kernel of the leaf LSTM, which is told how the tensors that are not `contiguous` lie."""
-    runs, batch, four = gates.shape
-    tensors = [_in_lines(each) for each in (gates, *others)]
-    sizes = (runs * batch, batch, *(stride for each in tensors for stride in _line_strides(each)))
-    _over(kernel, runs * batch, four // 4, (*tensors, *contiguous), sizes, WIDTH=four // 4)
+    runs, batch, four = tensors["gates"].shape
+    sizes = [batch]
+    for name, x in tensors.items():
+        length = x.shape[-1]
+        if x.stride(2) != 1 or x.stride(0) % length or x.stride(1) % length:
+            # It does not consist of lines, as only a gradient from outside may.
+            x = tensors[name] = x.contiguous()
+        sizes += [x.stride(0) // length, x.stride(1) // length]
+    _over(kernel, runs * batch, four // 4, tuple(sizes), tensors | (contiguous or {}))
 
 
-def _pointers(kernel: Any, tables: dict[str, Tensor], /, **tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that the kernel's arguments ``p_name`` are named after, by name."""
-    names = (name[2:] for name in kernel.arg_names if name.startswith("p_"))
-    return tuple(tensors[name] if name in tensors else tables[name] for name in names)
-
-
-def _over(
-    kernel: Any, items: int, width: int, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], **flags: Any
-) -> None:
-    """Launch a kernel over `items` lines of `width` columns."""
+def _over(kernel: Any, items: int, width: int, sizes: tuple[int, ...], tensors: dict[str, Tensor]) -> None:
+    """Launch a kernel over `items` lines of `width` columns; its first size is their number."""
     programs = -(-items // _ROWS) * -(-width // _COLUMNS)
-    flags |= {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": _ROWS}
-    run(kernel, programs, tensors, sizes, (), flags)
+    _launch(kernel, programs, (items, *sizes), tensors, WIDTH=width, **_block())
 
 
-def _by_row(
-    kernel: Any, rows: int, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], **flags: Any
+def _launch(
+    kernel: Any, programs: int, sizes: tuple[int, ...], tensors: dict[str, Any], **flags: Any
 ) -> None:
-    """Launch a kernel with a program for each row; of one warp, unless `flags` say otherwise."""
-    run(kernel, rows, tensors, sizes, (), {"COLUMNS": _COLUMNS, "num_warps": 1} | flags)
+    """Launch a kernel, whose argument ``p_name`` is the tensor `name`."""
+    pointers = tuple(tensors[name[2:]] for name in kernel.arg_names if name.startswith("p_"))
+    run(kernel, programs, pointers, sizes, (), flags)
+
+
+def _block() -> dict[str, int]:
+    """One warp for each line, and four adjacent columns for each thread."""
+    return {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": _ROWS}
 
 
 def _whole(width: int) -> dict[str, int]:
@@ -185,17 +171,3 @@ def _whole(width: int) -> dict[str, int]:
 def _places(tables: Tables) -> dict[str, int]:
     """Places for the first layer, in every layer: each size would have to be compiled for."""
     return {"PLACES": power(tables.leaf_count)}
-
-
-def _in_lines(x: Tensor) -> Tensor:
-    """A tensor ``(R, B, n)`` as it is, if it consists of lines of n elements; otherwise a contiguous copy.
-
-    Only gradients that come from outside may need the copy.
-    """
-    runs, rows, step = x.stride()
-    return x if step == 1 and runs % x.shape[-1] == 0 and rows % x.shape[-1] == 0 else x.contiguous()
-
-
-def _line_strides(x: Tensor) -> tuple[int, int]:
-    """How many lines runs and rows are apart."""
-    return x.stride(0) // x.shape[-1], x.stride(1) // x.shape[-1]
