@@ -27,9 +27,11 @@ ROOT = Path(__file__).parents[1]
 SUITE = (
     "conftest.py",
     "statistical.py",
-    "library/test_contract.py",
+    "variants.py",
+    "pathwise/test_contract.py",
     "pathwise/test_exact.py",
-    "lab/test_lab.py",
+    "training_toys.py",
+    "lab/test_training.py",
     "report_records.py",
     "lab/report/test_page.py",
     "test_surface.py",
