@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapped.errors import reject
-from gapped.lab.cli import options
-from gapped.lab.cli.execution import Stopped
+from gapped.lab.cli import command
+from gapped.lab.cli.command import Stopped
 from gapped.lab.records import Bench, Startup
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def bench(
         typer.Option(help="torch or triton; repeatable. All that run here by default.", show_default=False),
     ] = None,
     compiled: Annotated[bool, typer.Option(help="Also time torch.compile of F.gumbel_softmax.")] = True,
-    device: options.Device = "auto",
+    device: command.Device = "auto",
     seconds: Annotated[float, typer.Option(help="Time to spend on each measurement.")] = 0.5,
     out: Annotated[Path, typer.Option(help="bench.jsonl and bench.svg go here.")] = Path("runs/bench"),
 ) -> int:

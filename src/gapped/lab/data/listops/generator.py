@@ -13,7 +13,7 @@ from random import Random
 
 from gapped.errors import reject
 from gapped.lab.data.listops.language import MAX_ARGUMENTS, MIN_ARGUMENTS, OPERATIONS
-from gapped.lab.data.retrieval import progress_bar
+from gapped.lab.data.sources import progress_bar
 
 # To be raised by one when a seed gives other expressions than before.
 RULE = 1

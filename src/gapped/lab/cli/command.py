@@ -1,16 +1,43 @@
-"""How commands train, and how they end early."""
+"""What commands share: options, lines and tables to print, and the training of recipes."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from gapped.errors import printable
 from gapped.lab.records import Record
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data sets are looked up first.", show_default=False)
+]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop with a checkpoint after so many minutes, exit status 3 (under torchrun, 0); "
+        "the same command goes on.",
+        show_default=False,
+        min=0.0,
+    ),
+]
+Engine = Annotated[str, typer.Option(help="Who trains: local, torchrun or ray. The numbers are the same.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A Ray cluster; one on this machine by default.", show_default=False)
+]
+RunsPerFleet = Annotated[
+    int | None,
+    typer.Option(help="At most so many runs train as one program, to split the work.", show_default=False),
+]
 
 
 class Stopped(Exception):
@@ -20,6 +47,29 @@ class Stopped(Exception):
         super().__init__(message)
         self.status = status
         """The exit status; by default that of Ctrl-C."""
+
+
+def complain(message: str) -> None:
+    """Print the message to standard error as one line. It may hold anything, such as a path."""
+    print(f"gapped: {printable(message)}", file=sys.stderr)
+
+
+def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table for a terminal; for a pipe, lines with tabs, which other programs can cut."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(map(printable, row)))
+        return
+    table = Table(*titles)
+    for row in rows:
+        # Text, because a path may hold brackets, which rich would read as markup.
+        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
+    console.print(table)
 
 
 def execute(
