@@ -16,9 +16,8 @@ import gapped.lab.report
 from gapped.errors import GappedError
 from gapped.lab.cli.report import report
 from gapped.lab.report.cells import cells, finished_runs, rows_of
-from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.rendering import console, render_markdown, show
 from gapped.lab.report.tabular import summary_table, to_markdown, to_rich
-from gapped.lab.report.terminal import console, show
 
 
 def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:

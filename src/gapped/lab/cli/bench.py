@@ -56,7 +56,7 @@ def bench(
 
     from gapped.lab.bench.cases import plan
     from gapped.lab.environment import current, pick_device
-    from gapped.lab.report.terminal import console
+    from gapped.lab.report.rendering import console
     from gapped.lab.store import Store
 
     where = pick_device(device)
@@ -80,8 +80,8 @@ def _measure(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gapped.lab import records
-    from gapped.lab.bench.suite import run
-    from gapped.lab.bench.suite import startup as import_cost
+    from gapped.lab.bench import run
+    from gapped.lab.bench import startup as import_cost
 
     benches: list[Bench] = []
     startups: list[Startup] = []
@@ -103,11 +103,10 @@ def _measure(
 
 
 def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, screen: Console) -> None:
-    """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
+    """Print a table for each shape and the reasons for gaps in it; draw the plot."""
     from gapped.lab.report import timings
-    from gapped.lab.report.markdown import write_text
+    from gapped.lab.report.rendering import say, write_text
     from gapped.lab.report.tabular import to_rich
-    from gapped.lab.report.terminal import say
 
     shapes = timings.timings(lines)
     for shape in shapes:
@@ -116,9 +115,6 @@ def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, scre
             say(screen, reason)
     for startup in timings.last_startups(startups):
         say(screen, f"{startup.what}, after torch: {startup.milliseconds.median:.0f} ms")
-    targets = timings.target_table(lines, startups)
-    if targets.rows:
-        screen.print(to_rich(targets, "targets", screen.width))
     if any(shape.reference("eager") for shape in shapes):
         write_text(out / "bench.svg", timings.bench_figure(lines))
         say(screen, f"Plot: {out / 'bench.svg'}")

@@ -86,9 +86,8 @@ def execute(
     from gapped.lab.cli.progress_display import Display
     from gapped.lab.cli.tensorboard import event_writer, write_events
     from gapped.lab.engines import engine as engine_by_name
-    from gapped.lab.report.markdown import write_tables
     from gapped.lab.report.page import write_report
-    from gapped.lab.report.terminal import console, say, show
+    from gapped.lab.report.rendering import console, say, show, write_tables
     from gapped.lab.store import Store
     from gapped.lab.training import Interrupted, Settings
 

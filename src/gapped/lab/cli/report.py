@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Rebuild the tables, the figures and report.html from records."""
     from gapped.lab.records import Bench, Record, Startup, read
-    from gapped.lab.report.terminal import console, say, show
+    from gapped.lab.report.rendering import console, say, show
 
     screen = console()
     if (runs / Bench.FILE).is_file() and not (runs / Record.FILE).exists():
@@ -36,8 +36,8 @@ def report(
         return
 
     from gapped.lab.report.cells import failures, finished_runs
-    from gapped.lab.report.markdown import write_tables
     from gapped.lab.report.page import write_report
+    from gapped.lab.report.rendering import write_tables
 
     finished, records = finished_runs(runs), read(runs, Record)
     path = write_report(runs, out)

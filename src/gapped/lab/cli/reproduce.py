@@ -76,8 +76,7 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
 
 def draw_figures(folder: Path, quick: bool) -> None:
     """Write the pictures that need no training into `folder`, and say so."""
-    from gapped.lab.report.markdown import write_text
-    from gapped.lab.report.terminal import console, say
+    from gapped.lab.report.rendering import console, say, write_text
 
     screen = console()
     for name, text in figures(quick).items():

@@ -31,9 +31,9 @@ from gapped.lab.report.cells import (
     rows_of,
     verdict_of,
 )
-from gapped.lab.report.markdown import command, duration, hardware, write_text
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.plots import colour_key, curve_figures, final_values, heat_map, palette, series_of
+from gapped.lab.report.rendering import command, duration, hardware, write_text
 from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
 from gapped.lab.report.trees import details, tree_pictures
 from gapped.lab.report.triangle import CATEGORIES, COLOURS
