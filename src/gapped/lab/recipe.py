@@ -14,9 +14,9 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 from gapped.lab.estimator_text import parse, show
-from gapped.lab.records import file_name
+from gapped.lab.records import Name
+from gapped.lab.records.files import file_name
 from gapped.lab.records.forms import parse as parse_form
-from gapped.lab.records.schema import Name
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.task_kinds import TASK_KINDS
 from gapped.registry import options_of

@@ -93,7 +93,7 @@ def diagnose(
 
     from gapped.diagnostics import measure
     from gapped.lab.environment import describe
-    from gapped.lab.records import atomic_write
+    from gapped.lab.records.files import atomic_write
     from gapped.lab.report.rendering import console, say
     from gapped.lab.store import Store
 

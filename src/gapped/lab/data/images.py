@@ -19,7 +19,7 @@ import torch
 from gapped.errors import GappedError, require
 from gapped.lab.data import sources
 from gapped.lab.data.sources import Resource
-from gapped.lab.records import atomic_write
+from gapped.lab.records.files import atomic_write
 
 _CLASSES = 10
 _DIGITS_TRAIN = 1500

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapped.errors import GappedError, printable
-from gapped.lab.records import Record, atomic_write
+from gapped.lab.records import Record
+from gapped.lab.records.files import atomic_write
 from gapped.lab.report.cells import cells, failures, groups, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.tabular import (
