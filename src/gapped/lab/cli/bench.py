@@ -65,11 +65,10 @@ def bench(
         jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:
-            measured = _measure(jobs, where, seconds, out, screen, startup=not shape)
+            lines = _measure(jobs, where, seconds, out, screen, startup=not shape)
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
-    benches, startups = measured
-    present(benches, startups, out, screen)
+    present(*lines, out, screen)
     return 0
 
 
@@ -104,8 +103,9 @@ def _measure(
 
 def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, screen: Console) -> None:
     """Print a table for each shape and the reasons for gaps in it; draw the plot."""
+    from gapped.lab.records.files import write_text
     from gapped.lab.report import timings
-    from gapped.lab.report.rendering import say, write_text
+    from gapped.lab.report.rendering import say
     from gapped.lab.report.tabular import to_rich
 
     shapes = timings.timings(lines)

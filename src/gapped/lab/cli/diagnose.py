@@ -93,7 +93,7 @@ def diagnose(
 
     from gapped.diagnostics import measure
     from gapped.lab.environment import describe
-    from gapped.lab.records.files import atomic_write
+    from gapped.lab.records.files import write_text
     from gapped.lab.report.rendering import console, say
     from gapped.lab.store import Store
 
@@ -122,8 +122,7 @@ def diagnose(
         **_pictures(diagnosis, places, axes, metric, where),
     }
     for name, text in files.items():
-        with atomic_write(out / name) as file:
-            file.write(text.encode("utf-8"))
+        write_text(out / name, text)
     say(screen, f"Written to {out}: {', '.join(files)}")
 
 

@@ -76,7 +76,8 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
 
 def draw_figures(folder: Path, quick: bool) -> None:
     """Write the pictures that need no training into `folder`, and say so."""
-    from gapped.lab.report.rendering import console, say, write_text
+    from gapped.lab.records.files import write_text
+    from gapped.lab.report.rendering import console, say
 
     screen = console()
     for name, text in figures(quick).items():

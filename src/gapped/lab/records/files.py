@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from gapped.errors import GappedError
+
 # How often a folder may vanish between its making and its first file.
 _ATTEMPTS = 100
 
@@ -45,6 +47,15 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file by `atomic_write`; an error is one line."""
+    try:
+        with atomic_write(path) as file:
+            file.write(text.encode("utf-8"))
+    except OSError as problem:
+        raise GappedError(f"{path}: cannot be written ({problem.strerror})") from None
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gapped.errors import GappedError, reject
 from gapped.lab.records import Curve, Images, Record, Trees, read
+from gapped.lab.records.files import write_text
 from gapped.lab.report.cells import (
     Cell,
     Row,
@@ -33,7 +34,7 @@ from gapped.lab.report.cells import (
 )
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.plots import colour_key, curve_figures, final_values, heat_map, palette, series_of
-from gapped.lab.report.rendering import command, duration, hardware, write_text
+from gapped.lab.report.rendering import command, duration, hardware
 from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
 from gapped.lab.report.trees import details, tree_pictures
 from gapped.lab.report.triangle import CATEGORIES, COLOURS

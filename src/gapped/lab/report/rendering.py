@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gapped.errors import GappedError, printable
 from gapped.lab.records import Record
-from gapped.lab.records.files import atomic_write
+from gapped.lab.records.files import write_text
 from gapped.lab.report.cells import cells, failures, groups, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.tabular import (
@@ -56,15 +56,6 @@ def write_tables(records: Iterable[Record], path: Path) -> None:
     recipes = dict.fromkeys(r.recipe for r in finished)
     texts = [f"## {escaped(recipe)}\n\n{render_markdown(finished, recipe)}" for recipe in recipes]
     write_text(path, "\n".join([*texts, *(f"{escaped(line)}\n" for line in failures(records))]))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that appears complete or not at all; an error names it."""
-    try:
-        with atomic_write(path) as file:
-            file.write(text.encode("utf-8"))
-    except OSError as problem:
-        raise GappedError(f"{path}: cannot be written ({problem.strerror})") from None
 
 
 def provenance(records: Sequence[Record], recipe: str) -> str:

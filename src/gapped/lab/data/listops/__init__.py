@@ -17,8 +17,7 @@ from pathlib import Path
 from gapped.errors import GappedError, reject
 from gapped.lab.data import sources
 from gapped.lab.data.listops import examples
-from gapped.lab.data.listops.generator import RULE, generate
-from gapped.lab.data.listops.language import Expression
+from gapped.lab.data.listops.language import RULE, Expression, generate
 from gapped.lab.data.sources import Resource
 
 # Ends of spans are 16-bit numbers.
