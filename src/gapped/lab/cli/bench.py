@@ -21,21 +21,16 @@ if TYPE_CHECKING:
 
 
 def bench(
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:option=value,...; repeatable. Four by default.", show_default=False),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Four")] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
             help="ROWSxCATEGORIES[:f32|bf16|f16|f64]; repeatable. With a third number, xWIDTH, the sample "
-            "selects from an embedding of that width. Those of docs/performance.md by default.",
-            show_default=False,
+            "selects from an embedding of that width. Those of docs/performance.md by default."
         ),
     ] = None,
     backend: Annotated[
-        list[str] | None,
-        typer.Option(help="torch or triton; repeatable. All that run here by default.", show_default=False),
+        list[str] | None, typer.Option(help="torch or triton; repeatable. All that run here by default.")
     ] = None,
     compiled: Annotated[bool, typer.Option(help="Also time torch.compile of F.gumbel_softmax.")] = True,
     device: command.Device = "auto",

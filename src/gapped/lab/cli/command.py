@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Where data sets are looked up first.", show_default=False)
-]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets are looked up first.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
 Minutes = Annotated[
     float | None,
     typer.Option(
         help="Stop with a checkpoint after so many minutes, exit status 3 (under torchrun, 0); "
         "the same command goes on.",
-        show_default=False,
         min=0.0,
     ),
 ]
 Engine = Annotated[str, typer.Option(help="Who trains: local, torchrun or ray. The numbers are the same.")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="A Ray cluster; one on this machine by default.", show_default=False)
-]
+RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster; one on this machine by default.")]
 RunsPerFleet = Annotated[
-    int | None,
-    typer.Option(help="At most so many runs train as one program, to split the work.", show_default=False),
+    int | None, typer.Option(help="At most so many runs train as one program, to split the work.")
 ]
+
+
+def estimator_option(default: str) -> Any:
+    """The repeatable option ``--estimator``; `default` says which ones are used without it."""
+    return typer.Option(help=f"name or name:option=value,...; repeatable. {default} by default.")
 
 
 class Stopped(Exception):

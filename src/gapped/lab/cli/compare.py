@@ -26,14 +26,9 @@ DEFAULT = (
 
 def compare(
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:option=value,...; repeatable. Five by default.", show_default=False),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Five")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
-    epochs: Annotated[
-        int | None, typer.Option(help="The protocol's own by default.", show_default=False)
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="The protocol's own by default.")] = None,
     tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 0.5,
     device: command.Device = "auto",
     out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),

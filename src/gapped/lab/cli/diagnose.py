@@ -16,6 +16,7 @@ from zipfile import ZipFile, is_zipfile
 import typer
 
 from gapped.errors import GappedError, reject
+from gapped.lab.cli import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,29 +47,18 @@ Place = tuple[str, tuple[float, ...]]
 def diagnose(
     problem: Annotated[str, typer.Option(help="linear, quadratic, cubic, classic or vae.")] = "quadratic",
     function: Annotated[
-        str | None,
-        typer.Option(
-            help="module:function of your own: one-hot samples (n, L, K) to costs (n,).", show_default=False
-        ),
+        str | None, typer.Option(help="module:function of your own: one-hot samples (n, L, K) to costs (n,).")
     ] = None,
     shape: Annotated[str, typer.Option(help="L,K: variables and categories.")] = "3,4",
     logits: Annotated[
-        Path | None,
-        typer.Option(help="A tensor saved by torch.save; normal ones by default.", show_default=False),
+        Path | None, typer.Option(help="A tensor saved by torch.save; normal ones by default.")
     ] = None,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="name or name:option=value,...; repeatable. Some of both families by default.",
-            show_default=False,
-        ),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Some of both families")] = None,
     tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 1.0,
     samples: Annotated[int, typer.Option(help="Gradients drawn from each estimator.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the problem and of the samples.")] = 0,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.", show_default=False),
+        list[str] | None, typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.")
     ] = None,
     metric: Annotated[str, typer.Option(help="What the heat map of a sweep shows.")] = "mse",
     reference: Annotated[str, typer.Option(help="auto, exact, coordinate or rloo.")] = "auto",

@@ -19,8 +19,7 @@ def report(
         Path | None,
         typer.Option(
             help="Write the page to this file, or as report.html into this folder, and nothing else. Without "
-            "it, RUNS/report.html and RUNS/tables.md are written.",
-            show_default=False,
+            "it, RUNS/report.html and RUNS/tables.md are written."
         ),
     ] = None,
 ) -> None:

@@ -32,12 +32,10 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Override the recipe's.", show_default=False)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Override the recipe's.", show_default=False)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Override the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Override the recipe's.")] = None,
     device: command.Device = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Results go here; runs/NAME by default.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Results go here; runs/NAME by default.")] = None,
     data_dir: command.DataDir = None,
     tensorboard: command.TensorBoard = False,
     minutes: command.Minutes = None,

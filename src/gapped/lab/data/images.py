@@ -190,14 +190,13 @@ class IdxSource:
         """Download the missing files. Each is stored as soon as it is verified, so that repeating an
         interrupted download continues with the next file."""
         missing = self._missing(data_dir)
-        while missing:
+        for i, file in enumerate(missing):
             try:
                 if not download:
                     raise GappedError("downloading is off")
-                self._download(missing[0], data_dir, progress)
+                self._download(file, data_dir, progress)
             except GappedError as problem:
-                raise self._absent(missing, str(problem), data_dir) from None
-            del missing[0]
+                raise self._absent(missing[i:], str(problem), data_dir) from None
 
     def _download(self, file: IdxFile, data_dir: Path | None, progress: bool) -> None:
         packed = sources.download(f"{file.name}.gz", self.mirrors, file.md5, progress)
