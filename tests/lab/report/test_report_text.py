@@ -75,7 +75,7 @@ def test_a_narrow_table_gives_its_labels_what_is_left() -> None:
     label = "gumbel-rao:samples=10, learning_rate=0.001"
     file = io.StringIO()
     table = summary_table(rows_of(cells(many(label, [1.0, 2.0]))))
-    Console(width=70, file=file).print(to_rich(table, width=70))
+    Console(width=70, file=file).print(to_rich(table, "", 70))
     shown = [line[:23].strip() for line in file.getvalue().splitlines()]
     assert "gumbel-rao:samples=10," in shown
     assert "learning_rate=0.001" in shown

@@ -77,9 +77,9 @@ def execute(
     device: str,
     data_dir: Path | None,
     tensorboard: bool,
-    minutes: float | None = None,
-    engine: str = "local",
-    ray_address: str | None = None,
+    minutes: float | None,
+    engine: str,
+    ray_address: str | None,
 ) -> None:
     """Train the runs of `recipes`, show tables and verdict, write the report."""
     from gapped.lab.cli.progress_display import Display

@@ -100,7 +100,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def render_html(sections: Sequence[Section], failed: Sequence[str] = ()) -> str:
+def render_html(sections: Sequence[Section], failed: Sequence[str]) -> str:
     """The page as text; `failed` are lines from `failures`.
 
     Nothing in it depends on when or where it was made, only on the records.
