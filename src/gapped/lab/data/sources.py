@@ -58,9 +58,9 @@ class Source(Protocol[T_co]):
 
 def cache() -> Path:
     """``$XDG_CACHE_HOME/gapped``, by default ``~/.cache/gapped``."""
-    configured = os.environ.get("XDG_CACHE_HOME", "")
+    setting = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore relative paths.
-    base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
+    base = Path(setting) if os.path.isabs(setting) else Path.home() / ".cache"
     return base / "gapped"
 
 

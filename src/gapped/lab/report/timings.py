@@ -166,12 +166,12 @@ def bench_figure(lines: Iterable[Bench]) -> str:
 
     It shows the first device that is no CPU, or else the first.
     """
-    measured = [shape for shape in timings(lines) if shape.reference("eager")]
-    if not measured:
+    candidates = [shape for shape in timings(lines) if shape.reference("eager")]
+    if not candidates:
         raise GappedError("bench.svg: nothing to draw, expected what gapped bench writes to bench.jsonl")
-    devices = [shape.device for shape in measured]
+    devices = [shape.device for shape in candidates]
     device = next((name for name in devices if not name.startswith("CPU")), devices[0])
-    shapes = [shape for shape in measured if shape.device == device]
+    shapes = [shape for shape in candidates if shape.device == device]
     ticks = [(shape, label) for shape in shapes for label in (None, *_labels(shape))]
     with style("bench"):
         figure, axes = new_figure(92 + 15 * len(ticks))
