@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from gapped.lab.data import Dataset
 from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split, stack
-from gapped.lab.data.listops.generator import generate
-from gapped.lab.data.listops.language import parse
+from gapped.lab.data.listops.language import generate, parse
 from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.run_layers import Linear
 from gapped.lab.tasks import ListOpsProtocol, VAEProtocol

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gapped.lab.data.idx import IdxFile, IdxSource
+from gapped.lab.data.images import IdxFile, IdxSource
 
 # Looked up before a test hides the environment.
 REAL_DATA = Path(

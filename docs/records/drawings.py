@@ -31,7 +31,7 @@ def final(evidence: Evidence) -> str:
 def compare(evidence: Evidence) -> str:
     """What `gapped compare` ends with, as it stands in its report."""
     rows = rows_of(evidence.group("compare", "digits-8x8"), ELBO)
-    return final_values(rows, "test negative ELBO", palette(rows), None, "compare")
+    return final_values(rows, "test negative ELBO", palette(rows), {}, "compare")
 
 
 def learning(evidence: Evidence) -> str:

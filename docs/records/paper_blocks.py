@@ -20,8 +20,8 @@ from template import fill
 
 from gapped.errors import GappedError, listing
 from gapped.lab.report.cells import Cell, rows_of, verdict_of
-from gapped.lab.report.markdown import provenance
 from gapped.lab.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper
+from gapped.lab.report.rendering import provenance
 from gapped.lab.report.statistics import (
     Floats,
     Summary,

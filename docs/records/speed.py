@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evidence import Evidence
+from targets import target_table
 from template import fill
 
 from gapped.errors import listing
@@ -17,7 +18,6 @@ from gapped.lab.report.timings import (
     as_milliseconds,
     as_ratio,
     table_of,
-    target_table,
     time,
     timings,
     title_of,

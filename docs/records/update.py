@@ -14,7 +14,7 @@ from drawings import DRAWINGS
 from evidence import gather
 
 from gapped.errors import GappedError
-from gapped.lab.report.markdown import write_text
+from gapped.lab.records.files import write_text
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/choosing.md", "docs/performance.md")

@@ -20,7 +20,7 @@ from statistical import LEVEL
 import gapped
 from gapped.diagnostics.reference_gradient import Coordinates
 from gapped.errors import GappedError
-from gapped.lab.problems import problem
+from gapped.lab.cli.diagnose import find_problem
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
 SURE = 1 - LEVEL
@@ -33,7 +33,7 @@ def square(z):
 
 
 def measured(name: str, estimators=PATHWISE, samples: int = 2000, confidence: float = SURE, **how):
-    f, logits = problem(name)
+    f, logits = find_problem(name)
     return gapped.diagnose(f, logits, estimators, samples, generator=seeded(), confidence=confidence, **how)
 
 
@@ -131,7 +131,7 @@ def test_an_estimated_reference_has_an_interval_around_the_exact_length(referenc
 
 
 def test_a_given_gradient_is_taken_as_exact():
-    f, logits = problem("cubic")
+    f, logits = find_problem("cubic")
     leaf = logits.clone().requires_grad_()
     gapped.expectation(f, leaf, gapped.Exact()).backward()
     given, own = (measured("cubic", samples=100, reference=r) for r in (leaf.grad, "auto"))
@@ -174,7 +174,7 @@ def test_estimators_with_a_state_are_measured_as_they_are(model):
         return {k: v.clone() for k, v in member.state_dict().items()}, [m.training for m in member.modules()]
 
     before = {name: state(member) for name, member in members.items()}
-    f, logits = problem("quadratic")
+    f, logits = find_problem("quadratic")
     if model:
         leaf = logits.clone().requires_grad_()
         gapped.diagnose_model(

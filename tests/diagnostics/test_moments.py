@@ -14,7 +14,7 @@ import gapped
 from gapped.diagnostics.gradients import CostGradients
 from gapped.diagnostics.moments import GradientStream, Interval, Moments, norm_interval
 from gapped.diagnostics.reference_gradient import Reference
-from gapped.lab.problems import problem
+from gapped.lab.cli.diagnose import find_problem
 
 
 def one_by_one(samples: Tensor) -> Moments:
@@ -105,7 +105,7 @@ def streamed_in_halves(gradients, target=None) -> GradientStream:
 @pytest.mark.parametrize("kind", ["exact", "estimated"])
 def test_zero_bias_is_covered_at_the_declared_rate(kind):
     """200 repetitions at 90%, each with a reference of its own where that is estimated."""
-    source = CostGradients(*problem("quadratic", shape=(2, 3)), generator=seeded(5))
+    source = CostGradients(*find_problem("quadratic", shape=(2, 3)), generator=seeded(5))
     exact = source.draw(gapped.Exact(), 1)[0]
     draws = {e: source.draw(e, 200 * 100).view(200, 100, -1) for e in (gapped.RLOO(2), gapped.GST())}
     averaged = source.draw(gapped.RLOO(16), 200 * 50).view(200, 50, -1)
@@ -127,7 +127,7 @@ def test_zero_bias_is_covered_by_every_unbiased_member():
     members, hits = {name: getattr(gapped, name)() for name in names}, dict.fromkeys(names, 0)
     source = seeded(5)
     for _ in range(200):
-        diagnosis = gapped.diagnose(*problem("quadratic", shape=(2, 3)), members, 1000, generator=source)
+        diagnosis = gapped.diagnose(*find_problem("quadratic", shape=(2, 3)), members, 1000, generator=source)
         for row in diagnosis.rows:
             hits[row.label] += row.bias.low == 0
     for label, count in hits.items():

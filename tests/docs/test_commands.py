@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from doc_pages import CALLS
 
-from gapped.lab.cli import execution
+from gapped.lab.cli import command
 from gapped.lab.cli.app import main
 from gapped.lab.recipe import Recipe
 
@@ -123,10 +123,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands train what `shrunk` leaves of what they ask for."""
 
     def execute(asked: Sequence[Recipe], *how: Any) -> int:
-        return execution.execute([shrunk(recipe) for recipe in asked], *how)
+        return command.execute([shrunk(recipe) for recipe in asked], *how)
 
-    for command in ("compare", "reproduce"):
-        monkeypatch.setattr(f"gapped.lab.cli.{command}.execute", execute)
+    for name in ("compare", "reproduce"):
+        monkeypatch.setattr(f"gapped.lab.cli.{name}.execute", execute)
 
 
 @pytest.mark.usefixtures("_small")

@@ -17,7 +17,7 @@ import gapped
 from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
 from gapped.lab.cli import reproduce
 from gapped.lab.cli.app import main
-from gapped.lab.cli.figures import LOGITS, PICTURES, PROBABILITIES, figures
+from gapped.lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped.lab.recipe import known_recipes
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_the_command_draws_the_same_bytes_again(
 def test_a_folder_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gapped.lab.cli.figures.figures", lambda quick: {"a.svg": ""})
+    monkeypatch.setattr("gapped.lab.cli.reproduce.figures", lambda quick: {"a.svg": ""})
     Path("file").write_text("")
     assert main(["reproduce", "figures", "--quick", "--out", "file"]) == 2
     assert re.fullmatch(r"gapped: file\S* cannot be written \(.*\)\n", capsys.readouterr().err)

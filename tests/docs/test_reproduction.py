@@ -19,7 +19,7 @@ from update import DOCUMENTS, FIGURES, ROOT, update
 from variance import ranges
 
 from gapped.errors import GappedError
-from gapped.lab.cli.figures import PICTURES
+from gapped.lab.cli.reproduce import PICTURES
 from gapped.lab.records import Record
 from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper, paper

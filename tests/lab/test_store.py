@@ -21,7 +21,7 @@ import torch
 
 from gapped.errors import GappedError
 from gapped.lab import records
-from gapped.lab.records import Curve, Images, Record, Tree, Trees
+from gapped.lab.records import Curve, Images, Record, Tree, Trees, files
 from gapped.lab.store import Store, _identity
 
 CPU = torch.device("cpu")
@@ -46,11 +46,11 @@ def images(run: str, count: int = 1) -> Images:
 def test_the_store_adds_only_what_is_not_there(tmp_path):
     store = Store(tmp_path)
     store.add([record("a"), record("b"), curve("a", 1), images("a")])
-    files = {name: (tmp_path / name).read_bytes() for name in ("curves.jsonl", "images.jsonl")}
+    contents = {name: (tmp_path / name).read_bytes() for name in ("curves.jsonl", "images.jsonl")}
     store.add([record("b", seed=1), record("c"), record("a", "other"), curve("a", 2), images("a", 2)])
     assert list(store.finished()) == [("toy", "a"), ("toy", "b"), ("toy", "c"), ("other", "a")]
     assert store.finished()["toy", "b"].seed == 0
-    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+    assert {name: (tmp_path / name).read_bytes() for name in contents} == contents
 
 
 def test_the_store_adds_a_line_once_even_if_given_twice(tmp_path):
@@ -116,7 +116,7 @@ CROWD = """
 import multiprocessing, sys
 from pathlib import Path
 from gapped.lab import records
-from gapped.lab.records import Curve, Record
+from gapped.lab.records import Curve, Record, files
 from gapped.lab.store import Store
 
 folder, safe = Path(sys.argv[1]), sys.argv[2] == "locked"
@@ -136,7 +136,7 @@ def add(own):
             if not lines or isinstance(lines[0], Record):
                 barrier.wait(60)
             write(folder, lines)
-        records.locked, records.write = nullcontext, late
+        files.locked, records.write = nullcontext, late
     barrier.wait(60)
     for n in range(10):
         # What everybody adds, and what only one does.
@@ -352,7 +352,7 @@ def test_a_full_disk_while_a_checkpoint_is_written(saved):
     store, path = saved
     before = path.read_bytes()
     # What the file is called while it is written, so that the bytes go where there is no room.
-    records.partial_path(path).symlink_to("/dev/full")
+    files.partial_path(path).symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*k\.pt'") as caught:
         store.save_checkpoint("k", {"epoch": 2, "model": torch.zeros(100_000)})
     assert caught.value.errno == errno.ENOSPC

@@ -24,7 +24,7 @@ def describe(device: torch.device) -> dict[str, str | None]:
         "gapped": __version__,
         "commit": _commit(),
         "torch": torch.__version__.split("+")[0],
-        "device": torch.cuda.get_device_name(device) if on_gpu else _processor(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
         "precision": "tf32" if on_gpu else "float32",
     }
@@ -50,10 +50,6 @@ def pick_device(name: str) -> torch.device:
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Make `device` the current one, for streams, captures and kernels; a no-op on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _processor() -> str:
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def _commit() -> str | None:

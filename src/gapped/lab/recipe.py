@@ -14,9 +14,9 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 from gapped.lab.estimator_text import parse, show
-from gapped.lab.records import file_name
+from gapped.lab.records import Name
+from gapped.lab.records.files import file_name
 from gapped.lab.records.forms import parse as parse_form
-from gapped.lab.records.schema import Name
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.task_kinds import TASK_KINDS
 from gapped.registry import options_of
@@ -96,12 +96,10 @@ def known_recipes() -> dict[str, Path]:
 def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **overrides: Any) -> Recipe:
     """A packaged recipe by name, or any by its path; `also` are names that mean something to the caller."""
     known = known_recipes()
-    if name in known:
-        return load_recipe(known[name], quick=quick, **overrides)
-    if name.endswith(".toml"):
-        return load_recipe(Path(name), quick=quick, **overrides)
-    accepted = ", ".join(sorted([*known, *also]))
-    raise reject("recipe", name, f"one of {accepted}, or the path of a .toml file")
+    if name not in known and not name.endswith(".toml"):
+        accepted = ", ".join(sorted([*known, *also]))
+        raise reject("recipe", name, f"one of {accepted}, or the path of a .toml file")
+    return load_recipe(known.get(name, Path(name)), quick=quick, **overrides)
 
 
 def _expand(

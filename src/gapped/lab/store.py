@@ -16,7 +16,7 @@ import torch
 from gapped._version import __version__
 from gapped.errors import GappedError
 from gapped.lab import records
-from gapped.lab.records import Record, RunLine
+from gapped.lab.records import Record, RunLine, files
 
 L = TypeVar("L", bound=RunLine)
 V = TypeVar("V")
@@ -56,7 +56,7 @@ class Store:
             kinds.setdefault(type(line), {})[line.key] = line
         if not kinds:
             return
-        with records.locked(self._records.path):
+        with files.locked(self._records.path):
             own = kinds.pop(Record, {})
             for kind, others in kinds.items():
                 self._add_others(kind, others)
@@ -79,7 +79,7 @@ class Store:
 
     def save_plan(self, request: str, fleets: dict[str, list[str]]) -> None:
         """Keep which runs form the fleets of a request, by their keys, until it is finished."""
-        with records.atomic_write(plan_path(self.folder, request)) as file:
+        with files.atomic_write(plan_path(self.folder, request)) as file:
             file.write(json.dumps(fleets).encode())
 
     def load_plan(self, request: str) -> list[list[str]]:
@@ -113,13 +113,13 @@ class Store:
         Processes of other machines are not seen.
         """
         mark = self.folder / "training"
-        if others := records.writers(mark):
+        if others := files.writers(mark):
             warnings.warn(
                 f"{self.folder}: process {others[0]} trains into this folder, too; "
                 "what both are asked for is trained twice and recorded once",
                 stacklevel=3,
             )
-        own = records.partial_path(mark)
+        own = files.partial_path(mark)
         own.touch()
         try:
             yield
@@ -130,7 +130,7 @@ class Store:
 
     def save_checkpoint(self, key: str, state: dict[str, Any]) -> None:
         """Save a fleet's state: a checksum of all that follows, a line that says whose it is, the state."""
-        with records.atomic_write(self._checkpoint(key)) as file:
+        with files.atomic_write(self._checkpoint(key)) as file:
             file.write(bytes(_CHECKSUM_BYTES))
             file.write(json.dumps(_identity(key)).encode() + b"\n")
             torch.save(state, file)
@@ -191,8 +191,8 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"x")
             probe.unlink()
-            records.sweep(self.folder)
-            records.sweep(self._checkpoints)
+            files.sweep(self.folder)
+            files.sweep(self._checkpoints)
         except OSError as problem:
             raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
 

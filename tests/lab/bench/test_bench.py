@@ -10,23 +10,21 @@ from typing import Any
 import json_lines
 import pytest
 import torch
+from targets import TARGETS, target_table
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import records
+from gapped.lab import bench, records
 from gapped.lab.bench import cases as jobs
-from gapped.lab.bench import suite as bench
 from gapped.lab.bench import timing
 from gapped.lab.cli.app import main
 from gapped.lab.records import Bench, Timing
 from gapped.lab.report.timings import (
-    TARGETS,
     Timings,
     bench_figure,
     ratio,
     reasons,
     table_of,
-    target_table,
     timings,
 )
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from gapped.errors import GappedError
 from gapped.lab.cli.data import data
-from gapped.lab.data.mnist import MNIST
+from gapped.lab.data.images import MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")
 

@@ -14,7 +14,7 @@ import torch
 import gapped
 from gapped.lab.cli import doctor
 from gapped.lab.cli.app import main
-from gapped.lab.data.mnist import MNIST
+from gapped.lab.data.images import MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Doctor = Callable[..., tuple[int, dict[str, list[str]]]]

@@ -26,8 +26,8 @@ from gapped.lab.cli.app import main
 from gapped.lab.data.listops import examples
 from gapped.lab.planning import prepare
 from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
+from gapped.lab.records import Curve
 from gapped.lab.records.forms import Within, parse
-from gapped.lab.records.schema import Curve
 from gapped.lab.store import Store
 
 RESULTS = Path(__file__).parents[3] / "results"

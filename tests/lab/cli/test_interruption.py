@@ -58,7 +58,7 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, call):
         if call == "fsync":
             patch.setattr(records.os, "fsync", full)
         else:
-            patch.setattr(records, "open", lambda path, mode: FullFile(path, mode), raising=False)
+            patch.setattr(records.files, "open", lambda path, mode: FullFile(path, mode), raising=False)
         assert main(command) == 2
     assert "plan.json: No space left on device" in one_line(capsys)
     assert main(command) == 0, "does not recover"

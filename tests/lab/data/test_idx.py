@@ -15,9 +15,8 @@ from toys import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_ima
 
 from gapped.errors import GappedError
 from gapped.lab import data
-from gapped.lab.data import idx
-from gapped.lab.data.idx import IdxSource
-from gapped.lab.data.mnist import FASHION_MNIST, MNIST
+from gapped.lab.data import images
+from gapped.lab.data.images import FASHION_MNIST, MNIST, IdxSource
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_data")
 def test_idx_round_trip(shape):
     g = torch.Generator().manual_seed(0)
     values = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
-    parsed = idx.parse(encode_idx(values))
+    parsed = images.parse(encode_idx(values))
     assert parsed.dtype == torch.uint8
     assert torch.equal(parsed, values)
 
@@ -52,7 +51,7 @@ TRAIN, LABELS = TINY_CONTENTS["train-idx"], TINY_CONTENTS["train_labels-idx"]
 )
 def test_idx_rejects(raw, words):
     with pytest.raises(GappedError, match=words):
-        idx.parse(raw)
+        images.parse(raw)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -11,8 +11,7 @@ from listops_text import encode, spans_of, value_of
 
 from gapped.errors import GappedError
 from gapped.lab.data.listops.examples import count_tokens
-from gapped.lab.data.listops.generator import MAX_DEPTH, draw, generate
-from gapped.lab.data.listops.language import PADDING, VOCABULARY, parse
+from gapped.lab.data.listops.language import MAX_DEPTH, PADDING, VOCABULARY, draw, generate, parse
 
 SAMPLE = [text for _, text in generate(300, seed=11)]
 

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from gapped.errors import GappedError
 from gapped.lab import data
 from gapped.lab.cli.data import data as data_command
-from gapped.lab.data import retrieval
+from gapped.lab.data import sources
 from gapped.lab.data.listops import LISTOPS, TEST, VALID, ListOps, ListOpsSource, OfficialFile, examples
 from gapped.lab.data.listops.examples import count_tokens, expressions
-from gapped.lab.data.listops.generator import generate
+from gapped.lab.data.listops.language import generate
 
 pytestmark = pytest.mark.usefixtures("no_data")
-FILES = {file.name: retrieval.find("listops", file.name, REAL_DATA) for file in (VALID, TEST)}
+FILES = {file.name: sources.find("listops", file.name, REAL_DATA) for file in (VALID, TEST)}
 needs_official = pytest.mark.skipif(
     None in FILES.values(),
     reason="no valid.tsv and test_d20s.tsv of ListOps in $GAPPED_DATA or ../shared/data",
@@ -94,7 +94,7 @@ def test_length_law_beyond_repetitions(monkeypatch, operators, same):
         long = [n >= 100 for n in lengths if n >= 15]
         return statistics.mean(long), len(long)
 
-    monkeypatch.setattr("gapped.lab.data.listops.generator._OPERATOR_SHARE", operators)
+    monkeypatch.setattr("gapped.lab.data.listops.language._OPERATOR_SHARE", operators)
     theirs, n = share([count_tokens(text) for _, text in official_pairs(TEST.name)])
     ours, m = share([count_tokens(text) for _, text in generate(4_000, seed=1)])
     error = (theirs * (1 - theirs) * (1 / n + 1 / m)) ** 0.5

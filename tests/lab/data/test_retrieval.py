@@ -15,7 +15,7 @@ from toys import MIRRORS, TINY_CONTENTS, TINY_IMAGES, put_tiny_images
 
 from gapped.errors import GappedError
 from gapped.lab import data
-from gapped.lab.data import retrieval
+from gapped.lab.data import sources
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -31,29 +31,29 @@ def _offline(monkeypatch):
 def test_lookup_order(tmp_path, monkeypatch):
     argument, variable = tmp_path / "argument", tmp_path / "variable"
     monkeypatch.setenv("GAPPED_DATA", str(variable))
-    cached = retrieval.cache()
+    cached = sources.cache()
     assert cached == tmp_path / "xdg" / "gapped"
-    assert retrieval.find("tiny", "train-idx", argument) is None
+    assert sources.find("tiny", "train-idx", argument) is None
     put_tiny_images(cached / "tiny")
-    assert retrieval.find("tiny", "train-idx", argument) == cached / "tiny" / "train-idx"
+    assert sources.find("tiny", "train-idx", argument) == cached / "tiny" / "train-idx"
     put_tiny_images(variable / "tiny", packed=True)
-    assert retrieval.find("tiny", "train-idx", argument) == variable / "tiny" / "train-idx.gz"
+    assert sources.find("tiny", "train-idx", argument) == variable / "tiny" / "train-idx.gz"
     put_tiny_images(argument)
-    assert retrieval.find("tiny", "train-idx", argument) == argument / "train-idx"
+    assert sources.find("tiny", "train-idx", argument) == argument / "train-idx"
     put_tiny_images(argument / "tiny")
-    assert retrieval.find("tiny", "train-idx", argument) == argument / "tiny" / "train-idx"
-    assert retrieval.find("tiny", "train-idx", None) == variable / "tiny" / "train-idx.gz"
+    assert sources.find("tiny", "train-idx", argument) == argument / "tiny" / "train-idx"
+    assert sources.find("tiny", "train-idx", None) == variable / "tiny" / "train-idx.gz"
 
 
 def test_cache_and_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for ignored in ("", "relative/path"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert retrieval.cache() == tmp_path / ".cache" / "gapped"
+        assert sources.cache() == tmp_path / ".cache" / "gapped"
     monkeypatch.setenv("GAPPED_DATA", "~/sets")
-    assert retrieval.roots(Path("~/here"))[:2] == [tmp_path / "here", tmp_path / "sets"]
+    assert sources.roots(Path("~/here"))[:2] == [tmp_path / "here", tmp_path / "sets"]
     monkeypatch.setenv("GAPPED_DATA", "")
-    assert retrieval.roots(None) == [retrieval.cache()]
+    assert sources.roots(None) == [sources.cache()]
 
 
 def test_a_file_is_not_a_folder(tmp_path):
@@ -188,7 +188,7 @@ def test_unwritable_destination(tmp_path, monkeypatch):
 
 def test_the_bar_is_true():
     """pooch asks for the truth value, which a tqdm without a total answers with an exception."""
-    with retrieval.progress_bar("file", 1, "B") as bar:
+    with sources.progress_bar("file", 1, "B") as bar:
         assert bool(bar)
 
 

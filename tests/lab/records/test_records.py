@@ -10,7 +10,7 @@ import pytest
 
 from gapped.errors import GappedError
 from gapped.lab import records
-from gapped.lab.records import Bench, Curve, Record
+from gapped.lab.records import Bench, Curve, Record, files
 
 
 def record(run: str, **more: Any) -> Record:
@@ -129,11 +129,11 @@ def test_writing_syncs_once_and_a_failure_leaves_a_readable_file(tmp_path, monke
 
 def test_an_atomic_file_appears_complete(tmp_path):
     path = tmp_path / "deep" / "file.bin"
-    with records.atomic_write(path) as file:
+    with files.atomic_write(path) as file:
         file.write(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
-    with records.atomic_write(path) as file:
+    with files.atomic_write(path) as file:
         file.write(b"newer")
         assert path.read_bytes() == b"new"
     assert path.read_bytes() == b"newer"
@@ -148,7 +148,7 @@ def test_nothing_is_left_behind_when_the_disk_is_full_or_the_body_raises(tmp_pat
         monkeypatch.setattr(records.os, call, full_disk)
 
     def write() -> None:
-        with records.atomic_write(path) as file:
+        with files.atomic_write(path) as file:
             file.write(b"new")
             if call is None:
                 full_disk()
@@ -161,7 +161,7 @@ def test_nothing_is_left_behind_when_the_disk_is_full_or_the_body_raises(tmp_pat
 
 def test_partial_files_of_other_machines_are_left_alone(tmp_path):
     (tmp_path / ".k.pt.another-machine.1.part").touch()
-    own = records.partial_path(tmp_path / "k.pt")
+    own = files.partial_path(tmp_path / "k.pt")
     own.with_name(own.name.replace(str(os.getpid()), str(2**22 + 1))).touch()
-    records.sweep(tmp_path)
+    files.sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".k.pt.another-machine.1.part"]

@@ -12,8 +12,8 @@ from gapped.errors import GappedError
 from gapped.lab.cli.app import main
 from gapped.lab.records import write
 from gapped.lab.report.cells import cells, finished_runs, groups, rows_of, verdict_of
-from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.paper import against_paper
+from gapped.lab.report.rendering import render_markdown
 from gapped.lab.report.statistics import summary
 from gapped.lab.report.tabular import summary_table, to_markdown
 

@@ -15,8 +15,8 @@ from report_records import ELBO, ENVIRONMENT, many, record, write_compare, write
 from gapped.errors import GappedError
 from gapped.lab.records import Curve, Images, Record, write
 from gapped.lab.report.cells import finished_runs
-from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.page import sections, strip, tiles, write_report
+from gapped.lab.report.rendering import render_markdown
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from report_records import many
 
 from gapped.lab.records import Record
-from gapped.lab.report.markdown import render_markdown
 from gapped.lab.report.paper import FAILED_ABOVE, against_paper, paper, paper_table
+from gapped.lab.report.rendering import render_markdown
 from gapped.lab.report.tabular import to_markdown
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.lab.cli.figures import GAP, LOGITS, SAMPLES, TAU
+from gapped.lab.cli.reproduce import GAP, LOGITS, SAMPLES, TAU
 from gapped.lab.report.page import render_playground
 
 N, K = 40, 3

@@ -16,9 +16,8 @@ import gapped.lab.report
 from gapped.errors import GappedError
 from gapped.lab.cli.report import report
 from gapped.lab.report.cells import cells, finished_runs, rows_of
-from gapped.lab.report.markdown import render_markdown
+from gapped.lab.report.rendering import console, render_markdown, show
 from gapped.lab.report.tabular import summary_table, to_markdown, to_rich
-from gapped.lab.report.terminal import console, show
 
 
 def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_a_narrow_table_gives_its_labels_what_is_left() -> None:
     label = "gumbel-rao:samples=10, learning_rate=0.001"
     file = io.StringIO()
     table = summary_table(rows_of(cells(many(label, [1.0, 2.0]))))
-    Console(width=70, file=file).print(to_rich(table, width=70))
+    Console(width=70, file=file).print(to_rich(table, "", 70))
     shown = [line[:23].strip() for line in file.getvalue().splitlines()]
     assert "gumbel-rao:samples=10," in shown
     assert "learning_rate=0.001" in shown

@@ -12,12 +12,11 @@ import typer
 from gapped._version import __version__
 from gapped.errors import GappedError, printable
 from gapped.lab.cli.bench import bench
+from gapped.lab.cli.command import Stopped, complain
 from gapped.lab.cli.compare import compare
 from gapped.lab.cli.data import data
 from gapped.lab.cli.diagnose import diagnose
 from gapped.lab.cli.doctor import doctor
-from gapped.lab.cli.execution import Stopped
-from gapped.lab.cli.output import complain
 from gapped.lab.cli.properties import properties
 from gapped.lab.cli.report import report
 from gapped.lab.cli.reproduce import reproduce

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gapped.errors import reject
-from gapped.lab.cli import options
-from gapped.lab.cli.execution import Stopped
+from gapped.lab.cli import command
+from gapped.lab.cli.command import Stopped
 from gapped.lab.records import Bench, Startup
 
 if TYPE_CHECKING:
@@ -21,24 +21,19 @@ if TYPE_CHECKING:
 
 
 def bench(
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:option=value,...; repeatable. Four by default.", show_default=False),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Four")] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
             help="ROWSxCATEGORIES[:f32|bf16|f16|f64]; repeatable. With a third number, xWIDTH, the sample "
-            "selects from an embedding of that width. Those of docs/performance.md by default.",
-            show_default=False,
+            "selects from an embedding of that width. Those of docs/performance.md by default."
         ),
     ] = None,
     backend: Annotated[
-        list[str] | None,
-        typer.Option(help="torch or triton; repeatable. All that run here by default.", show_default=False),
+        list[str] | None, typer.Option(help="torch or triton; repeatable. All that run here by default.")
     ] = None,
     compiled: Annotated[bool, typer.Option(help="Also time torch.compile of F.gumbel_softmax.")] = True,
-    device: options.Device = "auto",
+    device: command.Device = "auto",
     seconds: Annotated[float, typer.Option(help="Time to spend on each measurement.")] = 0.5,
     out: Annotated[Path, typer.Option(help="bench.jsonl and bench.svg go here.")] = Path("runs/bench"),
 ) -> int:
@@ -56,7 +51,7 @@ def bench(
 
     from gapped.lab.bench.cases import plan
     from gapped.lab.environment import current, pick_device
-    from gapped.lab.report.terminal import console
+    from gapped.lab.report.rendering import console
     from gapped.lab.store import Store
 
     where = pick_device(device)
@@ -65,11 +60,10 @@ def bench(
         jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:
-            measured = _measure(jobs, where, seconds, out, screen, startup=not shape)
+            lines = _measure(jobs, where, seconds, out, screen, startup=not shape)
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
-    benches, startups = measured
-    present(benches, startups, out, screen)
+    present(*lines, out, screen)
     return 0
 
 
@@ -80,8 +74,8 @@ def _measure(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gapped.lab import records
-    from gapped.lab.bench.suite import run
-    from gapped.lab.bench.suite import startup as import_cost
+    from gapped.lab.bench import run
+    from gapped.lab.bench import startup as import_cost
 
     benches: list[Bench] = []
     startups: list[Startup] = []
@@ -103,11 +97,11 @@ def _measure(
 
 
 def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, screen: Console) -> None:
-    """Print a table for each shape, the reasons for gaps in it, and the targets; draw the plot."""
+    """Print a table for each shape and the reasons for gaps in it; draw the plot."""
+    from gapped.lab.records.files import write_text
     from gapped.lab.report import timings
-    from gapped.lab.report.markdown import write_text
+    from gapped.lab.report.rendering import say
     from gapped.lab.report.tabular import to_rich
-    from gapped.lab.report.terminal import say
 
     shapes = timings.timings(lines)
     for shape in shapes:
@@ -116,9 +110,6 @@ def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, scre
             say(screen, reason)
     for startup in timings.last_startups(startups):
         say(screen, f"{startup.what}, after torch: {startup.milliseconds.median:.0f} ms")
-    targets = timings.target_table(lines, startups)
-    if targets.rows:
-        screen.print(to_rich(targets, "targets", screen.width))
     if any(shape.reference("eager") for shape in shapes):
         write_text(out / "bench.svg", timings.bench_figure(lines))
         say(screen, f"Plot: {out / 'bench.svg'}")

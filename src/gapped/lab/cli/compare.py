@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gapped.errors import reject
-from gapped.lab.cli import options
-from gapped.lab.cli.execution import execute
+from gapped.lab.cli import command
+from gapped.lab.cli.command import execute
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
@@ -26,23 +26,18 @@ DEFAULT = (
 
 def compare(
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:option=value,...; repeatable. Five by default.", show_default=False),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Five")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
-    epochs: Annotated[
-        int | None, typer.Option(help="The protocol's own by default.", show_default=False)
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="The protocol's own by default.")] = None,
     tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 0.5,
-    device: options.Device = "auto",
+    device: command.Device = "auto",
     out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
-    data_dir: options.DataDir = None,
-    tensorboard: options.TensorBoard = False,
-    minutes: options.Minutes = None,
-    engine: options.Engine = "local",
-    ray_address: options.RayAddress = None,
-    runs_per_fleet: options.RunsPerFleet = None,
+    data_dir: command.DataDir = None,
+    tensorboard: command.TensorBoard = False,
+    minutes: command.Minutes = None,
+    engine: command.Engine = "local",
+    ray_address: command.RayAddress = None,
+    runs_per_fleet: command.RunsPerFleet = None,
 ) -> None:
     """Train the same VAE with several estimators and seeds together, and say which one did best.
 

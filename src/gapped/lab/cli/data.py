@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gapped.lab.cli.output import show_rows
+from gapped.lab.cli.command import show_rows
 
 if TYPE_CHECKING:
     from gapped.lab.data.sources import Resource

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zipfile import ZipFile, is_zipfile
 
 import typer
 
 from gapped.errors import GappedError, reject
+from gapped.lab.cli import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +34,8 @@ DEFAULT = (
     "rloo:samples=4",
     "disarm-tree",
 )
+PROBLEMS = ("linear", "quadratic", "cubic", "classic", "vae")
+VAE_IMAGES, VAE_EPOCHS = 2, 10
 METRICS = ("mse", "bias", "relative-bias", "variance")
 # The largest logits that are read from a file.
 _BYTES = 256 * 2**20
@@ -43,29 +47,18 @@ Place = tuple[str, tuple[float, ...]]
 def diagnose(
     problem: Annotated[str, typer.Option(help="linear, quadratic, cubic, classic or vae.")] = "quadratic",
     function: Annotated[
-        str | None,
-        typer.Option(
-            help="module:function of your own: one-hot samples (n, L, K) to costs (n,).", show_default=False
-        ),
+        str | None, typer.Option(help="module:function of your own: one-hot samples (n, L, K) to costs (n,).")
     ] = None,
     shape: Annotated[str, typer.Option(help="L,K: variables and categories.")] = "3,4",
     logits: Annotated[
-        Path | None,
-        typer.Option(help="A tensor saved by torch.save; normal ones by default.", show_default=False),
+        Path | None, typer.Option(help="A tensor saved by torch.save; normal ones by default.")
     ] = None,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="name or name:option=value,...; repeatable. Some of both families by default.",
-            show_default=False,
-        ),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Some of both families")] = None,
     tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 1.0,
     samples: Annotated[int, typer.Option(help="Gradients drawn from each estimator.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the problem and of the samples.")] = 0,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.", show_default=False),
+        list[str] | None, typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.")
     ] = None,
     metric: Annotated[str, typer.Option(help="What the heat map of a sweep shows.")] = "mse",
     reference: Annotated[str, typer.Option(help="auto, exact, coordinate or rloo.")] = "auto",
@@ -89,18 +82,17 @@ def diagnose(
     import torch
 
     from gapped import diagnostics
-    from gapped.lab import problems
     from gapped.lab.environment import describe
-    from gapped.lab.records import atomic_write
-    from gapped.lab.report.terminal import console, say
+    from gapped.lab.records.files import write_text
+    from gapped.lab.report.rendering import console, say
     from gapped.lab.store import Store
 
     members, places = _members(estimator, tau, axes)
     if function is None:
-        f, point = problems.problem(problem, seed, sizes)
+        f, point = find_problem(problem, seed, sizes)
     else:
         normal = torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
-        f, point = problems.Problem(_user_function(function), normal)
+        f, point = Problem(_user_function(function), normal)
     if logits is not None:
         own, point = point, _load(logits)
         if function is None and point.shape != own.shape:
@@ -120,9 +112,63 @@ def diagnose(
         **_pictures(diagnosis, places, axes, metric, where),
     }
     for name, text in files.items():
-        with atomic_write(out / name) as file:
-            file.write(text.encode("utf-8"))
+        write_text(out / name, text)
     say(screen, f"Written to {out}: {', '.join(files)}")
+
+
+class Problem(NamedTuple):
+    """A cost and where its expectation is differentiated."""
+
+    f: Callable[[Tensor], Tensor]
+    logits: Tensor
+
+
+def find_problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Problem:
+    r"""The problem called `name`.
+
+    - ``linear``, ``quadratic``, ``cubic``: powers of
+      :math:`\sum_l \langle w_l, z_l\rangle / \sqrt L - 0.3` with normal weights, for `shape` variables and
+      categories, at normal logits.
+    - ``classic``: :math:`(b - 0.499)^2` for one bit, at a logit of zero.
+    - ``vae``: the reconstruction error of two digits by a small VAE after ten epochs of training; 8
+      variables of 8 categories each.
+    """
+    if name not in PROBLEMS:
+        raise reject("--problem", name, f"one of {', '.join(PROBLEMS)}")
+    import torch
+
+    if name == "vae":
+        return _vae(seed)
+    if name == "classic":
+        return Problem(lambda z: (z[..., 1] - 0.499).square(), torch.zeros(2, dtype=torch.float64))
+    noise = torch.Generator().manual_seed(seed)
+    weights, logits = torch.randn(2, *shape, generator=noise, dtype=torch.float64)
+    power = ("linear", "quadratic", "cubic").index(name) + 1
+    return Problem(lambda z: ((z * weights).sum((-2, -1)) / math.sqrt(shape[0]) - 0.3) ** power, logits)
+
+
+def _vae(seed: int) -> Problem:
+    import torch
+
+    from gapped.lab.data import load
+    from gapped.lab.fleet import Run, Trainer
+    from gapped.lab.tasks import vae_protocol
+    from gapped.lab.tasks.vae import VAETask
+    from gapped.pathwise.gst import GST
+
+    rules, device = vae_protocol("digits-8x8"), torch.device("cpu")
+    task = VAETask(rules, load("digits"), [seed], device)
+    trainer = Trainer(task, [Run(GST(tau=0.5), rules.learning_rate)], VAE_EPOCHS, seed, device)
+    for _ in range(VAE_EPOCHS):
+        trainer.train_epoch()
+    model, x = task.model.requires_grad_(False), task.test[:VAE_IMAGES] / task.scale
+
+    def cost(z: Tensor) -> Tensor:
+        samples = z.shape[0]
+        rows = model.reconstruction(z.flatten(0, 1).unsqueeze(0), x.repeat(samples, 1).unsqueeze(0))
+        return rows.view(samples, VAE_IMAGES)
+
+    return Problem(cost, model.encode(x.unsqueeze(0)).squeeze(0))
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

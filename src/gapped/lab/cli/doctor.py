@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gapped._version import __version__
 from gapped.errors import GappedError
-from gapped.lab.cli import options
+from gapped.lab.cli import command
+from gapped.lab.cli.command import show_rows
 from gapped.lab.cli.data import whereabouts
-from gapped.lab.cli.output import show_rows
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
     hint: str = ""
 
 
-def doctor(data_dir: options.DataDir = None) -> int:
+def doctor(data_dir: command.DataDir = None) -> int:
     """Show versions, devices, backends and data sets, with a hint for whatever is missing.
 
     The exit status is 1 if something does not work; what is absent is no fault.

@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
+from gapped.lab.cli import command
+
 
 def properties(
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(help="name or name:option=value,...; repeatable. All by default.", show_default=False),
-    ] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("All")] = None,
     draws: Annotated[int, typer.Option(help="Samples a row of logits.")] = 4000,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of logits and samples.")] = 0,
 ) -> None:

@@ -19,14 +19,13 @@ def report(
         Path | None,
         typer.Option(
             help="Write the page to this file, or as report.html into this folder, and nothing else. Without "
-            "it, RUNS/report.html and RUNS/tables.md are written.",
-            show_default=False,
+            "it, RUNS/report.html and RUNS/tables.md are written."
         ),
     ] = None,
 ) -> None:
     """Rebuild the tables, the figures and report.html from records."""
     from gapped.lab.records import Bench, Record, Startup, read
-    from gapped.lab.report.terminal import console, say, show
+    from gapped.lab.report.rendering import console, say, show
 
     screen = console()
     if (runs / Bench.FILE).is_file() and not (runs / Record.FILE).exists():
@@ -36,8 +35,8 @@ def report(
         return
 
     from gapped.lab.report.cells import failures, finished_runs
-    from gapped.lab.report.markdown import write_tables
     from gapped.lab.report.page import write_report
+    from gapped.lab.report.rendering import write_tables
 
     finished, records = finished_runs(runs), read(runs, Record)
     path = write_report(runs, out)

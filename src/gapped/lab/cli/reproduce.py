@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.lab.cli import options
-from gapped.lab.cli.execution import execute
-from gapped.lab.cli.figures import FIGURES, draw_figures
+from gapped.lab.cli import command
+from gapped.lab.cli.command import execute
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
+
+FIGURES = "figures"
+"""The name that stands for the pictures of the paper that need no training."""
+PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
+
+# The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
+LOGITS = (0.8, 0.1, -0.5)
+TAU, GAP, SAMPLES = 1.0, 1.0, 100
+PROBABILITIES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+SEED = 0
 
 
 def reproduce(
@@ -23,18 +32,16 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Override the recipe's.", show_default=False)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Override the recipe's.", show_default=False)] = None,
-    device: options.Device = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Results go here; runs/NAME by default.", show_default=False)
-    ] = None,
-    data_dir: options.DataDir = None,
-    tensorboard: options.TensorBoard = False,
-    minutes: options.Minutes = None,
-    engine: options.Engine = "local",
-    ray_address: options.RayAddress = None,
-    runs_per_fleet: options.RunsPerFleet = None,
+    seeds: Annotated[int | None, typer.Option(help="Override the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Override the recipe's.")] = None,
+    device: command.Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="Results go here; runs/NAME by default.")] = None,
+    data_dir: command.DataDir = None,
+    tensorboard: command.TensorBoard = False,
+    minutes: command.Minutes = None,
+    engine: command.Engine = "local",
+    ray_address: command.RayAddress = None,
+    runs_per_fleet: command.RunsPerFleet = None,
 ) -> None:
     """Run one or more of the paper's tables; several share their runs and are trained together.
 
@@ -63,3 +70,54 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
     if names == ["all"]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
     return [find_recipe(name, also=[FIGURES], **how) for name in names if name != FIGURES], FIGURES in names
+
+
+def draw_figures(folder: Path, quick: bool) -> None:
+    """Write the pictures that need no training into `folder`, and say so."""
+    from gapped.lab.records.files import write_text
+    from gapped.lab.report.rendering import console, say
+
+    screen = console()
+    for name, text in figures(quick).items():
+        path = folder / name
+        same = path.is_file() and path.read_bytes() == text.encode("utf-8")
+        if not same:
+            write_text(path, text)
+        say(screen, f"{'unchanged' if same else 'written'}: {path}")
+
+
+def figures(quick: bool = False) -> dict[str, str]:
+    """The files by name: figures 1 and 2 of the paper, Lemma 1, and a page to try it all on."""
+    import numpy as np
+    import torch
+
+    from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
+    from gapped.lab.report.page import render_playground
+    from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
+    from gapped.pathwise.gst import GST
+    from gapped.pathwise.gumbel_rao import GumbelRao
+    from gapped.pathwise.gumbel_softmax import GumbelSoftmax
+    from gapped.simplex import expected_gap
+
+    generator = torch.Generator().manual_seed(SEED)
+    count = 100 if quick else 400
+    stgs, stgs_points = surrogates(GumbelSoftmax(TAU), LOGITS, count, generator)
+    rao, rao_points = surrogates(GumbelRao(TAU, samples=SAMPLES), LOGITS, count // 2, generator)
+    gst, gst_points = surrogates(GST(TAU, gap=GAP), LOGITS, count, generator)
+    stops = movements(GST(TAU, gap=GAP), LOGITS)
+    clouds = [
+        Cloud("STGS", stgs, stgs_points.mean(0)),
+        Cloud(f"GR-MC{SAMPLES}", rao, rao_points.mean(0), rao_points[:, 0]),
+        Cloud(f"GST-{GAP:.1f}", gst, gst_points.mean(0)),
+    ]
+    setting = f"logits {', '.join(f'{x:g}' for x in LOGITS)}, temperature {TAU:g}, gap {GAP:g}"
+    gaps = simulated_gaps(PROBABILITIES, 300 if quick else 3000, generator)
+    p = np.linspace(0.0, 0.985, 198)
+    curve = expected_gap(torch.from_numpy(p)).numpy()
+    contents = (
+        draw_samples(clouds, stops, f"Soft samples of STGS, GR-MC and GST: {setting}"),
+        draw_movements(stops, f"The movements m1 and m2 of GST: {setting}"),
+        draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
+        render_playground(LOGITS, TAU, GAP, SAMPLES),
+    )
+    return dict(zip(PICTURES, contents, strict=True))

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gapped.errors import reject
-from gapped.lab.data.digits import DigitsSource
+from gapped.lab.data.images import FASHION_MNIST, MNIST, Dataset, DigitsSource
 from gapped.lab.data.listops import LISTOPS
-from gapped.lab.data.mnist import FASHION_MNIST, MNIST
-from gapped.lab.data.sources import Dataset, Source
+from gapped.lab.data.sources import Source
 
 T = TypeVar("T")
 

@@ -9,57 +9,210 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
-import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import IO
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from gapped.lab.records.schema import (
-    SCHEMA,
-    Bench,
-    Curve,
-    Images,
-    JsonLine,
-    L,
-    Record,
-    RunLine,
-    Startup,
-    Timing,
-    Tree,
-    Trees,
-    read_line,
-)
-
-__all__ = [
-    "SCHEMA",
-    "Bench",
-    "Curve",
-    "Images",
-    "JsonLine",
-    "Record",
-    "RunLine",
-    "Startup",
-    "Timing",
-    "Tree",
-    "Trees",
-    "atomic_write",
-    "file_name",
-    "locked",
-    "parse",
-    "partial_path",
-    "read",
-    "sweep",
-    "write",
-    "writers",
-]
+from gapped.errors import GappedError
+from gapped.lab.records.files import naming
+from gapped.lab.records.forms import Rest, Within
+from gapped.lab.records.forms import parse as parse_form
 
 _BLOCK = 1 << 16
-# How often a folder may vanish between its making and its first file.
-_ATTEMPTS = 100
+SCHEMA = 1
+
+Name = Annotated[str, Within(0, 200)]
+Count = Annotated[int, Within()]
+Size = Annotated[int, Within(1)]
+Scalar = bool | float | Name | None
+Duration = Annotated[float, Within()]
+Span = Annotated[list[Count], Within(2, 2)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLine:
+    """A line of a file of results."""
+
+    FILE: ClassVar[str]
+    """The name of the file."""
+    TAGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """What each of these lines says beside its fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as it stands in its file."""
+        values = asdict(self)
+        return {**values.pop("more", {}), **self.TAGS, **values}
+
+    def encode(self) -> bytes:
+        """The text of the line."""
+        return json.dumps(self.to_json(), sort_keys=True, allow_nan=False).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLine(JsonLine):
+    """A line about a run; of several lines with one `key`, the last counts."""
+
+    id: Name
+
+    @property
+    def key(self) -> Hashable:
+        return self.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(RunLine):
+    """A run in a table. One whose `status` is "failed" was ended by an error and holds no result."""
+
+    FILE = "records.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA})
+
+    recipe: Name
+    label: Name
+    quick: bool = False
+    task: Name = ""
+    data: Name = ""
+    protocol: Name = ""
+    estimator: Name = ""
+    options: dict[str, Scalar] = field(default_factory=dict)
+    tau: float | None = None
+    schedule: dict[str, Scalar] = field(default_factory=dict)
+    learning_rate: float | None = None
+    rate_decay: Name = "none"
+    split: Name = "test"
+    seed: Count = 0
+    epochs: Count = 0
+    status: Literal["ok", "diverged", "failed"] = "ok"
+    error: str = ""
+    """Why the run failed."""
+    fleet: Name = ""
+    """The key of the fleet that failed."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    seconds: Duration = 0.0
+    runs_in_fleet: Size = 1
+    fleet_gpu_memory_gb: float | None = None
+    environment: dict[str, Scalar] = field(default_factory=dict)
+    more: Annotated[dict[str, Any], Rest()] = field(default_factory=dict)
+    """What lines of other versions say beyond these."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Recipe and id: one run may stand in several tables."""
+        return self.recipe, self.id
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error ended the run: then the record holds no result, and the run is not finished."""
+        return self.status == "failed"
+
+    def to_json(self) -> dict[str, Any]:
+        absent = ("fleet_gpu_memory_gb",) if self.failed else ("fleet", "error")
+        return {name: value for name, value in super().to_json().items() if name not in absent}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve(RunLine):
+    """What a run logged, series by series, at each `epoch` of its tests."""
+
+    FILE = "curves.jsonl"
+
+    epoch: list[float] = field(default_factory=list)
+    more: Annotated[dict[str, list[float | None] | bool | float | str | None], Rest()] = field(
+        default_factory=dict
+    )
+
+    @property
+    def series(self) -> dict[str, list[float | None]]:
+        """One value an epoch, by name; None where the value was not finite."""
+        return {name: values for name, values in self.more.items() if isinstance(values, list)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(RunLine):
+    """Pictures of a run: of each kind `count`, as grey bytes in base64."""
+
+    FILE = "images.jsonl"
+
+    count: Size
+    height: Size
+    width: Size
+    original: str = ""
+    reconstruction: str = ""
+    sample: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """An expression with its true parse and the tree that a run found, as ranges of tokens."""
+
+    tokens: Annotated[list[Name], Within(1)]
+    true: list[Span]
+    found: list[Span]
+    label: int
+    predicted: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trees(RunLine):
+    """Trees of a run."""
+
+    FILE = "trees.jsonl"
+
+    examples: Annotated[list[Tree], Within(1)]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a call: median, 10% and 90% quantiles over batches."""
+
+    median: Duration
+    low: Duration
+    high: Duration
+    batches: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(JsonLine):
+    """Time and memory of a sampler at a shape; `status` says why where there are none."""
+
+    FILE = "bench.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "bench"})
+
+    run: Name
+    shape: Name
+    rows: Size
+    categories: Size
+    width: Size | None = None
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    estimator: Name
+    backend: Literal["eager", "compiled", "torch", "triton"]
+    form: Name
+    status: str
+    milliseconds: Timing | None = None
+    copy: Timing | None = None
+    memory: float | None = None
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Startup(JsonLine):
+    """What an import costs."""
+
+    FILE = "bench.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "startup"})
+
+    what: Name
+    milliseconds: Timing
+    run: Name = ""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+L = TypeVar("L", bound=JsonLine)
 
 
 def read(folder: Path, kind: type[L]) -> list[L]:
@@ -88,7 +241,7 @@ def write(folder: Path, lines: Iterable[JsonLine]) -> None:
     for number, (text, line) in enumerate(zip(texts, lines, strict=True), start=1):
         read_line(text, type(line), f"{path}, line {number} of the new ones")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _naming(path), open(path, "ab+") as file:
+    with naming(path), open(path, "ab+") as file:
         # Only the last line can be torn: a long file is not read from its beginning.
         start, raw = file.seek(0, os.SEEK_END), b""
         while start and b"\n" not in raw:
@@ -105,104 +258,31 @@ def write(folder: Path, lines: Iterable[JsonLine]) -> None:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes out of the block while this one is in it; `path` is made if it is not there.
+def read_line(text: bytes, kind: type[L], where: str) -> L | None:
+    """The line of `where`, a file and the number in it; None if the line is tagged as one of another kind.
 
-    The lock goes with the process, so a kill cannot leave it behind. On Windows there is none: there, one
-    process at a time may write.
+    Characters that do not print come escaped.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            # Not fcntl.lockf: its locks end as soon as the process closes any descriptor of the file.
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name complete or not at all."""
-    partial = partial_path(path)
     try:
-        with _naming(path):
-            with _new_file(partial) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        line = json.loads(text, parse_float=_number, parse_constant=_number)
+    except (ValueError, RecursionError) as problem:  # JSONDecodeError and UnicodeDecodeError among them
+        raise GappedError(f"{where}: not a JSON object ({problem})") from None
+    if not isinstance(line, dict):
+        raise GappedError(f"{where}: not a JSON object")
+    if line.get("schema", SCHEMA) != SCHEMA:
+        raise GappedError(f"{where}: schema {line['schema']!r}, this version reads {SCHEMA}")
+    if line.get("kind") != kind.TAGS.get("kind", line.get("kind")):
+        return None
+    own = {name: value for name, value in line.items() if name not in ("schema", *kind.TAGS)}
+    parsed: L = parse_form(own, kind, where)
+    return parsed
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """A block whose OSErrors name `path`, also those that torch hides behind an error of its own."""
-    try:
-        yield
-    except (OSError, RuntimeError) as problem:
-        cause = problem if isinstance(problem, OSError) else problem.__context__
-        if not isinstance(cause, OSError):
-            raise
-        cause.filename = cause.filename or str(path)
-        raise cause from None
-
-
-def _new_file(path: Path) -> IO[bytes]:
-    """A file in a folder that another process may remove as long as it is empty."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return open(path, "w+b")
-        except (FileNotFoundError, FileExistsError):
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError
-
-
-def partial_path(path: Path) -> Path:
-    """What a file is called while this process writes it."""
-    return path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
-
-
-def writers(path: Path) -> list[int]:
-    """The other live processes of this machine that have a file under `partial_path`."""
-    owners = [owner for _, owner in _partials(path.parent, path.name)]
-    return [owner for owner in owners if owner != os.getpid() and _is_running(owner)]
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed processes of this machine left of their `atomic_write`s in `folder`."""
-    for partial, owner in _partials(folder, "*"):
-        if not _is_running(owner):
-            partial.unlink(missing_ok=True)
-
-
-def _partials(folder: Path, name: str) -> list[tuple[Path, int]]:
-    """The partial files of this machine's processes in `folder`, each with the number of its process."""
-    try:
-        partials = list(folder.glob(f".{name}.{_machine()}.*.part"))
-    except FileNotFoundError:  # gone since it was looked for
-        return []
-    owners = [(partial, partial.name.rsplit(".", 2)[1]) for partial in partials]
-    return [(partial, int(owner)) for partial, owner in owners if owner.isdigit()]
-
-
-def _machine() -> str:
-    """A folder may be shared by machines, each with process numbers of its own."""
-    return platform.node().partition(".")[0] or "localhost"
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _number(text: str) -> float:
+    """A finite number; whatever else Python takes for one, no line can be written with."""
+    if not isfinite(value := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def _complete_length(raw: bytes) -> int:
@@ -213,12 +293,3 @@ def _complete_length(raw: bytes) -> int:
     except (ValueError, RecursionError):
         whole = False
     return len(raw) if whole else ended
-
-
-def file_name(text: str) -> str:
-    """A name for a file or folder, on any system, that stays where it is put.
-
-    >>> file_name("gst:gap=1.2"), file_name("../../x"), file_name(".."), file_name("vae-30x10")
-    ('gst_gap=1.2', '_.._x', '_', 'vae-30x10')
-    """
-    return re.sub(r"[^\w.,=+() -]", "_", text)[:100].strip(". ") or "_"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gapped.errors import GappedError, reject
 from gapped.lab.records import Curve, Images, Record, Trees, read
+from gapped.lab.records.files import write_text
 from gapped.lab.report.cells import (
     Cell,
     Row,
@@ -31,9 +32,9 @@ from gapped.lab.report.cells import (
     rows_of,
     verdict_of,
 )
-from gapped.lab.report.markdown import command, duration, hardware, write_text
 from gapped.lab.report.paper import against_paper, paper, paper_table
 from gapped.lab.report.plots import colour_key, curve_figures, final_values, heat_map, palette, series_of
+from gapped.lab.report.rendering import command, duration, hardware
 from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
 from gapped.lab.report.trees import details, tree_pictures
 from gapped.lab.report.triangle import CATEGORIES, COLOURS
@@ -99,7 +100,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def render_html(sections: Sequence[Section], failed: Sequence[str] = ()) -> str:
+def render_html(sections: Sequence[Section], failed: Sequence[str]) -> str:
     """The page as text; `failed` are lines from `failures`.
 
     Nothing in it depends on when or where it was made, only on the records.

@@ -82,11 +82,7 @@ def learning_curves(
 
 
 def final_values(
-    rows: Sequence[Row],
-    what: str,
-    colours: Mapping[str, str] | None = None,
-    published: Mapping[str, float] | None = None,
-    salt: str = "final",
+    rows: Sequence[Row], what: str, colours: Mapping[str, str], published: Mapping[str, float], salt: str
 ) -> str:
     """A dot for each cell with its 95% interval, best on top; the paper's number as a diamond where known.
 
@@ -102,8 +98,8 @@ def final_values(
         figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(rows), 2))
         tips = []
         for i, row in enumerate(rows):
-            reference = (published or {}).get(row.name)
-            _draw_row(axes, i, row, (colours or {}).get(row.name, SERIES[0]), inside, reference)
+            reference = published.get(row.name)
+            _draw_row(axes, i, row, colours.get(row.name, SERIES[0]), inside, reference)
             tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
         name_places(axes, names)
         axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))

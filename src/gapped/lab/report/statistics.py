@@ -111,15 +111,15 @@ def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_co
     return gap / error if error else (0.0 if gap == 0 else inf if gap > 0 else -inf)
 
 
-def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses Holm's step-down rule rejects, all errors together held at `level`.
+def holm(p: Sequence[float]) -> list[bool]:
+    """Which hypotheses Holm's step-down rule rejects, all errors together held at 5%.
 
     >>> holm([0.01, 0.04, 0.03])
     [True, False, False]
     """
     rejected = [False] * len(p)
     for step, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        if p[index] > level / (len(p) - step):
+        if p[index] > LEVEL / (len(p) - step):
             break
         rejected[index] = True
     return rejected

@@ -133,7 +133,7 @@ def _drop_unused_ids(text: str) -> str:
     return re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in targets else "", text)
 
 
-def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool = False) -> None:
+def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool) -> None:
     """Limits from what comes after the first steep tenth, so that the ends can be told apart, or from all."""
     from matplotlib.ticker import LogLocator
 

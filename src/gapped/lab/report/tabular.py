@@ -149,7 +149,7 @@ def wrap(name: str, width: int, most: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def to_rich(table: Table, title: str | None = None, width: int | None = None) -> rich.table.Table:
+def to_rich(table: Table, title: str, width: int) -> rich.table.Table:
     """The table for a terminal of `width`; a narrow one breaks headings and long labels, never numbers."""
     from rich import box
     from rich.table import Table as RichTable
@@ -158,9 +158,9 @@ def to_rich(table: Table, title: str | None = None, width: int | None = None) ->
     right = aligned_right(table)
     entries = [max((len(row[i].text) for row in table.rows), default=0) for i in range(len(right))]
     natural = [max(len(name), wide) for name, wide in zip(table.columns, entries, strict=True)]
-    narrow = width is not None and sum(natural) + len(natural) + 1 > width
+    narrow = sum(natural) + len(natural) + 1 > width
     widths = natural
-    if width is not None and narrow:
+    if narrow:
         widths = [
             max([wide if number_ else min(wide, LABEL), *map(len, name.split())])
             for name, wide, number_ in zip(table.columns, entries, right, strict=True)

@@ -1,4 +1,4 @@
-"""Records of `gapped bench` as tables and a picture: times as ratios, memory in tensors, and the targets.
+"""Records of `gapped bench` as tables and a picture: times as ratios, memory in tensors.
 
 Ratios are taken inside one run at one shape only: the lines of other runs, however near, were measured under
 other conditions.
@@ -6,14 +6,14 @@ other conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gapped.errors import GappedError
 from gapped.lab.records import Bench, Startup
 from gapped.lab.report.svg import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
-from gapped.lab.report.tabular import NOTHING, Entry, Table, number, without_empty
+from gapped.lab.report.tabular import NOTHING, Entry, Table, without_empty
 
 REFERENCE = "F.gumbel_softmax"
 
@@ -161,74 +161,17 @@ def _spread(line: Bench) -> str:
     return f"{as_milliseconds(timing.low).text} to {as_milliseconds(timing.high).text}"
 
 
-@dataclass(frozen=True)
-class Target:
-    """The most that a sampler is to take at a shape, by unit, on devices whose name begins so."""
-
-    device: str
-    shape: str
-    estimator: str
-    backend: str
-    most: Mapping[str, float]
-
-
-def _on_h200(shape: str, milliseconds: float, estimator: str = "gst", tensors: float = 2.1) -> Target:
-    return Target("NVIDIA H200", shape, estimator, "triton", {"ms": milliseconds, "tensors": tensors})
-
-
-TARGETS = (
-    _on_h200("3000x10:f32", 0.20),
-    _on_h200("1048576x64:f32", 0.40),
-    _on_h200("262144x256:f32", 0.40),
-    _on_h200("8192x32000:f32", 1.6),
-    _on_h200("8192x128256:bf16", 3.2),
-    _on_h200("6400x64:f32", 0.25, "gumbel-rao:samples=100", 3),
-    _on_h200("6400x64:f32", 1.5, "gumbel-rao:samples=1000", 3),
-    Target("CPU", "3000x10:f32", "gst", "torch", {"× eager": 0.7}),
-    Target("CPU", "65536x64:f32", "gst", "torch", {"× eager": 0.7}),
-)
-IMPORT_TARGET = ("import gapped", 60.0)
-
-
-def target_table(lines: Iterable[Bench], startups: Iterable[Startup] = ()) -> Table:
-    """Every target that the lines say something about, and whether it is met."""
-    body = []
-    for shape in timings(lines):
-        for target in TARGETS:
-            line = shape.find(target.estimator, target.backend)
-            if shape.shape != target.shape or not shape.device.startswith(target.device) or not time(line):
-                continue
-            eager, memory = ratio(time(line), shape.reference("eager")), line.memory if line else None
-            values = {"ms": time(line), "× eager": eager, "tensors": memory}
-            case = Entry(f"{target.estimator}, {target.backend}")
-            for unit, most in target.most.items():
-                body.append((Entry(shape.title), case, *_judgement(most, values[unit], unit)))
-    what, most = IMPORT_TARGET
-    for startup in last_startups(startups):
-        if startup.what == what:
-            judgement = _judgement(most, startup.milliseconds.median, "ms")
-            body.append((Entry("after import torch"), Entry(what, code=True), *judgement))
-    return Table(("where", "what", "target", "measured", "verdict"), tuple(body))
-
-
-def _judgement(most: float, value: float | None, unit: str) -> tuple[Entry, ...]:
-    """Target, value and verdict; the number is judged as measured, not as rounded for the table."""
-    word = NOTHING if value is None else "met" if value <= most else "missed"
-    measured = NOTHING if value is None else f"{number(value).text} {unit}"
-    return Entry(f"≤ {most:g} {unit}"), Entry(measured), Entry(word)
-
-
 def bench_figure(lines: Iterable[Bench]) -> str:
     """Times as multiples of eager `F.gumbel_softmax`, on a scale of powers; the floor as a line where known.
 
     It shows the first device that is no CPU, or else the first.
     """
-    measured = [shape for shape in timings(lines) if shape.reference("eager")]
-    if not measured:
+    candidates = [shape for shape in timings(lines) if shape.reference("eager")]
+    if not candidates:
         raise GappedError("bench.svg: nothing to draw, expected what gapped bench writes to bench.jsonl")
-    devices = [shape.device for shape in measured]
+    devices = [shape.device for shape in candidates]
     device = next((name for name in devices if not name.startswith("CPU")), devices[0])
-    shapes = [shape for shape in measured if shape.device == device]
+    shapes = [shape for shape in candidates if shape.device == device]
     ticks = [(shape, label) for shape in shapes for label in (None, *_labels(shape))]
     with style("bench"):
         figure, axes = new_figure(92 + 15 * len(ticks))

@@ -36,12 +36,12 @@ class Cloud:
     behind: Floats | None = None
 
 
-def draw_samples(clouds: Sequence[Cloud], stops: Floats, what: str, salt: str = "simplex-samples") -> str:
+def draw_samples(clouds: Sequence[Cloud], stops: Floats, what: str) -> str:
     """A triangle for each estimator with its surrogates, coloured by the drawn category.
 
     The last one also shows the way there: `stops` as `surrogate_properties.movements` has them.
     """
-    with style(salt):
+    with style("simplex-samples"):
         figure, axes = new_figure(168)
         _bare(axes)
         for i, cloud in enumerate(clouds):
@@ -58,9 +58,9 @@ def draw_samples(clouds: Sequence[Cloud], stops: Floats, what: str, salt: str = 
         return to_svg(figure, what, tips)
 
 
-def draw_movements(stops: Floats, what: str, salt: str = "simplex-movements") -> str:
+def draw_movements(stops: Floats, what: str) -> str:
     """GST's two movements for each category that may be drawn."""
-    with style(salt):
+    with style("simplex-movements"):
         figure, axes = new_figure(400)
         _bare(axes)
         _triangle(axes, 0.0)
@@ -87,10 +87,10 @@ def draw_movements(stops: Floats, what: str, salt: str = "simplex-movements") ->
         return to_svg(figure, what, tips)
 
 
-def draw_gaps(p: Floats, gaps: Floats, curve: tuple[Floats, Floats], salt: str = "expected-gap") -> str:
+def draw_gaps(p: Floats, gaps: Floats, curve: tuple[Floats, Floats]) -> str:
     """Lemma 1's curve, and the mean of simulated gaps with its 95% interval at each probability."""
     means = [summary(gaps[:, i]) for i in range(len(p))]
-    with style(salt):
+    with style("expected-gap"):
         figure, axes = new_figure(290)
         axes.axhline(1.0, color=GRID, linewidth=1, linestyle=DASH)
         axes.plot(*curve, color=SERIES[0], label="Lemma 1: −log(1 − p) / p")

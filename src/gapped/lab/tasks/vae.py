@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gapped.diagnostics.moments import Moments
 from gapped.errors import reject
-from gapped.lab.data.sources import Dataset
+from gapped.lab.data.images import Dataset
 from gapped.lab.fleet import Task, permutation
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths

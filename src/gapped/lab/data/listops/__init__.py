@@ -15,10 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 from gapped.errors import GappedError, reject
-from gapped.lab.data import retrieval
+from gapped.lab.data import sources
 from gapped.lab.data.listops import examples
-from gapped.lab.data.listops.generator import RULE, generate
-from gapped.lab.data.listops.language import Expression
+from gapped.lab.data.listops.language import RULE, Expression, generate
 from gapped.lab.data.sources import Resource
 
 # Ends of spans are 16-bit numbers.
@@ -140,14 +139,14 @@ class ListOpsSource:
         official: dict[str, Path] = {}
         counts, checksums = {"train": self.count}, []
         for split, file in self._published.items():
-            if path := retrieval.find(self.name, file.name, data_dir):
+            if path := sources.find(self.name, file.name, data_dir):
                 official[split] = path
                 checksums.append(file.sha256)
             else:
                 counts[split] = file.count
         recipe = {"rule": RULE, "seed": self.seed, "counts": counts, "without": checksums}
         key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
-        folder = retrieval.cache() / self.name
+        folder = sources.cache() / self.name
         generated = {split: folder / f"generated-{split}-{key}.tsv" for split in counts}
         return _Files(official, generated, counts, recipe)
 

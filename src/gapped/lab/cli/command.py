@@ -1,16 +1,42 @@
-"""How commands train, and how they end early."""
+"""What commands share: options, lines and tables to print, and the training of recipes."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from gapped.errors import printable
 from gapped.lab.records import Record
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets are looked up first.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop with a checkpoint after so many minutes, exit status 3 (under torchrun, 0); "
+        "the same command goes on.",
+        min=0.0,
+    ),
+]
+Engine = Annotated[str, typer.Option(help="Who trains: local, torchrun or ray. The numbers are the same.")]
+RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster; one on this machine by default.")]
+RunsPerFleet = Annotated[
+    int | None, typer.Option(help="At most so many runs train as one program, to split the work.")
+]
+
+
+def estimator_option(default: str) -> Any:
+    """The repeatable option ``--estimator``; `default` says which ones are used without it."""
+    return typer.Option(help=f"name or name:option=value,...; repeatable. {default} by default.")
 
 
 class Stopped(Exception):
@@ -22,23 +48,45 @@ class Stopped(Exception):
         """The exit status; by default that of Ctrl-C."""
 
 
+def complain(message: str) -> None:
+    """Print the message to standard error as one line. It may hold anything, such as a path."""
+    print(f"gapped: {printable(message)}", file=sys.stderr)
+
+
+def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table for a terminal; for a pipe, lines with tabs, which other programs can cut."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(map(printable, row)))
+        return
+    table = Table(*titles)
+    for row in rows:
+        # Text, because a path may hold brackets, which rich would read as markup.
+        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
+    console.print(table)
+
+
 def execute(
     recipes: Sequence[Recipe],
     out: Path,
     device: str,
     data_dir: Path | None,
     tensorboard: bool,
-    minutes: float | None = None,
-    engine: str = "local",
-    ray_address: str | None = None,
+    minutes: float | None,
+    engine: str,
+    ray_address: str | None,
 ) -> None:
     """Train the runs of `recipes`, show tables and verdict, write the report."""
     from gapped.lab.cli.progress_display import Display
     from gapped.lab.cli.tensorboard import event_writer, write_events
     from gapped.lab.engines import engine as engine_by_name
-    from gapped.lab.report.markdown import write_tables
     from gapped.lab.report.page import write_report
-    from gapped.lab.report.terminal import console, say, show
+    from gapped.lab.report.rendering import console, say, show, write_tables
     from gapped.lab.store import Store
     from gapped.lab.training import Interrupted, Settings
 

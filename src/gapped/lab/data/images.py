@@ -1,4 +1,4 @@
-"""The idx format, and image sets that come as four idx files.
+"""Image sets: the 8x8 digits of scikit-learn; MNIST and Fashion-MNIST, with the idx format of their files.
 
 An idx file is two zero bytes, a type code, the number of axes, the axes, then the values. All header integers
 are big-endian and 32 bits wide. The images and labels read here are unsigned bytes.
@@ -9,17 +9,95 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from gapped.errors import GappedError, require
-from gapped.lab.data import retrieval
-from gapped.lab.data.sources import Dataset, Resource
-from gapped.lab.records import atomic_write
+from gapped.lab.data import sources
+from gapped.lab.data.sources import Resource
+from gapped.lab.records.files import atomic_write
 
 _CLASSES = 10
+_DIGITS_TRAIN = 1500
+_DIGITS_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with labels, split into train and test, as the bytes that the files hold.
+
+    `train` and `test` are uint8 of shape (N, height * width), row-major; labels are int64 of shape (N,).
+    A pixel p stands for the grey level p / scale in [0, 1]. Binarising and the dtype of the model are the
+    task's choice, so bytes stay bytes here: all of MNIST is 55 MB on a device.
+    """
+
+    name: str
+    train: torch.Tensor
+    test: torch.Tensor
+    train_labels: torch.Tensor
+    test_labels: torch.Tensor
+    height: int
+    width: int
+    scale: int
+
+    def limited(self, train: int | None, test: int | None, *, validation: bool = False) -> Dataset:
+        """The first `train` and `test` images of each split, all if None.
+
+        With `validation`, the last sixth of the training images takes the place of the test images: a
+        choice based on them has not seen the test set.
+        """
+        images, labels = (self.train, self.test), (self.train_labels, self.test_labels)
+        if validation:
+            cut = len(self.train) * 5 // 6
+            images, labels = ((each[0][:cut], each[0][cut:]) for each in (images, labels))
+        return replace(
+            self,
+            train=images[0][:train],
+            train_labels=labels[0][:train],
+            test=images[1][:test],
+            test_labels=labels[1][:test],
+        )
+
+
+@dataclass(frozen=True)
+class DigitsSource:
+    """1,797 images with values 0..16, in a fixed split of 1,500 train and 297 test.
+
+    scikit-learn keeps the images in the order of collection, writer after writer, and offers no split.
+    Here ``torch.randperm`` permutes them with its own generator, seed 0, and the first 1,500 are train: the
+    same on every machine, without touching global random state.
+    """
+
+    name: str = "digits"
+    summary: str = "1,500 + 297 handwritten digits, 8x8; embedded, works offline"
+
+    def locate(self, data_dir: Path | None) -> list[Resource]:
+        present = find_spec("sklearn") is not None
+        return [Resource("load_digits", "inside scikit-learn" if present else None)]
+
+    def check(self, data_dir: Path | None) -> None:
+        require("the data set digits", "sklearn")
+
+    def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Resource]:
+        self.load(data_dir, progress, download)
+        return [Resource("load_digits", "inside scikit-learn", "shape")]
+
+    def load(self, data_dir: Path | None, progress: bool, download: bool) -> Dataset:
+        self.check(data_dir)
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        images = torch.from_numpy(bunch.data).to(torch.uint8)
+        labels = torch.from_numpy(bunch.target).to(torch.int64)
+        if images.shape != (1797, 64):
+            raise GappedError(f"digits: scikit-learn gave shape {tuple(images.shape)}, expected (1797, 64)")
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_DIGITS_SEED))
+        train, test = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
+        return Dataset(self.name, images[train], images[test], labels[train], labels[test], 8, 8, 16)
 
 
 def parse(raw: bytes) -> torch.Tensor:
@@ -103,7 +181,7 @@ class IdxSource:
         return Dataset(self.name, *images, *labels, height, width, scale=255)
 
     def _find(self, file: IdxFile, data_dir: Path | None) -> Path | None:
-        return retrieval.find(self.name, file.name, data_dir)
+        return sources.find(self.name, file.name, data_dir)
 
     def _missing(self, data_dir: Path | None) -> list[IdxFile]:
         return [file for file in self.files if self._find(file, data_dir) is None]
@@ -112,22 +190,21 @@ class IdxSource:
         """Download the missing files. Each is stored as soon as it is verified, so that repeating an
         interrupted download continues with the next file."""
         missing = self._missing(data_dir)
-        while missing:
+        for i, file in enumerate(missing):
             try:
                 if not download:
                     raise GappedError("downloading is off")
-                self._download(missing[0], data_dir, progress)
+                self._download(file, data_dir, progress)
             except GappedError as problem:
-                raise self._absent(missing, str(problem), data_dir) from None
-            del missing[0]
+                raise self._absent(missing[i:], str(problem), data_dir) from None
 
     def _download(self, file: IdxFile, data_dir: Path | None, progress: bool) -> None:
-        packed = retrieval.download(f"{file.name}.gz", self.mirrors, file.md5, progress)
+        packed = sources.download(f"{file.name}.gz", self.mirrors, file.md5, progress)
         try:
             self._check(file, packed)
         except GappedError as problem:
             raise GappedError(f"{file.name} was downloaded but is wrong: {problem}") from None
-        path = retrieval.destination(self.name, data_dir) / f"{file.name}.gz"
+        path = sources.destination(self.name, data_dir) / f"{file.name}.gz"
         try:
             with atomic_write(path) as out:
                 out.write(packed)
@@ -136,7 +213,7 @@ class IdxSource:
 
     def _absent(self, missing: list[IdxFile], reason: str, data_dir: Path | None) -> GappedError:
         names = ", ".join(file.name for file in missing)
-        folder = retrieval.destination(self.name, data_dir)
+        folder = sources.destination(self.name, data_dir)
         return GappedError(
             f"{self.name}: {reason}; put {names} (plain or .gz, from {self.mirrors[0]}) into "
             f"{folder}, or name their folder by --data-dir or $GAPPED_DATA"
@@ -156,7 +233,7 @@ class IdxSource:
 
     def _check(self, file: IdxFile, raw: bytes) -> tuple[torch.Tensor, str]:
         """The values in `raw`, packed or not, and in words how they were verified."""
-        content = retrieval.unpack(raw, 4 + 4 * len(file.shape) + math.prod(file.shape))
+        content = sources.unpack(raw, 4 + 4 * len(file.shape) + math.prod(file.shape))
         values = parse(content)
         if values.shape != file.shape:
             raise GappedError(f"shape {tuple(values.shape)}, expected {file.shape}")
@@ -171,3 +248,59 @@ class IdxSource:
             return values, "sha256"
         intact = hashlib.md5(raw, usedforsecurity=False).hexdigest() == file.md5
         return values, "publisher's md5" if intact else "form only"
+
+
+# MNIST (LeCun, Cortes, Burges) is verified by the sha256 of the unpacked content. The publisher of
+# Fashion-MNIST (Xiao, Rasul, Vollgraf 2017; the README of github.com/zalandoresearch/fashion-mnist) gives
+# the md5 of the packed files only. These are pinned: downloads must match them, and files brought by hand
+# that match are reported so. The content itself has no pinned checksum: a plain or repacked Fashion-MNIST
+# file is verified by form (magic, type, counts, size, labels) and by not being MNIST's.
+_SHAPES = {
+    "train-images-idx3-ubyte": (60_000, 28, 28),
+    "train-labels-idx1-ubyte": (60_000,),
+    "t10k-images-idx3-ubyte": (10_000, 28, 28),
+    "t10k-labels-idx1-ubyte": (10_000,),
+}
+_MNIST_SHA256 = (
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+)
+_UNKNOWN = (None,) * 4
+
+
+def _files(
+    *md5: str, sha256: Sequence[str | None] = _UNKNOWN, twin: Sequence[str | None] = _UNKNOWN
+) -> tuple[IdxFile, ...]:
+    return tuple(map(IdxFile, _SHAPES, _SHAPES.values(), md5, sha256, twin))
+
+
+MNIST = IdxSource(
+    "mnist",
+    "60,000 + 10,000 handwritten digits, 28x28",
+    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    _files(
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+        sha256=_MNIST_SHA256,
+    ),
+)
+
+FASHION_MNIST = IdxSource(
+    "fashion-mnist",
+    "60,000 + 10,000 pieces of clothing, 28x28",
+    (
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    ),
+    _files(
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+        twin=_MNIST_SHA256,
+    ),
+)
