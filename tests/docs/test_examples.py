@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from subprocesses import environment, python
 
 import gapped
 
@@ -66,21 +65,11 @@ def check_columns(printed: str) -> None:
     assert names in [[name.strip() for name in line.split("|")] for line in PAGE.splitlines()]
 
 
-def started(command: list[str]) -> str:
+def started(*command: str) -> str:
     """What a command prints in a fresh interpreter with warnings as errors."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(EXAMPLES), *filter(None, [environment.get("PYTHONPATH")])]
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    printed = python("-W", "error", *command, env=environment(EXAMPLES))
+    check_columns(printed)
+    return printed
 
 
 @pytest.mark.parametrize(
@@ -230,8 +219,7 @@ def test_data_parallel_ranks_share_weights_and_not_noise(tmp_path: Path) -> None
     script = tmp_path / "every_way.py"
     script.write_text(EVERY_WAY)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    printed = started([*launch, str(script), "--estimator", "gst", "--steps", "40"])
-    check_columns(printed)
+    printed = started(*launch, str(script), "--estimator", "gst", "--steps", "40")
     # Some releases of torch print about their connections first.
     own, same, sharded = json.loads(next(line for line in printed.splitlines() if line.startswith("[{")))
     assert table_in(printed)["gst"] == {name: [pytest.approx(own[name], abs=5e-4)] for name in own}
@@ -262,8 +250,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 )
 def test_examples_of_other_packages_learn(name: str, steps: int, column: str, most: float) -> None:
     options = ["--steps", str(steps), "--seeds", "1", "--estimator", "gst"]
-    printed = started([str(EXAMPLES / f"{name}.py"), *options])
-    check_columns(printed)
+    printed = started(str(EXAMPLES / f"{name}.py"), *options)
     assert table_in(printed)["gst"][column][0] < most
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import one_line, toy_recipe
+from training_toys import one_line, recipe_file
 
 import gapped
 from gapped.errors import GappedError
@@ -132,7 +132,7 @@ def test_an_unexpected_failure_is_one_line_and_status_1(capsys, tmp_path, monkey
         raise RuntimeError("first line\nsecond line")
 
     monkeypatch.setattr(training, "build", fail)
-    assert main(["reproduce", toy_recipe(tmp_path)]) == 1
+    assert main(["reproduce", recipe_file(tmp_path)]) == 1
     assert "RuntimeError: first line second line" in one_line(capsys)
 
 

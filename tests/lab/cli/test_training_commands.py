@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import json_lines
 import pytest
-from toys import REAL_DATA, one_line, toy_recipe
+from report_records import load_json
+from tiny_images import REAL_DATA
+from training_toys import one_line, recipe_file
 
 from gapped.lab import records
 from gapped.lab.cli.app import main
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return json_lines.load(folder / "records.jsonl")
+    return load_json(folder / "records.jsonl")
 
 
 def test_compare_takes_both_families(capsys, tmp_path):
@@ -76,7 +77,7 @@ def test_compare_takes_temperatures_from_where_they_are_named():
 
 def test_tensorboard(capsys, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is optional")
-    assert main(["reproduce", toy_recipe(tmp_path, epochs=2), "--out", "o", "--tensorboard"]) == 0
+    assert main(["reproduce", recipe_file(tmp_path, epochs=2), "--out", "o", "--tensorboard"]) == 0
     assert "tensorboard --logdir" in capsys.readouterr().out
     files = list((tmp_path / "o" / "tensorboard").rglob("events.out.tfevents.*"))
     assert len(files) == 2
@@ -114,7 +115,7 @@ def test_every_run_has_its_own_event_file(capsys, tmp_path):
 def test_tensorboard_is_missed_before_training(capsys, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert main(["reproduce", toy_recipe(tmp_path), "--out", "o", "--tensorboard"]) == 2
+    assert main(["reproduce", recipe_file(tmp_path), "--out", "o", "--tensorboard"]) == 2
     assert '--tensorboard needs tensorboard: pip install "gapped[lab]"' in one_line(capsys)
     assert not (tmp_path / "o").exists()
 
@@ -132,7 +133,7 @@ def test_reproduce_quick(capsys, tmp_path):
 
 
 def test_reproduce_several_share_a_folder(capsys, tmp_path):
-    assert main(["reproduce", toy_recipe(tmp_path), "smoke", "--quick", "--seeds", "1", "--epochs", "1"]) == 0
+    assert main(["reproduce", recipe_file(tmp_path), "smoke", "--quick", "--seeds", "1"]) == 0
     capsys.readouterr()
     assert {each["recipe"] for each in lines(tmp_path / "runs" / "toy-smoke-quick")} == {"toy", "smoke"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_images
+from tiny_images import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_images
 
 from gapped.errors import GappedError
 from gapped.lab import data

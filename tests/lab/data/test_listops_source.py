@@ -14,7 +14,7 @@ import pytest
 import torch
 import typer
 from listops_text import decode, encode, spans_of, value_of
-from toys import REAL_DATA
+from tiny_images import REAL_DATA
 from typer.testing import CliRunner
 
 from gapped.errors import GappedError

@@ -11,7 +11,7 @@ import pooch
 import pytest
 import requests
 import torch
-from toys import MIRRORS, TINY_CONTENTS, TINY_IMAGES, put_tiny_images
+from tiny_images import MIRRORS, TINY_CONTENTS, TINY_IMAGES, put_tiny_images
 
 from gapped.errors import GappedError
 from gapped.lab import data

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_toys import outcome, script_environment, train
+from subprocesses import TESTS, environment
+from training_toys import outcome, train
 
 from gapped.lab.cli.app import main
 from gapped.lab.engines import ray as ray_engine
@@ -78,7 +79,7 @@ def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=script_environment(),
+        env=environment(TESTS),
     )
 
 

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from training_toys import TABLE, script_environment, timeless, train
+from subprocesses import TESTS, environment
+from training_toys import TABLE, timeless, train
 
 from gapped.lab import data as data_sets
 from gapped.lab import records
@@ -182,7 +183,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=script_environment(),
+            env=environment(TESTS),
         )
         assert self._answer() == "ready\n"
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import seeded
+from subprocesses import environment, python
 from torch import Tensor
 from toy_tasks import tree_inputs
 
@@ -352,10 +352,8 @@ for name, kernel in [(name, kernel) for module in MODULES for name, kernel in va
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there they are compiled anyway")
 def test_every_kernel_compiles_for_a_gpu() -> None:
     """In a process without the interpreter; lines are read four elements at a time."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    wide = dict(line.split() for line in done.stdout.splitlines())
+    package = Path(gapped.__file__).parents[1]
+    printed = python("-c", COMPILE, env=environment(package, bare=True))
+    wide = dict(line.split() for line in printed.splitlines())
     assert len(wide) == 12
-    assert [name for name, found in wide.items() if found != "True"] == ["scores_kernel"]
+    assert [name for name, value in wide.items() if value != "True"] == ["scores_kernel"]
