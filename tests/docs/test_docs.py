@@ -138,10 +138,6 @@ def test_the_table_has_a_row_for_every_estimator(name: str) -> None:
     assert public in (gapped.estimators()[name], FUNCTIONS.get(name))
 
 
-def test_the_markers_for_records_are_there() -> None:
-    assert README.count("<!-- records:headline -->") == README.count("<!-- /records:headline -->") == 1
-
-
 def test_quickstart_prints_numbers_that_make_sense() -> None:
     printed = python(str(ROOT / "examples" / "quickstart.py"))
     best, uniform = map(float, re.findall(r"best possible cost (\S+), uniform choice (\S+)", printed)[0])

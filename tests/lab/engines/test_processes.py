@@ -90,18 +90,14 @@ def epochs_in(log: Path) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What the local engine makes of the smoke recipe."""
+    fleets = plan([find_recipe("smoke")])
+    assert [fleet.specs[0].epochs for fleet in fleets] == [EPOCHS] * FLEETS
     folder = tmp_path_factory.mktemp("local")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert len(train(find_recipe("smoke"), folder)) == 16
     torch.set_num_threads(threads)
     return outcome(folder)
-
-
-def test_the_smoke_recipe_has_eight_fleets():
-    fleets = plan([find_recipe("smoke")])
-    assert len(fleets) == FLEETS
-    assert {fleet.specs[0].epochs for fleet in fleets} == {EPOCHS}
 
 
 @pytest.mark.parametrize(
