@@ -18,7 +18,7 @@ from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.recipe import Recipe, recipe_from
 from gapped.lab.records import Curve, Images, Record
 from gapped.lab.store import Store
-from gapped.lab.training import Settings
+from gapped.lab.training import Interrupted, Settings
 
 # Two steps an epoch: small enough to train dozens of runs in a second.
 TABLE: dict[str, Any] = {
@@ -88,6 +88,14 @@ class Recorder(Callbacks):
     @property
     def runs(self) -> list[str]:
         return [spec.id for fleet in self.fleets for spec in fleet.specs]
+
+
+def interrupt(recipes: Sequence[Recipe] | Recipe, folder: Path, stop_after: int = 1) -> Recorder:
+    """Train until so many epochs are done."""
+    recorder = Recorder(stop_after)
+    with pytest.raises(Interrupted):
+        train(recipes, folder, callbacks=recorder)
+    return recorder
 
 
 def timeless(lines: Iterable[Record]) -> list[Record]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from training_toys import TABLE, Recorder, outcome, timeless, toy_recipe, train
+from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 from gapped.errors import GappedError
 from gapped.lab import records
 from gapped.lab.planning import Fleet, plan, request_hash
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.records import Curve, Record
-from gapped.lab.training import Interrupted
 
 # Fleets
 
@@ -121,13 +119,6 @@ def test_quick_and_full_runs_are_kept_apart(tmp_path):
 
 
 # Interruption
-
-
-def interrupt(recipes: Any, folder: Any, stop_after: int = 1) -> Recorder:
-    recorder = Recorder(stop_after)
-    with pytest.raises(Interrupted):
-        train(recipes, folder, callbacks=recorder)
-    return recorder
 
 
 def test_a_wanted_stop_saves_a_checkpoint_and_the_next_call_completes(tmp_path):

@@ -165,13 +165,6 @@ def test_offline_says_which_files_go_where(tmp_path):
     assert files_under(tmp_path) == []
 
 
-def test_download_off(tmp_path, monkeypatch):
-    urls = serve(monkeypatch, packed)
-    with pytest.raises(GappedError, match=f"mnist: downloading is off; put .* into {tmp_path}/mnist"):
-        data.load("mnist", tmp_path, download=False)
-    assert urls == []
-
-
 def test_without_pooch(monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(GappedError, match=r'needs pooch: pip install "gapped\[lab\]"; put '):

@@ -47,10 +47,6 @@ def test_the_command_prints_table_verdict_and_path(
     assert "1 of 3 runs of ST diverged" in shown
     assert str(folder / "report.html") in shown.replace("\n", "")
     assert "gapped compare" in (folder / "tables.md").read_text("utf-8")
-    out = folder / "elsewhere"
-    out.mkdir()
-    report(folder, out)
-    assert [p.name for p in out.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize("fill", [write_compare, write_vae])
