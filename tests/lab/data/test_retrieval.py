@@ -152,13 +152,8 @@ def test_offline_says_which_files_go_where(tmp_path):
     with pytest.raises(GappedError, match="could not be downloaded") as caught:
         TINY_IMAGES.load(None, progress=False, download=True)
     message = str(caught.value)
-    for words in (
-        *TINY_CONTENTS,
-        str(tmp_path / "xdg" / "gapped" / "tiny"),
-        MIRRORS[0],
-        "--data-dir",
-        "$GAPPED_DATA",
-    ):
+    home = str(tmp_path / "xdg" / "gapped" / "tiny")
+    for words in (*TINY_CONTENTS, home, MIRRORS[0], "--data-dir", "$GAPPED_DATA"):
         assert words in message
     assert "mirror.invalid: ConnectionError" in message
     assert "\n" not in message

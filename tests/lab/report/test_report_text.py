@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_records import many, record, write_compare, write_vae
@@ -51,10 +52,7 @@ def test_the_command_prints_table_verdict_and_path(
 
 @pytest.mark.parametrize("fill", [write_compare, write_vae])
 def test_tables_fit_an_ordinary_terminal(
-    tmp_path: Path,
-    fill: Callable[[Path], Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, fill: Callable[[Path], Path], capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = finished_runs(fill(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
