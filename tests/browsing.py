@@ -27,3 +27,16 @@ def contrast(a: str, b: str) -> float:
     """WCAG's contrast of two colours."""
     low, high = sorted((luminance(a), luminance(b)))
     return (high + 0.05) / (low + 0.05)
+
+
+def style(browser: Any, where: str, name: str) -> str:
+    """A computed property of the first element that a selector matches."""
+    script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    return str(browser.execute_script(script, where, name))
+
+
+def check_whole(browser: Any) -> None:
+    """The page has logged nothing, and is not wider than its window."""
+    assert browser.get_log("browser") == []
+    root = "document.documentElement"
+    assert browser.execute_script(f"return {root}.scrollWidth - {root}.clientWidth") <= 0

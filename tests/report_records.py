@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,21 @@ def many(label: str, values: list[float | None], **changes: Any) -> list[Record]
     return [record(label, seed, value, **changes) for seed, value in enumerate(values)]
 
 
-def lines(label: str, values: list[float | None]) -> list[dict[str, Any]]:
+def run_lines(label: str, values: list[float | None]) -> list[dict[str, Any]]:
     """Runs of one cell as they stand in their file."""
     return [run.to_json() for run in many(label, values)]
+
+
+def load_json(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines as plain objects, without the checks of `gapped.lab.records`."""
+    return [json.loads(text) for text in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def append_json(path: Path, objects: Iterable[dict[str, Any]]) -> None:
+    """Add JSON lines to a file, also such as `gapped.lab.records` would not write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(each) + "\n" for each in objects)
 
 
 def write_compare(folder: Path, seeds: int = 3, quick: bool = True) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gapped.lab import records
 from gapped.lab.engines.local import Local
@@ -15,7 +18,7 @@ from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.recipe import Recipe, recipe_from
 from gapped.lab.records import Curve, Images, Record
 from gapped.lab.store import Store
-from gapped.lab.training import Settings
+from gapped.lab.training import Interrupted, Settings
 
 # Two steps an epoch: small enough to train dozens of runs in a second.
 TABLE: dict[str, Any] = {
@@ -34,11 +37,29 @@ def toy_recipe(*estimators: str, name: str = "toy", **changes: Any) -> Recipe:
     return recipe_from({**TABLE, "cell": cells, **changes, "name": name}, "toy")
 
 
+def recipe_file(folder: Path, label: str = "GST", **changes: Any) -> str:
+    """The path of a recipe file, with two estimators, on a hundred digits."""
+    table = {**TABLE, "name": "toy", "train_images": 100, "epochs": 1, "seeds": 1, **changes}
+    cells = [{"label": label, "estimator": "gst"}, {"label": "GST-pi", "estimator": "gst:gap=expected"}]
+    path = folder / "toy.toml"
+    entries = [[f"{key} = {json.dumps(value)}" for key, value in each.items()] for each in (table, *cells)]
+    path.write_text("\n[[cell]]\n".join(map("\n".join, entries)))
+    return str(path)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The single line on standard error that a user error gives."""
+    output = capsys.readouterr()
+    assert re.fullmatch(r"gapped: [^\n]+\n", output.err), output.err
+    assert "Traceback" not in output.out + output.err
+    return output.err
+
+
 def train(recipes: Sequence[Recipe] | Recipe, folder: Path | Store, **settings: Any) -> list[Record]:
     """Train in this process, on the CPU."""
     store = folder if isinstance(folder, Store) else Store(folder)
-    asked = [recipes] if isinstance(recipes, Recipe) else recipes
-    return Local("cpu").run(asked, store, Settings(**settings))
+    tables = [recipes] if isinstance(recipes, Recipe) else recipes
+    return Local("cpu").run(tables, store, Settings(**settings))
 
 
 class Recorder(Callbacks):
@@ -69,6 +90,14 @@ class Recorder(Callbacks):
         return [spec.id for fleet in self.fleets for spec in fleet.specs]
 
 
+def interrupt(recipes: Sequence[Recipe] | Recipe, folder: Path, stop_after: int = 1) -> Recorder:
+    """Train until so many epochs are done."""
+    recorder = Recorder(stop_after)
+    with pytest.raises(Interrupted):
+        train(recipes, folder, callbacks=recorder)
+    return recorder
+
+
 def timeless(lines: Iterable[Record]) -> list[Record]:
     """Records without what may differ between equal runs: times, and the machine."""
     return [
@@ -90,9 +119,3 @@ def outcome(folder: Path) -> list[Any]:
         records.read(folder, Images),
     ]
     return [sorted(each, key=lambda line: str(line.key)) for each in lines]
-
-
-def script_environment() -> dict[str, str]:
-    """For a test file that runs as a script: one thread, and the helpers of the tests on the path."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}

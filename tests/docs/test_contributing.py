@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from subprocesses import environment, python
 
 ROOT = Path(__file__).parents[2]
 STEP = re.compile(
@@ -72,18 +70,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(root: Path, *command: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    process = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
-    return process.stdout
+    return python("-m", *command, cwd=root, env=environment(root / "src", bare=True))
 
 
 def test_the_recipe_touches_at_most_five_files() -> None:

@@ -5,11 +5,8 @@ README.md is collected as a doctest as well; here come the blocks without prompt
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ import torch
 import typer
 from conftest import FUNCTIONS
 from doc_pages import CALLS, PAGES, ROOT, SHELL, Block, blocks, blocks_of, commands_in
+from subprocesses import python
 from typer.main import get_command
 
 import gapped
@@ -140,16 +138,8 @@ def test_the_table_has_a_row_for_every_estimator(name: str) -> None:
     assert public in (gapped.estimators()[name], FUNCTIONS.get(name))
 
 
-def test_the_markers_for_records_are_there() -> None:
-    assert README.count("<!-- records:headline -->") == README.count("<!-- /records:headline -->") == 1
-
-
 def test_quickstart_prints_numbers_that_make_sense() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    script = str(ROOT / "examples" / "quickstart.py")
-    printed = subprocess.run(
-        [sys.executable, script], check=True, capture_output=True, text=True, timeout=120, env=environment
-    ).stdout
+    printed = python(str(ROOT / "examples" / "quickstart.py"))
     best, uniform = map(float, re.findall(r"best possible cost (\S+), uniform choice (\S+)", printed)[0])
     excess = dict(re.findall(r"^(Gumbel-softmax|GST) +(\S+) \+-", printed, flags=re.M))
     assert set(excess) == {"Gumbel-softmax", "GST"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from subprocesses import environment, python
 
 import gapped
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
-PAIR = ("--estimator", "gst:gap=1.2", "--estimator", "straight-through")
+PAIR = ["gst:gap=1.2", "straight-through"]
 Table = dict[str, dict[str, list[float]]]
 
 
@@ -40,23 +39,34 @@ def table_in(printed: str) -> Table:
     }
 
 
-def loaded(monkeypatch: pytest.MonkeyPatch, name: str, run_name: str = "example") -> dict[str, Any]:
-    """The names that an example defines; called as ``"__main__"`` it runs."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    with torch.random.fork_rng():
-        return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name=run_name)
+class Runner:
+    """Runs examples in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def names(self, example: str, run_name: str = "example") -> dict[str, Any]:
+        """The names that an example defines; called as ``"__main__"`` it runs."""
+        self.monkeypatch.syspath_prepend(str(EXAMPLES))
+        with torch.random.fork_rng():
+            return runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name=run_name)
+
+    def printed(self, example: str, *options: str) -> str:
+        self.monkeypatch.setattr(sys, "argv", [f"{example}.py", *options])
+        self.names(example, "__main__")
+        return self.capsys.readouterr().out
+
+    def table(self, example: str, steps: int, *estimators: str) -> Table:
+        """The table that an example prints for one seed."""
+        options = [word for name in estimators for word in ("--estimator", name)]
+        printed = self.printed(example, "--steps", str(steps), "--seeds", "1", *options)
+        check_columns(printed)
+        return table_in(printed)
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, steps: int, *options: str
-) -> Table:
-    """The table that an example prints for one seed."""
-    arguments = [f"{name}.py", "--steps", str(steps), "--seeds", "1", *(options or PAIR)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    loaded(monkeypatch, name, "__main__")
-    printed = capsys.readouterr().out
-    check_columns(printed)
-    return table_in(printed)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    return Runner(monkeypatch, capsys)
 
 
 def check_columns(printed: str) -> None:
@@ -66,21 +76,11 @@ def check_columns(printed: str) -> None:
     assert names in [[name.strip() for name in line.split("|")] for line in PAGE.splitlines()]
 
 
-def started(command: list[str]) -> str:
+def started(*command: str) -> str:
     """What a command prints in a fresh interpreter with warnings as errors."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(EXAMPLES), *filter(None, [environment.get("PYTHONPATH")])]
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    printed = python("-W", "error", *command, env=environment(EXAMPLES))
+    check_columns(printed)
+    return printed
 
 
 @pytest.mark.parametrize(
@@ -92,27 +92,16 @@ def started(command: list[str]) -> str:
         ("policy", "above the best plan", 80, 0.3),
     ],
 )
-def test_training_helps(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    column: str,
-    steps: int,
-    factor: float,
-) -> None:
+def test_training_helps(run: Runner, name: str, column: str, steps: int, factor: float) -> None:
     """After some steps every estimator is clearly better than after one."""
-    first, last = (run(monkeypatch, capsys, name, count) for count in (1, steps))
-    assert list(first) == list(last) == ["gst:gap=1.2", "straight-through"]
+    first, last = (run.table(name, count, *PAIR) for count in (1, steps))
+    assert list(first) == list(last) == PAIR
     for estimator in last:
         assert last[estimator][column][0] < factor * first[estimator][column][0]
 
 
-def test_a_row_for_every_default_and_a_mean_over_seeds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["policy.py", "--steps", "1", "--seeds", "2"])
-    loaded(monkeypatch, "policy", "__main__")
-    printed = capsys.readouterr().out
+def test_a_row_for_every_default_and_a_mean_over_seeds(run: Runner) -> None:
+    printed = run.printed("policy", "--steps", "1", "--seeds", "2")
     assert list(table_in(printed)) == ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo:samples=4"]
     assert printed.count("±") == 2 * 5 + 1
 
@@ -126,28 +115,23 @@ def test_a_row_for_every_default_and_a_mean_over_seeds(
     ],
     ids=lambda value: str(value),
 )
-def test_a_wrong_option_is_answered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["vq_autoencoder.py", *options])
+def test_a_wrong_option_is_answered(run: Runner, options: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as stopped:
-        loaded(monkeypatch, "vq_autoencoder", "__main__")
+        run.printed("vq_autoencoder", *options)
     assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in run.capsys.readouterr().err
 
 
-def test_the_codebook_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    row = run(monkeypatch, capsys, "vq_autoencoder", 60, "--estimator", "gst")["gst"]
+def test_the_codebook_is_used(run: Runner) -> None:
+    row = run.table("vq_autoencoder", 60, "gst")["gst"]
     assert 2 < row["perplexity"][0] <= row["codes used"][0] <= 32
 
 
-def test_the_router_passes_by_what_is_down_or_full(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loads = run(monkeypatch, capsys, "moe_router", 1, "--estimator", "gst")["gst"]["load, sorted"]
+def test_the_router_passes_by_what_is_down_or_full(run: Runner) -> None:
+    loads = run.table("moe_router", 1, "gst")["gst"]["load, sorted"]
     assert loads[0] == 0
     assert sum(loads) == pytest.approx(1, abs=0.03)
-    names = loaded(monkeypatch, "moe_router")
+    names = run.names("moe_router")
     # Everybody wants the first expert.
     logits = torch.tensor([9.0, 0.0, 0.0, 0.0, 0.0]).repeat(40, 1).requires_grad_()
     for places, taken in ((40, 40), (10, 40), (6, 24)):
@@ -161,20 +145,18 @@ def test_the_router_passes_by_what_is_down_or_full(
     assert logits.grad[:, names["DOWN"]].count_nonzero() == 0
 
 
-def test_the_relevant_features_are_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = run(monkeypatch, capsys, "feature_selection", 250, "--estimator", "gst")["gst"]
+def test_the_relevant_features_are_found(run: Runner) -> None:
+    row = run.table("feature_selection", 250, "gst")["gst"]
     assert row["relevant found"][0] > 0.6  # two of three; 0.1 by chance
-    names = loaded(monkeypatch, "feature_selection")
-    chosen = names["Selector"](gapped.GST())(100)
-    assert ((chosen == 0) | (chosen == 1)).all()
-    assert (chosen.sum(-1) == names["PICKS"]).all()
+    names = run.names("feature_selection")
+    picks = names["Selector"](gapped.GST())(100)
+    assert ((picks == 0) | (picks == 1)).all()
+    assert (picks.sum(-1) == names["PICKS"]).all()
 
 
 @pytest.mark.parametrize("estimator", [gapped.GST(), gapped.RLOO(4), gapped.Exact()], ids=repr)
-def test_the_policy_takes_no_action_that_is_masked(monkeypatch: pytest.MonkeyPatch, estimator: Any) -> None:
-    names = loaded(monkeypatch, "policy")
+def test_the_policy_takes_no_action_that_is_masked(run: Runner, estimator: Any) -> None:
+    names = run.names("policy")
     state, works = names["states"](20, torch.Generator().manual_seed(0))
     assert not works.all()
     plans = []
@@ -190,8 +172,8 @@ def test_the_policy_takes_no_action_that_is_masked(monkeypatch: pytest.MonkeyPat
     assert logits.grad.count_nonzero() > 0
 
 
-def test_the_best_plan_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = loaded(monkeypatch, "policy")
+def test_the_best_plan_is_the_best(run: Runner) -> None:
+    names = run.names("policy")
     state, works = names["states"](3, torch.Generator().manual_seed(1))
     best = []
     for puck in range(3):
@@ -230,8 +212,7 @@ def test_data_parallel_ranks_share_weights_and_not_noise(tmp_path: Path) -> None
     script = tmp_path / "every_way.py"
     script.write_text(EVERY_WAY)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    printed = started([*launch, str(script), "--estimator", "gst", "--steps", "40"])
-    check_columns(printed)
+    printed = started(*launch, str(script), "--estimator", "gst", "--steps", "40")
     # Some releases of torch print about their connections first.
     own, same, sharded = json.loads(next(line for line in printed.splitlines() if line.startswith("[{")))
     assert table_in(printed)["gst"] == {name: [pytest.approx(own[name], abs=5e-4)] for name in own}
@@ -262,17 +243,11 @@ def needs(package: str) -> pytest.MarkDecorator:
 )
 def test_examples_of_other_packages_learn(name: str, steps: int, column: str, most: float) -> None:
     options = ["--steps", str(steps), "--seeds", "1", "--estimator", "gst"]
-    printed = started([str(EXAMPLES / f"{name}.py"), *options])
-    check_columns(printed)
+    printed = started(str(EXAMPLES / f"{name}.py"), *options)
     assert table_in(printed)["gst"][column][0] < most
 
 
-def test_every_example_has_its_place_on_the_page() -> None:
-    for script in EXAMPLES.glob("*.py"):
-        if script.name != "common.py":
-            assert f"](../examples/{script.name})" in PAGE, script.name
-
-
-def test_the_commands_on_the_page_are_those_of_the_examples() -> None:
-    named = set(re.findall(r"^(?:python|torchrun .*?) examples/(\w+)\.py", PAGE, flags=re.M))
-    assert named == {script.stem for script in EXAMPLES.glob("*.py")} - {"common"}
+def test_every_example_has_its_place_and_its_command_on_the_page() -> None:
+    scripts = {script.stem for script in EXAMPLES.glob("*.py")} - {"common"}
+    assert set(re.findall(r"\]\(\.\./examples/(\w+)\.py\)", PAGE)) >= scripts
+    assert set(re.findall(r"^(?:python|torchrun .*?) examples/(\w+)\.py", PAGE, flags=re.M)) == scripts

@@ -25,7 +25,7 @@ THETA = torch.tensor(LOGITS, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def full() -> dict[str, str]:
     return figures()
 
 
@@ -76,18 +76,18 @@ def test_simulated_gaps_have_the_mean_of_lemma_1() -> None:
 # The files
 
 
-def test_the_committed_pictures_are_what_the_command_draws(made: dict[str, str]) -> None:
+def test_the_committed_pictures_are_what_the_command_draws(full: dict[str, str]) -> None:
     for name in PICTURES[:3]:
         committed = (ROOT / "docs" / "figures" / name).read_text("utf-8")
-        assert same_drawing(committed, made[name]), name
-    assert (ROOT / "docs" / "figures" / "simplex.html").read_text("utf-8") == made["simplex.html"]
+        assert same_drawing(committed, full[name]), name
+    assert (ROOT / "docs" / "figures" / "simplex.html").read_text("utf-8") == full["simplex.html"]
     page = (ROOT / "docs" / "pictures.md").read_text("utf-8")
     assert set(re.findall(r"\(figures/([\w.-]+)\)", page)) == set(PICTURES)
 
 
-def test_pictures_describe_themselves(made: dict[str, str]) -> None:
+def test_pictures_describe_themselves(full: dict[str, str]) -> None:
     for name in PICTURES[:3]:
-        root = ElementTree.fromstring(made[name])
+        root = ElementTree.fromstring(full[name])
         assert len(root.attrib["aria-label"]) > 40
         titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
         assert len(titles) == (len(PROBABILITIES) if name == "expected-gap.svg" else 3)
@@ -98,16 +98,16 @@ def dots(svg: str) -> int:
     return len(re.findall(r"M (\S+ \S+) \nL \1 ", svg))
 
 
-def test_every_sample_is_drawn_and_quick_draws_fewer(made: dict[str, str], quick: dict[str, str]) -> None:
+def test_every_sample_is_drawn_and_quick_draws_fewer(full: dict[str, str], quick: dict[str, str]) -> None:
     # STGS and GST 400 each, GR-MC half of that, and the 100 behind one of them.
-    assert dots(made["simplex-samples.svg"]) == 400 + 400 + 200 + 100
+    assert dots(full["simplex-samples.svg"]) == 400 + 400 + 200 + 100
     assert dots(quick["simplex-samples.svg"]) == 100 + 100 + 50 + 100
     assert "mean of 300 simulated gaps" in quick["expected-gap.svg"]
-    assert quick["simplex.html"] == made["simplex.html"]
+    assert quick["simplex.html"] == full["simplex.html"]
 
 
-def test_the_page_loads_nothing(made: dict[str, str]) -> None:
-    page = made["simplex.html"]
+def test_the_page_loads_nothing(full: dict[str, str]) -> None:
+    page = full["simplex.html"]
     assert "default-src 'none'" in page
     assert not re.findall(
         r"https?://|<link(?! rel=\"icon\" href=\"data:,\")|src=|@import|url\(|fetch\(", page
@@ -117,12 +117,7 @@ def test_the_page_loads_nothing(made: dict[str, str]) -> None:
 # The command
 
 
-@pytest.fixture
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.usefixtures("sandbox")
 def test_the_command_draws_the_same_bytes_again(
     capsys: pytest.CaptureFixture[str], quick: dict[str, str]
 ) -> None:
@@ -131,12 +126,12 @@ def test_the_command_draws_the_same_bytes_again(
     for name in PICTURES[1:]:
         (folder / name).write_text(quick[name], "utf-8")
     assert main(["reproduce", "figures", "--quick"]) == 0
-    said = [f"written: {folder / PICTURES[0]}", *(f"unchanged: {folder / name}" for name in PICTURES[1:])]
-    assert capsys.readouterr().out.splitlines() == said
+    lines = [f"written: {folder / PICTURES[0]}", *(f"unchanged: {folder / name}" for name in PICTURES[1:])]
+    assert capsys.readouterr().out.splitlines() == lines
     assert (folder / PICTURES[0]).read_text("utf-8") == quick[PICTURES[0]]
 
 
-@pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.usefixtures("sandbox")
 def test_a_folder_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert re.fullmatch(r"gapped: file\S* cannot be written \(.*\)\n", capsys.readouterr().err)
 
 
-@pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.usefixtures("sandbox")
 def test_figures_beside_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr(reproduce, "draw_figures", lambda folder, quick: asked.append((str(folder), quick)))

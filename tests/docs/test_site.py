@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from subprocesses import python
 
 import gapped
 
@@ -21,15 +19,8 @@ LOADING = {"src", "srcset", "poster", "data", "href", "xlink:href", "style"}
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sphinx", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "-b", "html"]
-    build = subprocess.run(
-        [*command, "-d", str(folder / "trees"), str(DOCS), str(folder / "html")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert build.returncode == 0, build.stderr
+    folders = ("-d", str(folder / "trees"), str(DOCS), str(folder / "html"))
+    python("-m", "sphinx", "--fail-on-warning", "--quiet", "-b", "html", *folders)
     return folder / "html"
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from training_toys import TABLE, Recorder, outcome, timeless, toy_recipe, train
+from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 from gapped.errors import GappedError
 from gapped.lab import records
 from gapped.lab.planning import Fleet, plan, request_hash
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.records import Curve, Record
-from gapped.lab.training import Interrupted
 
 # Fleets
 
@@ -48,6 +46,7 @@ def test_fleets_are_as_even_as_their_limit_allows():
     assert sum(sizes) == 1000
     assert max(sizes) <= 400, "more do not fit on a device"
     assert max(sizes) - min(sizes) < len(sizes)
+    assert request_hash([recipe]) != request_hash([replace(recipe, runs_per_fleet=4)])
 
 
 def test_plans_follow_from_the_recipes_alone():
@@ -60,12 +59,6 @@ def test_equal_estimators_are_neighbours_in_a_fleet():
     (fleet,) = plan([toy_recipe("gst", "straight-through", "gst:gap=0.5", seeds=2)])
     names = [spec.estimator for spec in fleet.specs]
     assert names in (["gst"] * 4 + ["straight-through"] * 2, ["straight-through"] * 2 + ["gst"] * 4)
-
-
-def test_runs_per_fleet_splits_and_is_part_of_the_request():
-    whole, split = find_recipe("smoke", runs_per_fleet=16), find_recipe("smoke", runs_per_fleet=1)
-    assert [len(plan([each])) for each in (whole, split)] == [1, 16]
-    assert request_hash([whole]) != request_hash([split])
 
 
 # Skipping and sharing
@@ -85,10 +78,10 @@ def test_another_recipe_reuses_the_runs_it_shares(tmp_path):
     first = toy_recipe("gst", "straight-through", name="a")
     second = toy_recipe("gst", "reinmax:tau=1.0", name="b")
     lines, recorder = train(first, tmp_path), Recorder()
-    more = train(second, tmp_path, callbacks=recorder)
-    assert recorder.runs == [second.entries[1].spec.id]
-    assert [each.recipe for each in more] == ["b", "b"]
-    assert more[0] == replace(lines[0], recipe="b")
+    both = train([first, second], tmp_path, callbacks=recorder)
+    assert recorder.runs == [second.entries[1].spec.id], "a finished run is never recomputed"
+    assert [each.recipe for each in both] == ["a", "a", "b", "b"]
+    assert both[:3] == [*lines, replace(lines[0], recipe="b")]
     keys = [each.key for each in records.read(tmp_path, Record)]
     assert len(keys) == len(set(keys)) == 4
     assert len(records.read(tmp_path, Curve)) == 3
@@ -96,14 +89,6 @@ def test_another_recipe_reuses_the_runs_it_shares(tmp_path):
     for recipe in (second, first):
         train(recipe, tmp_path, callbacks=again)
     assert again.fleets == []
-
-
-def test_finished_runs_are_not_trained_again_beside_unfinished_ones(tmp_path):
-    first, second = toy_recipe("gst", name="a"), toy_recipe("straight-through", name="b")
-    lines, recorder = train(first, tmp_path), Recorder()
-    both = train([first, second], tmp_path, callbacks=recorder)
-    assert both[0] == lines[0]
-    assert recorder.runs == [second.entries[0].spec.id], "a finished run is never recomputed"
 
 
 def test_recipes_trained_together_share_runs_and_fleets(tmp_path):
@@ -134,13 +119,6 @@ def test_quick_and_full_runs_are_kept_apart(tmp_path):
 
 
 # Interruption
-
-
-def interrupt(recipes: Any, folder: Any, stop_after: int = 1) -> Recorder:
-    recorder = Recorder(stop_after)
-    with pytest.raises(Interrupted):
-        train(recipes, folder, callbacks=recorder)
-    return recorder
 
 
 def test_a_wanted_stop_saves_a_checkpoint_and_the_next_call_completes(tmp_path):

@@ -83,10 +83,6 @@ def test_grids_are_the_paper_s(name):
         assert {key: getattr(entry.spec, key) for key in settings} == settings
 
 
-def test_packaged_recipes_are_those_and_a_smoke_test():
-    assert set(GRIDS) | {"smoke"} <= set(known_recipes())
-
-
 def test_cells_that_the_paper_marks_as_failing_are_run():
     cells = {(entry.label, entry.spec.tau) for entry in find_recipe("vae").entries}
     marked = {cell for cell in cells if is_marked_x("vae", *cell)}
@@ -127,14 +123,6 @@ def test_grid_expansion():
     assert {e.spec.epochs for e in recipe.entries} == {80}, "the protocol's own"
 
 
-def test_a_cell_may_have_fewer_seeds():
-    cells = [{"estimator": "gst", "seeds": 3}, {"estimator": "straight-through"}]
-    for seeds, expected, rest in ((10, [0, 1, 2], 10), ([4, 7, 9, 1], [4, 7, 9], 4)):
-        entries = toy(seeds=seeds, cell=cells).entries
-        assert [e.spec.seed for e in entries if e.spec.estimator == "gst"] == expected
-        assert len([e for e in entries if e.spec.estimator != "gst"]) == rest
-
-
 def seeds_of_a_cell(own: Any, **how: Any) -> list[int]:
     """Of a cell with `own`, where the recipe has three; `how` may have other ones, or None."""
     table = {**TABLE, "seeds": how.pop("recipe", [4, 7, 9]), "cell": [{"estimator": "gst", "seeds": own}]}
@@ -147,6 +135,9 @@ def test_the_seeds_of_a_cell_are_its_list_or_the_first_of_the_recipe():
     assert seeds_of_a_cell(2) == [4, 7]
     assert seeds_of_a_cell(2, recipe=None) == [0, 1]
     assert seeds_of_a_cell([7, 8], recipe=None) == [7, 8]
+    assert seeds_of_a_cell(3, recipe=10) == [0, 1, 2]
+    cells = [{"estimator": "gst", "seeds": 1}, {"estimator": "straight-through"}]
+    assert [e.spec.seed for e in toy(cell=cells).entries] == [0, 0, 1], "each cell has its own"
     message = rejected({**TABLE, "cell": [{"estimator": "gst", "seeds": 5}]})
     assert "[[cell]]: seeds: got 5, expected at most the recipe's 2" in message
 
@@ -179,13 +170,10 @@ def test_overrides_come_last():
     assert (len(forced.entries), forced.entries[0].spec.epochs, forced.entries[0].spec.tau) == (4, 3, 0.1)
 
 
-def test_labels_may_name_what_the_grid_varies():
+def test_labels_may_name_what_the_grid_varies_and_do_by_default():
     cell = {"estimator": "gst", "options": {"gap": [0.5, 2.0]}, "label": "{gap} at {tau}"}
     labels = [entry.label for entry in toy(tau=[0.5, 1.0], seeds=1, cell=[cell]).entries]
     assert sorted(labels) == ["0.5 at 0.5", "0.5 at 1.0", "2.0 at 0.5", "2.0 at 1.0"]
-
-
-def test_default_labels_name_what_a_list_varies():
     cell = {"estimator": "gst", "options": {"gap": 1.0}, "rate_decay": ["cosine"]}
     rates = {**cell, "learning_rate": [1e-5, 1e-2], "tau": [0.5, 1.0]}
     labels = [entry.label for entry in toy(seeds=1, cell=[rates]).entries]
@@ -196,10 +184,7 @@ def test_default_labels_name_what_a_list_varies():
 TWINS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "a list": ([{"estimator": "gst", "label": "R", "learning_rate": [0.1, 0.2]}], "learning_rate"),
     "options": ([{"estimator": "gst", "label": "R", "options": {"gap": [0.1, 0.2]}}], "options"),
-    "two cells": (
-        [{"estimator": "gst"}, {"estimator": "gst", "schedule": {"kind": "annealed"}}],
-        "schedule",
-    ),
+    "two cells": ([{"estimator": "gst"}, {"estimator": "gst", "schedule": {"kind": "annealed"}}], "schedule"),
 }
 
 
@@ -249,7 +234,9 @@ def test_files(tmp_path):
 # Rejection
 
 
-def test_unknown_keys_are_rejected_with_the_known_ones():
+def test_unknown_and_missing_keys_are_named():
+    for key in ("name", "task", "protocol"):
+        assert f"missing key '{key}'" in rejected({k: v for k, v in TABLE.items() if k != key})
     message = rejected({**TABLE, "epoch": 3})
     assert "toy.toml: unknown key 'epoch'" in message
     assert "epochs" in message
@@ -300,6 +287,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "learning_rate 0": ({"learning_rate": 0.0}, "learning_rate"),
     "learning_rate negative": ({"learning_rate": -1e-3}, "learning_rate"),
     "learning_rate text": ({"learning_rate": "slow"}, "learning_rate"),
+    "variance_samples negative": ({"variance_samples": -1}, "variance_samples: got -1"),
+    "entropy_steps negative": ({"entropy_steps": -1}, "entropy_steps: got -1"),
     "variance_samples 1": ({"variance_samples": 1}, "variance_samples"),
     "variance_images 0": ({"variance_samples": 9, "variance_images": 0}, "variance_images"),
     "seeds of a cell 0": ({"cell": [{"estimator": "gst", "seeds": 0}]}, "seeds"),
@@ -308,10 +297,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "title number": ({"title": 3}, "title"),
     "variance_every_epoch text": ({"variance_every_epoch": "no"}, "variance_every_epoch: got 'no'"),
     "tau without use": ({"cell": [{"estimator": "rloo", "tau": 0.5}]}, "tau: got 0.5, .* rloo has no temp"),
-    "tau as option": (
-        {"cell": [{"estimator": "rloo", "options": {"tau": 0.5}}]},
-        "tau: got 0.5",
-    ),
+    "tau as option": ({"cell": [{"estimator": "rloo", "options": {"tau": 0.5}}]}, "tau: got 0.5"),
     # Each of these once ended in an error of Python's.
     "task list": ({"task": ["vae"]}, r"task: got \['vae'\]"),
     "protocol list": ({"protocol": [["x"]]}, r"protocol: got \['x'\]"),
@@ -329,20 +315,10 @@ def test_counts_are_whole_and_positive(name, value):
     assert f"{name}: got {value!r}" in rejected({**TABLE, name: value})
 
 
-@pytest.mark.parametrize("name", ["variance_samples", "entropy_steps"])
-def test_measurements_have_no_negative_size(name):
-    assert f"{name}: got -1" in rejected({**TABLE, name: -1})
-
-
 @pytest.mark.parametrize("what", BAD)
 def test_bad_values_are_rejected_in_one_line(what):
     changes, pattern = BAD[what]
     assert re.search(pattern, rejected({**TABLE, **changes}))
-
-
-@pytest.mark.parametrize("key", ["name", "task", "protocol"])
-def test_missing_keys_are_named(key):
-    assert f"missing key '{key}'" in rejected({k: v for k, v in TABLE.items() if k != key})
 
 
 @pytest.mark.parametrize(

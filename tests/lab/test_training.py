@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import MEMBERS
-from training_toys import Recorder, timeless, toy_recipe, train
+from training_toys import Recorder, interrupt, timeless, toy_recipe, train
 
 import gapped
 from gapped.errors import GappedError
@@ -107,9 +107,6 @@ def test_entropy_recipes_train_so_many_steps_and_no_more(tmp_path):
     gst, sharp, flat = (each.metrics["surrogate_entropy"] for each in lines)
     assert 0 < sharp < flat < math.log(8)
     assert 0 < gst < math.log(8)
-
-
-def test_more_entropy_steps_than_an_epoch_has(tmp_path):
     (line,) = train(toy_recipe("gst", entropy_steps=3, epochs=1), tmp_path)
     assert line.error == "entropy_steps: got 3, expected at most 2, one epoch"
 
@@ -168,18 +165,17 @@ def test_a_run_whose_very_last_step_breaks_it_is_not_called_sound(tmp_path):
 
 
 def test_checkpoints_are_written_at_intervals(tmp_path, monkeypatch):
-    saved: list[int] = []
-    monkeypatch.setattr(Store, "save_checkpoint", lambda self, key, state: saved.append(state["epoch"]))
+    epochs: list[int] = []
+    monkeypatch.setattr(Store, "save_checkpoint", lambda self, key, state: epochs.append(state["epoch"]))
     train(toy_recipe(epochs=3), tmp_path / "a", checkpoint_seconds=3600)
-    assert saved == []
+    assert epochs == []
     train(toy_recipe(epochs=3), tmp_path / "b", checkpoint_seconds=0)
-    assert saved[:2] == [1, 2]
+    assert epochs[:2] == [1, 2]
 
 
 def stopped_after_one_epoch(recipe: Any, folder: Path) -> Path:
     """The checkpoint of an interrupted command."""
-    with pytest.raises(Interrupted):
-        train(recipe, folder, callbacks=Recorder(stop_after=1))
+    interrupt(recipe, folder)
     (path,) = (folder / "checkpoints").glob("*.pt")
     return path
 

@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import torch
+from training_toys import one_line
 
 from gapped.lab.cli.app import main
 
@@ -23,9 +24,7 @@ def here(tmp_path, monkeypatch):
 def refusal(capsys, *arguments: str) -> str:
     """The one line that the command ends with."""
     assert main(["diagnose", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
+    return one_line(capsys)
 
 
 def test_it_prints_a_table_and_writes_it_down(here, capsys):

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import json_lines
 import pytest
 import torch
-from toys import TINY_IMAGES, many, put_tiny_images, toy_recipe
+from report_records import append_json, load_json, run_lines
+from tiny_images import TINY_IMAGES, put_tiny_images
+from training_toys import recipe_file
 
 from gapped.errors import GappedError
 from gapped.lab.cli.app import main
@@ -98,10 +99,8 @@ def answer(*arguments: str) -> str:
 @pytest.fixture(scope="module")
 def folder() -> dict[str, Any]:
     """A few lines of each file of results, cut short."""
-    lines = {
-        name: [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text("utf-8").splitlines()]
-        for name in ("records", "curves", "images", "trees", "bench")
-    }
+    names = ("records", "curves", "images", "trees", "bench")
+    lines = {name: load_json(RESULTS / f"{name}.jsonl") for name in names}
     trees = lines["trees"][:1]
     kept = [r for r in lines["records"] if r["id"] == trees[0]["id"]]
     for recipe in ("compare", "gap-grid"):
@@ -118,7 +117,7 @@ def folder() -> dict[str, Any]:
 def test_damaged_results_are_reported_or_refused(name: str, folder: dict[str, Any], tmp_path: Path) -> None:
     rng, end = random.Random(name), time.monotonic() + SECONDS
     for others in [name] if name == "bench" else ["records", "curves", "images", "trees"]:
-        json_lines.append(tmp_path / f"{others}.jsonl", folder[others])
+        append_json(tmp_path / f"{others}.jsonl", folder[others])
     path = tmp_path / f"{name}.jsonl"
     whole, tried, refused = path.read_bytes(), 0, 0
     while tried < 16 and time.monotonic() < end:
@@ -147,7 +146,7 @@ def test_a_damaged_recipe_is_refused() -> None:
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     rng, end = random.Random(0), time.monotonic() + SECONDS
-    prepare([load_recipe(Path(toy_recipe(tmp_path, seeds=2)), runs_per_fleet=2)], Store(tmp_path / "whole"))
+    prepare([load_recipe(Path(recipe_file(tmp_path, seeds=2)), runs_per_fleet=2)], Store(tmp_path / "whole"))
     (kept,) = (tmp_path / "whole" / "checkpoints").glob("*.plan.json")
     plan, refused = json.loads(kept.read_bytes()), 0
     for attempt in range(40):
@@ -167,15 +166,7 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
 def test_damaged_logits_are_refused(tmp_path: Path) -> None:
     rng, end = random.Random(0), time.monotonic() + SECONDS
     zeros = torch.zeros(3, 4)
-    odd = [
-        zeros.to_sparse(),
-        zeros.int(),
-        zeros[0, 0],
-        torch.zeros(0, 4),
-        torch.zeros(3, 0),
-        [zeros],
-        {"a": 1},
-    ]
+    odd: list[Any] = [zeros.to_sparse(), zeros.int(), zeros[0, 0], zeros[:0], zeros[:, :0], [zeros], {"a": 1}]
     odd += [zeros.cfloat(), zeros / 0, torch.zeros(3, 4, device="meta"), torch.nn.Parameter(zeros), None]
     buffer = io.BytesIO()
     torch.save(zeros, buffer)
@@ -213,10 +204,11 @@ def test_a_fault_is_named(value: Any, form: Any, problem: str) -> None:
 
 def test_a_metric_out_of_range_counts_as_a_lost_run(tmp_path: Path, capsys: Any) -> None:
     """The report says so, and shows the other numbers as ever."""
-    runs = many("GST", [1e150, 1.0, 1.2]) + many("ST", [-1e308, 1e308, 1e39]) + many("big", [1e30, 2e30])
-    json_lines.append(tmp_path / "records.jsonl", runs)
+    values = {"GST": [1e150, 1.0, 1.2], "ST": [-1e308, 1e308, 1e39], "big": [1e30, 2e30]}
+    runs = [line for label, numbers in values.items() for line in run_lines(label, numbers)]
+    append_json(tmp_path / "records.jsonl", runs)
     curves = [{"id": r["id"], "epoch": [1, 2], "test_negative_elbo": [1e308, 1e150]} for r in runs]
-    json_lines.append(tmp_path / "curves.jsonl", curves)
+    append_json(tmp_path / "curves.jsonl", curves)
     assert main(["report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "1 of 3 runs of GST diverged" in out

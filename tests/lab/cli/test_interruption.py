@@ -11,17 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import json_lines
 import pytest
 import torch
+from report_records import load_json
 from rich.console import Console
-from toys import one_line, toy_recipe
+from training_toys import one_line, recipe_file, toy_recipe, train
 
-from gapped.lab import records, training
+from gapped.lab import records
 from gapped.lab.cli.app import main
 from gapped.lab.cli.progress_display import Display
-from gapped.lab.engines.local import Local
-from gapped.lab.recipe import recipe_from
 from gapped.lab.store import Store
 
 pytestmark = pytest.mark.usefixtures("sandbox", "one_thread")
@@ -36,7 +34,7 @@ def one_thread():
 
 
 def numbers(folder: str) -> list[Any]:
-    lines = json_lines.load(Path(folder) / "records.jsonl")
+    lines = load_json(Path(folder) / "records.jsonl")
     return [(each["recipe"], each["id"], each["metrics"]) for each in lines]
 
 
@@ -53,7 +51,7 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, call):
     class FullFile(io.FileIO):
         write = full  # type: ignore[assignment]
 
-    command = ["reproduce", toy_recipe(tmp_path), "--out", "o"]
+    command = ["reproduce", recipe_file(tmp_path), "--out", "o"]
     with monkeypatch.context() as patch:
         if call == "fsync":
             patch.setattr(records.os, "fsync", full)
@@ -67,7 +65,7 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, call):
 
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_command_interrupted_on_a_full_disk_says_what_is_kept(capsys, tmp_path, monkeypatch, earlier):
-    command = ["reproduce", toy_recipe(tmp_path, epochs=3), "--device", "cpu", "--out", "o", "--minutes", "0"]
+    command = ["reproduce", recipe_file(tmp_path, epochs=3), "--out", "o", "--minutes", "0"]
     if earlier:
         assert main(command) == 3
         assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
@@ -82,7 +80,7 @@ def test_a_command_interrupted_on_a_full_disk_says_what_is_kept(capsys, tmp_path
 
 def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_path):
     """No time at all is enough for an epoch: it ends after each of them."""
-    command = ["reproduce", toy_recipe(tmp_path, epochs=2), "--device", "cpu", "--out"]
+    command = ["reproduce", recipe_file(tmp_path, epochs=2), "--device", "cpu", "--out"]
     for _ in range(2):
         assert main([*command, "stopped", "--minutes", "0"]) == 3
         assert "out of time; the same command goes on" in capsys.readouterr().err
@@ -95,7 +93,7 @@ def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_with_a_checkpoint_and_the_same_command_completes(number, capsys, tmp_path):
-    arguments = ["reproduce", toy_recipe(tmp_path, epochs=300), "--device", "cpu", "--out"]
+    arguments = ["reproduce", recipe_file(tmp_path, epochs=300), "--device", "cpu", "--out"]
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "gapped", *arguments, "stopped"],
         stdout=subprocess.PIPE,
@@ -135,15 +133,12 @@ def test_the_second_ctrl_c_stops_at_once():
 
 def test_a_terminal_gets_a_live_table(tmp_path):
     screen = Console(file=io.StringIO(), force_terminal=True, width=120)
-    cells = [
-        {"estimator": "gst", "label": "sound"},
-        {"estimator": "gst", "label": "broken", "learning_rate": 1e30},
-    ]
-    table = {"name": "t", "task": "vae", "protocol": "digits-8x8", "data": "digits", "train_images": 100}
-    recipe = recipe_from({**table, "epochs": 2, "cell": cells}, "t")
+    cell = {"estimator": "gst", "label": "sound"}
     with Display(screen) as display:
-        Local("cpu").run([recipe], Store(tmp_path), training.Settings(callbacks=display))
+        train(
+            toy_recipe(cell=[cell, {**cell, "label": "broken", "learning_rate": 1e30}]),
+            tmp_path,
+            callbacks=display,
+        )
     output = screen.file.getvalue()
-    assert "sound" in output
-    assert "broken" in output
-    assert "2/2" in output
+    assert all(text in output for text in ("sound", "broken", "2/2"))

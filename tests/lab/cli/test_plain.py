@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import json_lines
 import pytest
-from toys import RECIPE, many, one_line
+from report_records import append_json, run_lines
+from training_toys import one_line, recipe_file, toy_recipe
 
 from gapped.errors import GappedError, printable
 from gapped.lab import records
 from gapped.lab.cli.app import main
 from gapped.lab.cli.tensorboard import write_events
-from gapped.lab.recipe import recipe_from
 
 LABELS = [
     "GST[/1]",
@@ -38,10 +37,10 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("label", LABELS)
 def test_a_strangers_label_is_shown_as_it_is(label: str, tmp_path: Path, capsys: Any) -> None:
     markdown = pytest.importorskip("markdown_it", reason="reads the tables as a browser shows them")
-    runs = many(label, [1.0, 1.2, 1.1]) + many("GST", [2.0, 2.1, 2.2])
-    json_lines.append(tmp_path / "records.jsonl", runs)
+    runs = run_lines(label, [1.0, 1.2, 1.1]) + run_lines("GST", [2.0, 2.1, 2.2])
+    append_json(tmp_path / "records.jsonl", runs)
     logged = {"epoch": [1, 2], "test_negative_elbo": [3, 2]}
-    json_lines.append(tmp_path / "curves.jsonl", [{"id": r["id"], **logged} for r in runs])
+    append_json(tmp_path / "curves.jsonl", [{"id": r["id"], **logged} for r in runs])
     assert main(["report", str(tmp_path)]) == 0
     shown, out = printable(label), capsys.readouterr().out
     assert f" {shown} " in out
@@ -63,16 +62,12 @@ def test_training_ends_well_whatever_the_label_and_the_folder(
 ) -> None:
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
-    text = RECIPE.format(epochs=1, seeds=1).replace('"GST"', '"GST[/1] $\\\\foo$"')
-    (tmp_path / "toy.toml").write_text(text)
-    assert main(["reproduce", "toy.toml", "--device", "cpu", "--out", "br[/x]"]) == 0
+    recipe = recipe_file(tmp_path, r"GST[/1] $\foo$")
+    assert main(["reproduce", recipe, "--device", "cpu", "--out", "br[/x]"]) == 0
     out = capsys.readouterr().out
     assert "Report: br[/x]/report.html" in out
     assert r"GST[/1] $\foo$ " in out
     assert Path("br[/x]/report.html").exists()
-
-
-TABLE = {"name": "toy", "task": "vae", "protocol": "digits-8x8", "data": "digits"}
 
 
 @pytest.mark.parametrize(
@@ -89,10 +84,10 @@ TABLE = {"name": "toy", "task": "vae", "protocol": "digits-8x8", "data": "digits
 def test_a_label_names_values_and_nothing_else(label: str, shown: str | None) -> None:
     cell = {"label": label, "estimator": "gst", "tau": 0.5, "options": {"gap": 1.25}}
     if shown is not None:
-        assert recipe_from({**TABLE, "cell": [cell]}, "toy.toml").entries[0].label == shown
+        assert toy_recipe(cell=[cell]).entries[0].label == shown
         return
-    with pytest.raises(GappedError, match=r"^toy\.toml \[\[cell\]\]: label: got .*, expected ") as caught:
-        recipe_from({**TABLE, "cell": [cell]}, "toy.toml")
+    with pytest.raises(GappedError, match=r"^toy \[\[cell\]\]: label: got .*, expected ") as caught:
+        toy_recipe(cell=[cell])
     assert str(caught.value).isprintable()
 
 
@@ -100,9 +95,9 @@ NAMES = ["../../x", "/x", "a/b", "a\\b", "..", ".x", "x.", "", "a\nb", "x" * 101
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipes_name_is_a_file_name(name: Any, tmp_path: Path) -> None:
-    with pytest.raises(GappedError, match=r"^toy\.toml: name: got .*, expected a (plain file name|text)"):
-        recipe_from({**TABLE, "name": name, "cell": [{"estimator": "gst"}]}, "toy.toml")
+def test_a_recipes_name_is_a_file_name(name: Any) -> None:
+    with pytest.raises(GappedError, match=r"^toy: name: got .*, expected a (plain file name|text)"):
+        toy_recipe(name=name)
 
 
 def test_events_of_a_stranger_stay_in_their_folder(tmp_path: Path) -> None:
@@ -117,7 +112,7 @@ def test_events_of_a_stranger_stay_in_their_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("out", ["there/page.html", "there"])
 def test_a_page_put_elsewhere_touches_nothing_else(out: str, tmp_path: Path, capsys: Any) -> None:
-    json_lines.append(tmp_path / "runs" / "records.jsonl", many("GST", [1.0, 1.2]))
+    append_json(tmp_path / "runs" / "records.jsonl", run_lines("GST", [1.0, 1.2]))
     there = tmp_path / "there"
     there.mkdir()
     (there / "tables.md").write_text("mine")
@@ -129,7 +124,7 @@ def test_a_page_put_elsewhere_touches_nothing_else(out: str, tmp_path: Path, cap
 
 def test_a_page_does_not_replace_records(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "runs" / "records.jsonl"
-    json_lines.append(path, many("GST", [1.0, 1.2]))
+    append_json(path, run_lines("GST", [1.0, 1.2]))
     before = path.read_bytes()
     assert main(["report", "runs", "--out", "runs/records.jsonl"]) == 2
     assert "expected a page to write" in one_line(capsys)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_images
+from tiny_images import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_images
 
 from gapped.errors import GappedError
 from gapped.lab import data
@@ -145,8 +145,15 @@ def test_the_twin_set_is_refused(tmp_path):
         source.load(tmp_path, progress=False, download=False)
 
 
-def test_digits():
-    digits = data.load("digits", download=False)
+def test_digits_split_is_fixed_and_a_partition():
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    digits, again = data.load("digits", download=False), data.load("digits")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(digits.train, again.train)
+    assert torch.equal(digits.test_labels, again.test_labels)
     assert digits.train.shape == (1500, 64)
     assert digits.test.shape == (297, 64)
     assert (digits.height, digits.width, digits.scale) == (8, 8, 16)
@@ -154,36 +161,22 @@ def test_digits():
     assert digits.train_labels.dtype == torch.int64
     assert int(digits.train.max()) == int(digits.test.max()) == 16
     assert set(digits.test_labels.tolist()) == set(range(10))
-
-
-def test_digits_split_is_fixed_and_a_partition():
-    from sklearn.datasets import load_digits
-
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    first, again = data.load("digits"), data.load("digits")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first.train, again.train)
-    assert torch.equal(first.test_labels, again.test_labels)
     whole = load_digits()
-    rows = torch.cat([first.train, first.test]).long().tolist()
-    labels = torch.cat([first.train_labels, first.test_labels]).tolist()
+    rows = torch.cat([digits.train, digits.test]).long().tolist()
+    labels = torch.cat([digits.train_labels, digits.test_labels]).tolist()
     assert sorted(zip(rows, labels, strict=True)) == sorted(
         zip(whole.data.astype(int).tolist(), whole.target.tolist(), strict=True)
     )
     # The split is part of every published number on digits: a change of it must not go unnoticed.
-    digest = hashlib.sha256(bytes(first.test.flatten().tolist())).hexdigest()
+    digest = hashlib.sha256(bytes(digits.test.flatten().tolist())).hexdigest()
     assert digest == "d06c82c1ea9df0379c6339bdcc1c6b1cf2463d5f3bcf653f6eceef285e0a4c66"
 
 
-needs_mnist = pytest.mark.skipif(
+@pytest.mark.skipif(
     any(each.place is None for each in MNIST.locate(REAL_DATA)),
     reason="no MNIST in $GAPPED_DATA or ../shared/data",
 )
-
-
-@needs_mnist
-def test_real_mnist():
+def test_real_mnist_is_not_taken_for_fashion_mnist():
     mnist = data.load("mnist", REAL_DATA, download=False)
     assert mnist.train.shape == (60_000, 784)
     assert mnist.test.shape == (10_000, 784)
@@ -192,10 +185,6 @@ def test_real_mnist():
     assert mnist.test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert int(mnist.train_labels[0]) == 5
     assert float(mnist.train.double().mean() / 255) == pytest.approx(0.1307, abs=1e-4)
-
-
-@needs_mnist
-def test_mnist_is_not_taken_for_fashion_mnist():
     with pytest.raises(GappedError, match="another data set, not fashion-mnist"):
         FASHION_MNIST.load(REAL_DATA / "mnist", progress=False, download=False)
 

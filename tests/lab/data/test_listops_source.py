@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from listops_text import decode, encode, spans_of, value_of
-from toys import REAL_DATA
-from typer.testing import CliRunner
+from tiny_images import REAL_DATA
 
 from gapped.errors import GappedError
 from gapped.lab import data
-from gapped.lab.cli.data import data as data_command
+from gapped.lab.cli.app import main
 from gapped.lab.data import sources
 from gapped.lab.data.listops import LISTOPS, TEST, VALID, ListOps, ListOpsSource, OfficialFile, examples
 from gapped.lab.data.listops.examples import count_tokens, expressions
@@ -322,21 +320,18 @@ def test_locate_reads_nothing_and_fetch_verifies(tmp_path, with_test_file):
     assert sorted(part.place for part in parts[:2]) == cached(tmp_path)
 
 
-def test_the_command(tmp_path, monkeypatch):
+def test_the_command(tmp_path, monkeypatch, capsys):
+    def printed(*arguments: str) -> str:
+        assert main(["data", *arguments]) == 0
+        return capsys.readouterr().out
+
     assert data.SOURCES["listops"] is LISTOPS
     assert "listops" not in data.IMAGES
     monkeypatch.setattr(data, "SOURCES", {"listops": SMALL})
-    app = typer.Typer()
-    app.command()(data_command)
-    listed = CliRunner().invoke(app, [], catch_exceptions=False).output
-    assert listed.startswith("listops\t90,000 + 1,000 + 10,000 ")
-    assert listed.endswith(
-        "\tmissing: train (to be generated), valid (to be generated), test (to be generated)\n"
-    )
-    lines = CliRunner().invoke(app, ["listops"], catch_exceptions=False).output.splitlines()
-    assert [line.split("\t")[:2] for line in lines] == [
-        [f"{split} (generated)", "sha256, labels"] for split in ("train", "valid", "test")
-    ]
-    assert sorted(Path(line.split("\t")[2]) for line in lines) == cached(tmp_path)
-    listed = CliRunner().invoke(app, [], catch_exceptions=False).output
-    assert listed.endswith(f"\t{tmp_path / 'xdg' / 'gapped' / 'listops'}\n")
+    assert printed().startswith("listops\t90,000 + 1,000 + 10,000 ")
+    splits = ("train", "valid", "test")
+    assert printed().endswith(f"\tmissing: {', '.join(f'{split} (to be generated)' for split in splits)}\n")
+    cells = [line.split("\t") for line in printed("listops").splitlines()]
+    assert [row[:2] for row in cells] == [[f"{split} (generated)", "sha256, labels"] for split in splits]
+    assert sorted(Path(row[2]) for row in cells) == cached(tmp_path)
+    assert printed().endswith(f"\t{tmp_path / 'xdg' / 'gapped' / 'listops'}\n")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_fakes import FakeChannel, FakeRay, as_rank
-from training_toys import TABLE, Recorder, outcome, toy_recipe, train
+from training_toys import Recorder, one_line, outcome, recipe_file, toy_recipe, train
 
 from gapped.errors import GappedError, MissingExtra
 from gapped.lab import training
@@ -137,13 +137,11 @@ def test_every_rank_has_its_own_gpu(monkeypatch):
 
 def test_quiet_ranks_print_nothing(monkeypatch, capsys, tmp_path):
     as_rank(monkeypatch, 1, 2)
-    recipe = tmp_path / "toy.toml"
-    settings = "".join(f"{name} = {value!r}\n" for name, value in {**TABLE, "epochs": 1}.items())
-    recipe.write_text(f'name = "toy"\n{settings}\n[[cell]]\nestimator = "gst"\n')
-    arguments = ["reproduce", str(recipe), "--device", "cpu", "--out", str(tmp_path / "o")]
+    recipe = recipe_file(tmp_path)
+    arguments = ["reproduce", recipe, "--device", "cpu", "--out", str(tmp_path / "o")]
     assert main([*arguments, "--engine", "local"]) == 0
     assert capsys.readouterr().out
-    (fleet,) = plan([find_recipe(str(recipe))])
+    (fleet,) = plan([find_recipe(recipe)])
     monkeypatch.setattr(torchrun, "_channel", lambda: FakeChannel(planned="", **{fleet.key: ""}))
     (tmp_path / "o" / "report.html").unlink()
     assert main([*arguments, "--engine", "torchrun"]) == 0
@@ -336,7 +334,5 @@ def test_errors_are_one_line_and_leave_nothing(monkeypatch, capsys, tmp_path, ca
     monkeypatch.setattr(ray_engine, "ray", None)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "smoke", "--out", str(tmp_path / "o"), *arguments]) == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert printed.count("\n") == 1
+    assert message in one_line(capsys)
     assert not (tmp_path / "o").exists()

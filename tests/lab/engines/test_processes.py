@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_toys import outcome, script_environment, train
+from subprocesses import TESTS, environment
+from training_toys import outcome, train
 
 from gapped.lab.cli.app import main
 from gapped.lab.engines import ray as ray_engine
@@ -78,7 +79,7 @@ def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=script_environment(),
+        env=environment(TESTS),
     )
 
 
@@ -89,18 +90,14 @@ def epochs_in(log: Path) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What the local engine makes of the smoke recipe."""
+    fleets = plan([find_recipe("smoke")])
+    assert [fleet.specs[0].epochs for fleet in fleets] == [EPOCHS] * FLEETS
     folder = tmp_path_factory.mktemp("local")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert len(train(find_recipe("smoke"), folder)) == 16
     torch.set_num_threads(threads)
     return outcome(folder)
-
-
-def test_the_smoke_recipe_has_eight_fleets():
-    fleets = plan([find_recipe("smoke")])
-    assert len(fleets) == FLEETS
-    assert {fleet.specs[0].epochs for fleet in fleets} == {EPOCHS}
 
 
 @pytest.mark.parametrize(

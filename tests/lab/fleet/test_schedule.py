@@ -44,28 +44,15 @@ class Spy(Task):
         return {"test_cost": torch.zeros(len(sampler.tau))}
 
 
-def train(runs: list[Run]) -> Spy:
-    task = Spy(len(runs))
-    trainer = Trainer(task, runs, EPOCHS, seed=0, device=CPU)
-    for _ in range(EPOCHS):
-        trainer.train_epoch()
-    return task
-
-
-def test_constant():
+def test_values():
+    """Constant; annealed from the start to a run's own temperature; every period-th batch low."""
     assert {Constant().tau(0.3, step, 10) for step in range(10)} == {0.3}
-
-
-def test_annealed_from_start_to_own():
     values = [Annealed(2.0).tau(0.1, step, 11) for step in range(11)]
     assert values[0] == 2.0
     assert values[-1] == pytest.approx(0.1, rel=1e-15)
     ratios = [b / a for a, b in pairwise(values)]
     assert ratios == pytest.approx([(0.1 / 2.0) ** 0.1] * 10, rel=1e-12)
     assert math.isclose(values[5], math.sqrt(0.2))
-
-
-def test_mixed_has_every_period_th_batch_low():
     values = [Mixed(mid=0.5, period=4).tau(0.01, step, 12) for step in range(12)]
     assert values == [0.5, 0.5, 0.5, 0.01] * 3
     assert [Mixed(period=1).tau(0.01, step, 3) for step in range(3)] == [0.01] * 3
@@ -79,7 +66,10 @@ def test_the_trainer_follows_each_run_s_own_schedule():
         Run(gapped.GST(tau=0.125), 1e-3, Annealed(1.0)),
         Run(gapped.StraightThrough(tau=0.75), 1e-3, Mixed(mid=2.0, period=2)),
     ]
-    task = train(runs)
+    task = Spy(len(runs))
+    trainer = Trainer(task, runs, EPOCHS, seed=0, device=CPU)
+    for _ in range(EPOCHS):
+        trainer.train_epoch()
     total = EPOCHS * STEPS
     # Steps are counted over all epochs: the period goes on across their borders.
     assert [row[0] for row in task.train_taus] == [0.25] * total
@@ -88,13 +78,8 @@ def test_the_trainer_follows_each_run_s_own_schedule():
     assert annealed == pytest.approx([0.125 ** (step / (total - 1)) for step in range(total)], rel=1e-12)
     assert [row[3] for row in task.train_taus] == [0.75 if step % 2 else 2.0 for step in range(total)]
     assert [each.tolist() for each in task.group_taus] == task.train_taus
-
-
-def test_runs_are_tested_at_their_own_temperature():
-    runs = [Run(gapped.GST(tau=0.25), 1e-3, Mixed(mid=0.5)), Run(gapped.GST(tau=0.125), 1e-3, Annealed(3.0))]
-    task = train(runs)
-    assert task.train_taus[0] != [0.25, 0.125]
-    assert task.test_taus == [[0.25, 0.125]] * EPOCHS
+    # Tests are at each run's own temperature.
+    assert task.test_taus == [[0.25, 0.25, 0.125, 0.75]] * EPOCHS
 
 
 def test_constant_fleets_return_to_their_own_temperature():

@@ -122,19 +122,11 @@ def test_measuring_leaves_the_state_alone():
 @pytest.mark.parametrize(
     ("estimator", "widths", "message"),
     [
-        (
-            lambda: gapped.RELAX(torch.nn.Identity()),
-            Widths(4, 4),
-            "network: got a network for RELAX, expected a number of hidden",
-        ),
-        (lambda: gapped.RELAX(5), None, "RELAX: this task does not say how wide"),
-        (
-            lambda: gapped.REBAR(eta=torch.ones(3)),
-            None,
-            "eta: got a tensor, expected a number for each run of REBAR",
-        ),
+        (gapped.RELAX(torch.nn.Identity()), Widths(4, 4), "network: got a network for RELAX, expected a"),
+        (gapped.RELAX(5), None, "RELAX: this task does not say how wide"),
+        (gapped.REBAR(eta=torch.ones(3)), None, "eta: got a tensor, expected a number for each run of REBAR"),
     ],
 )
 def test_what_cannot_be_stacked(estimator, widths, message):
     with pytest.raises(GappedError, match=message):
-        Grouped.of([estimator()], 2, CPU, DOUBLE, widths)
+        Grouped.of([estimator], 2, CPU, DOUBLE, widths)

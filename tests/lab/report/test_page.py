@@ -120,19 +120,6 @@ def test_the_least_that_a_folder_can_hold(tmp_path: Path, run: Record) -> None:
     assert render_markdown(finished_runs(tmp_path), "compare")
 
 
-def test_names_are_escaped(tmp_path: Path) -> None:
-    write(tmp_path, many("<script>alert(1)</script>", [1.0, 2.0]))
-    assert "<script>alert" not in write_report(tmp_path).read_text("utf-8")
-
-
-def test_a_torn_last_line_still_gives_a_report(compare: Path) -> None:
-    with open(compare / "records.jsonl", "ab") as file:
-        file.write(b'{"schema": 1, "id": "to')
-    with pytest.warns(UserWarning, match="torn"):
-        path = write_report(compare)
-    assert "15 runs" in path.read_text("utf-8")
-
-
 def test_a_report_that_cannot_be_written_says_so(compare: Path) -> None:
     with pytest.raises(GappedError, match="cannot be written"):
         write_report(compare, compare / "records.jsonl" / "report.html")

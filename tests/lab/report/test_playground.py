@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from browsing import contrast, visit
+from browsing import check_whole, contrast, style, visit
 from conftest import assert_close, normal, seeded
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def noise_of(name: str, samples: int) -> list[dict[str, Any]]:
 
 def in_the_page(browser: Any, name: str, logits: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Category and surrogate of each row, by the page's own functions."""
-    made: Sequence[dict[str, Any]] = browser.execute_script(
+    samples: Sequence[dict[str, Any]] = browser.execute_script(
         "const [name, rows, options, noise] = arguments;"
         "return rows.map((theta, i) => sample(name, theta, options, noise[i]))",
         name,
@@ -64,16 +64,16 @@ def in_the_page(browser: Any, name: str, logits: Tensor, options: dict[str, Any]
         options,
         noise_of(name, options.get("samples", 1)),
     )
-    surrogate = torch.tensor([one["surrogate"] for one in made], dtype=torch.float64)
-    return torch.tensor([one["chosen"] for one in made]), surrogate
+    surrogate = torch.tensor([one["surrogate"] for one in samples], dtype=torch.float64)
+    return torch.tensor([one["chosen"] for one in samples]), surrogate
 
 
 def by_the_estimator(estimator: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from torch; ReinMax has no surrogate, and shows the first of its two points."""
+    """Category and surrogate from torch; ReinMax has no surrogate, and shows the first of its two points."""
     rows = simplex.shift(logits)
-    drawn = estimator.draw(rows, seeded(), True)
-    points = estimator.points(rows, drawn).points
-    return drawn.category, points[0] if isinstance(estimator, gapped.ReinMax) else points.mean(0)
+    draws = estimator.draw(rows, seeded(), True)
+    points = estimator.points(rows, draws).points
+    return draws.category, points[0] if isinstance(estimator, gapped.ReinMax) else points.mean(0)
 
 
 @pytest.mark.parametrize(("name", "options", "estimator"), MEMBERS, ids=IDS)
@@ -83,12 +83,11 @@ def test_the_page_computes_what_the_estimator_does(
     visit(browser, page)
     logits = 2 * normal(N, K)
     for tau in TEMPERATURES:
-        chosen, surrogate = in_the_page(browser, name, logits, {"tau": tau, **options})
-        expected_chosen, expected = by_the_estimator(
-            type(estimator)(**{**vars(estimator), "tau": tau}), logits
-        )
-        assert chosen.tolist() == expected_chosen.tolist()
-        assert len(set(chosen.tolist())) == K
+        index, surrogate = in_the_page(browser, name, logits, {"tau": tau, **options})
+        twin = type(estimator)(**{**vars(estimator), "tau": tau})
+        expected_index, expected = by_the_estimator(twin, logits)
+        assert index.tolist() == expected_index.tolist()
+        assert len(set(index.tolist())) == K
         assert_close(surrogate, expected, 1e-9)
     # The comparison would notice a relative error of a millionth.
     _, off = in_the_page(browser, name, logits, {"tau": tau * (1 + 1e-6), **options})
@@ -111,15 +110,17 @@ def test_the_noise_is_what_the_estimators_sample_with(browser: Any, page: Path) 
 def test_movements_and_the_expected_gap(browser: Any, page: Path) -> None:
     visit(browser, page)
     logits = normal(10, K)
-    made = browser.execute_script(
+    moves = browser.execute_script(
         "return arguments[0].map(theta => theta.map((_, i) => movements(theta, i, 1.2)))", logits.tolist()
     )
-    drawn = torch.eye(K, dtype=torch.float64)
-    top, selected = logits.amax(-1)[:, None, None], (logits @ drawn).unsqueeze(-1)
-    m1 = torch.tensor([[m["m1"] for m in row] for row in made], dtype=torch.float64)
-    m2 = torch.tensor([[m["m2"] for m in row] for row in made], dtype=torch.float64)
-    assert_close(m1, (top - selected) * drawn, 1e-9)
-    assert_close(m2, (logits.unsqueeze(1) + 1.2 - top).clamp(min=0) * (1 - drawn), 1e-9)
+    one_hot = torch.eye(K, dtype=torch.float64)
+    top, selected = logits.amax(-1)[:, None, None], (logits @ one_hot).unsqueeze(-1)
+    for name, expected in (
+        ("m1", (top - selected) * one_hot),
+        ("m2", (logits.unsqueeze(1) + 1.2 - top).clamp(min=0) * (1 - one_hot)),
+    ):
+        values = torch.tensor([[move[name] for move in row] for row in moves], dtype=torch.float64)
+        assert_close(values, expected, 1e-9)
     p = torch.tensor([0.001, 0.1, 0.5, 0.9, 1.0], dtype=torch.float64)
     gap = browser.execute_script("return arguments[0].map(expectedGap)", p.tolist())
     assert_close(torch.tensor(gap, dtype=torch.float64), gapped.expected_gap(p), 1e-9)
@@ -130,7 +131,7 @@ def test_movements_and_the_expected_gap(browser: Any, page: Path) -> None:
 
 def shown(browser: Any) -> dict[str, str]:
     """Everything that a slider may change."""
-    found: dict[str, str] = browser.execute_script(
+    texts: dict[str, str] = browser.execute_script(
         "const all = {summary: document.getElementById('summary').textContent};"
         "for (const p of document.querySelectorAll('svg path[id], svg circle[id]'))"
         "  all[p.id] = p.getAttribute('d') ?? p.getAttribute('cx') + ' ' + p.getAttribute('cy');"
@@ -138,7 +139,7 @@ def shown(browser: Any) -> dict[str, str]:
         "  all[c.parentElement.dataset.category + ' ' + c.dataset.key] = c.textContent;"
         "return all"
     )
-    return found
+    return texts
 
 
 def changed(browser: Any, before: dict[str, str]) -> set[str]:
@@ -229,16 +230,12 @@ def test_each_estimator_says_what_it_shows(browser: Any, page: Path, name: str) 
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_is_whole(browser: Any, page: Path, width: int, scheme: str) -> None:
     visit(browser, page, width, scheme)
-    assert browser.get_log("browser") == []
-    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert browser.execute_script(overflow) <= 0
-    style = "const s = (q, p) => getComputedStyle(document.querySelector(q))[p]; return "
-    background = browser.execute_script(style + "s('body', 'backgroundColor')")
+    check_whole(browser)
+    background = style(browser, "body", "backgroundColor")
     for where in ("h1", "#about", ".slider label", "output", "#summary", "tbody td", "#noise"):
-        assert contrast(browser.execute_script(f"{style} s('{where}', 'color')"), background) >= 4.5, where
+        assert contrast(style(browser, where, "color"), background) >= 4.5, where
     for i in range(3):
-        colour = browser.execute_script(style + f"s('#mean-{i}', 'stroke')")
-        assert contrast(colour, background) >= 3
+        assert contrast(style(browser, f"#mean-{i}", "stroke"), background) >= 3
 
 
 def test_every_control_is_labelled_and_reached_by_keyboard(browser: Any, page: Path, keys: Any) -> None:

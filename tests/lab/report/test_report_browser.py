@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import contrast, luminance, visit
+from browsing import check_whole, contrast, luminance, style, visit
 from report_records import write_compare, write_vae
 
 from gapped.lab.report.page import write_report
+
+# Of the first spot in the first figure.
+NUMBER = "GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds"
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +29,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["compare", "vae"])
 def test_the_page_is_whole(browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     visit(browser, pages[name], width, scheme)
-    assert browser.get_log("browser") == []
-    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert browser.execute_script(overflow) <= 0
+    check_whole(browser)
     images = browser.execute_script("return [...document.images].map(i => i.naturalWidth)")
     assert len(images) == (11 if name == "compare" else 0)
     assert all(wide > 0 for wide in images)
@@ -43,12 +44,11 @@ def test_the_page_is_whole(browser: Any, pages: dict[str, Path], name: str, widt
 def test_text_and_lines_stand_out(browser: Any, pages: dict[str, Path], scheme: str) -> None:
     """WCAG's 4.5 for text, in the figures too, and 2.5 for lines, which a table repeats."""
     visit(browser, pages["compare"], scheme=scheme)
-    style = "const s = (q, p) => getComputedStyle(document.querySelector(q))[p]; return "
-    page = browser.execute_script(style + "s('body', 'backgroundColor')")
+    page = style(browser, "body", "backgroundColor")
     assert (luminance(page) > 0.5) == (scheme == "light")
     for where in ("h1", "figcaption", "thead th", "footer p"):
-        assert contrast(browser.execute_script(f"{style} s('{where}', 'color')"), page) >= 4.5
-    assert contrast(browser.execute_script(style + "s('figure svg text', 'fill')"), page) >= 4.5
+        assert contrast(style(browser, where, "color"), page) >= 4.5
+    assert contrast(style(browser, "figure svg text", "fill"), page) >= 4.5
     lines = browser.execute_script(
         "return [...document.querySelectorAll('figure svg path')].map(p => getComputedStyle(p))"
         ".filter(s => parseFloat(s.strokeWidth) == 1.5 && s.stroke != 'none').map(s => s.stroke)"
@@ -89,17 +89,8 @@ def test_without_javascript_the_essentials_are_there(browser: Any, pages: dict[s
         assert "23.03 to 25.83" in text
         assert browser.find_elements("css selector", "thead button") == []
         assert len(browser.find_elements("css selector", "figure svg")) == 4
-    finally:
-        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-
-
-def test_without_javascript_the_browser_tells_the_numbers(browser: Any, pages: dict[str, Path]) -> None:
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        visit(browser, pages["compare"])
         spot = browser.find_element("css selector", "figure:first-of-type .tip title")
-        text = spot.get_attribute("textContent")
-        assert text.startswith("GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds")
+        assert spot.get_attribute("textContent").startswith(NUMBER)
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
@@ -115,7 +106,7 @@ def test_a_spot_shows_its_number(browser: Any, pages: dict[str, Path], width: in
     spot = browser.find_element("css selector", "figure:first-of-type .tip")
     move = ActionChains(browser).move_to_element(spot)
     (move if how == "point" else move.click()).perform()
-    assert label.text.startswith("GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds")
+    assert label.text.startswith(NUMBER)
     box = label.rect
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
@@ -137,9 +128,8 @@ def test_figures_speak_to_those_who_do_not_see_them(browser: Any, pages: dict[st
 def test_it_prints_on_white_without_scroll_boxes(browser: Any, pages: dict[str, Path]) -> None:
     visit(browser, pages["vae"], scheme="dark")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    style = "const s = (q, p) => getComputedStyle(document.querySelector(q))[p]; return "
-    page = browser.execute_script(style + "s('body', 'backgroundColor')")
+    page = style(browser, "body", "backgroundColor")
     assert luminance(page) == 1
-    assert contrast(browser.execute_script(style + "s('figure svg text', 'fill')"), page) >= 4.5
-    assert browser.execute_script(style + "s('.scroll', 'overflowX')") == "visible"
+    assert contrast(style(browser, "figure svg text", "fill"), page) >= 4.5
+    assert style(browser, ".scroll", "overflowX") == "visible"
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import seeded
+from subprocesses import environment, python
 from torch import Tensor
 from toy_tasks import tree_inputs
 
@@ -136,11 +136,6 @@ def test_the_last_merge_has_no_new_pairs() -> None:
     assert following.pairs.shape == (RUNS, 0, BATCH)
 
 
-@widths
-def test_slopes_of_all_pairs(width: int) -> None:
-    assert_same(garden(width)[0], lambda own: own.slopes())
-
-
 MERGES = [[[0, 4]], [[2, 1]]]
 
 
@@ -155,12 +150,7 @@ def half_swept(width: int) -> tuple[Sweep, Layer]:
     sample.scatter_(2, torch.tensor(MERGES, device=DEVICE).clamp(max=2).transpose(1, 2), 1.0)
     tables.merge(layer, sample)
     tables.around[:, [0, 2, 3]] = -1
-    shapes = [
-        tables.pair_states.shape,
-        tables.pair_states.shape,
-        tables.states.shape,
-        tables.pair_scores.shape,
-    ]
+    shapes = [tables.pair_states.shape] * 2 + [tables.states.shape, tables.pair_scores.shape]
     shapes += [(*tables.pair_scores.shape, 4)] * 2
     shapes += [(RUNS, COUNT - 1, BATCH, 4, 4), (*tables.states.shape[:3], 4)]
     sweep = Sweep(tables, *(normal(*shape, seed=10 + number) / 4 for number, shape in enumerate(shapes)))
@@ -178,12 +168,6 @@ def test_what_weights_will_do(width: int) -> None:
     assert sweep.own.any()
     assert sweep.cross[:, 1].any()
     assert not sweep.cross[:, 0].any()
-
-
-@widths
-def test_the_samples_gradient(width: int) -> None:
-    sweep, layer = half_swept(width)
-    assert_same(sweep, lambda own, at: own.pull(at).contiguous(), layer)
 
 
 @widths
@@ -214,8 +198,11 @@ def test_the_sweep_goes_down_a_layer(width: int, scored: bool) -> None:
 
 
 @widths
-def test_adjoints_of_the_leaves(width: int) -> None:
-    assert_same(half_swept(width)[0], lambda own: own.collect())
+def test_slopes_of_all_pairs_the_samples_gradient_and_adjoints_of_the_leaves(width: int) -> None:
+    assert_same(garden(width)[0], lambda own: own.slopes())
+    sweep, layer = half_swept(width)
+    assert_same(sweep, lambda own, at: own.pull(at).contiguous(), layer)
+    assert_same(sweep, lambda own: own.collect())
 
 
 @widths
@@ -352,10 +339,8 @@ for name, kernel in [(name, kernel) for module in MODULES for name, kernel in va
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there they are compiled anyway")
 def test_every_kernel_compiles_for_a_gpu() -> None:
     """In a process without the interpreter; lines are read four elements at a time."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    wide = dict(line.split() for line in done.stdout.splitlines())
+    package = Path(gapped.__file__).parents[1]
+    printed = python("-c", COMPILE, env=environment(package, bare=True))
+    wide = dict(line.split() for line in printed.splitlines())
     assert len(wide) == 12
-    assert [name for name, found in wide.items() if found != "True"] == ["scores_kernel"]
+    assert [name for name, value in wide.items() if value != "True"] == ["scores_kernel"]

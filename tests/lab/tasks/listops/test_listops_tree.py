@@ -68,13 +68,8 @@ def test_long_expressions(count: int) -> None:
 
 def test_a_fleet_of_estimators_samples_as_one() -> None:
     inputs, lengths = problem(3, 4, 7, 4)
-    fleet = Grouped.of(
-        [gapped.GST(gap=0.8), gapped.GST(tau=0.5, gap=1.2), gapped.ReinMax()],
-        1,
-        lengths.device,
-        torch.float64,
-    )
-    assert_equal_trees(inputs, lengths, fleet)
+    estimators = [gapped.GST(gap=0.8), gapped.GST(tau=0.5, gap=1.2), gapped.ReinMax()]
+    assert_equal_trees(inputs, lengths, Grouped.of(estimators, 1, lengths.device, torch.float64))
 
 
 def test_the_check_sees_a_lost_gradient() -> None:
