@@ -47,6 +47,7 @@ SAMPLES = 6
 ESTIMATORS: dict[str, gapped.Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),
     "gst-expected": gapped.GST(tau=0.7, gap=gapped.expected_gap),
+    "gst-auto": gapped.GST(tau=0.7, gap="auto"),
     "nz-gst": gapped.GST(tau=0.8, gap=0.7, detach=False),
     "straight-through": gapped.StraightThrough(tau=0.5),
     "reinmax": gapped.ReinMax(tau=1.3),

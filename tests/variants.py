@@ -14,6 +14,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nz-gst": ("gst", {"detach": False}),
     "nz-gst-expected": ("gst", {"detach": False, "gap": gapped.expected_gap}),
     "gst-expected": ("gst", {"gap": gapped.expected_gap}),
+    "gst-auto": ("gst", {"gap": "auto"}),
     "gumbel-rao-1": ("gumbel-rao", {"samples": 1}),
     "decoupled-warm": ("decoupled", {"tau_forward": 3.0}),
 }

@@ -186,6 +186,27 @@ def expected_gap(p: Tensor) -> Tensor:
     return torch.where(small, series, quotient).to(p.dtype)
 
 
+def log_expected_odds(log_p: Tensor) -> Tensor:
+    r"""The logarithm of a losing category's expected odds against the winner, by its log-probability.
+
+    Add Gumbel noise to the logits, :math:`z = \log p + G`, and let :math:`i` win. Then
+
+    .. math:: \mathbb{E}\bigl[e^{z_j - z_i} \mid i\bigr] = \frac{p_j (-\log p_j - 1 + p_j)}{(1 - p_j)^2},
+
+    whoever the winner is: between 0 and 1/2, and about :math:`p_j \log(1/p_j)` for rare categories.
+
+    >>> log_expected_odds(torch.tensor([0.01, 0.1, 1.0]).log()).exp()
+    tensor([0.0369, 0.1732, 0.5000])
+    """
+    loss = -torch.expm1(log_p)
+    # Next to 1 the numerator and the square vanish together; the series is then exact to the last digit.
+    near = loss < (0.03 if log_p.dtype == torch.float32 else 1e-3)
+    series = 1 / 2 + loss * (1 / 3 + loss * (1 / 4 + loss * (1 / 5 + loss / 6)))
+    quotient = (-log_p - loss) / loss.masked_fill(near, 1.0).square()
+    odds = log_p + torch.where(near, series, quotient).log()
+    return torch.where(log_p == -torch.inf, -torch.inf, odds)
+
+
 def log_exponential(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """The logarithm of unit exponentials: Gumbel noise with its sign reversed; always finite."""
     # On a GPU torch's float32 exponentials end at 6e-8, and categories rarer than that would never win.

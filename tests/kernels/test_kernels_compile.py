@@ -81,7 +81,7 @@ def run(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", ["gst", "reinmax", "decoupled", "gumbel-rao"])
+@pytest.mark.parametrize("name", ["gst", "gst-auto", "reinmax", "decoupled", "gumbel-rao"])
 def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     run(SAMPLING, name)
 

@@ -137,3 +137,16 @@ def test_expected_gap_of_rare_and_certain_categories(dtype: torch.dtype) -> None
     assert_close(gap.double(), expected, tolerance)
     if dtype is torch.float32:
         assert_close(gap[:-2], expected[:-2], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_expected_odds_keep_their_digits_from_the_rarest_to_a_certain_category(dtype: torch.dtype) -> None:
+    """Against the series at 1 and the limit at 0, where the quotient is of no use."""
+    assert simplex.log_expected_odds(torch.tensor([-torch.inf, 0.0], dtype=dtype)).exp().tolist() == [0, 0.5]
+    loss = torch.logspace(-6, -0.7, 300, dtype=torch.float64)
+    n = torch.arange(200, dtype=torch.float64)
+    series = (1 - loss).log() + (loss.unsqueeze(-1) ** n / (n + 2)).sum(-1).log()
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-11
+    assert_close(simplex.log_expected_odds(torch.log1p(-loss).to(dtype)).double(), series, tolerance)
+    rare = torch.tensor([-1e2, -1e4, -1e8], dtype=dtype)
+    assert_close(simplex.log_expected_odds(rare), rare + (-rare - 1).log(), tolerance)

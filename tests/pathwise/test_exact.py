@@ -24,7 +24,9 @@ from conftest import (
     normal,
     reinmax_gradient,
     seeded,
+    through_softmax,
 )
+from scipy import integrate
 from torch import Tensor
 
 import gapped
@@ -63,6 +65,24 @@ def gapped_straight_through(gap: Any, tau: float, detach: bool = True) -> Formul
     return formula
 
 
+def auto_gapped(tau: float) -> Formula:
+    """Each loser's weight is its expected odds to the power of 1/tau; the odds by numerical integration."""
+
+    def odds(p: float) -> float:
+        return float(
+            integrate.quad(lambda u: p * u / (p + (1 - p) * u) ** 2, 0, 1, epsabs=1e-13, epsrel=1e-13)[0]
+        )
+
+    def formula(theta: Tensor, index: int, g: Tensor) -> Tensor:
+        weights = [
+            1.0 if j == index else odds(p) ** (1 / tau) for j, p in enumerate(theta.softmax(-1).tolist())
+        ]
+        point = torch.tensor(weights, dtype=torch.float64)
+        return through_softmax(point / point.sum(), g, tau)
+
+    return formula
+
+
 def reinmax(tau: float) -> Formula:
     return lambda theta, index, g: reinmax_gradient(theta, index, g, tau)
 
@@ -79,6 +99,7 @@ CASES: dict[str, tuple[Any, Formula]] = {
     "gst-integer-gap": (gapped.GST(gap=2), gapped_straight_through(2.0, 1.0)),
     "gst-no-gap": (gapped.GST(gap=0.0), gapped_straight_through(0.0, 1.0)),
     "gst-expected": (gapped.GST(tau=0.5, gap=gapped.expected_gap), gapped_straight_through(lemma_1, 0.5)),
+    "gst-auto": (gapped.GST(tau=0.7, gap="auto"), auto_gapped(0.7)),
     "gst-own-gap": (gapped.GST(gap=twice_plus_half), gapped_straight_through(twice_plus_half, 1.0)),
     "nz-gst": (gapped.GST(detach=False), gapped_straight_through(1.0, 1.0, detach=False)),
     "nz-gst-cold": (

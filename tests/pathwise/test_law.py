@@ -152,3 +152,14 @@ def test_the_expected_gap_is_the_mean_gap(winner: int) -> None:
     p = WINNERS[winner].exp()
     require_law(mean_is(gaps, float(gapped.expected_gap(p))))
     require_rejected(mean_is(gaps, float(lemma_1(p)) * 1.15))
+
+
+@pytest.mark.parametrize("winner", [0, 2])
+def test_expected_odds_are_the_mean_odds_against_the_winner(winner: int) -> None:
+    log_p = torch.log_softmax(torch.tensor([1.0, -0.5, 0.3, -2.0], dtype=torch.float64), -1)
+    noise = simplex.conditional_gumbel(log_p, torch.tensor(winner), 400_000, seeded(winner))
+    odds = (noise - noise[:, winner : winner + 1]).exp()
+    expected = simplex.log_expected_odds(log_p).exp()
+    for loser in set(range(4)) - {winner}:
+        require_law(mean_is(odds[:, loser], float(expected[loser])))
+        require_rejected(mean_is(odds[:, loser], float(log_p[loser].exp())))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-_LN_2 = tl.constexpr(0.6931471805599453)
+LN_2 = tl.constexpr(0.6931471805599453)
 # The last word of a counter: what the noise is for.
 _FORWARD = tl.constexpr(0)
 _CONDITIONAL = tl.constexpr(1)
@@ -78,7 +78,7 @@ def gumbel(s_seed, b_element, FAST: tl.constexpr, FINE: tl.constexpr = False):
     """
     b_low, b_high = _words(b_element)
     b_bits, _, _, _ = tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0 + _FORWARD)
-    return -log2(exponential(b_bits, FAST, FINE) * _LN_2, FAST) * _LN_2
+    return -log2(exponential(b_bits, FAST, FINE) * LN_2, FAST) * LN_2
 
 
 @triton.jit

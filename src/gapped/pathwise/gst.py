@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
 
-Gap = float | Tensor | Callable[[Tensor], Tensor]
+Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,18 +28,25 @@ class GST(Pathwise):
     levels = ("tau", "gap")
 
     gap: Gap = 1.0
-    """Least distance of the selected logit to the others: a number, a tensor, or a function of the
-    selected probability."""
+    """Least distance of the selected logit to the others: a number, a tensor, a function of the selected
+    probability, or ``"auto"``."""
     detach: bool = True
     """Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.gap):
-            check_level("gap", self.gap, positive=False)
         check_flag("detach", self.detach)
+        if isinstance(self.gap, str):
+            if self.gap != "auto":
+                raise reject("gap", self.gap, 'a number, a tensor, a function or "auto"')
+            if not self.detach:
+                raise reject("detach", False, 'True with gap="auto"')
+        elif not callable(self.gap):
+            check_level("gap", self.gap, positive=False)
 
     def fused(self) -> Fused | None:
+        if isinstance(self.gap, str):
+            return Fused("gst-auto", self.tau, soft=not self.hard)
         if callable(self.gap) and self.gap is not simplex.expected_gap:
             return None
         gap = None if callable(self.gap) else self.gap
@@ -70,14 +77,17 @@ class GST(Pathwise):
         return logits.masked_fill(stopped, 0.0).scatter(-1, selected, 0.0)
 
     def _perturbed(self, logits: Tensor, draw: Draw) -> Tensor:
-        """The selected logit raised to 0, the largest; every other one lowered to at most -gap."""
+        """The selected logit raised to 0, the largest; every other one put below it by its gap."""
         selected = draw.category.unsqueeze(-1)
+        if isinstance(self.gap, str):
+            return simplex.log_expected_odds(simplex.log_softmax(logits)).scatter(-1, selected, 0.0)
         gap = self._gap_of(logits, selected)
         lowered = logits.minimum(-gap) if isinstance(gap, Tensor) else logits.clamp_max(-gap)
         return lowered.scatter(-1, selected, 0.0)
 
     def _gap_of(self, logits: Tensor, selected: Tensor) -> float | Tensor:
         if not callable(self.gap):
+            assert not isinstance(self.gap, str)
             return per_row(self.gap, logits)
         p = simplex.softmax(logits).gather(-1, selected).squeeze(-1)
         gap = self.gap(p)
@@ -114,8 +124,11 @@ def gst(
     and use the surrogate :math:`h = \mathrm{softmax}(t/\tau)`, in which the perturbation :math:`t - \theta`
     is a constant: the gradient is :math:`J(h)\,g/\tau`.
 
-    - `gap`: a number (0.8 to 1.2 in the paper), a tensor that broadcasts against the logits' shape without
-      the category axis, or a function of the selected probability such as `gapped.expected_gap` (Lemma 1).
+    - `gap`: a number (0.8 to 1.2 in the paper, for 10 categories), a tensor that broadcasts against the
+      logits' shape without the category axis, or a function of the selected probability such as
+      `gapped.expected_gap` (Lemma 1). With ``"auto"`` each losing category has a gap of its own, the one that
+      Gumbel noise gives it: :math:`t_j = \log\mathbb{E}[e^{z_j - z_i} \mid i]`, where :math:`z = \theta + G`.
+      It needs no tuning to the number of categories: see `gapped.simplex.log_expected_odds`.
     - `detach`: False differentiates the perturbation as well, the paper's NZ ablation. It trains badly.
     - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
     - Bias: biased, for linear costs too.

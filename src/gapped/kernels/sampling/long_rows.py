@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from gapped.kernels.primitives import (
+    LN_2,
     LOG2_E,
     exp2,
     exponential,
@@ -29,11 +30,13 @@ from gapped.kernels.primitives import (
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
     GST,
+    GST_AUTO,
     GUMBEL,
     RAO,
     REINMAX,
     lawless,
     level,
+    log2_odds,
     rao_odds,
     rao_weight,
     selected_gap,
@@ -122,6 +125,9 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
     s_sharpness = LOG2_E / row.tau
     if MODE == GST:
         b_scores = tl.where(b_columns == row.index, 0.0, tl.minimum(b_shifted, -s_gap))
+    elif MODE == GST_AUTO:
+        b_odds = log2_odds(b_shifted * LOG2_E - tl.log2(row.second), FAST)
+        b_scores = tl.where(b_columns == row.index, 0.0, b_odds * LN_2)
     elif MODE == GUMBEL:
         b_noise = gumbel(row.seed, row.number * row.categories + b_columns, FAST, True)
         b_scores = b_shifted + b_noise - row.second

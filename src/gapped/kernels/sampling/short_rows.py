@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from gapped.kernels.primitives import (
+    LN_2,
     LOG2_E,
     RowBlock,
     exceeds,
@@ -30,11 +31,13 @@ from gapped.kernels.runner import power
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
     GST,
+    GST_AUTO,
     GUMBEL,
     RAO,
     REINMAX,
     lawless,
     level,
+    log2_odds,
     rao_odds,
     rao_weight,
     selected_gap,
@@ -69,6 +72,13 @@ def _jacobian_product(b_point, b_grad):
 
 
 @triton.jit
+def _log2_p(b_shifted):
+    """Base-2 logarithms of the probabilities."""
+    b_total = tl.sum(tl.exp(b_shifted), 1)
+    return b_shifted * LOG2_E - tl.log2(tl.where(b_total == 0, 1.0, b_total))[:, None]
+
+
+@triton.jit
 def _gap(source, block, b_shifted, b_selected, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr):
     """The gap of GST in each row."""
     if EXPECTED:
@@ -85,6 +95,8 @@ def _surrogate(
     """The point of the simplex that carries the gradient, for the estimators that have just one."""
     if MODE == GST:
         b_scores = tl.where(b_selected, 0.0, tl.minimum(b_shifted, -b_gap)) / b_tau
+    elif MODE == GST_AUTO:
+        b_scores = tl.where(b_selected, 0.0, log2_odds(_log2_p(b_shifted), FAST) * LN_2) / b_tau
     elif MODE == GUMBEL:
         b_scores = _shift(b_shifted + gumbel(s_seed, b_element, FAST)) / b_tau
     elif MODE == DECOUPLED:
@@ -109,9 +121,7 @@ class Conditions(NamedTuple):
 
 @triton.jit
 def _conditions(b_shifted, b_selected, b_grad, b_tau):
-    b_total = tl.sum(tl.exp(b_shifted), 1)
-    b_log2_p = b_shifted * LOG2_E - tl.log2(tl.where(b_total == 0, 1.0, b_total))[:, None]
-    b_odds, b_rest = rao_odds(b_log2_p, b_selected)
+    b_odds, b_rest = rao_odds(_log2_p(b_shifted), b_selected)
     b_sharpness = 1.0 / b_tau
     return Conditions((b_odds == 0).to(tl.float32), b_odds, b_rest * b_sharpness, b_sharpness, b_grad)
 

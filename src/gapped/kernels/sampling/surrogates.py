@@ -5,10 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import exp2, log2
+from gapped.kernels.primitives import LN_2, exp2, log2, reciprocal
 
-MODES = {"gst": 0, "straight-through": 1, "reinmax": 2, "gumbel-softmax": 3, "decoupled": 4, "gumbel-rao": 5}
+_NAMES = "gst", "gst-auto", "straight-through", "reinmax", "gumbel-softmax", "decoupled", "gumbel-rao"
+MODES = {name: number for number, name in enumerate(_NAMES)}
 GST = tl.constexpr(MODES["gst"])
+GST_AUTO = tl.constexpr(MODES["gst-auto"])
 REINMAX = tl.constexpr(MODES["reinmax"])
 GUMBEL = tl.constexpr(MODES["gumbel-softmax"])
 DECOUPLED = tl.constexpr(MODES["decoupled"])
@@ -41,6 +43,21 @@ def selected_gap(b_p):
     b_small = b_p < 0.0046
     b_quotient = -tl.log(1.0 - b_p) / tl.where(b_small, 1.0, b_p)
     return tl.where(b_small, 1.0 + b_p * (0.5 + b_p / 3.0), b_quotient)
+
+
+@triton.jit
+def log2_odds(b_log2_p, FAST: tl.constexpr):
+    """The base-2 logarithm of a losing category's expected odds: `simplex.log_expected_odds`."""
+    b_log2_p = tl.maximum(b_log2_p, -1e30)
+    b_loss = 1.0 - exp2(b_log2_p, FAST)
+    # Next to 1 the quotient has no digits left of the fast exponential; the series of -log(1 - x) does.
+    b_near = b_loss < 0.25
+    b_square = tl.where(b_near, 1.0, b_loss * b_loss)
+    b_series = b_loss * 0.1 + 1.0 / 9
+    for n in tl.static_range(7):
+        b_series = b_loss * b_series + 1.0 / (8 - n)
+    b_ratio = tl.where(b_near, b_series, (b_log2_p * -LN_2 - b_loss) * reciprocal(b_square, FAST))
+    return b_log2_p + log2(b_ratio, FAST)
 
 
 @triton.jit
