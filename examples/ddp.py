@@ -99,6 +99,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     with redirect_stdout(sys.stdout if dist.get_rank() == 0 else StringIO()):
         compare(partial(train, same_noise=chosen.same_noise, fsdp=chosen.fsdp), chosen)
+    dist.barrier()  # a rank that leaves early breaks off what the others still wait for
     dist.destroy_process_group()
 
 
