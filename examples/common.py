@@ -26,15 +26,15 @@ def options(
 
     def named(text: str) -> tuple[str, object]:
         try:
-            made = make(*parse(text))
+            member = make(*parse(text))
         except gapped.GappedError as problem:
             # Anything else would be reported without its message.
             raise argparse.ArgumentTypeError(str(problem)) from None
-        if not isinstance(made, family):
+        if not isinstance(member, family):
             raise argparse.ArgumentTypeError(
                 f"{text}: expected an estimator whose sample carries the gradient"
             )
-        return text, made
+        return text, member
 
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     shown = f"as text, may be repeated (default: {', '.join(estimators)})"

@@ -95,10 +95,10 @@ def main() -> None:
     parser = options(__doc__, steps=200, estimators=["gumbel-softmax", "gst"], seeds=1)
     parser.add_argument("--same-noise", action="store_true", help="the same noise in every process")
     parser.add_argument("--fsdp", action="store_true", help="shard the weights, with FSDP2")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     dist.init_process_group("gloo")
     with redirect_stdout(sys.stdout if dist.get_rank() == 0 else StringIO()):
-        compare(partial(train, same_noise=chosen.same_noise, fsdp=chosen.fsdp), chosen)
+        compare(partial(train, same_noise=arguments.same_noise, fsdp=arguments.fsdp), arguments)
     dist.barrier()  # a rank that leaves early breaks off what the others still wait for
     dist.destroy_process_group()
 

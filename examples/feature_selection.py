@@ -38,10 +38,10 @@ class Selector(nn.Module):
         self.pick = gapped.nn.Sample(estimator, eval="argmax")
 
     def forward(self, count: int) -> Tensor:
-        chosen = torch.zeros(count, INPUTS)
+        picks = torch.zeros(count, INPUTS)
         for row in self.logits:
-            chosen = chosen + self.pick(row.expand(count, -1), mask=chosen == 0)
-        return chosen
+            picks = picks + self.pick(row.expand(count, -1), mask=picks == 0)
+        return picks
 
 
 def predictor() -> nn.Sequential:
@@ -64,17 +64,17 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
     selector.eval()
     x, y = draw(4_000, torch.Generator().manual_seed(1_000_000))
     with torch.no_grad():
-        chosen = selector(1)
-        error = (network(x * chosen).squeeze(-1) - y).square().mean()
-    return {"relevant found": float(chosen[0, relevant].mean()), "test error": float(error)}
+        picks = selector(1)
+        error = (network(x * picks).squeeze(-1) - y).square().mean()
+    return {"relevant found": float(picks[0, relevant].mean()), "test error": float(error)}
 
 
 def main() -> None:
     estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
-    chosen = options(__doc__, steps=600, estimators=estimators).parse_args()
+    arguments = options(__doc__, steps=600, estimators=estimators).parse_args()
     _, y = draw(4_000, torch.Generator().manual_seed(1_000_000))
     print(f"best possible error {NOISE}, always the mean {float(y.var()):.3f}\n")
-    compare(train, chosen)
+    compare(train, arguments)
 
 
 if __name__ == "__main__":

@@ -72,11 +72,11 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
 
 def main() -> None:
     estimators = ["gumbel-softmax:tau=0.5", "straight-through", "gst:tau=0.5", "reinmax"]
-    chosen = options(__doc__, steps=300, estimators=estimators).parse_args()
+    arguments = options(__doc__, steps=300, estimators=estimators).parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # it announces every run
     # Lightning 2.6 uses a name that torch has deprecated since.
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-    compare(train, chosen)
+    compare(train, arguments)
 
 
 if __name__ == "__main__":

@@ -92,11 +92,11 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float 
 
 def main() -> None:
     estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
-    chosen = options(__doc__, steps=500, estimators=estimators).parse_args()
+    arguments = options(__doc__, steps=500, estimators=estimators).parse_args()
     x, y = tokens(4_000, problem)
     single = x @ torch.linalg.lstsq(x, y).solution
     print(f"best possible error {NOISE}, one linear map {float((single - y).square().mean()):.3f}\n")
-    compare(train, chosen)
+    compare(train, arguments)
 
 
 if __name__ == "__main__":

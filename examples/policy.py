@@ -90,12 +90,12 @@ def test_states() -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     estimators = ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo:samples=4"]
-    chosen = options(__doc__, steps=600, estimators=estimators, family=object).parse_args()
+    arguments = options(__doc__, steps=600, estimators=estimators, family=object).parse_args()
     state, works = test_states()
     nothing = torch.eye(len(PUSHES))[0].expand(1, len(state), TIMES, -1)
     drift = float(simulate(nothing, state).mean())
     print(f"cost of the best plan {best_cost(state, works):.3f}, of doing nothing {drift:.3f}\n")
-    compare(train, chosen)
+    compare(train, arguments)
 
 
 if __name__ == "__main__":

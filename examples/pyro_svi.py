@@ -81,11 +81,11 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
 
 def main() -> None:
     estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
-    chosen = options(__doc__, steps=400, estimators=estimators).parse_args()
+    arguments = options(__doc__, steps=400, estimators=estimators).parse_args()
     one = train_images.mean(0).clamp(1e-3, 1 - 1e-3)
     alone = -dist.Bernoulli(one).log_prob(test_images).sum(-1).mean()
     print(f"a single picture has test -log p(x) {float(alone):.1f}\n")
-    compare(train, chosen)
+    compare(train, arguments)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ class VQAutoencoder(nn.Module):
         return -(slots.unsqueeze(-2) - self.codebook).square().sum(-1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = self.choose(self.logits(images))
-        return self.decoder((chosen @ self.codebook).flatten(-2)), chosen
+        codes = self.choose(self.logits(images))
+        return self.decoder((codes @ self.codebook).flatten(-2)), codes
 
 
 def error(reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
         optimiser.step()
     model.eval()
     with torch.no_grad():
-        reconstruction, chosen = model(test_images)
-    usage = chosen.mean((0, 1))
+        reconstruction, codes = model(test_images)
+    usage = codes.mean((0, 1))
     perplexity = float(torch.special.entr(usage).sum().exp())
     return {
         "test error": float(error(reconstruction, test_images)),
@@ -71,9 +71,9 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
 
 def main() -> None:
     estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
-    chosen = options(__doc__, steps=400, estimators=estimators).parse_args()
+    arguments = options(__doc__, steps=400, estimators=estimators).parse_args()
     print(f"the mean image has test error {float(error(train_images.mean(0), test_images)):.3f}\n")
-    compare(train, chosen)
+    compare(train, arguments)
 
 
 if __name__ == "__main__":

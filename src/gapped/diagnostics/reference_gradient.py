@@ -47,10 +47,10 @@ class Coordinates(Score):
     ) -> tuple[Tensor, Tensor | None]:
         logits, categories = cost.logits, cost.logits.shape[-1]
         with torch.no_grad():
-            drawn = draw_independent(logits, 1, generator)
-            batch = cost(simplex.one_hot(drawn, categories, logits.dtype)).shape[1:]
+            draws = draw_independent(logits, 1, generator)
+            batch = cost(simplex.one_hot(draws, categories, logits.dtype)).shape[1:]
             p = simplex.normalised(logits).reshape(*batch, -1, categories)
-            index = _substituted(drawn.reshape(*batch, -1), p > 0)
+            index = _substituted(draws.reshape(*batch, -1), p > 0)
             points = simplex.one_hot(index.reshape(-1, *logits.shape[:-1]), categories, logits.dtype)
         # (L K, *batch) to (*batch, L, K)
         costs = cost(points).reshape(-1, categories, *batch).movedim((0, 1), (-2, -1))

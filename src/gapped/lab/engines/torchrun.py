@@ -84,7 +84,7 @@ class Torchrun:
         return conclude(work, store)
 
     def _agree(self, recipes: Sequence[Recipe], store: Store, channel: Channel) -> Work:
-        """The same fleets on every rank: rank 0 plans, the others read its plan."""
+        """Plan once for all ranks: rank 0 plans, the others read its plan."""
         if self.leads:
             work = prepare(recipes, store)
             channel.set("planned", "")

@@ -78,7 +78,7 @@ def difference(a: ArrayLike, b: ArrayLike) -> Difference:
 
 
 def between(first: Summary, second: Summary) -> Difference:
-    """The same of two summaries."""
+    """Welch's comparison of two means, given as summaries."""
     from scipy.special import stdtr
 
     mean = first.mean - second.mean
