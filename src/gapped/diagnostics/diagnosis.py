@@ -114,7 +114,7 @@ class Diagnosis:
 
         Where the columns do not fit side by side, tables with some of them follow one another.
         """
-        columns = _columns(self.rows, COLUMNS if self.norm is None else COLUMNS[:-1])
+        columns = _columns(self.rows, COLUMNS[:-1])  # the bias is in the data; the relative one says more
         labels = ["estimator", *map(_title, self.rows)]
         cells = [
             [title, *(_shown(row, name, factor) for row in self.rows)] for title, name, factor in columns
