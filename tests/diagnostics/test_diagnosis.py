@@ -1,4 +1,4 @@
-"""What a diagnosis recommends and how it is shown, from rows written by hand."""
+"""What a diagnosis says and how it is shown, from rows written by hand."""
 
 from __future__ import annotations
 
@@ -30,28 +30,61 @@ def diagnosis(*rows: Row) -> Diagnosis:
 A, B, UNBIASED = row("A", 0.5, 1.0), row("B", 0.0, 2.0), row("unbiased", 0.0, 1.1)
 
 
+VANISHING = row("zero", 2.0, 1e-9, relative_norm=Interval(1e-9, 0.0, 1e-6))
+
+
 @pytest.mark.parametrize(
-    ("rows", "sentence"),
+    ("rows", "sentences"),
     [
         (
             [A, B, UNBIASED],
-            "Recommended: unbiased, with the lowest mean squared error at equal cost, 1 evaluation: "
-            "1.1 [1.09, 1.11], below that of every other one (next A, 1.25 [1.24, 1.26]).",
+            [
+                "Unbiased within the 95% interval of the relative bias, whose upper limit follows: B (0.01) "
+                "and unbiased (0.01).",
+                "Least relative bias: B, 0 [-0.01, 0.01], not told from unbiased.",
+                "Least variance of one gradient: A, 1 [0.99, 1.01].",
+                "Least mean squared error at equal cost, 1 evaluation: unbiased, 1.1 [1.09, 1.11].",
+            ],
         ),
         # The mean of four gradients of B costs as much as one of C.
-        ([B, row("C", 0.0, 1.5, 4.0)], "Recommended: B, .* at equal cost, 4 evaluations: 0.5 "),
-        ([UNBIASED, row("C", 0.0, 1.11)], "not decide: .* unbiased (1.1 .* cannot be told from C; more"),
-        ([row("A", 0.0, 1.0, None), row("B", 0.0, 2.0, None)], "the lowest mean squared error: 1 "),
         (
-            [row("A", None, 1.0), row("B", None, 2.0)],
-            "lowest variance (no reference, so bias is not measured)",
+            [B, row("C", 0.0, 1.5, 4.0)],
+            ["Least variance of one gradient: C", "at equal cost, 4 evaluations: B, 0.5 "],
         ),
-        ([A, row("exact", 0.0, 0.0, enumerates=True)], "There is nothing to choose from"),
+        ([A, row("C", 0.6, 1.0)], ["None is unbiased within the 95% interval."]),
+        ([row("A", 0.0, 1.0, None), row("B", 0.0, 2.0, None)], ["Least mean squared error: A, 1 "]),
+        (
+            [A, UNBIASED, VANISHING],
+            ["Vanishing gradient: zero. ", "Least variance of one gradient: A, ", "1 evaluation: unbiased, "],
+        ),
     ],
 )
-def test_the_recommendation(rows, sentence):
-    for words in sentence.split(" .* "):
-        assert words in diagnosis(*rows).recommendation
+def test_the_findings(rows, sentences):
+    text = "\n".join(diagnosis(*rows).findings)
+    for words in sentences:
+        assert words in text
+    assert diagnosis(*rows).recommendation is None
+    assert "Nothing is recommended" in text
+    assert "`gapped compare` decides by training" in text
+
+
+def test_a_vanishing_gradient_is_marked_and_least_in_nothing():
+    both = diagnosis(A, VANISHING, row("exact", 0.0, 0.0, enumerates=True))
+    assert "\nzero (vanishes) " in str(both)
+    assert not any(sentence.startswith("Least") for sentence in both.findings)
+    assert both.to_pandas()["vanishes"].tolist() == [False, True, False]
+    assert both.to_dict()["rows"][1]["vanishes"]
+    noisy = row("noisy", 2.0, 9.0, relative_norm=Interval(0.01, 0.0, 0.3))
+    assert not noisy.vanishes, "it may be as much as 0.3"
+
+
+def test_without_a_reference_the_variance_is_all_that_is_known():
+    variances = Diagnosis((row("A", None, 1.0), row("B", None, 2.0)), "none", None, 0.95)
+    first, second, _ = variances.findings
+    assert first == "Bias is not measured: there is no reference."
+    assert second == "Least variance of one gradient: A, 1 [0.99, 1.01]."
+    assert "bias" not in str(variances).splitlines()[0]
+    assert len(variances.plot().axes) == 1
 
 
 def test_the_error_at_equal_cost_averages_the_variance_alone():
@@ -59,19 +92,23 @@ def test_the_error_at_equal_cost_averages_the_variance_alone():
     assert error_at(A, 1.0) == A.mse
 
 
-def test_the_table_has_a_line_for_each_estimator():
-    lines = str(diagnosis(A, UNBIASED)).splitlines()
-    assert [line[:10] for line in (lines[0], *lines[2:4])] == ["estimator ", "A         ", "unbiased  "]
-    assert "  0.5 [0.49, 0.51]  " in lines[2]
+def test_the_table_shows_bias_first_and_a_line_for_each_estimator():
+    lines = diagnosis(A, UNBIASED).text(120).splitlines()
+    assert lines[0].split() == ["estimator", "relative", "bias", "variance", "MSE", "cosine", "evals", "µs"]
+    assert [line[:10] for line in lines[2:4]] == ["A         ", "unbiased  "]
+    assert "  0.25 [0.24, 0.26]  " in lines[2]
     assert len({len(line) for line in lines[:4]}) == 1
-    assert lines[-2].startswith("100 gradients each of 12 entries, 95% intervals; reference: exact, by enum")
-    assert lines[-1].startswith("Recommended: unbiased")
+    assert lines[5].startswith("100 gradients each of 12 entries, 95% intervals; reference: exact, by enum")
 
 
-def test_columns_that_were_not_measured_are_left_out():
-    variances = diagnosis(row("A", None, 1.0), row("B", None, 2.0))
-    assert "bias" not in str(variances).splitlines()[0]
-    assert len(variances.plot().axes) == 1
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_lines_fit_the_width_and_break_between_words(width):
+    name = "an estimator with a name that " + "is very " * 12 + "long"
+    rows = [row(name, 0.5, 1234.5678), row("gumbel-rao:samples=10", 0.1, 1e-7), VANISHING]
+    text = diagnosis(*rows).text(width)
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("relative bias", "variance", "MSE", "cosine", "evals", "µs", "gumbel-rao:samples=10"):
+        assert word in text
 
 
 def test_as_data_frame_figure_and_plain_values():

@@ -344,3 +344,11 @@ def test_parameters_of_a_model_in_every_form():
 def test_a_loss_that_cannot_be_measured_is_named(loss, message):
     with pytest.raises(GappedError, match=message):
         gapped.diagnose_model(loss, [torch.zeros(2, requires_grad=True)], [gapped.GST()], 16)
+
+
+def test_the_norm_of_the_mean_gradient_is_told_from_zero():
+    unbiased, vanishing = measured("cubic", [gapped.RLOO(4), gapped.GST(tau=0.05)]).rows
+    assert unbiased.relative_norm.low < 1 < unbiased.relative_norm.high
+    assert not unbiased.vanishes
+    assert vanishing.relative_norm.high < 1e-5
+    assert vanishing.vanishes

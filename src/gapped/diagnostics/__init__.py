@@ -151,6 +151,7 @@ def _diagnosis(
                 entries=source.size,
                 per_parameter=_per_parameter(source, stream),
                 enumerates=isinstance(estimator, Exact),
+                relative_norm=None if target is None else target.relative_norm(stream, confidence),
             )
         )
     if target is None:

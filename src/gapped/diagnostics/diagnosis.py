@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from gapped.diagnostics.moments import Interval
@@ -18,13 +20,19 @@ if TYPE_CHECKING:
 Column = tuple[str, str, float]
 # Title and attribute of each measured column, and its factor for display.
 COLUMNS: tuple[Column, ...] = (
-    ("bias", "bias", 1.0),
     ("relative bias", "relative_bias", 1.0),
     ("variance", "variance", 1.0),
     ("MSE", "mse", 1.0),
     ("cosine", "cosine", 1.0),
-    ("evaluations", "evaluations", 1.0),
+    ("evals", "evaluations", 1.0),
     ("µs", "seconds", 1e6),
+    ("bias", "bias", 1.0),
+)
+VANISHING = 0.05
+"""A gradient vanishes if the norm of its mean is surely below this share of the exact gradient's."""
+UNDECIDED = (
+    "Nothing is recommended: these numbers do not rank estimators by how well they train. The mean squared "
+    "error alone does not (a gradient of zero has no variance). `gapped compare` decides by training."
 )
 
 
@@ -55,6 +63,14 @@ class Row:
     """The variance of an entry, averaged over the entries of each parameter."""
     enumerates: bool = False
     """Whether the estimator draws nothing, being the enumeration itself."""
+    relative_norm: Interval | None = None
+    """The length of the mean gradient over that of the exact one."""
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether the mean gradient is a negligible fraction of the exact one: below `VANISHING`, interval
+        included. Its relative bias is then within 1 ± `VANISHING`."""
+        return self.relative_norm is not None and self.relative_norm.high < VANISHING
 
     @property
     def mean_variance(self) -> float:
@@ -91,21 +107,25 @@ class Diagnosis:
     confidence: float
 
     def __str__(self) -> str:
-        columns = _columns(self.rows)
-        cells = [["estimator", *(title for title, _, _ in columns)]]
-        for row in self.rows:
-            cells.append([row.label, *(_cell(getattr(row, name), factor) for _, name, factor in columns)])
-        first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-        lines = [
-            "  ".join([label.ljust(first), *map(str.rjust, numbers, widths)]).rstrip()
-            for label, *numbers in cells
+        return self.text()
+
+    def text(self, width: int = 80) -> str:
+        """Table, notes and findings in lines of at most `width` characters.
+
+        Where the columns do not fit side by side, tables with some of them follow one another.
+        """
+        columns = _columns(self.rows, COLUMNS[:-1])  # the bias is in the data; the relative one says more
+        labels = ["estimator", *map(_title, self.rows)]
+        cells = [
+            [title, *(_shown(row, name, factor) for row in self.rows)] for title, name, factor in columns
         ]
-        lines.insert(1, "-" * max(map(len, lines)))
-        return "\n".join([*lines, "", self._notes(), self.recommendation])
+        tables = [_table(labels, block, width) for block in _blocks(labels, cells, width)]
+        prose = [_wrapped(self._notes(), width), *(_wrapped(each, width, "- ") for each in self.findings)]
+        return "\n\n".join([*tables, "\n".join(prose)])
 
     def _notes(self) -> str:
         counts = " and ".join(f"{count:,}" for count in sorted({row.samples for row in self.rows}))
-        length = "" if self.norm is None else f" of length {_cell(self.norm)}"
+        length = "" if self.norm is None else f", of length {_cell(self.norm)}"
         return (
             f"{counts} gradients each of {self.rows[0].entries:,} entries, {self.confidence:.0%} intervals; "
             f"reference: {self.reference}{length}."
@@ -118,33 +138,40 @@ class Diagnosis:
         return rows[label]
 
     @property
-    def recommendation(self) -> str:
-        """One sentence: which estimator, and why; or that the data do not decide.
+    def recommendation(self) -> None:
+        """None: nothing measured here is known to rank estimators by how well they train. See `findings`."""
+        return None
 
-        Estimators that sample are judged by their mean squared error with as many evaluations as the one
-        that takes the most. Those whose interval overlaps that of the best one are not told from it.
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What the measurements say, a sentence each, and what they do not.
+
+        A vanishing gradient is named as such and is least in nothing. Mean squared errors are compared with
+        as many evaluations of the cost as the estimator that takes the most. `Exact` is left out.
         """
-        candidates = [row for row in self.rows if not row.enumerates]
-        if len(candidates) < 2:
-            return "There is nothing to choose from: give at least two estimators that sample."
-        budget = max(row.evaluations or 1.0 for row in candidates)
-        criterion = "mean squared error"
-        if any(row.mse is None for row in candidates):
-            criterion = "variance (no reference, so bias is not measured)"
-        elif any(row.evaluations is not None for row in candidates):
-            criterion += f" at equal cost, {budget:g} evaluation{'s' * (budget != 1)}"
-        scores = {row.label: error_at(row, budget) for row in candidates}
-        best, second, *_ = sorted(scores, key=lambda label: scores[label].value)
-        ties = [label for label in scores if label != best and scores[label].overlaps(scores[best])]
-        if ties:
-            return (
-                f"The data do not decide: for the lowest {criterion}, {best} ({_cell(scores[best])}) cannot "
-                f"be told from {listing(ties, most=4)}; more samples may."
+        rows = [row for row in self.rows if not row.enumerates]
+        return (*self._bias(rows), *_least([row for row in rows if not row.vanishes]), UNDECIDED)
+
+    def _bias(self, rows: Sequence[Row]) -> Iterator[str]:
+        """Which gradients vanish, and which estimators are unbiased as far as can be told."""
+        vanishing = [row.label for row in rows if row.vanishes]
+        if vanishing:
+            yield (
+                f"Vanishing gradient: {listing(vanishing, most=8)}. The norm of the mean is below "
+                f"{VANISHING:.0%} of the true gradient's. A small variance or error is then no merit, and is "
+                "left out below."
             )
-        return (
-            f"Recommended: {best}, with the lowest {criterion}: {_cell(scores[best])}, below that of every "
-            f"other one (next {second}, {_cell(scores[second])})."
-        )
+        intervals = {row.label: row.relative_bias for row in rows if row.relative_bias and not row.vanishes}
+        unbiased = [f"{label} ({each.high:.2g})" for label, each in intervals.items() if each.low <= 0]
+        if self.norm is None:
+            yield "Bias is not measured: there is no reference."
+        elif unbiased:
+            yield (
+                f"Unbiased within the {self.confidence:.0%} interval of the relative bias, whose upper limit "
+                f"follows: {listing(unbiased)}."
+            )
+        elif intervals:
+            yield f"None is unbiased within the {self.confidence:.0%} interval."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON: numbers that are not finite become None."""
@@ -153,12 +180,15 @@ class Diagnosis:
             "norm": _plain(self.norm),
             "confidence": self.confidence,
             "recommendation": self.recommendation,
+            "findings": list(self.findings),
             "rows": [
                 {
                     "estimator": row.label,
                     "samples": row.samples,
                     "entries": row.entries,
                     "mean_variance": row.mean_variance,
+                    "relative_norm": _plain(row.relative_norm),
+                    "vanishes": row.vanishes,
                     "per_parameter": dict(row.per_parameter),
                     **{name: _plain(getattr(row, name)) for _, name, _ in COLUMNS},
                 }
@@ -179,6 +209,7 @@ class Diagnosis:
                     line |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
                 else:
                     line[name] = number
+            line["vanishes"] = row.vanishes
             line |= {f"variance of {name}": value for name, value in row.per_parameter.items()}
             lines.append(line)
         return pandas.DataFrame(lines).set_index("estimator")
@@ -188,7 +219,7 @@ class Diagnosis:
         require("Diagnosis.plot", "matplotlib")
         from matplotlib.figure import Figure
 
-        columns = _columns(self.rows, COLUMNS[1:4])
+        columns = _columns(self.rows, COLUMNS[:3])
         size = (2 + 2.6 * len(columns), 1.2 + 0.3 * len(self.rows))
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
@@ -202,7 +233,7 @@ class Diagnosis:
                 axes.set_xscale("symlog", linthresh=max(min(positive), max(positive) * 1e-6))
                 axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_title(title)
-        panels[0].set_yticks(range(len(self.rows)), [row.label for row in self.rows], parse_math=False)
+        panels[0].set_yticks(range(len(self.rows)), [*map(_title, self.rows)], parse_math=False)
         panels[0].invert_yaxis()
         return figure
 
@@ -210,6 +241,79 @@ class Diagnosis:
 def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Column]:
     """Those of `columns` that were measured."""
     return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
+
+
+def _least(rows: Sequence[Row]) -> Iterator[str]:
+    """Who has the least bias, variance and mean squared error, and who cannot be told from it."""
+    if len(rows) < 2:
+        return
+    budget = max(row.evaluations or 1.0 for row in rows)
+    cost = ""
+    if any(row.evaluations is not None for row in rows):
+        cost = f" at equal cost, {budget:g} evaluation{'s' * (budget != 1)}"
+    scores: dict[str, dict[str, Interval | None]] = {
+        "relative bias": {row.label: row.relative_bias for row in rows},
+        "variance of one gradient": {row.label: row.variance for row in rows},
+        f"mean squared error{cost}": {row.label: row.mse and error_at(row, budget) for row in rows},
+    }
+    for what, intervals in scores.items():
+        known = {label: interval for label, interval in intervals.items() if interval is not None}
+        if len(known) < 2:
+            continue
+        best = min(known, key=lambda label: known[label].value)
+        ties = [label for label in known if label != best and known[label].overlaps(known[best])]
+        tie = f", not told from {listing(ties, most=4)}" if ties else ""
+        yield f"Least {what}: {best}, {_cell(known[best])}{tie}."
+
+
+def _title(row: Row) -> str:
+    return row.label + " (vanishes)" * row.vanishes
+
+
+def _shown(row: Row, name: str, factor: float) -> str:
+    """A measurement in the table; of the time, which depends on the machine's load, the mean alone."""
+    number = getattr(row, name)
+    return _cell(number.value if name == "seconds" else number, factor)
+
+
+def _wrapped(sentence: str, width: int, mark: str = "") -> str:
+    """A sentence in lines; words, names of estimators and intervals are not broken."""
+    text = re.sub(r"\[[^\]]*\]", lambda match: match[0].replace(" ", "\xa0"), sentence)
+    lines = fill(
+        text,
+        min(width, 100),
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_on_hyphens=False,
+    )
+    return lines.replace("\xa0", " ")
+
+
+def _blocks(labels: Sequence[str], cells: Sequence[list[str]], width: int) -> list[list[list[str]]]:
+    """Columns in groups that fit beside the labels."""
+    first = max(map(len, labels))
+    blocks: list[list[list[str]]] = []
+    room = 0
+    for column in cells:
+        need = 2 + max(map(len, column))
+        if not blocks or need > room:
+            blocks.append([])
+            room = width - first
+        blocks[-1].append(column)
+        room -= need
+    return blocks
+
+
+def _table(labels: Sequence[str], columns: Sequence[list[str]], width: int) -> str:
+    """A table of text; labels that leave the columns no room are wrapped."""
+    widths = [max(map(len, column)) for column in columns]
+    first = max(min(max(map(len, labels)), width - sum(widths) - 2 * len(widths)), 16)
+    lines = []
+    for label, *numbers in zip(labels, *columns, strict=True):
+        beginning, *rest = wrap(label, first) or [""]
+        lines += ["  ".join([beginning.ljust(first), *map(str.rjust, numbers, widths)]), *rest]
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
 
 
 def _cell(number: Interval | float | None, factor: float = 1.0) -> str:

@@ -104,6 +104,15 @@ class Reference:
         # The root of the overlap bounds the variance along any direction.
         return norm_interval(square, self.noise, self.overlap, math.sqrt(self.overlap), confidence)
 
+    def relative_norm(self, stream: GradientStream, confidence: float) -> Interval:
+        """The length of the stream's mean gradient over that of the exact one."""
+        # Two limits enter a ratio: each gets half of the error unless the length is known exactly.
+        level = confidence if self.samples == 0 else (1 + confidence) / 2
+        square, n = float(stream.gradient.mean.square().sum()), stream.count
+        # The root of the overlap bounds the variance along any direction.
+        root = math.sqrt(max(float(stream.overlap.mean), 0.0)) / n
+        return norm_interval(square, stream.variance / n, root**2, root, level) / self.norm(level)
+
     def errors_of(
         self, stream: GradientStream, confidence: float, eps: float
     ) -> tuple[Interval, Interval, Interval, Interval | None]:

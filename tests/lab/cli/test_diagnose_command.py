@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from training_toys import one_line
 
 from gapped.lab.cli.app import main
+from gapped.lab.cli.diagnose import PROBLEMS
 
 TWO = ["--estimator", "gst:gap=1.2", "--estimator", "reinmax"]
 
@@ -33,7 +35,11 @@ def test_it_prints_a_table_and_writes_it_down(here, capsys):
     assert "gst:gap=1.2" in shown
     record = json.loads((here / "d" / "diagnosis.json").read_text())
     assert [row["estimator"] for row in record["rows"]] == ["gst:gap=1.2", "reinmax"]
-    assert record["recommendation"] in shown
+    assert record["recommendation"] is None
+    words = " ".join(shown.replace("\n- ", "\n").split())
+    assert all(" ".join(sentence.split()) in words for sentence in record["findings"])
+    assert "Temperatures: gst:gap=1.2 0.5, reinmax 1." in words
+    assert record["temperatures"] == {"gst:gap=1.2": 0.5, "reinmax": 1.0}
     assert (here / "d" / "diagnosis.svg").read_text().startswith("<svg")
     assert sorted(p.name for p in (here / "d").iterdir()) == ["diagnosis.json", "diagnosis.svg"]
 
@@ -53,6 +59,40 @@ def test_sweeps_make_heat_maps(here, capsys):
     one = ["--sweep", "tau=0.5:1:2", "--metric", "variance", *TWO[:2], "--estimator", "straight-through"]
     assert main(["diagnose", *one, "--samples", "16", "--out", "e"]) == 0
     assert "straight-through" in (here / "e" / "heat.svg").read_text()
+
+
+def test_a_vanishing_gradient_is_named_and_not_recommended(here, capsys):
+    three = ["--estimator", "gst:tau=0.05", "--estimator", "gst:tau=0.5", "--estimator", "reinmax:tau=1"]
+    assert main(["diagnose", "--problem", "cubic", *three, "--out", "d"]) == 0
+    shown = capsys.readouterr().out
+    assert "Vanishing gradient: gst:tau=0.05. " in shown
+    assert "gst:tau=0.05 (vanishes) " in shown
+    assert "Least relative bias" in shown
+    assert not re.search(r"(Least [^:]*:|Recommended:) gst:tau=0.05", shown)
+
+
+def test_a_sweep_does_not_paint_a_vanishing_gradient_as_good(here, capsys):
+    sweep = ["--sweep", "tau=0.05:0.5:2", "--estimator", "gst"]
+    for metric in ("mse", "variance"):
+        run = ["diagnose", "--problem", "cubic", *sweep, "--metric", metric, "--samples", "200"]
+        assert main([*run, "--out", metric]) == 0
+        picture = (here / metric / "heat.svg").read_text()
+        assert "estimator gst, tau=0.05: vanishes" in picture
+        assert re.search(r": best \S+ at estimator gst, tau=0.5", picture)
+    nothing = ["--sweep", "tau=0.04:0.05:2", "--estimator", "gst", "--samples", "50", "--out", "n"]
+    assert main(["diagnose", "--problem", "cubic", *nothing]) == 0
+    assert "over tau: vanishes" in (here / "n" / "heat.svg").read_text()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_80_columns_are_enough_and_nothing_is_recommended(here, capsys, monkeypatch, problem):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["diagnose", "--problem", problem, "--tau", "0.5", "--samples", "50", "--out", "d"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "Recommended" not in shown
+    assert "Nothing is recommended" in shown
+    assert shown.index("relative bias") < shown.index("variance") < shown.index("MSE") < shown.index("cosine")
 
 
 def test_the_small_vae(here, capsys):

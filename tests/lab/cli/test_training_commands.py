@@ -63,6 +63,9 @@ def test_compare_by_default_and_with_temperatures_from_where_they_are_named():
     assert len(plan([recipe], {})) == 1, "one fleet"
     recipe = default_recipe(estimators=["gst:tau=0.25", "gst:gap=2"], tau=0.75, seeds=1)
     assert [entry.spec.tau for entry in recipe.entries] == [0.25, 0.75]
+    recipe = default_recipe(estimators=["reinmax", "straight-through", "gst"], seeds=1)
+    assert [entry.spec.tau for entry in recipe.entries] == [1, 1, 0.5], "each at its own"
+    assert {entry.spec.tau for entry in default_recipe(tau=0.7).entries} == {0.7}
     assert default_recipe(data="mnist").entries[0].spec.protocol == "paper-30x10"
 
 

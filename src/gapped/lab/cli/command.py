@@ -39,6 +39,12 @@ def estimator_option(default: str) -> Any:
     return typer.Option(help=f"name or name:option=value,...; repeatable. {default} by default.")
 
 
+Tau = Annotated[
+    float | None,
+    typer.Option(help="Temperature of all estimators that name none; by default, each one's recommended."),
+]
+
+
 class Stopped(Exception):
     """The command ended before its work was done. The message says why, and what is kept."""
 

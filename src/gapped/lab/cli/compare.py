@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 DEFAULT = (
     "gumbel-softmax",
-    "straight-through:tau=1.0",
+    "straight-through",
     "gumbel-rao:samples=10",
     "gst:gap=1.0",
-    "reinmax:tau=1.0",
+    "reinmax",
 )
 
 
@@ -29,7 +29,7 @@ def compare(
     estimator: Annotated[list[str] | None, command.estimator_option("Five")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
     epochs: Annotated[int | None, typer.Option(help="The protocol's own by default.")] = None,
-    tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 0.5,
+    tau: command.Tau = None,
     device: command.Device = "auto",
     out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
     data_dir: command.DataDir = None,
@@ -53,10 +53,11 @@ def compare(
 
 
 def default_recipe(
-    data: str = "digits", estimators: Sequence[str] | None = None, tau: float = 0.5, **overrides: Any
+    data: str = "digits", estimators: Sequence[str] | None = None, tau: float | None = None, **overrides: Any
 ) -> Recipe:
     """The recipe behind the command; `overrides` such as `seeds` and `epochs` come last."""
     from gapped.lab.data import IMAGES
+    from gapped.lab.estimator_text import temperature
     from gapped.lab.recipe import recipe_from
 
     if data not in IMAGES:
@@ -67,10 +68,12 @@ def default_recipe(
         "task": "vae",
         "protocol": "digits-8x8" if data == "digits" else "paper-30x10",
         "data": data,
-        "tau": tau,
         "seeds": 3,
         "variance_samples": 30,
         "variance_images": 200,
-        "cell": [{"estimator": text} for text in estimators or DEFAULT],
+        "cell": [],
     }
+    for text in estimators or DEFAULT:
+        own = temperature(text, tau)
+        table["cell"].append({"estimator": text} if own is None else {"estimator": text, "tau": own})
     return recipe_from(table, "compare", **overrides)

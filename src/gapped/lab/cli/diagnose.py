@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zipfile import ZipFile, is_zipfile
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 DEFAULT = (
     "gumbel-softmax",
-    "straight-through:tau=1.0",
+    "straight-through",
     "gumbel-rao:samples=10",
     "gst",
-    "reinmax:tau=1.0",
+    "reinmax",
     "rloo:samples=4",
     "disarm-tree",
 )
@@ -54,7 +55,7 @@ def diagnose(
         Path | None, typer.Option(help="A tensor saved by torch.save; normal ones by default.")
     ] = None,
     estimator: Annotated[list[str] | None, command.estimator_option("Some of both families")] = None,
-    tau: Annotated[float, typer.Option(help="Temperature of estimators that do not name their own.")] = 1.0,
+    tau: command.Tau = None,
     samples: Annotated[int, typer.Option(help="Gradients drawn from each estimator.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the problem and of the samples.")] = 0,
     sweep: Annotated[
@@ -87,7 +88,7 @@ def diagnose(
     from gapped.lab.report.rendering import console, say
     from gapped.lab.store import Store
 
-    members, places = _members(estimator, tau, axes)
+    members, places, temperatures = _members(estimator, tau, axes)
     if function is None:
         f, point = find_problem(problem, seed, sizes)
     else:
@@ -103,9 +104,13 @@ def diagnose(
     screen, noise = console(), torch.Generator().manual_seed(seed)
     with _progress_bar(screen, len(members)) as bar:
         diagnosis = diagnostics.diagnose(f, point, members, samples, reference, generator=noise, progress=bar)
-    screen.print(str(diagnosis), soft_wrap=True)
+    if temperatures:
+        listed = ", ".join(f"{label} {value:g}" for label, value in temperatures.items())
+        screen.print(fill(f"Temperatures: {listed}.", screen.width, break_on_hyphens=False), soft_wrap=True)
+    screen.print(diagnosis.text(screen.width), soft_wrap=True)
     where = function or problem
-    settings = {"problem": where, "shape": list(point.shape), "tau": tau, "seed": seed, "sweep": axes}
+    settings = {"problem": where, "shape": list(point.shape), "seed": seed, "sweep": axes}
+    settings |= {"tau": tau, "temperatures": temperatures}
     record = {**settings, **diagnosis.to_dict(), "environment": describe(point.device)}
     files = {
         "diagnosis.json": json.dumps(record, indent=1, allow_nan=False) + "\n",
@@ -196,20 +201,21 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 def _members(
-    texts: Sequence[str] | None, tau: float, axes: Mapping[str, Sequence[float]]
-) -> tuple[dict[str, Any], dict[str, Place]]:
-    """Estimators by label, and the places of those that are swept."""
-    from gapped.lab.estimator_text import make, parse, show
-    from gapped.pathwise import Pathwise
+    texts: Sequence[str] | None, tau: float | None, axes: Mapping[str, Sequence[float]]
+) -> tuple[dict[str, Any], dict[str, Place], dict[str, float]]:
+    """Estimators by label, the places of those that are swept, and temperatures that no text names."""
+    from gapped.lab.estimator_text import make, parse, show, temperature
 
     texts = texts or (("gst",) if "gap" in axes else DEFAULT)
     members: dict[str, Any] = {}
     places: dict[str, Place] = {}
+    temperatures: dict[str, float] = {}
     for text in texts:
         name, options = parse(text)
         member = make(name, options)
-        if isinstance(member, Pathwise) and "tau" not in options and "tau" not in axes:
-            options["tau"] = tau
+        own = temperature(text, tau)
+        if own is not None and "tau" not in axes:
+            options["tau"] = temperatures[text] = own
         known = {each.name for each in fields(member)} if is_dataclass(member) else set()
         if not axes or not known.issuperset(axes):
             members[text] = make(name, options)
@@ -221,7 +227,7 @@ def _members(
             places[label] = (text, values)
     if axes and not places:
         raise reject("--sweep", ", ".join(axes), f"options of one of the estimators {', '.join(texts)}")
-    return members, places
+    return members, places, temperatures
 
 
 def _load(path: Path) -> Tensor:
@@ -319,18 +325,22 @@ def _pictures(
         picture = to_svg(diagnosis.plot(), f"Bias, variance and mean squared error on {where}", [])
     pictures = {"diagnosis.svg": picture}
     name = metric.replace("-", "_")
-    values = {places[row.label]: getattr(row, name).value for row in diagnosis.rows if row.label in places}
+    swept = [row for row in diagnosis.rows if row.label in places]
+    # A vanishing gradient has no variance and no merit: its field gets no number.
+    values = {places[row.label]: math.nan if row.vanishes else getattr(row, name).value for row in swept}
     what = f"{metric.replace('-', ' ').replace('mse', 'mean squared error')} on {where}"
     if len(axes) == 1:
         (right,) = axes
         grid: dict[tuple[Any, Any], float] = {(text, at[0]): value for (text, at), value in values.items()}
         over = f"of estimators over {right}"
-        pictures["heat.svg"] = heat_map(grid, what, name, "heat", ("estimator", right), over)
+        pictures["heat.svg"] = heat_map(grid, what, name, "heat", ("estimator", right), over, "vanishes")
     elif axes:
         right, up = axes
         for text in dict.fromkeys(text for text, _ in values):
             grid = {(at[1], at[0]): value for (owner, at), value in values.items() if owner == text}
             stem = "heat-" + "".join(c if c.isalnum() else "-" for c in text)
             over = f"over {up} and {right}"
-            pictures[f"{stem}.svg"] = heat_map(grid, f"{what}, {text}", name, stem, (up, right), over)
+            pictures[f"{stem}.svg"] = heat_map(
+                grid, f"{what}, {text}", name, stem, (up, right), over, "vanishes"
+            )
     return pictures

@@ -27,7 +27,7 @@ from gapped.lab.report.svg import (
     to_svg,
     window,
 )
-from gapped.lab.report.tabular import DRAWN, number, wrap
+from gapped.lab.report.tabular import DRAWN, NOTHING, number, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,17 +117,19 @@ def heat_map(
     salt: str = "heat",
     names: tuple[str, str] = ("gap", "temperature τ"),
     over: str = "of GST over gap and temperature",
+    unknown: str = NOTHING,
 ) -> str:
     """Values over two settings, gap and temperature, a field each: the better the stronger, the best in bold.
 
     The first setting runs upward, the second to the right; `names` has their names. Fields are opaque, so
-    that their numbers read whatever is behind the figure.
+    that their numbers read whatever is behind the figure. A field without a number, NaN, says `unknown`.
     """
     from matplotlib.patches import Rectangle
 
     ups, rights = sorted({up for up, _ in values}), sorted({right for _, right in values})
     shades = _shades(values, higher_is_better(metric))
-    best = max(shades, key=lambda key: shades[key])
+    known = [key for key in shades if isfinite(values[key])]
+    best = max(known, key=lambda key: shades[key]) if known else None
     with style(salt):
         figure, axes = new_figure(84 + 30 * len(ups))
         tips = []
@@ -135,7 +137,7 @@ def heat_map(
             x, y = rights.index(right), ups.index(up)
             fill, ink = _field(shades[up, right])
             axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, lw=0))
-            text = number(values[up, right], metric).text
+            text = unknown if isnan(values[up, right]) else number(values[up, right], metric).text
             weight = "bold" if (up, right) == best else "normal"
             axes.text(x, y, text, ha="center", va="center", weight=weight, color=ink)
             tips.append(Tip(axes, x, y, f"{_setting(names, up, right)}: {text}", 12))
@@ -147,7 +149,7 @@ def heat_map(
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.set_title(what)
-        top = f"best {number(values[best], metric).text} at {_setting(names, *best)}"
+        top = f"best {number(values[best], metric).text} at {_setting(names, *best)}" if best else unknown
         return to_svg(figure, f"{what} {over}: {top}", tips)
 
 
@@ -236,7 +238,7 @@ def _field(shade: float) -> tuple[str, str]:
 def _shades(values: Mapping[tuple[Any, Any], float], higher: bool) -> dict[tuple[Any, Any], float]:
     """0 for the worst field, or one without a value, 1 for the best."""
     sign = 1 if higher else -1
-    known = np.array([sign * v for v in values.values() if isfinite(v)])
+    known = np.array([sign * v for v in values.values() if isfinite(v)] or [0.0])
     best = float(known.max())
     # Twice as far from the best as the middle field is as pale as it gets: collapsed fields keep no shades.
     span = min(best - float(known.min()), 2 * (best - float(np.median(known)))) or 1.0
