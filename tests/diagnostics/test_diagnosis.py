@@ -39,8 +39,8 @@ VANISHING = row("zero", 2.0, 1e-9, relative_norm=Interval(1e-9, 0.0, 1e-6))
         (
             [A, B, UNBIASED],
             [
-                "Unbiased within the 95% interval of the relative bias, whose upper limit follows: B (0.01) "
-                "and unbiased (0.01).",
+                "No bias found: the 95% interval of the relative bias reaches 0. Its upper limit follows: B "
+                "(0.01) and unbiased (0.01).",
                 "Least relative bias: B, 0 [-0.01, 0.01], not told from unbiased.",
                 "Least variance of one gradient: A, 1 [0.99, 1.01].",
                 "Least mean squared error at equal cost, 1 evaluation: unbiased, 1.1 [1.09, 1.11].",
@@ -51,7 +51,7 @@ VANISHING = row("zero", 2.0, 1e-9, relative_norm=Interval(1e-9, 0.0, 1e-6))
             [B, row("C", 0.0, 1.5, 4.0)],
             ["Least variance of one gradient: C", "at equal cost, 4 evaluations: B, 0.5 "],
         ),
-        ([A, row("C", 0.6, 1.0)], ["None is unbiased within the 95% interval."]),
+        ([A, row("C", 0.6, 1.0)], ["Each has a bias: no 95% interval of the relative bias reaches 0."]),
         ([row("A", 0.0, 1.0, None), row("B", 0.0, 2.0, None)], ["Least mean squared error: A, 1 "]),
         (
             [A, UNBIASED, VANISHING],

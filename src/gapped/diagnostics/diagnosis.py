@@ -167,11 +167,11 @@ class Diagnosis:
             yield "Bias is not measured: there is no reference."
         elif unbiased:
             yield (
-                f"Unbiased within the {self.confidence:.0%} interval of the relative bias, whose upper limit "
-                f"follows: {listing(unbiased)}."
+                f"No bias found: the {self.confidence:.0%} interval of the relative bias reaches 0. Its upper "
+                f"limit follows: {listing(unbiased)}."
             )
         elif intervals:
-            yield f"None is unbiased within the {self.confidence:.0%} interval."
+            yield f"Each has a bias: no {self.confidence:.0%} interval of the relative bias reaches 0."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON: numbers that are not finite become None."""
