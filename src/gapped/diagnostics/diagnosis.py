@@ -167,8 +167,8 @@ class Diagnosis:
             yield "Bias is not measured: there is no reference."
         elif unbiased:
             yield (
-                f"No bias found: the {self.confidence:.0%} interval of the relative bias reaches 0. Its upper "
-                f"limit follows: {listing(unbiased)}."
+                f"No bias found: the {self.confidence:.0%} interval of the relative bias reaches 0. Its "
+                f"upper limit follows: {listing(unbiased)}."
             )
         elif intervals:
             yield f"Each has a bias: no {self.confidence:.0%} interval of the relative bias reaches 0."
