@@ -183,6 +183,7 @@ def test_finished_runs_are_not_repeated_and_failed_ones_are(tmp_path: Path) -> N
     train = partial(counting, calls)
     first = gapped.compare(train, MEMBERS, seeds=2, out=tmp_path)
     assert len(calls) == 6
+    assert {r.recipe for r in first.records} == {f"{__name__}.counting"}
     assert values(gapped.compare(train, MEMBERS, seeds=2, out=tmp_path)) == values(first)
     assert len(calls) == 7
     gapped.compare(train, {"low": "gst:tau=0.7"}, seeds=2, out=tmp_path)

@@ -68,7 +68,8 @@ def compare(
     - `budget`: seconds after which no further run starts. The verdict says which are missing.
     - `maximize`: whether higher is better.
     - `out`: the folder of the records, a temporary one by default. The same call again goes on where it
-      was interrupted; runs that failed are tried again. After a change of `train`, use another folder.
+      was interrupted; runs that failed are tried again. A run is known by the name of `train`, estimator
+      and seed: after a change of `train`, or of what it depends on, use another folder.
     - `workers`: processes that train side by side, each on one thread where it is a fork.
 
     A run that raises an error, or ends with a value that is not finite, costs that run alone.
@@ -213,7 +214,8 @@ def _plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: b
             members[label] = show(kind, options), make(kind, options)
         else:
             members[label] = label_of(member), member
-    home: Any = train if hasattr(train, "__qualname__") else type(train)
+    inner: Any = train.func if isinstance(train, functools.partial) else train
+    home = inner if hasattr(inner, "__qualname__") else type(inner)
     function = f"{home.__module__}.{home.__qualname__}"[-_LONGEST:]
     return [
         _Run(function, label, text, estimator, seed, maximize)
