@@ -17,12 +17,14 @@ PACKAGE = Path(gapped.__file__).parent
 
 # The public names beside the estimators: those are pinned by the table of README.md.
 NAMES = {
+    "Comparison",
     "Diagnosis",
     "GappedError",
     "Pathwise",
     "Score",
     "__version__",
     "backend_used",
+    "compare",
     "diagnose",
     "diagnose_model",
     "distributions",

@@ -27,7 +27,8 @@ def changed(call: list[str], **options: str) -> list[str]:
 
 
 def compare(call: list[str]) -> list[str]:
-    return changed(call, **{"--device": "cpu", "--out": "out", "--engine": "local"})
+    device = {} if "--train" in call else {"--device": "cpu"}
+    return changed(call, **device, **{"--out": "out", "--engine": "local"})
 
 
 def reproduce(call: list[str]) -> list[str]:
@@ -117,6 +118,9 @@ def test_every_command_in_the_documentation_runs(
     call = SMALL[small]
     if "--function" in call:
         (tmp_path / "mymodel.py").write_text("def cost(z):\n    return z[..., 0].sum(-1) ** 2\n")
+        monkeypatch.syspath_prepend(tmp_path)
+    if "--train" in call:
+        (tmp_path / "experts.py").write_text("def train(estimator, seed):\n    return seed / 10\n")
         monkeypatch.syspath_prepend(tmp_path)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0

@@ -59,7 +59,7 @@ def diagnose(
     check_settings(samples, confidence)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
-    members = _labelled(estimators)
+    members = labelled(estimators)
     for estimator in members.values():
         if not isinstance(estimator, Pathwise | Score):
             accepted = "estimators such as gapped.GST() or gapped.RLOO(2)"
@@ -112,9 +112,9 @@ def diagnose_model(
     source = ModelGradients(loss_fn, _named(parameters), generator)
     target = None
     if reference is not None:
-        name = f"mean of {_label(reference)}"
+        name = f"mean of {label_of(reference)}"
         target = Reference.of(name, collect(source, reference, 4 * samples, name, progress)[0])
-    return _diagnosis(source, _labelled(estimators), samples, target, confidence, progress)
+    return _diagnosis(source, labelled(estimators), samples, target, confidence, progress)
 
 
 def _diagnosis(
@@ -188,12 +188,12 @@ def _named(
     return tensors
 
 
-def _labelled(estimators: Any) -> dict[str, Any]:
-    """Estimators by label; equal labels get numbers."""
+def labelled(estimators: Any) -> dict[str, Any]:
+    """Estimators by label, texts under themselves; equal labels get numbers."""
     accepted = "objects such as [gapped.GST(), gapped.RLOO(2)], or a mapping from labels to them"
     if isinstance(estimators, str) or not isinstance(estimators, Iterable):
         raise reject("estimators", estimators, accepted)
-    pairs = estimators.items() if isinstance(estimators, Mapping) else ((_label(e), e) for e in estimators)
+    pairs = estimators.items() if isinstance(estimators, Mapping) else ((label_of(e), e) for e in estimators)
     members: dict[str, Any] = {}
     for name, estimator in pairs:
         label, number = str(name), 2
@@ -205,13 +205,15 @@ def _labelled(estimators: Any) -> dict[str, Any]:
     return members
 
 
-def _label(estimator: Any) -> str:
-    """The class and the options that are not its defaults.
+def label_of(estimator: Any) -> str:
+    """The class and the options that are not its defaults; a text is its own label.
 
     >>> import gapped
-    >>> _label(gapped.GST(tau=0.5)), _label(gapped.REBAR())
+    >>> label_of(gapped.GST(tau=0.5)), label_of(gapped.REBAR())
     ('GST(tau=0.5)', 'REBAR')
     """
+    if isinstance(estimator, str):
+        return estimator
     name = type(estimator).__name__
     if not is_dataclass(estimator):
         return name

@@ -28,6 +28,7 @@ Categorical samples that carry a gradient: compare estimators, reproduce the pap
 Examples:
   gapped compare                       five estimators on small digits, one minute
   gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax:tau=1
+  gapped compare --train mymodule:train    the same for a training function of your own
   gapped reproduce vae --device cuda   a table of the paper, beside its numbers
   gapped reproduce vae --quick         this table, scaled down for a laptop
   gapped reproduce figures             its pictures, and a page to play with

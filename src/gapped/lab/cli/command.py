@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.errors import printable
+from gapped.errors import GappedError, printable, reject
 from gapped.lab.records import Record
 
 if TYPE_CHECKING:
@@ -57,6 +57,31 @@ class Stopped(Exception):
 def complain(message: str) -> None:
     """Print the message to standard error as one line. It may hold anything, such as a path."""
     print(f"gapped: {printable(message)}", file=sys.stderr)
+
+
+def one_line(problem: Exception) -> str:
+    """An error with its type, in one line."""
+    return " ".join(f"{type(problem).__name__}: {problem}".split())
+
+
+def load_function(option: str, text: str) -> Callable[..., Any]:
+    """The function called ``module:function``, looked up from the current folder; `option` asks for it."""
+    from importlib import import_module
+
+    module_name, _, name = text.partition(":")
+    if not (module_name and name):
+        raise reject(option, text, "module:function, importable from here")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = import_module(module_name)
+    except Exception as problem:
+        raise GappedError(f"{option}: {module_name}: {one_line(problem)}") from problem
+    function = getattr(module, name, None)
+    if not callable(function):
+        what = "no such name" if function is None else f"an object of type {type(function).__name__}"
+        raise reject(option, f"{text}, {what}", f"a function in {module_name}")
+    return function  # type: ignore[no-any-return]
 
 
 def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

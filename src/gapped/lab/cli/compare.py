@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.errors import reject
+from gapped.errors import GappedError, reject
 from gapped.lab.cli import command
 from gapped.lab.cli.command import execute
 
@@ -24,7 +24,17 @@ DEFAULT = (
 )
 
 
+# Options that a training function of the user has a use for.
+OWN = {"train", "estimator", "seeds", "out", "minutes", "engine", "workers", "maximize"}
+
+
 def compare(
+    context: typer.Context,
+    train: Annotated[
+        str | None, typer.Option(help="module:function of your own: train(estimator, seed) to a number.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes side by side, with --train.")] = 1,
+    maximize: Annotated[bool, typer.Option("--maximize", help="Higher is better, with --train.")] = False,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Five")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
@@ -46,10 +56,55 @@ def compare(
       gapped compare
       gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
       gapped compare --engine ray --runs-per-fleet 5
+      gapped compare --train mymodule:train --estimator gst --estimator reinmax --seeds 5
     """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if train is not None:
+        if unused := sorted(given - OWN):
+            raise GappedError(f"--train: goes without --{', --'.join(unused)}".replace("_", "-"))
+        _compare_own(train, estimator or DEFAULT, seeds, minutes, maximize, out, engine, workers)
+        return
+    if unused := sorted(given & {"workers", "maximize"}):
+        raise GappedError(f"--{unused[0]}: goes only with --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipe = default_recipe(data, estimator, tau, **overrides)
     execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
+
+
+def _compare_own(
+    train: str,
+    estimators: Sequence[str],
+    seeds: int,
+    minutes: float | None,
+    maximize: bool,
+    out: Path,
+    engine: str,
+    workers: int,
+) -> None:
+    """Compare estimators in a function of the user, a line for each run; then table, verdict and page."""
+    from gapped.lab.comparison import execute as execute_own
+    from gapped.lab.records import Record
+    from gapped.lab.report.rendering import console, say
+
+    screen, function = console(), command.load_function("--train", train)
+
+    def report(record: Record) -> None:
+        value = record.metrics.get(record.metric)
+        result = (
+            record.error
+            if record.failed
+            else f"{record.metric} {value:.4g}"
+            if value is not None
+            else record.status
+        )
+        say(screen, f"{record.label}, seed {record.seed}: {result}, {record.seconds:.1f} s")
+
+    budget = None if minutes is None else 60 * minutes
+    result = execute_own(function, estimators, seeds, report, budget, maximize, out, engine, workers)
+    for line in str(result).split("\n"):
+        say(screen, line)
+    say(screen, f"Report: {result.save_html(out / 'report.html')}")
 
 
 def default_recipe(

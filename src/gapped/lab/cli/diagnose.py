@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -257,21 +256,7 @@ def _load(path: Path) -> Tensor:
 
 def _user_function(text: str) -> Callable[[Tensor], Tensor]:
     """The function called ``module:function``; its exceptions become errors of one line."""
-    from importlib import import_module
-
-    module_name, _, name = text.partition(":")
-    if not (module_name and name):
-        raise reject("--function", text, "module:function, importable from here")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = import_module(module_name)
-    except Exception as problem:
-        raise GappedError(f"--function: {module_name}: {_line(problem)}") from problem
-    function = getattr(module, name, None)
-    if not callable(function):
-        what = "no such name" if function is None else f"an object of type {type(function).__name__}"
-        raise reject("--function", f"{text}, {what}", f"a function in {module_name}")
+    function = command.load_function("--function", text)
 
     def cost(samples: Tensor) -> Tensor:
         try:
@@ -280,13 +265,9 @@ def _user_function(text: str) -> Callable[[Tensor], Tensor]:
             raise
         except Exception as problem:
             given = f"samples of shape {tuple(samples.shape)}"
-            raise GappedError(f"{text}: failed on {given}: {_line(problem)}") from problem
+            raise GappedError(f"{text}: failed on {given}: {command.one_line(problem)}") from problem
 
     return cost
-
-
-def _line(problem: Exception) -> str:
-    return " ".join(f"{type(problem).__name__}: {problem}".split())
 
 
 @contextmanager

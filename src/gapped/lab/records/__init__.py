@@ -91,6 +91,10 @@ class Record(RunLine):
     fleet: Name = ""
     """The key of the fleet that failed."""
     metrics: dict[str, float | None] = field(default_factory=dict)
+    metric: Name = ""
+    """The metric that decides, where a training function of the user chose it."""
+    maximize: bool = False
+    """Whether a higher `metric` is better."""
     seconds: Duration = 0.0
     runs_in_fleet: Size = 1
     fleet_gpu_memory_gb: float | None = None
@@ -109,7 +113,8 @@ class Record(RunLine):
         return self.status == "failed"
 
     def to_json(self) -> dict[str, Any]:
-        absent = ("fleet_gpu_memory_gb",) if self.failed else ("fleet", "error")
+        absent = {"fleet_gpu_memory_gb"} if self.failed else {"fleet", "error"}
+        absent |= set() if self.metric else {"metric", "maximize"}
         return {name: value for name, value in super().to_json().items() if name not in absent}
 
 

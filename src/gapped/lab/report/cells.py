@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from gapped.errors import GappedError, listing
 from gapped.lab.records import Record, read
-from gapped.lab.report.statistics import Floats, Summary, summary, verdict
+from gapped.lab.report.statistics import Floats, Summary, advice, summary, verdict
 
 # The first of these that a group of records carries is the one it is judged by.
 PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "surrogate_entropy")
@@ -42,8 +43,8 @@ class Cell:
     records: tuple[Record, ...]
 
     def values(self, metric: str) -> Floats:
-        """One value a run, NaN where the run diverged."""
-        return np.array([_value(r, metric) for r in self.records], dtype=np.float64)
+        """One value a run, NaN where the run diverged; runs that failed have none."""
+        return np.array([_value(r, metric) for r in self.records if not r.failed], dtype=np.float64)
 
     def name(self, with_tau: bool) -> str:
         """The label, with the temperature where cells differ in it."""
@@ -72,6 +73,16 @@ class Row:
     diverged: int
     seconds_per_epoch: float | None
     gradient_variance: float | None
+    higher: bool = False
+    """Whether a higher value is better."""
+    failed: int = 0
+    seconds: float | None = None
+    """The median over runs that a function of the user trained: the first one of a process warms it up."""
+
+    @property
+    def own(self) -> bool:
+        """Whether a function of the user trained the runs."""
+        return bool(self.cell.records[0].metric)
 
     @property
     def label(self) -> str:
@@ -143,9 +154,10 @@ def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:
 def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:
     """A row for every cell, best mean first, cells without a single finished run last."""
     metric = metric or primary(group)
-    sign = -1 if higher_is_better(metric) else 1
+    higher = _higher(group, metric)
+    sign = -1 if higher else 1
     named = _has_temperatures(group)
-    rows = [_row(cell, metric, named) for cell in group]
+    rows = [_row(cell, metric, named, higher) for cell in group]
     return sorted(
         rows, key=lambda r: (r.value.count == 0, sign * r.value.mean if r.value.count else 0.0, r.name)
     )
@@ -158,11 +170,18 @@ def verdict_of(group: Sequence[Cell]) -> str:
     metric = primary(group)
     named = _has_temperatures(group)
     values = {cell.name(named): cell.values(metric) for cell in group}
-    return verdict(values, higher_is_better(metric), metric_name(metric), digits(metric))
+    higher = _higher(group, metric)
+    if not _own_metric(group):
+        return verdict(values, higher, metric_name(metric), digits(metric))
+    seconds = {row.name: row.seconds for row in rows_of(group) if row.seconds is not None}
+    return " ".join([verdict(values, higher, metric_name(metric), None), *advice(values, higher, seconds)])
 
 
 def primary(group: Iterable[Cell]) -> str:
     """The metric that decides."""
+    group = list(group)
+    if metric := _own_metric(group):
+        return metric
     names = sorted({name for cell in group for name in cell.metrics})
     known = [name for name in PRIMARY if name in names]
     test = [name for name in names if name.startswith("test_")]
@@ -198,6 +217,18 @@ def seconds_per_epoch(record: Record) -> float:
     return record.seconds / record.epochs / record.runs_in_fleet if record.seconds and record.epochs else nan
 
 
+def _own_metric(group: Iterable[Cell]) -> str:
+    """The metric that the records themselves name; else an empty text."""
+    records = [r for cell in group for r in cell.records if r.metric]
+    return min(records, key=lambda r: r.failed).metric if records else ""
+
+
+def _higher(group: Sequence[Cell], metric: str) -> bool:
+    if metric == _own_metric(group):
+        return any(r.maximize for cell in group for r in cell.records)
+    return higher_is_better(metric)
+
+
 def _value(record: Record, metric: str) -> float:
     return nan if record.status == "diverged" else finite(record.metrics.get(metric))
 
@@ -207,8 +238,9 @@ def _has_temperatures(group: Iterable[Cell]) -> bool:
     return len({cell.tau for cell in group}) > 1
 
 
-def _row(cell: Cell, metric: str, named: bool) -> Row:
+def _row(cell: Cell, metric: str, named: bool, higher: bool) -> Row:
     values = cell.values(metric)
+    own = [r.seconds for r in cell.records if r.metric and not r.failed]
     pace = summary([seconds_per_epoch(r) for r in cell.records])
     variance = summary(cell.values("gradient_variance"))
     return Row(
@@ -219,4 +251,7 @@ def _row(cell: Cell, metric: str, named: bool) -> Row:
         diverged=int((~np.isfinite(values)).sum()),
         seconds_per_epoch=pace.mean if pace.count else None,
         gradient_variance=variance.mean if variance.count else None,
+        higher=higher,
+        failed=sum(r.failed for r in cell.records),
+        seconds=median(own) if own else None,
     )

@@ -171,13 +171,17 @@ def _environment(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 def sections(folder: Path) -> list[Section]:
     """One section for each recipe and protocol in the folder, in order of first appearance."""
-    by_table = groups(finished_runs(folder))
+    return sections_of(finished_runs(folder), folder)
+
+
+def sections_of(records: Sequence[Record], folder: Path) -> list[Section]:
+    """One section for each recipe and protocol of `records`; their curves and pictures are in `folder`."""
     logs = _Logs(
         {line.id: line for line in read(folder, Curve)},
         {line.id: line for line in read(folder, Images)},
         {line.id: line for line in read(folder, Trees)},
     )
-    return [_section(*key, cells, logs) for key, cells in by_table.items()]
+    return [_section(*key, cells, logs) for key, cells in groups(records).items()]
 
 
 def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> Section:

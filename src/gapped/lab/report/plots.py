@@ -31,6 +31,7 @@ from gapped.lab.report.tabular import DRAWN, NOTHING, number, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 TIPS_PER_CURVE = 20
@@ -84,30 +85,38 @@ def learning_curves(
 def final_values(
     rows: Sequence[Row], what: str, colours: Mapping[str, str], published: Mapping[str, float], salt: str
 ) -> str:
+    """`final_figure` as SVG text."""
+    rows = [r for r in rows if r.value.count]
+    with style(salt):
+        figure, tips = final_figure(rows, what, colours, published)
+        order = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in rows)
+        return to_svg(figure, f"Final {what}, best first: {order}", tips)
+
+
+def final_figure(
+    rows: Sequence[Row], what: str, colours: Mapping[str, str], published: Mapping[str, float]
+) -> tuple[Figure, list[Tip]]:
     """A dot for each cell with its 95% interval, best on top; the paper's number as a diamond where known.
 
     What lies far outside the rest is cut off: a mean becomes an arrow at the edge, with its number beside it,
     and so does the end of an interval.
     """
-    rows = [r for r in rows if r.value.count]
     ends = [end for r in rows for end in (r.value.low, r.value.mean, r.value.high)]
-    inside = window(ends, higher_is_better(rows[0].metric))
-    with style(salt):
-        names = [wrap(r.name, BESIDE, 3) for r in rows]
-        tallest = max(name.count("\n") for name in names)
-        figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(rows), 2))
-        tips = []
-        for i, row in enumerate(rows):
-            reference = published.get(row.name)
-            _draw_row(axes, i, row, colours.get(row.name, SERIES[0]), inside, reference)
-            tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
-        name_places(axes, names)
-        axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
-        if published:
-            axes.plot([], [], label="the paper", **PAPER_MARK)
-            figure.legend(loc="outside lower right", borderpad=0.2)
-        order = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in rows)
-        return to_svg(figure, f"Final {what}, best first: {order}", tips)
+    inside = window(ends, rows[0].higher)
+    names = [wrap(r.name, BESIDE, 3) for r in rows]
+    tallest = max(name.count("\n") for name in names)
+    figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(rows), 2))
+    tips = []
+    for i, row in enumerate(rows):
+        reference = published.get(row.name)
+        _draw_row(axes, i, row, colours.get(row.name, SERIES[0]), inside, reference)
+        tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
+    name_places(axes, names)
+    axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
+    if published:
+        axes.plot([], [], label="the paper", **PAPER_MARK)
+        figure.legend(loc="outside lower right", borderpad=0.2)
+    return figure, tips
 
 
 def heat_map(

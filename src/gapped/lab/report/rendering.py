@@ -70,6 +70,9 @@ def provenance(records: Sequence[Record], recipe: str) -> str:
 
 def command(records: Iterable[Record], recipe: str) -> str:
     """The command that gives these records."""
+    records = list(records)
+    if any(r.metric for r in records):
+        return "gapped.compare"
     quick = " --quick" if any(r.quick for r in records) else ""
     return "gapped compare" if recipe == "compare" else f"gapped reproduce {recipe}{quick}"
 

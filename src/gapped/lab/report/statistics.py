@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isnan, nan, sqrt
+from math import ceil, inf, isnan, nan, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from gapped.errors import listing
 
 LEVEL = 0.05
+_POWER = 0.8
+# Nobody runs more seeds than this.
+_MANY = 1000
 # How many names a sentence has at most.
 _NAMED = 4
 
@@ -140,26 +144,101 @@ def band(runs: ArrayLike, log: bool = False) -> tuple[Floats, Floats, Floats]:
     return mean, mean - half, mean + half
 
 
+@dataclass(frozen=True)
+class Standing:
+    """The cells with finite values, best first: which ones the data separate from the best, which not."""
+
+    best: str
+    rivals: list[str]
+    beaten: list[str]
+
+
+def standing(arrays: Mapping[str, ArrayLike], higher_is_better: bool = False) -> Standing | None:
+    """Welch's tests of the best mean against every other, Holm-corrected at 5%; None without any value.
+
+    >>> standing({"a": [1.0, 1.1, 1.2], "b": [1.1, 1.2, 1.3], "c": [9.0, 9.1, 9.2]})
+    Standing(best='a', rivals=['b'], beaten=['c'])
+    """
+    means = {name: s.mean for name, values in arrays.items() if (s := summary(values)).count}
+    if not means:
+        return None
+    sign = -1 if higher_is_better else 1
+    best, *others = sorted(means, key=lambda name: (sign * means[name], name))
+    separated = holm([difference(arrays[best], arrays[name]).p for name in others])
+    rivals, beaten = (
+        [name for name, apart in zip(others, separated, strict=True) if apart is side]
+        for side in (False, True)
+    )
+    return Standing(best, rivals, beaten)
+
+
+def seeds_to_separate(first: Summary, second: Summary) -> float:
+    """Seeds each that separate two means at 5% with a chance of 80%, if difference and spread stay as seen.
+
+    >>> seeds_to_separate(summary([1.0, 2.0, 3.0]), summary([1.5, 2.5, 3.5]))
+    63
+    """
+    gap = abs(first.mean - second.mean)
+    if gap == 0 or min(first.count, second.count) < 2:
+        return inf
+    quantiles = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(_POWER)
+    count = quantiles**2 * (first.std**2 + second.std**2) / gap**2
+    return max(ceil(count), min(first.count, second.count) + 1)
+
+
+def advice(cells: Mapping[str, ArrayLike], higher_is_better: bool, seconds: Mapping[str, float]) -> list[str]:
+    """Sentences that help to decide a tie: the cheapest one in it, and how many seeds would end it."""
+    place = standing(cells, higher_is_better)
+    if place is None or not place.rivals:
+        return []
+    sentences = []
+    tied = [place.best, *place.rivals]
+    if all(name in seconds for name in tied):
+        cheapest = min(tied, key=lambda name: seconds[name])
+        dearest = max(seconds[name] for name in tied)
+        sentences.append(
+            f"Among the tied, {cheapest} is the cheapest: {seconds[cheapest]:.3g} s a run, "
+            f"against up to {dearest:.3g} s."
+        )
+    first, second = summary(cells[place.best]), summary(cells[place.rivals[0]])
+    count, pair = seeds_to_separate(first, second), f"{place.best} from {place.rivals[0]}"
+    if first.mean == second.mean:
+        sentences.append(f"{place.best} and {place.rivals[0]} have equal means: more seeds do not help yet.")
+    elif _MANY < count < inf:
+        sentences.append(f"To separate {pair} would take more than {_MANY:,} seeds each: call it a tie.")
+    elif count < inf:
+        more = int(count) - min(first.count, second.count)
+        sentences.append(
+            f"About {count} seeds each ({more} more) would separate {pair}, if difference and spread hold."
+        )
+    return sentences
+
+
 def verdict(
-    cells: Mapping[str, ArrayLike], higher_is_better: bool = False, what: str = "value", digits: int = 2
+    cells: Mapping[str, ArrayLike],
+    higher_is_better: bool = False,
+    what: str = "value",
+    digits: int | None = 2,
 ) -> str:
     """One sentence on which cell is best.
 
     A winner is named only if Welch's tests of the best mean against every other survive Holm's correction
     at 5% and none of its own runs diverged; otherwise the sentence says what the data do not separate.
+    Numbers have `digits` decimals, or four digits if it is None.
     """
     arrays = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in cells.items()}
     finished = {name: summary(x) for name, x in arrays.items() if np.isfinite(x).any()}
-    if not finished:
+    place = standing(arrays, higher_is_better)
+    if place is None:
         return f"No run finished with a value{_casualties(arrays)}."
-    sign = -1 if higher_is_better else 1
-    best, *others = sorted(finished, key=lambda name: (sign * finished[name].mean, name))
+    best, rivals, beaten = place.best, place.rivals, place.beaten
     losses = _casualties({name: x for name, x in arrays.items() if name != best})
     lead, own = finished[best], _lost(best, arrays[best])
-    mean, std = (f"{x:.{digits}f}" if abs(x) < 1e6 else f"{x:.3g}" for x in (lead.mean, lead.std))
+    form = ".4g" if digits is None else f".{digits}f"
+    mean, std = (f"{x:{form}}" if abs(x) < 1e6 else f"{x:.3g}" for x in (lead.mean, lead.std))
     spread = "" if isnan(lead.std) else f", std {std}"
     number = f"mean {mean}{spread}, {lead.count} seed{'s' * (lead.count != 1)}"
-    if not others:
+    if not rivals and not beaten:
         alone = "stands alone, with nothing to compare"
         only = alone if len(arrays) == 1 else "is the only one with finished runs"
         return f"{best} {only} ({number}){own and f'; {own}'}{losses}."
@@ -167,13 +246,8 @@ def verdict(
     lead_in = f"{best} has the {claim} ({number})"
     if own:
         return f"{lead_in}, but {own}, so it is not called the winner{losses}."
-    separated = holm([difference(arrays[best], arrays[name]).p for name in others])
-    beaten, rivals = (
-        [name for name, apart in zip(others, separated, strict=True) if apart is side]
-        for side in (True, False)
-    )
     if not rivals:
-        rest = others[0] if len(others) == 1 else f"each of the other {len(others)}"
+        rest = beaten[0] if len(beaten) == 1 else f"each of the other {len(beaten)}"
         return (
             f"{best} wins: {claim} ({number}), better than {rest} (Welch tests, Holm-corrected, 5%){losses}."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
@@ -47,6 +48,8 @@ def summary_table(rows: Sequence[Row]) -> Table:
     columns = ("estimator", "τ", metric_name(rows[0].metric), "std", "95% interval", "seeds")
     optional = {
         "diverged": [Entry(str(r.diverged or NOTHING), r.diverged) for r in rows],
+        "failed": [Entry(str(r.failed or NOTHING), r.failed) for r in rows],
+        "seconds / run": [number(r.seconds) for r in rows],
         "gradient variance": [number(r.gradient_variance) for r in rows],
         "ms / epoch / run": [number(r.seconds_per_epoch and 1e3 * r.seconds_per_epoch) for r in rows],
     }
@@ -55,16 +58,18 @@ def summary_table(rows: Sequence[Row]) -> Table:
         (Entry(r.label), tau_entry(r.tau), *_value_entries(r), *(column[i] for column in extra.values()))
         for i, r in enumerate(rows)
     ]
-    return Table(columns + tuple(extra), tuple(body))
+    table = Table(columns + tuple(extra), tuple(body))
+    return without_empty(table) if rows[0].own else table
 
 
-def number(value: float | None, metric: str = "") -> Entry:
-    """A number as its metric wants it: nats to two decimals, accuracy to three, the rest to three digits."""
+def number(value: float | None, metric: str = "", significant: int = 3) -> Entry:
+    """A number as its metric wants it: nats to two decimals, accuracy to three, the rest to `significant`."""
     if value is None or not isfinite(value):
         return Entry(NOTHING)
-    if metric.endswith(("elbo", "accuracy")) and abs(value) < 1e6:
+    if significant == 3 and metric.endswith(("elbo", "accuracy")) and abs(value) < 1e6:
         return Entry(f"{value:.{digits(metric)}f}", value)
-    return Entry(f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}", value)
+    whole = 10**significant <= abs(value) < 1e6
+    return Entry(f"{value:.0f}" if whole else f"{value:.{significant}g}", value)
 
 
 def tau_entry(tau: float | None) -> Entry:
@@ -98,6 +103,15 @@ def to_markdown(table: Table) -> str:
     body = ["| " + " | ".join(row) + " |" for row in texts]
     notes = [f"\n{note}" for note in table.notes]
     return "\n".join([head, rule, *body, *notes]) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """The table as an HTML element without a style of its own, as notebooks show one."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(entry.text)}</td>" for entry in row) + "</tr>" for row in table.rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def escaped(text: str) -> str:
@@ -183,7 +197,8 @@ def aligned_right(table: Table) -> list[bool]:
 
 
 def _value_entries(row: Row) -> tuple[Entry, ...]:
-    s = row.value
-    low, high = number(s.low, row.metric), number(s.high, row.metric)
+    s, significant = row.value, 4 if row.own else 3
+    low, high = (number(end, row.metric, significant) for end in (s.low, s.high))
     interval = Entry(NOTHING) if s.count < 2 else Entry(f"{low.text} to {high.text}", s.low)
-    return number(s.mean, row.metric), number(s.std, row.metric), interval, Entry(str(s.count), s.count)
+    mean, std = number(s.mean, row.metric, significant), number(s.std, row.metric, 3)
+    return mean, std, interval, Entry(str(s.count), s.count)
