@@ -25,7 +25,7 @@ from gapped.checks import check_count
 from gapped.diagnostics import label_of, labelled
 from gapped.errors import GappedError, listing, printable, reject, require
 from gapped.lab.environment import describe
-from gapped.lab.estimator_text import make, parse, show
+from gapped.lab.estimator_text import make, parse, show, temperature
 from gapped.lab.records import Curve, Record, RunLine
 from gapped.lab.records.files import write_text
 from gapped.lab.store import Store
@@ -211,6 +211,8 @@ def _plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: b
             raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
         if isinstance(member, str):
             kind, options = parse(member)
+            if (tau := temperature(member)) is not None:
+                options["tau"] = tau
             members[label] = show(kind, options), make(kind, options)
         else:
             members[label] = label_of(member), member
