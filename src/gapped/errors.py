@@ -49,6 +49,11 @@ def listing(names: Iterable[str], most: int | None = None) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else "none"
 
 
+def one_line(problem: Exception) -> str:
+    """An error with its type, in one line."""
+    return " ".join(f"{type(problem).__name__}: {problem}".split())
+
+
 def printable(text: str) -> str:
     r"""The text with escapes for what does not print: it cannot move the cursor, end a line or turn round.
 

@@ -256,7 +256,12 @@ def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(monkeyp
         gapped.compare(lambda estimator, seed: 1.0, ["gst"], workers=2)
 
 
-MODULE = "def train(estimator, seed):\n    return {'score': estimator.tau + 0.1 * seed}\n"
+MODULE = """
+def train(estimator, seed):
+    if estimator.tau == 7:
+        raise RuntimeError("no such number")
+    return {"score": estimator.tau + 0.1 * seed}
+"""
 
 
 def test_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -272,6 +277,10 @@ def test_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert (tmp_path / "runs" / "report.html").exists()
     assert main(["report", "runs"]) == 0
     assert "gst:tau=2 wins: highest score" in capsys.readouterr().out
+    assert main([*command, "--estimator", "gst:tau=3", "--minutes", "1e-9"]) == 3
+    assert "out of time; the same command trains the 3 missing runs" in capsys.readouterr().err
+    assert main([*command, "--estimator", "gst:tau=7"]) == 1
+    assert "3 of 3 runs failed; the same command tries them again" in capsys.readouterr().err
     assert main([*command, "--epochs", "3"]) == 2
     assert "--train: goes without --epochs" in capsys.readouterr().err
     assert main(["compare", "--maximize"]) == 2

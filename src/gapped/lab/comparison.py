@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import pickle
 import sys
@@ -23,9 +22,10 @@ import torch
 
 from gapped.checks import check_count
 from gapped.diagnostics import label_of, labelled
-from gapped.errors import GappedError, listing, printable, reject, require
+from gapped.errors import GappedError, listing, one_line, printable, reject, require
 from gapped.lab.environment import describe
 from gapped.lab.estimator_text import make, parse, show, temperature
+from gapped.lab.fleet import derived_hash
 from gapped.lab.records import Curve, Record, RunLine
 from gapped.lab.records.files import write_text
 from gapped.lab.store import Store
@@ -62,15 +62,15 @@ def compare(
     - `train(estimator, seed)`: your own function. It returns a number, or a dict of numbers whose first one
       is compared, or yields one of these per epoch, of which the last counts. All randomness should come
       from `seed`: gapped itself seeds nothing.
-    - `estimators`: texts such as ``"gst:tau=0.5"``, objects, or a mapping from labels to either. Every run
-      gets a copy of its own.
+    - `estimators`: texts such as ``"gst:tau=0.5"``, objects, or a mapping from labels to either. A text
+      without a temperature runs at the recommended one. Every run gets a copy of its own.
     - `seeds`: how many (0, 1, ...), or which.
     - `budget`: seconds after which no further run starts. The verdict says which are missing.
     - `maximize`: whether higher is better.
     - `out`: the folder of the records, a temporary one by default. The same call again goes on where it
       was interrupted; runs that failed are tried again. A run is known by the name of `train`, estimator
       and seed: after a change of `train`, or of what it depends on, use another folder.
-    - `workers`: processes that train side by side, each on one thread where it is a fork.
+    - `workers`: processes that train side by side, each on one thread.
 
     A run that raises an error, or ends with a value that is not finite, costs that run alone.
 
@@ -137,8 +137,7 @@ class _Run:
 
     @property
     def id(self) -> str:
-        identity = json.dumps([self.function, self.label, self.text, self.seed])
-        return hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return derived_hash(json.dumps([self.function, self.label, self.text, self.seed]))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -157,7 +156,7 @@ class _Run:
             else:
                 points = [_numbers(result)]
         except Exception as problem:
-            error = " ".join(f"{type(problem).__name__}: {problem}".split())
+            error = one_line(problem)
         seconds = time.perf_counter() - start
         if error:
             return [self.failure(error, seconds)]

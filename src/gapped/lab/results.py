@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gapped.errors import GappedError
+from gapped.errors import GappedError, one_line
 from gapped.lab.environment import describe
 from gapped.lab.fleet import Trainer
 from gapped.lab.planning import Fleet
@@ -47,7 +47,7 @@ def explain(problem: Exception) -> str:
     """An error in one line; one that was not foreseen says where in this package it came up."""
     if isinstance(problem, GappedError):
         return str(problem)
-    text = " ".join(f"{type(problem).__name__}: {problem}".split())
+    text = one_line(problem)
     own = [frame for frame in traceback.extract_tb(problem.__traceback__) if _PACKAGE in frame.filename]
     return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else text
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gapped.errors import GappedError, printable, reject
+from gapped.errors import GappedError, one_line, printable, reject
 from gapped.lab.records import Record
 
 if TYPE_CHECKING:
@@ -57,11 +57,6 @@ class Stopped(Exception):
 def complain(message: str) -> None:
     """Print the message to standard error as one line. It may hold anything, such as a path."""
     print(f"gapped: {printable(message)}", file=sys.stderr)
-
-
-def one_line(problem: Exception) -> str:
-    """An error with its type, in one line."""
-    return " ".join(f"{type(problem).__name__}: {problem}".split())
 
 
 def load_function(option: str, text: str) -> Callable[..., Any]:

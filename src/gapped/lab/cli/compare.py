@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from gapped.errors import GappedError, reject
 from gapped.lab.cli import command
-from gapped.lab.cli.command import execute
+from gapped.lab.cli.command import Stopped, execute
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
@@ -22,8 +23,6 @@ DEFAULT = (
     "gst:gap=1.0",
     "reinmax",
 )
-
-
 # Options that a training function of the user has a use for.
 OWN = {"train", "estimator", "seeds", "out", "minutes", "engine", "workers", "maximize"}
 
@@ -56,7 +55,7 @@ def compare(
       gapped compare
       gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
       gapped compare --engine ray --runs-per-fleet 5
-      gapped compare --train mymodule:train --estimator gst --estimator reinmax --seeds 5
+      gapped compare --train mymodule:train --estimator gst --estimator reinmax
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
@@ -91,20 +90,21 @@ def _compare_own(
 
     def report(record: Record) -> None:
         value = record.metrics.get(record.metric)
-        result = (
-            record.error
-            if record.failed
-            else f"{record.metric} {value:.4g}"
-            if value is not None
-            else record.status
-        )
+        result = record.error or (record.status if value is None else f"{record.metric} {value:.4g}")
         say(screen, f"{record.label}, seed {record.seed}: {result}, {record.seconds:.1f} s")
 
     budget = None if minutes is None else 60 * minutes
-    result = execute_own(function, estimators, seeds, report, budget, maximize, out, engine, workers)
+    try:
+        result = execute_own(function, estimators, seeds, report, budget, maximize, out, engine, workers)
+    except KeyboardInterrupt:
+        raise Stopped("interrupted; the same command goes on from there", 128 + signal.SIGINT) from None
     for line in str(result).split("\n"):
         say(screen, line)
     say(screen, f"Report: {result.save_html(out / 'report.html')}")
+    if result.missing:
+        raise Stopped(f"out of time; the same command trains the {len(result.missing)} missing runs", 3)
+    if failed := sum(record.failed for record in result.records):
+        raise Stopped(f"{failed} of {len(result.records)} runs failed; the same command tries them again", 1)
 
 
 def default_recipe(

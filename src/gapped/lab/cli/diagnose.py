@@ -15,7 +15,7 @@ from zipfile import ZipFile, is_zipfile
 
 import typer
 
-from gapped.errors import GappedError, reject
+from gapped.errors import GappedError, one_line, reject
 from gapped.lab.cli import command
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _user_function(text: str) -> Callable[[Tensor], Tensor]:
             raise
         except Exception as problem:
             given = f"samples of shape {tuple(samples.shape)}"
-            raise GappedError(f"{text}: failed on {given}: {command.one_line(problem)}") from problem
+            raise GappedError(f"{text}: failed on {given}: {one_line(problem)}") from problem
 
     return cost
 
