@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tiny_images import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_t
 from gapped.errors import GappedError
 from gapped.lab import data
 from gapped.lab.data import images
-from gapped.lab.data.images import FASHION_MNIST, MNIST, IdxSource
+from gapped.lab.data.images import FASHION_MNIST, MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -124,25 +123,14 @@ def test_unreadable_file(tmp_path, monkeypatch):
         TINY_IMAGES.load(tmp_path, progress=False, download=False)
 
 
-def images_without_sha256(**changes: str) -> IdxSource:
-    train, train_labels, test, test_labels = TINY_IMAGES.files
-    train, test = (replace(file, sha256=None, **changes) for file in (train, test))
-    return replace(TINY_IMAGES, files=(train, train_labels, test, test_labels))
-
-
-def test_without_a_pinned_content_the_form_is_checked(tmp_path):
+@pytest.mark.parametrize("level", [0, 9])
+def test_a_file_packed_anew_is_the_same_file(tmp_path, level):
     put_tiny_images(tmp_path)
-    (tmp_path / "train-idx").write_bytes(flipped(TRAIN))
-    (tmp_path / "test-idx").write_bytes(gzip.compress(TINY_CONTENTS["test-idx"], mtime=0))
-    resources = images_without_sha256().fetch(tmp_path, progress=False, download=False)
-    assert [each.verification for each in resources] == ["form only", "sha256", "publisher's md5", "sha256"]
-
-
-def test_the_twin_set_is_refused(tmp_path):
-    source = images_without_sha256(twin=TINY_IMAGES.files[0].sha256)
-    put_tiny_images(tmp_path)
-    with pytest.raises(GappedError, match="another data set, not tiny"):
-        source.load(tmp_path, progress=False, download=False)
+    packed = gzip.compress(TRAIN, level, mtime=1)
+    assert hashlib.md5(packed).hexdigest() != TINY_IMAGES.files[0].md5
+    (tmp_path / "train-idx").write_bytes(packed)
+    resources = TINY_IMAGES.fetch(tmp_path, progress=False, download=False)
+    assert [each.verification for each in resources] == ["sha256"] * 4
 
 
 def test_digits_split_is_fixed_and_a_partition():
@@ -172,10 +160,12 @@ def test_digits_split_is_fixed_and_a_partition():
     assert digest == "d06c82c1ea9df0379c6339bdcc1c6b1cf2463d5f3bcf653f6eceef285e0a4c66"
 
 
-@pytest.mark.skipif(
-    any(each.place is None for each in MNIST.locate(REAL_DATA)),
-    reason="no MNIST in $GAPPED_DATA or ../shared/data",
-)
+def needs_real(source):
+    absent = any(each.place is None for each in source.locate(REAL_DATA))
+    return pytest.mark.skipif(absent, reason=f"no {source.name} in $GAPPED_DATA or ../shared/data")
+
+
+@needs_real(MNIST)
 def test_real_mnist_is_not_taken_for_fashion_mnist():
     mnist = data.load("mnist", REAL_DATA, download=False)
     assert mnist.train.shape == (60_000, 784)
@@ -185,18 +175,30 @@ def test_real_mnist_is_not_taken_for_fashion_mnist():
     assert mnist.test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert int(mnist.train_labels[0]) == 5
     assert float(mnist.train.double().mean() / 255) == pytest.approx(0.1307, abs=1e-4)
-    with pytest.raises(GappedError, match="another data set, not fashion-mnist"):
+    with pytest.raises(GappedError, match=r"damaged, or another data set\); .* gapped data fashion-mnist"):
         FASHION_MNIST.load(REAL_DATA / "mnist", progress=False, download=False)
+
+
+@needs_real(FASHION_MNIST)
+def test_real_fashion_mnist():
+    clothes = data.load("fashion-mnist", REAL_DATA, download=False)
+    assert clothes.train.shape == (60_000, 784)
+    assert clothes.test.shape == (10_000, 784)
+    # Both splits are balanced, and the first training image is a boot.
+    assert clothes.train_labels.bincount().tolist() == [6_000] * 10
+    assert clothes.test_labels.bincount().tolist() == [1_000] * 10
+    assert int(clothes.train_labels[0]) == 9
+    assert float(clothes.train.double().mean() / 255) == pytest.approx(0.2860, abs=1e-4)
 
 
 def test_checksums_are_well_formed_and_mirrors_end_in_a_slash():
     for source in (MNIST, FASHION_MNIST):
         assert all(mirror.endswith("/") for mirror in source.mirrors)
-        assert len({file.md5 for file in source.files}) == 4
-        for file in source.files:
-            assert len(bytes.fromhex(file.md5)) == 16
-            assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
-    assert all(file.sha256 for file in MNIST.files)
+    files = [*MNIST.files, *FASHION_MNIST.files]
+    assert len({file.md5 for file in files}) == len({file.sha256 for file in files}) == 8
+    for file in files:
+        assert len(bytes.fromhex(file.md5)) == 16
+        assert len(bytes.fromhex(file.sha256)) == 32
 
 
 def test_import_is_light():

@@ -34,6 +34,8 @@ def test_lookup_order(tmp_path, monkeypatch):
     cached = sources.cache()
     assert cached == tmp_path / "xdg" / "gapped"
     assert sources.find("tiny", "train-idx", argument) is None
+    put_tiny_images(sources.SYSTEM / "tiny", packed=True)
+    assert sources.find("tiny", "train-idx", argument) == sources.SYSTEM / "tiny" / "train-idx.gz"
     put_tiny_images(cached / "tiny")
     assert sources.find("tiny", "train-idx", argument) == cached / "tiny" / "train-idx"
     put_tiny_images(variable / "tiny", packed=True)
@@ -53,7 +55,7 @@ def test_cache_and_home(monkeypatch, tmp_path):
     monkeypatch.setenv("GAPPED_DATA", "~/sets")
     assert sources.roots(Path("~/here"))[:2] == [tmp_path / "here", tmp_path / "sets"]
     monkeypatch.setenv("GAPPED_DATA", "")
-    assert sources.roots(None) == [sources.cache()]
+    assert sources.roots(None) == [sources.cache(), sources.SYSTEM]
 
 
 def test_a_file_is_not_a_folder(tmp_path):
@@ -157,7 +159,20 @@ def test_offline_says_which_files_go_where(tmp_path):
         assert words in message
     assert "mirror.invalid: ConnectionError" in message
     assert "\n" not in message
+    assert "apt" not in message
     assert files_under(tmp_path) == []
+
+
+def test_a_set_with_a_package_names_it():
+    with pytest.raises(GappedError, match=r"or on Debian and Ubuntu: apt install dataset-fashion-mnist$"):
+        data.load("fashion-mnist", progress=False, download=False)
+
+
+def test_the_files_of_a_package_need_no_download(tmp_path):
+    put_tiny_images(sources.SYSTEM / "tiny", packed=True)
+    resources = TINY_IMAGES.fetch(tmp_path, progress=False, download=False)
+    assert {each.place.parent for each in resources} == {sources.SYSTEM / "tiny"}
+    assert {each.verification for each in resources} == {"sha256"}
 
 
 def test_without_pooch(monkeypatch):

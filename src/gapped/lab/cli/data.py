@@ -28,7 +28,8 @@ def data(
 ) -> None:
     """List the data sets, or fetch and verify one.
 
-    Files are looked up in --data-dir, $GAPPED_DATA and the user cache, then downloaded.
+    Files are looked up in --data-dir, $GAPPED_DATA, the user cache and
+    /usr/share/datasets, where Debian's packages put them, then downloaded.
     """
     from gapped.lab.data import SOURCES, source
 

@@ -21,8 +21,8 @@ SOURCES: Mapping[str, Source[object]] = {**IMAGES, LISTOPS.name: LISTOPS}
 def load(name: str, data_dir: Path | None = None, progress: bool = True, *, download: bool = True) -> Dataset:
     """The images called `name`, verified.
 
-    Files are looked up in `data_dir`, ``$GAPPED_DATA`` and the user's cache; what is in none of them is
-    downloaded, into `data_dir` or else the cache, unless `download` is false.
+    Files are looked up in `data_dir`, ``$GAPPED_DATA``, the user's cache and ``/usr/share/datasets``; what is
+    in none of them is downloaded, into `data_dir` or else the cache, unless `download` is false.
 
     >>> load("digits").train.shape
     torch.Size([1500, 64])

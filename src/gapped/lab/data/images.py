@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,29 +134,42 @@ class IdxFile:
     """What one file must be.
 
     `md5` is the publisher's checksum of the packed file (``name.gz``), and every download must match it.
-    Files that people bring may be plain or packed anew, so they are judged by `sha256`, of the unpacked
-    content, where that is known. `twin` is the sha256 of a file of another set with the same name and
-    form, the one mistake that the form cannot reveal.
+    `sha256` is the checksum of the unpacked content, and every file must match it: files that people bring
+    may be plain or packed anew, and the files of MNIST and Fashion-MNIST have the same names and form.
     """
 
     name: str
     shape: tuple[int, ...]
     md5: str
-    sha256: str | None = None
-    twin: str | None = None
+    sha256: str
+
+    def values(self, raw: bytes) -> torch.Tensor:
+        """The values in `raw`, the bytes of the file, packed or not, once they are verified."""
+        content = sources.unpack(raw, 4 + 4 * len(self.shape) + math.prod(self.shape))
+        values = parse(content)
+        if values.shape != self.shape:
+            raise GappedError(f"shape {tuple(values.shape)}, expected {self.shape}")
+        if len(self.shape) == 1 and (highest := int(values.max())) >= _CLASSES:
+            raise GappedError(f"label {highest}, expected 0 to {_CLASSES - 1}")
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.sha256:
+            raise GappedError(f"sha256 {digest}, expected {self.sha256} (damaged, or another data set)")
+        return values
 
 
 @dataclass(frozen=True)
 class IdxSource:
     """A data set of images (`scale` 255) with labels in ten classes.
 
-    Its four `files` are the images and labels for training, then those for testing.
+    Its four `files` are the images and labels for training, then those for testing. `package` is the
+    package of Debian and Ubuntu that installs them below `sources.SYSTEM`, where there is one.
     """
 
     name: str
     summary: str
     mirrors: tuple[str, ...]
     files: tuple[IdxFile, ...]
+    package: str | None = None
 
     def locate(self, data_dir: Path | None) -> list[Resource]:
         return [Resource(file.name, self._find(file, data_dir)) for file in self.files]
@@ -201,7 +213,7 @@ class IdxSource:
     def _download(self, file: IdxFile, data_dir: Path | None, progress: bool) -> None:
         packed = sources.download(f"{file.name}.gz", self.mirrors, file.md5, progress)
         try:
-            self._check(file, packed)
+            file.values(packed)
         except GappedError as problem:
             raise GappedError(f"{file.name} was downloaded but is wrong: {problem}") from None
         path = sources.destination(self.name, data_dir) / f"{file.name}.gz"
@@ -214,66 +226,40 @@ class IdxSource:
     def _absent(self, missing: list[IdxFile], reason: str, data_dir: Path | None) -> GappedError:
         names = ", ".join(file.name for file in missing)
         folder = sources.destination(self.name, data_dir)
+        install = f", or on Debian and Ubuntu: apt install {self.package}" if self.package else ""
         return GappedError(
             f"{self.name}: {reason}; put {names} (plain or .gz, from {self.mirrors[0]}) into "
-            f"{folder}, or name their folder by --data-dir or $GAPPED_DATA"
+            f"{folder}, or name their folder by --data-dir or $GAPPED_DATA{install}"
         )
 
     def _read(self, file: IdxFile, data_dir: Path | None) -> tuple[Resource, torch.Tensor]:
         path = self._find(file, data_dir)
         assert path is not None, "called after _complete"
         try:
-            values, verification = self._check(file, path.read_bytes())
+            values = file.values(path.read_bytes())
         except OSError as problem:
             raise GappedError(f"{path}: cannot be read ({problem.strerror or problem})") from None
         except GappedError as problem:
             advice = f"delete or replace it, then run: gapped data {self.name}"
             raise GappedError(f"{path}: {problem}; {advice}") from None
-        return Resource(file.name, path, verification), values
-
-    def _check(self, file: IdxFile, raw: bytes) -> tuple[torch.Tensor, str]:
-        """The values in `raw`, packed or not, and in words how they were verified."""
-        content = sources.unpack(raw, 4 + 4 * len(file.shape) + math.prod(file.shape))
-        values = parse(content)
-        if values.shape != file.shape:
-            raise GappedError(f"shape {tuple(values.shape)}, expected {file.shape}")
-        if len(file.shape) == 1 and (highest := int(values.max())) >= _CLASSES:
-            raise GappedError(f"label {highest}, expected 0 to {_CLASSES - 1}")
-        digest = hashlib.sha256(content).hexdigest()
-        if file.sha256 is not None and digest != file.sha256:
-            raise GappedError(f"sha256 {digest}, expected {file.sha256} (damaged, or another data set)")
-        if digest == file.twin:
-            raise GappedError(f"another data set, not {self.name}")
-        if file.sha256 is not None:
-            return values, "sha256"
-        intact = hashlib.md5(raw, usedforsecurity=False).hexdigest() == file.md5
-        return values, "publisher's md5" if intact else "form only"
+        return Resource(file.name, path, "sha256"), values
 
 
-# MNIST (LeCun, Cortes, Burges) is verified by the sha256 of the unpacked content. The publisher of
-# Fashion-MNIST (Xiao, Rasul, Vollgraf 2017; the README of github.com/zalandoresearch/fashion-mnist) gives
-# the md5 of the packed files only. These are pinned: downloads must match them, and files brought by hand
-# that match are reported so. The content itself has no pinned checksum: a plain or repacked Fashion-MNIST
-# file is verified by form (magic, type, counts, size, labels) and by not being MNIST's.
+# MNIST: LeCun, Cortes, Burges. Fashion-MNIST: Xiao, Rasul, Vollgraf 2017, who publish the md5. Debian's
+# package has their files without the name and time of gzip's header; with both put back, the md5 agree.
 _SHAPES = {
     "train-images-idx3-ubyte": (60_000, 28, 28),
     "train-labels-idx1-ubyte": (60_000,),
     "t10k-images-idx3-ubyte": (10_000, 28, 28),
     "t10k-labels-idx1-ubyte": (10_000,),
 }
-_MNIST_SHA256 = (
-    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-)
-_UNKNOWN = (None,) * 4
 
 
-def _files(
-    *md5: str, sha256: Sequence[str | None] = _UNKNOWN, twin: Sequence[str | None] = _UNKNOWN
-) -> tuple[IdxFile, ...]:
-    return tuple(map(IdxFile, _SHAPES, _SHAPES.values(), md5, sha256, twin))
+def _files(*checksums: tuple[str, str]) -> tuple[IdxFile, ...]:
+    """The four files; of each, the md5 of the packed file and the sha256 of the content."""
+    return tuple(
+        IdxFile(name, shape, *each) for (name, shape), each in zip(_SHAPES.items(), checksums, strict=True)
+    )
 
 
 MNIST = IdxSource(
@@ -281,11 +267,22 @@ MNIST = IdxSource(
     "60,000 + 10,000 handwritten digits, 28x28",
     ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     _files(
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
-        sha256=_MNIST_SHA256,
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        ),
+        (
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        ),
+        (
+            "9fb629c4189551a2d022fa330f9573f3",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        ),
+        (
+            "ec29112dd5afa0611ce80d1b7f02629c",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ),
     ),
 )
 
@@ -297,10 +294,22 @@ FASHION_MNIST = IdxSource(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
     _files(
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
-        twin=_MNIST_SHA256,
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        ),
+        (
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        ),
+        (
+            "bef4ecab320f06d8554ea6380940ec79",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        ),
+        (
+            "bb300cfdad3c16e7a12a480ee83cd310",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
     ),
+    package="dataset-fashion-mnist",
 )

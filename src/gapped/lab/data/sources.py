@@ -1,7 +1,8 @@
 """What a data set is here, and its files: where they are looked up, how they are downloaded and unpacked.
 
-Files are looked up in the folder that the caller names, in ``$GAPPED_DATA``, and in the user's cache, in this
-order. Inside each, a file of the set NAME is ``NAME/FILE`` or ``FILE``, plain or with ``.gz``.
+Files are looked up in the folder that the caller names, in ``$GAPPED_DATA``, in the user's cache, and where
+Debian's packages put data sets, in this order. Inside each, a file of the set NAME is ``NAME/FILE`` or
+``FILE``, plain or with ``.gz``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from urllib.parse import urlsplit
 from gapped.errors import GappedError, require
 
 T_co = TypeVar("T_co", covariant=True)
+
+SYSTEM = Path("/usr/share/datasets")
+"""The folder of Debian's packages ``dataset-NAME``."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def roots(data_dir: Path | None) -> list[Path]:
     for root in folders:
         if root.exists() and not root.is_dir():
             raise GappedError(f"{root}: a file, expected a folder that holds data sets")
-    return [*folders, cache()]
+    return [*folders, cache(), SYSTEM]
 
 
 def find(name: str, file: str, data_dir: Path | None) -> Path | None:
