@@ -132,8 +132,9 @@ def _expand(
         rest = {**common, **point}
         _text(rest["protocol"], f"{origin}: protocol")
         if rest["task"] in TASK_KINDS:
-            rest.setdefault("data", TASK_KINDS[rest["task"]].data[0])
-            rest.setdefault("epochs", TASK_KINDS[rest["task"]].rules(rest["protocol"]).epochs)
+            rules = TASK_KINDS[rest["task"]].rules(rest["protocol"])
+            rest.setdefault("data", rules.data)
+            rest.setdefault("epochs", rules.epochs)
         rest.setdefault("data", "")  # of an unknown task: the spec says which are known
         label = _label(cell.get("label"), kind, own_options, point, axes, origin)
         for seed in seeds:

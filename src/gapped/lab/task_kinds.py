@@ -27,6 +27,9 @@ class Rules(Protocol):
     """What every named protocol says, whatever its task."""
 
     @property
+    def data(self) -> str: ...
+
+    @property
     def epochs(self) -> int: ...
 
     @property

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FIGURES = "figures"
 """The name that stands for the pictures of the paper that need no training."""
+CRITERION = "criterion"
+"""The name that stands for the recipe `defaults`, and gradients measured beside its results."""
 PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
 
 # The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
@@ -27,7 +29,9 @@ SEED = 0
 def reproduce(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="Recipes by name, 'figures', 'all', or a .toml file."),
+        typer.Argument(
+            metavar="NAME...", help="Recipes by name, 'figures', 'criterion', 'all', or a .toml file."
+        ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
@@ -61,6 +65,8 @@ def reproduce(
         draw_figures(folder, quick)
     if recipes:
         execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
+    if CRITERION in names:
+        study(next(recipe for recipe in recipes if recipe.name == "defaults"), folder, device, data_dir)
 
 
 def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
@@ -69,7 +75,26 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
 
     if names == ["all"]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
-    return [find_recipe(name, also=[FIGURES], **how) for name in names if name != FIGURES], FIGURES in names
+    recipes = dict.fromkeys("defaults" if name == CRITERION else name for name in names if name != FIGURES)
+    return [find_recipe(name, also=[FIGURES, CRITERION], **how) for name in recipes], FIGURES in names
+
+
+def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> None:
+    """Measure the gradients of a trained recipe's cells, and say which measure predicts its results."""
+    from gapped.lab import criterion
+    from gapped.lab.environment import pick_device
+    from gapped.lab.records import Gradient, Record, read
+    from gapped.lab.report.rendering import console, say
+    from gapped.lab.report.tabular import to_rich
+
+    screen = console()
+    for protocol in criterion.measure_missing(recipe, folder, pick_device(device), data_dir):
+        say(screen, f"measuring gradients on {protocol}")
+    records = [each for each in read(folder, Record) if each.recipe == recipe.name]
+    table, texts = criterion.summary(read(folder, Gradient), records)
+    screen.print(to_rich(table, "Correlation with the trained result", screen.width))
+    for text in texts:
+        say(screen, text)
 
 
 def draw_figures(folder: Path, quick: bool) -> None:

@@ -169,6 +169,37 @@ class Trees(RunLine):
     examples: Annotated[list[Tree], Within(1)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gradient(JsonLine):
+    """The gradients of an estimator at one point of training, beside the exact gradient: `lab.criterion`."""
+
+    FILE = "gradients.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA})
+
+    protocol: Name
+    data: Name
+    epoch: Count
+    level: Literal["logits", "weights"]
+    """What the gradient is taken with respect to."""
+    label: Name
+    tau: float | None
+    samples: Count
+    images: Count
+    inner: float
+    """The inner product of the mean gradient and the exact one."""
+    square: float
+    """The squared length of the mean gradient, less what its noise adds."""
+    variance: float
+    """The total variance of a gradient."""
+    exact: float
+    """The squared length of the exact gradient, likewise."""
+    cosine: float
+    """The mean cosine between a gradient and the exact one."""
+    descent: float
+    """How much steps of the mean over the root mean square, entry by entry, descend: at most 1."""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Timing:
     """Milliseconds a call: median, 10% and 90% quantiles over batches."""

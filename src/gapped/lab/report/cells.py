@@ -13,9 +13,16 @@ import numpy as np
 from gapped.errors import GappedError, listing
 from gapped.lab.records import Record, read
 from gapped.lab.report.statistics import Floats, Summary, advice, summary, verdict
+from gapped.lab.tasks import VAE_PROTOCOLS
 
 # The first of these that a group of records carries is the one it is judged by.
-PRIMARY = ("test_accuracy", "test_negative_elbo", "validation_negative_elbo", "surrogate_entropy")
+PRIMARY = (
+    "test_accuracy",
+    "test_negative_elbo",
+    "test_cross_entropy",
+    "validation_negative_elbo",
+    "surrogate_entropy",
+)
 
 # Recipes that measure without a contest: what is said in place of a verdict.
 MEASURED = {
@@ -139,7 +146,9 @@ def cells(records: Iterable[Record]) -> list[Cell]:
 
 def _table(record: Record) -> tuple[str, str]:
     """Recipe and protocol; the latter says which data these are, unless it is the usual set."""
-    other = "" if record.data in _USUAL else f" on {record.data}"
+    rules = VAE_PROTOCOLS.get(record.protocol)
+    usual = (*_USUAL, rules.data) if rules else _USUAL
+    other = "" if record.data in usual else f" on {record.data}"
     return record.recipe, record.protocol + other
 
 

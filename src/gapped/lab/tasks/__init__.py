@@ -23,6 +23,14 @@ class VAEProtocol:
     """Categories of each variable."""
     hidden: tuple[int, ...]
     """Widths between pixels and latents; the decoder mirrors them."""
+    data: str = "mnist"
+    """The data set it is meant for."""
+    patch: int = 0
+    """If positive, an image is a grid of square patches of so many pixels a side, one variable each; layers
+    are 3x3 convolutions between patches, but for the 1x1 ones from and to the categories."""
+    selects: bool = False
+    """Whether the variables select pixels, the same of every image, from which the decoder reconstructs all
+    others: the categories are the pixels, and there is neither encoder nor divergence."""
     activation: Literal["relu", "leaky-relu"] = "relu"
     """Between layers; the leaky one has slope 0.2."""
     rectified_logits: bool = False
@@ -55,6 +63,7 @@ class ListOpsProtocol:
     """One way to train and test the tree-LSTM."""
 
     name: str
+    data: str = "listops"
     width: int = 300
     """Of word vectors, leaves, nodes, and the classifier's hidden layer."""
     dropout: float = 0.5
@@ -93,7 +102,22 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
         for each in (
             VAEProtocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
             VAEProtocol("plain-30x10", 30, 10, (512, 256)),
-            VAEProtocol("digits-8x8", 8, 8, (128,), epochs=80, learning_rate=5e-3),
+            VAEProtocol("digits-8x8", 8, 8, (128,), data="digits", epochs=80, learning_rate=5e-3),
+            *(
+                VAEProtocol(
+                    f"codes-49x{categories}",
+                    49,
+                    categories,
+                    (32, 32),
+                    data="fashion-mnist",
+                    patch=4,
+                    batch=128,
+                    epochs=8,
+                )
+                for categories in (2, 10, 64, 512, 8192)
+            ),
+            # The concrete autoencoder of Balin, Abid and Zou (2019).
+            VAEProtocol("select-25x784", 25, 784, (256,), selects=True, epochs=10, learning_rate=3e-3),
             _PAPER_32X64,
             # Dong, Mnih, Tucker (2021): with the same layers, images and batches.
             replace(

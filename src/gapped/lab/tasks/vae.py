@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,8 @@ from gapped.lab.tasks import VAEProtocol
 
 # How close to 0 and 1 the mean image may come before its logit is taken.
 _CLIP = 1e-3
-_TEST_CHUNK = 500
+# At most so many images are tested together, with so many entries of their samples in all runs.
+_TEST_CHUNK, _TEST_NUMBERS = 500, 2**28
 _PICTURES = 10
 
 Weights = Sequence[tuple[Tensor, Tensor]]
@@ -47,12 +48,10 @@ class VAE(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.protocol = protocol
-        latent, glorot = protocol.latents * protocol.categories, protocol.glorot
-        widths = [pixels, *protocol.hidden, latent]
-        self.encoder = torch.nn.ModuleList(Linear(a, b, runs, glorot=glorot) for a, b in pairwise(widths))
-        self.decoder = torch.nn.ModuleList(
-            Linear(a, b, runs, glorot=glorot) for a, b in pairwise(widths[::-1])
-        )
+        self.encoder, self.decoder = _layers(protocol, pixels, runs)
+        if protocol.selects:
+            start = [torch.randn(1, protocol.latents, pixels, generator=each) for each in runs]
+            self.choice = torch.nn.Parameter(0.1 * torch.stack(start))
         if protocol.prior_rate is not None:
             shape = (len(runs), 1, protocol.latents, protocol.categories)
             self.prior = torch.nn.Parameter(torch.zeros(shape))
@@ -67,24 +66,40 @@ class VAE(torch.nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Logits ``(R, B, latents, categories)`` of images ``(R, B, pixels)``."""
-        if self.protocol.centred:
+        rules = self.protocol
+        if rules.selects:
+            return self.choice.expand(-1, x.shape[1], -1, -1)
+        if rules.centred:
             x = x - self.mean  # type: ignore[operator]
-        logits = self._stack(_weights(self.encoder), x)
-        if self.protocol.rectified_logits:
+        logits = self._stack(_weights(self.encoder), patches(x, rules.patch) if rules.patch else x)
+        if rules.rectified_logits:
             logits = logits.relu()
-        return logits.view(*logits.shape[:-1], self.protocol.latents, self.protocol.categories)
+        return logits.view(*x.shape[:2], rules.latents, rules.categories)
 
-    def decode(self, z: Tensor) -> Tensor:
-        """Pixel logits ``(R, B, pixels)`` of samples ``(R, B, latents, categories)``."""
-        return self._stack(_weights(self.decoder), self._signed(z.flatten(-2)))
+    def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """Pixel logits ``(R, B, pixels)`` of samples ``(R, B, latents, categories)``, selected from `x`."""
+        return self._pixels(z.unsqueeze(0), x, _weights(self.decoder)).squeeze(1)
+
+    @property
+    def choices(self) -> int:
+        """Entries of the logits of an image."""
+        rules = self.protocol
+        return rules.latents * (self.choice.shape[-1] if rules.selects else rules.categories)
+
+    @property
+    def encoder_weights(self) -> list[Tensor]:
+        """The weights that the logits depend on."""
+        return [self.choice] if self.protocol.selects else list(self.encoder.parameters())
 
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the images' latents, and their KL to the uniform prior, ``(R, B)``.
+        """Logits of the images' latents, and their KL to the uniform prior, ``(R, B)``; 0 for a selection.
 
         Where the divergence is sampled, in place of it log q - log p of every category, ``(R, B, latents,
         categories)``. Its own derivative with respect to q is zero in the mean, and is left out.
         """
         logits = self.encode(x)
+        if self.protocol.selects:
+            return logits, logits.new_zeros(())
         log_q = logits.log_softmax(-1)
         if self.protocol.sampled_divergence:
             return logits, log_q.detach() - self.log_prior()
@@ -106,10 +121,7 @@ class VAE(torch.nn.Module):
 
         With the `ratio` of those runs, log q - log p of every category, the whole negative ELBO.
         """
-        n, runs, size = z.shape[:3]
-        # Samples count as more images of the batch in the products.
-        folded = self._signed(z.transpose(0, 1).reshape(runs, n * size, -1))
-        pixels = self._stack(decoder, folded).view(runs, n, size, -1)
+        pixels = self._pixels(z, x, decoder)
         target = x.unsqueeze(1).expand_as(pixels)
         entropy = F.binary_cross_entropy_with_logits(pixels, target, reduction="none").sum(-1)
         cost = entropy.transpose(0, 1)
@@ -148,14 +160,79 @@ class VAE(torch.nn.Module):
         compiled = (torch.compile(each, dynamic=False) for each in self._training)
         self._training = tuple(compiled)  # type: ignore[assignment]
 
-    def _signed(self, z: Tensor) -> Tensor:
-        return 2 * z - 1 if self.protocol.signed else z
+    def _pixels(self, z: Tensor, x: Tensor | None, decoder: Weights) -> Tensor:
+        """Pixel logits ``(r, n, B, pixels)`` of samples ``(n, r, B, latents, categories)``."""
+        n, runs, size = z.shape[:3]
+        rules = self.protocol
+        if rules.selects:
+            assert x is not None
+            z = (z * x.unsqueeze(-2)).sum(-1)
+        # Samples count as more images of the batch in the products.
+        folded = z.transpose(0, 1).reshape(runs, n * size, -1)
+        if not rules.patch:
+            return self._stack(decoder, 2 * folded - 1 if rules.signed else folded).view(runs, n, size, -1)
+        side = math.isqrt(rules.latents)
+        # The first layer looks a vector up for each cell; no activation follows it.
+        cells = affine(folded.view(runs, -1, rules.categories), *decoder[0])
+        grid = cells.view(runs, n * size, side, side, -1)
+        return unpatched(self._stack(decoder[1:], grid), rules.patch).view(runs, n, size, -1)
 
     def _stack(self, layers: Weights, x: Tensor) -> Tensor:
-        for weight, bias in layers[:-1]:
-            x = affine(x, weight, bias)
-            x = x.relu() if self.protocol.activation == "relu" else F.leaky_relu(x, 0.2)
-        return affine(x, *layers[-1])
+        """All layers, on ``(R, B, C)`` or, as convolutions where one takes that many inputs, on grids."""
+        for place, (weight, bias) in enumerate(layers):
+            if place:
+                x = x.relu() if self.protocol.activation == "relu" else F.leaky_relu(x, 0.2)
+            if x.shape[-1] != weight.shape[1]:
+                x = neighbourhoods(x)
+            x = affine(x.flatten(1, -2), weight, bias).view(*x.shape[:-1], -1)
+        return x
+
+
+def _layers(
+    rules: VAEProtocol, pixels: int, runs: Sequence[torch.Generator]
+) -> tuple[torch.nn.ModuleList, torch.nn.ModuleList]:
+    """Encoder and decoder, mirrored: dense, or convolutions between the patches of an image."""
+    widths = [pixels, *rules.hidden, rules.latents * rules.categories]
+    areas = [1] * (len(widths) - 1)
+    if rules.selects:
+        widths[-1] = rules.latents
+    if rules.patch:
+        if (math.isqrt(rules.latents) * rules.patch) ** 2 != pixels:
+            size = math.isqrt(pixels)
+            accepted = f"images of {rules.latents} patches of {rules.patch}x{rules.patch} pixels"
+            raise reject("data", f"images of {size}x{size} pixels", f"{accepted} for {rules.name}")
+        widths[0], widths[-1] = rules.patch**2, rules.categories
+        areas = [9] * len(rules.hidden) + [1]
+    ends = list(zip(pairwise(widths), areas, strict=True))
+
+    def made(sizes: Iterable[tuple[int, int]]) -> torch.nn.ModuleList:
+        return torch.nn.ModuleList(Linear(a, b, runs, glorot=rules.glorot) for a, b in sizes)
+
+    encoder = made((a * area, b) for (a, b), area in ends)
+    decoder = made((b * area, a) for (a, b), area in reversed(ends))
+    if rules.patch:
+        # The first layer of the decoder is a look-up: one category of each cell is its only input.
+        with torch.no_grad():
+            decoder[0].weight.mul_(math.sqrt(rules.categories))  # type: ignore[operator]
+    return (torch.nn.ModuleList() if rules.selects else encoder), decoder
+
+
+def patches(x: Tensor, size: int) -> Tensor:
+    """Square images ``(R, B, pixels)`` as grids of patches, ``(R, B, side, side, size * size)``."""
+    side = math.isqrt(x.shape[-1]) // size
+    return x.view(*x.shape[:2], side, size, side, size).transpose(3, 4).flatten(-2)
+
+
+def unpatched(x: Tensor, size: int) -> Tensor:
+    """The images ``(R, B, pixels)`` of grids of patches: the inverse of `patches`."""
+    return x.view(*x.shape[:-1], size, size).transpose(3, 4).flatten(2)
+
+
+def neighbourhoods(x: Tensor) -> Tensor:
+    """Each cell of a grid ``(R, B, side, side, C)`` with the eight around it, zeros outside; ``9 C`` wide."""
+    side = x.shape[2]
+    padded = F.pad(x, (0, 0, 1, 1, 1, 1))
+    return torch.cat([padded[:, :, i : i + side, j : j + side] for i in range(3) for j in range(3)], -1)
 
 
 def _weights(layers: torch.nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
@@ -176,7 +253,6 @@ class VAETask(Task):
     """R VAEs with the data on the device; each run has its own order of the images."""
 
     row_axes = 2
-    loss_name = "negative_elbo"
     model: VAE
 
     def __init__(
@@ -193,6 +269,7 @@ class VAETask(Task):
         if len(data.train) < protocol.batch:
             raise reject("train_images", len(data.train), f"at least one batch of {protocol.batch}")
         self.protocol, self.seeds, self.scale = protocol, list(seeds), data.scale
+        self.loss_name = "cross_entropy" if protocol.selects else "negative_elbo"
         self._dtype = dtype
         self.height, self.width, self.split = data.height, data.width, split
         self.train, self.test = data.train.to(device), data.test.to(device)
@@ -208,7 +285,7 @@ class VAETask(Task):
         self.steps = len(self.train) // protocol.batch
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self.order = self.batch
-        self.widths = Widths(self.train.shape[1], protocol.latents * protocol.categories)
+        self.widths = Widths(self.train.shape[1], self.model.choices)
         if protocol.prior_rate is not None:
             self.descended = [(self.model.prior, protocol.prior_rate)]
         # Of the last measurement: repeated after every epoch, it is recorded as a graph once.
@@ -229,9 +306,10 @@ class VAETask(Task):
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
         """The test bound over all test images: of one sample, or importance-weighted if of several."""
         samples = self.protocol.bound_samples
-        name = "negative_elbo" if samples == 1 else f"{samples}_sample_negative_elbo"
+        name = self.loss_name if samples == 1 else f"{samples}_sample_{self.loss_name}"
         total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.batch.device)
-        for chunk in torch.split(self.test, _TEST_CHUNK):
+        numbers = len(self.seeds) * self.model.choices
+        for chunk in torch.split(self.test, max(min(_TEST_CHUNK, _TEST_NUMBERS // numbers), 1)):
             images = self.pixels(chunk.expand(len(self.seeds), -1, -1), generator)
             if samples == 1:
                 bound = self.model.loss(images, sampler, generator)
@@ -272,9 +350,9 @@ class VAETask(Task):
         with torch.no_grad():
             grey = self.pixels(self.test[:count].expand(len(self.seeds), -1, -1), generator)
             logits = self.model.encode(grey)
-            reconstruction = self.model.decode(sampler.sample(logits, generator=generator)).sigmoid()
+            reconstruction = self.model.decode(sampler.sample(logits, generator=generator), grey).sigmoid()
             prior = self.model.log_prior() + torch.zeros_like(logits)
-            sample = self.model.decode(sampler.sample(prior, generator=generator)).sigmoid()
+            sample = self.model.decode(sampler.sample(prior, generator=generator), grey).sigmoid()
         images = {"original": grey, "reconstruction": reconstruction, "sample": sample}
         return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
 
@@ -310,7 +388,7 @@ class _GradientMoments:
     def __init__(self, task: VAETask, sampler: Grouped, generator: torch.Generator, images: int) -> None:
         self.task, self.sampler, self.generator = task, sampler, generator
         self.images = task.test[:images].expand(len(task.seeds), -1, -1)
-        self.weights = list(task.model.encoder.parameters())
+        self.weights = task.model.encoder_weights
         self.moments = [Moments(weight) for weight in self.weights]
         state = [tensor for moments in self.moments for tensor in moments.tensors()]
         self._add = Captured(self._add_one, generator, lambda: state)
