@@ -37,7 +37,8 @@ def test_runs_that_trained_alone_have_a_time() -> None:
 
 def test_a_label_of_two_estimators_is_two_cells() -> None:
     def runs(text: str) -> list[Record]:
-        return [replace(r, id=f"{r.id} {text}", estimator=text) for r in many("mine", [1.0, 2.0], metric=ELBO)]
+        mine = many("mine", [1.0, 2.0], metric=ELBO, estimator=text)
+        return [replace(r, id=f"{r.id} {text}") for r in mine]
 
     both = [*runs("gst:tau=1"), *runs("gst:tau=2")]
     assert [(c.label, len(c.records)) for c in cells(both)] == [
