@@ -57,7 +57,7 @@ def compare(
     \b
     Examples:
       gapped compare
-      gapped compare --estimator gst:gap=1.2 --estimator gumbel-rao:samples=100 --seeds 5
+      gapped compare --estimator gst:gap=1.2 --estimator reinmax --seeds 5
       gapped compare --engine ray --runs-per-fleet 5
       gapped compare --train mymodule:train --estimator gst --estimator reinmax
     """
@@ -99,6 +99,8 @@ def _compare_own(
         result = record.error or (record.status if value is None else f"{record.metric} {value:.4g}")
         say(screen, f"{record.label}, seed {record.seed}: {result}, {record.seconds:.1f} s")
 
+    if minutes == 0:
+        raise reject("--minutes", minutes, "a positive number with --train")
     budget = None if minutes is None else 60 * minutes
     try:
         result = execute_own(train, estimators, seeds, report, budget, out=out, **how)

@@ -71,8 +71,8 @@ def _context(train: Train, runs: Sequence[UserRun]) -> Any:
         return get_context("fork")
     try:
         pickle.dumps((train, runs))
-        main = sys.modules["__main__"]
-        if runs[0].function.startswith("__main__.") and getattr(main, "__file__", None) is None:
+        script = getattr(sys.modules["__main__"], "__file__", None) or ""
+        if runs[0].function.startswith("__main__.") and not os.path.isfile(script):
             raise GappedError("a new process does not see what was typed in here")
     except Exception as problem:
         raise GappedError(
