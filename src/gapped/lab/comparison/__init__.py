@@ -95,7 +95,8 @@ def execute(
         store = Store(folder)
         stops: dict[str, tuple[int, str]] = {}
         for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
-            due = [run for run in batch if run.label not in stops and run.key not in store.finished()]
+            finished = store.finished()
+            due = [run for run in batch if run.label not in stops and run.key not in finished]
             with closing(finish(_until(deadline, due))) as results:
                 for lines in results:
                     store.add(lines)
@@ -129,7 +130,7 @@ def _batches(runs: Sequence[UserRun], stops: bool) -> Iterator[tuple[Sequence[Us
 
     members = len({run.label for run in runs})
     seeds = len(runs) // members
-    ends = looks(seeds) if stops else []
+    ends = looks(seeds) if stops and members > 1 else []
     for start, end in pairwise([0, *ends, seeds]):
         tests = len(ends) * (members - 1) if end < seeds else 0
         yield runs[start * members : end * members], end, tests
