@@ -35,6 +35,7 @@ WORDS = {
     "lab.engines": "local, torchrun, Ray",
     "lab.bench": "time and memory",
     "lab.report": "tables, figures, pages",
+    "lab.comparison": "in a user's own training",
     "lab.cli": "one file per command",
 }
 

@@ -24,10 +24,12 @@ class FakeRay:
     """As much of Ray as is used, in this process and without delay."""
 
     exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+    cloudpickle = SimpleNamespace(dumps=lambda value: value, loads=lambda value: value)
 
     def __init__(self, gpus: int = 0) -> None:
         self.options: list[dict[str, Any]] = []
         self.gpus, self.up = gpus, False
+        self.lost: list[Any] = []
 
     def init(self, *address: str, **_: Any) -> None:
         self.up = True
@@ -39,7 +41,7 @@ class FakeRay:
         self.up = False
 
     def cluster_resources(self) -> dict[str, int]:
-        return {"GPU": self.gpus} if self.gpus else {}
+        return {"CPU": 2, **({"GPU": self.gpus} if self.gpus else {})}
 
     def remote(self, **options: Any) -> Any:
         self.options.append(options)
@@ -55,6 +57,12 @@ class FakeRay:
 
     def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return references[:1], references[1:]
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def cancel(self, reference: Any, force: bool) -> None:
+        self.lost.append(reference)
 
     def get(self, reference: Any) -> Any:
         if isinstance(reference, Answer):

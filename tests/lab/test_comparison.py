@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from engine_fakes import FakeRay
 from subprocesses import environment
 
 import gapped
-from gapped.errors import GappedError
+from gapped.errors import GappedError, MissingExtra
 from gapped.lab import comparison
 from gapped.lab.cli.app import main
+from gapped.lab.engines import ray as ray_engine
 from gapped.lab.records import Curve, Record, read
 
+needs_ray = pytest.mark.skipif(ray_engine.ray is None, reason="ray is not installed")
+
 MEMBERS = {"low": gapped.GST(tau=0.5), "middle": "gst:tau=0.6", "high": "gumbel-softmax:tau=9"}
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders of comparisons without one of their own are."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(ray_engine, "ray", fake)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return fake
 
 
 def value_of(estimator: Any, seed: int) -> float:
@@ -66,10 +92,11 @@ def test_train_may_return_or_yield_numbers_or_dicts(train: Any, metric: str, tmp
     assert [row.name for row in result.rows] == ["low", "middle", "high"]
     assert {row.metric for row in result.rows} == {metric}
     assert [row.value.mean for row in result.rows] == pytest.approx([0.7, 0.8, 9.2])
-    assert [row.value.count for row in result.rows] == [5, 5, 5]
-    assert len(read(tmp_path, Record)) == 15
+    stopped = train in (epochs, plain_epochs)
+    assert [row.value.count for row in result.rows] == [5, 5, 3 if stopped else 5]
+    assert len(read(tmp_path, Record)) == (13 if stopped else 15)
     curves = read(tmp_path, Curve)
-    assert len(curves) == (15 if train in (epochs, plain_epochs) else 0)
+    assert len(curves) == (13 if stopped else 0)
     if train is epochs:
         assert curves[0].series["codes"] == [0, 1, 2, 7]
         assert curves[0].epoch == [1, 2, 3, 4]
@@ -79,7 +106,7 @@ def test_the_verdict_says_who_ties_who_loses_who_is_cheap_and_how_many_seeds() -
     verdict = gapped.compare(dicts, MEMBERS).verdict
     assert verdict.startswith("low has the lowest loss (mean 0.7, ")
     assert "do not separate it from middle; low is better than high" in verdict
-    assert "Among the tied, " in verdict
+    assert "he tied" in verdict
     assert "About 40 seeds each (35 more) would separate low from middle" in verdict
     assert "high wins: highest loss" in gapped.compare(dicts, MEMBERS, maximize=True).verdict
 
@@ -97,6 +124,69 @@ def test_all_ways_to_look_at_it(tmp_path: Path) -> None:
     page = result.save_html(tmp_path / "page.html").read_text("utf-8")
     assert "low has the lowest loss" in page
     assert "Learning curves" in page
+
+
+class Object:
+    """A training function that is an object."""
+
+    def __call__(self, estimator: Any, seed: int) -> Iterator[float]:
+        yield value_of(estimator, seed)
+
+
+@pytest.mark.parametrize("train", [epochs, Object(), partial(epochs)])
+def test_clear_losers_get_no_further_seeds(train: Any, tmp_path: Path) -> None:
+    result = gapped.compare(train, MEMBERS, seeds=8, out=tmp_path)
+    assert result.stopped == (("high", 3, "low"),)
+    assert result.missing == ()
+    assert {r.seed for r in result.records if r.label == "high"} == {0, 1, 2}
+    assert len(result.records) == 19
+    assert "Stopped early: high after 3 seeds, behind low (a test that stops the best" in result.verdict
+    assert result.table.splitlines()[0].split()[-1] == "stopped"
+    assert result.table.splitlines()[-1].split()[-2:] == ["after", "3"]
+    assert max(map(len, str(result).splitlines())) <= 80
+    assert "Stopped early: high" in result.save_html(tmp_path / "page.html").read_text("utf-8")
+    best = gapped.compare(train, MEMBERS, seeds=8, out=tmp_path / "max", maximize=True)
+    assert [stop[:2] for stop in best.stopped] == [("low", 3), ("middle", 3)]
+
+
+@pytest.mark.parametrize("how", [{}, {"workers": 3}, {"engine": "ray"}])
+def test_what_is_stopped_depends_on_records_alone(how: Any, tmp_path: Path, fake_ray: FakeRay) -> None:
+    """A call that was cut anywhere, and goes on anywhere, ends like one that was not."""
+    whole = gapped.compare(epochs, MEMBERS, seeds=8, out=tmp_path / "whole")
+    lines = (tmp_path / "whole" / Record.FILE).read_text("utf-8").splitlines(keepends=True)
+    for cut in (2, 8, 9, 13):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / Record.FILE).write_text("".join(lines[:cut]), encoding="utf-8")
+        again = gapped.compare(epochs, MEMBERS, seeds=8, out=folder, **how)
+        assert values(again) == values(whole)
+        assert again.stopped == whole.stopped
+
+
+def test_a_failed_run_keeps_its_estimator_out_of_the_tests(tmp_path: Path) -> None:
+    def train(estimator: Any, seed: int) -> Iterator[float]:
+        yield broken(estimator, seed)
+
+    members = {**MEMBERS, "last": "gst:tau=20"}
+    result = gapped.compare(train, members, out=tmp_path)
+    assert result.stopped == (("last", 3, "low"),), "a run of high diverged"
+
+
+def test_a_generator_that_fails_keeps_its_curve(tmp_path: Path) -> None:
+    def train(estimator: Any, seed: int) -> Iterator[dict[str, float]]:
+        yield {"loss": 3.0, "early": 1.0}
+        yield {"loss": nan, "late": 2.0}
+        if seed == 0:
+            raise RuntimeError("over")
+        yield {"loss": 1.0}
+
+    result = gapped.compare(train, ["gst"], seeds=2, out=tmp_path)
+    assert [(r.status, r.error) for r in result.records] == [("failed", "RuntimeError: over"), ("ok", "")]
+    first, second = read(tmp_path, Curve)
+    assert first.series == {"loss": [3.0, None], "early": [1.0, None], "late": [None, 2.0]}
+    assert second.series == {"loss": [3.0, None, 1.0], "early": [1.0, None, None], "late": [None, 2.0, None]}
+    gapped.compare(train, ["gst"], seeds=2, out=tmp_path)
+    result.save_html(tmp_path / "page.html")
 
 
 def broken(estimator: Any, seed: int) -> float:
@@ -144,6 +234,98 @@ def test_a_process_that_dies_costs_its_run() -> None:
     result = gapped.compare(train, ["gst"], seeds=3, workers=2)
     assert [r.status for r in result.records] == ["ok", "failed", "ok"]
     assert "exit code -9" in result.records[1].error
+
+
+def test_ray_gives_what_this_process_gives(tmp_path: Path, fake_ray: FakeRay) -> None:
+    one = gapped.compare(broken, MEMBERS, seeds=4, out=tmp_path / "a")
+    other = gapped.compare(broken, MEMBERS, seeds=4, out=tmp_path / "b", engine="ray")
+    assert values(one) == values(other)
+    assert fake_ray.options[-1] == {"num_cpus": 1, "num_gpus": 0, "max_retries": 3}
+    assert not fake_ray.up
+    fake_ray.options.clear()
+    gapped.compare(numbers, MEMBERS, seeds=2, out=tmp_path / "b")
+    gapped.compare(numbers, MEMBERS, seeds=2, out=tmp_path / "b", engine="ray")
+    assert fake_ray.options == [], "nothing was left to train"
+    fake_ray.gpus = 2
+    gapped.compare(numbers, MEMBERS, seeds=3, out=tmp_path / "b", engine="ray")
+    assert fake_ray.options[-1]["num_gpus"] == 1
+
+
+def test_ray_loses_a_worker_or_is_interrupted(tmp_path: Path, fake_ray: FakeRay) -> None:
+    def train(estimator: Any, seed: int) -> float:
+        if seed == stop:
+            raise KeyboardInterrupt
+        return value_of(estimator, seed)
+
+    stop, get = 2, fake_ray.get
+    with pytest.raises(KeyboardInterrupt):
+        gapped.compare(train, MEMBERS, seeds=3, out=tmp_path, engine="ray")
+    assert len(read(tmp_path, Record)) == 6
+    assert len(fake_ray.lost) == 1, "the other one under way was cancelled"
+    assert not fake_ray.up
+    stop = -1
+
+    def lose(reference: Any) -> Any:
+        if reference.args[-1] == 7:
+            raise fake_ray.exceptions.RayError("the worker died.")
+        return get(reference)
+
+    fake_ray.get = lose  # type: ignore[method-assign]
+    result = gapped.compare(train, MEMBERS, seeds=3, out=tmp_path, engine="ray")
+    assert [r.status for r in result.records].count("ok") == 8
+    assert "1 run of middle failed: RayError: the worker died. " in f"{result.verdict} "
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_real_cluster(tmp_path: Path) -> None:
+    """Functions of a module, closures, errors and deaths; what cannot travel is named in a line."""
+    program = tmp_path / "program.py"
+    program.write_text(RAY_PROGRAM, encoding="utf-8")
+    command = [sys.executable, str(program), str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250)
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["module"] == [0.5, 2.0, 1.5, 3.0]
+    assert results["closure"] == ["ok", "failed", "ok", "failed"]
+    assert "RuntimeError: bad" in results["errors"][1]
+    assert "WorkerCrashedError" in results["errors"][3]
+    assert results["lock"].startswith("train: it cannot be sent to Ray (TypeError: cannot pickle")
+
+
+RAY_PROGRAM = """
+import json, os, pathlib, signal, sys, threading
+import gapped
+
+home = pathlib.Path(sys.argv[0]).parent / "modules"
+home.mkdir()
+(home / "my_module.py").write_text("def train(estimator, seed): return estimator.tau + seed")
+sys.path.append(str(home))
+import my_module
+
+def closure(factor):
+    def train(estimator, seed):
+        if estimator.tau == 2:
+            if seed == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("bad")
+        return factor * estimator.tau + seed
+    return train
+
+members = ["gst:tau=0.5", "gst:tau=2"]
+first = gapped.compare(my_module.train, members, 2, out=sys.argv[1], engine="ray")
+second = gapped.compare(closure(2.0), members, 2, out=sys.argv[1], engine="ray")
+lock = threading.Lock()
+try:
+    gapped.compare(lambda estimator, seed: lock, members, 2, engine="ray")
+except gapped.GappedError as problem:
+    refusal = str(problem)
+print(json.dumps({
+    "module": [r.metrics["value"] for r in first.records],
+    "closure": [r.status for r in second.records],
+    "errors": [r.error for r in second.records],
+    "lock": refusal,
+}))
+"""
 
 
 def test_workers_give_what_one_process_gives() -> None:
@@ -200,35 +382,43 @@ def test_a_budget_ends_it_and_the_same_call_goes_on(tmp_path: Path, monkeypatch:
 
 
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 import gapped
 
-def train(estimator, seed):
-    if sys.argv[2] == "kill" and seed == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    print("run", seed)
-    yield 5.0
-    yield estimator.tau + seed
+driver, workers = os.getpid(), int(sys.argv[3])
 
-result = gapped.compare(train, ["gst:tau=0.5", "gst:tau=2"], 4, out=sys.argv[1])
-print([(r.id, r.metrics) for r in result.records])
+def train(estimator, seed):
+    if sys.argv[2] == "kill" and seed == 4:
+        os.kill(driver, signal.SIGKILL)
+        time.sleep(100)
+    print("run", flush=True)
+    yield 5.0
+    yield estimator.tau + 0.01 * seed
+
+members = ["gst:tau=0.5", "gst:tau=0.51", "gst:tau=9"]
+result = gapped.compare(train, members, 6, out=sys.argv[1], workers=workers)
+print([(r.id, r.metrics) for r in result.records], result.stopped)
 """
 
 
-def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, workers: int) -> None:
+    """Nor does it leave anything behind: the output ends when the last process that holds it has ended."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
 
     def start(folder: str, how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-u", str(program), str(tmp_path / folder), how]
-        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        command = [sys.executable, str(program), str(tmp_path / folder), how, str(workers)]
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
 
     assert start("a", "kill").returncode == -signal.SIGKILL
-    assert len(read(tmp_path / "a", Record)) == 4
+    finished = len(read(tmp_path / "a", Record))
     again, whole = start("a", "live"), start("b", "live")
-    assert again.stdout.count("run") == 4
-    assert whole.stdout.count("run") == 8
+    assert finished in (10, 11), "nine up to the first look, then seed 3 of the two that are left"
+    assert again.stdout.count("run") == 15 - finished
+    assert whole.stdout.count("run") == 15
     assert again.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    assert "('gst:tau=9', 3, 'gst:tau=0.5')" in whole.stdout
 
 
 @pytest.mark.parametrize(
@@ -239,10 +429,13 @@ def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path) -> None:
         ({"estimators": ["nobody"]}, "estimator: got 'nobody'"),
         ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [-1]}, "seeds: got"),
+        ({"seeds": 2.5}, "seeds: got 2.5"),
+        ({"seeds": None}, "seeds: got None"),
         ({"budget": 0}, "budget: got 0"),
+        ({"budget": "1 h"}, "budget: got 1 h, "),
         ({"workers": 0}, "workers: got 0"),
-        ({"engine": "ray"}, "'ray' is not available"),
-        ({"engine": "cloud"}, "engine: got 'cloud'"),
+        ({"engine": "ray", "workers": 2}, "workers: goes with engine 'local'"),
+        ({"engine": "cloud"}, "engine: got 'cloud', expected local or ray"),
     ],
 )
 def test_bad_arguments_are_one_line(arguments: dict[str, Any], message: str) -> None:
@@ -254,6 +447,74 @@ def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(monkeyp
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(GappedError, match="a function at the top of a module"):
         gapped.compare(lambda estimator, seed: 1.0, ["gst"], workers=2)
+
+
+def test_what_was_typed_in_is_named_where_a_fork_is_not_safe(monkeypatch: Any) -> None:
+    """A new process would look for the function in vain."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.setattr(numbers, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "numbers", numbers, raising=False)
+    with pytest.raises(GappedError, match="does not see what was typed in here"):
+        gapped.compare(numbers, ["gst"], workers=2)
+
+
+def test_without_ray_it_is_one_line(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray_engine, "ray", None)
+    monkeypatch.setattr("gapped.errors.find_spec", lambda name: None if name == "ray" else name)
+    with pytest.raises(MissingExtra, match=r'--engine ray needs ray: pip install "gapped\[ray\]"'):
+        gapped.compare(numbers, ["gst"], engine="ray")
+
+
+def test_a_temporary_folder_goes_with_the_comparison(temporary: Path) -> None:
+    result = gapped.compare(epochs, ["gst"], seeds=2)
+    assert list(temporary.iterdir()) == [result.folder]
+    pickle.dumps(result)
+    del result
+    gc.collect()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interruption_keeps_what_is_there_and_says_where(workers: int, temporary: Path) -> None:
+    def interrupted(estimator: Any, seed: int) -> float:
+        if seed == 2:
+            os.kill(os.getppid() if workers > 1 else os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        return value_of(estimator, seed)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gapped.compare(interrupted, ["gst"], seeds=3, workers=workers)
+    (folder,) = temporary.iterdir()
+    assert str(folder) in caught.value.__notes__[0]
+    assert [r.seed for r in read(folder, Record)] == [0, 1]
+
+
+def test_leaving_costs_the_run_alone() -> None:
+    def train(estimator: Any, seed: int) -> float:
+        return 1.0 if seed else sys.exit("enough")
+
+    result = gapped.compare(train, ["gst"], seeds=2)
+    assert [(r.status, r.error) for r in result.records] == [("failed", "SystemExit: enough"), ("ok", "")]
+
+
+def test_names_that_no_record_can_hold_and_names_that_change() -> None:
+    def train(estimator: Any, seed: int) -> dict[str, float]:
+        return {("loss", "x" * 300, "error", "")[seed]: 1.0}
+
+    result = gapped.compare(train, ["gst"], seeds=np.arange(4))
+    assert [r.status for r in result.records] == ["ok", "failed", "ok", "failed"]
+    assert "expected names of 1 to 200 characters" in result.verdict
+    assert "Runs differ in their first number, loss and error: loss counts." in result.verdict
+
+
+def test_two_estimators_under_one_label_are_told_apart(tmp_path: Path, capsys: Any) -> None:
+    for text in ("gst:tau=0.5", "gst:tau=2"):
+        gapped.compare(numbers, {"mine": text}, seeds=3, out=tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "mine (gst:tau=0.5) wins" in out
+    assert "better than mine (gst:tau=2)" in out
 
 
 MODULE = """
@@ -283,5 +544,9 @@ def test_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert "3 of 3 runs failed; the same command tries them again" in capsys.readouterr().err
     assert main([*command, "--epochs", "3"]) == 2
     assert "--train: goes without --epochs" in capsys.readouterr().err
+    assert main([*command, "--engine", "torchrun"]) == 2
+    assert "engine: got 'torchrun', expected local or ray" in capsys.readouterr().err
+    assert main([*command, "--ray-address", "auto"]) == 2
+    assert "--ray-address: got 'auto', expected only with --engine ray" in capsys.readouterr().err
     assert main(["compare", "--maximize"]) == 2
     assert main(["compare", "--train", "my_training:absent"]) == 2

@@ -10,7 +10,7 @@ from report_records import ELBO, many, record
 
 from gapped.errors import GappedError
 from gapped.lab.cli.app import main
-from gapped.lab.records import write
+from gapped.lab.records import Record, write
 from gapped.lab.report.cells import cells, finished_runs, groups, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper
 from gapped.lab.report.rendering import render_markdown
@@ -24,8 +24,28 @@ def test_rows_are_best_first_and_count_what_was_lost() -> None:
     assert [r.label for r in rows] == ["A", "B", "lost"]
     assert rows[0].value == summary([1.0, 2.0])
     assert [r.diverged for r in rows] == [1, 0, 1]
-    # 30 s for a fleet of 15 runs and 20 epochs.
-    assert rows[0].seconds_per_epoch == pytest.approx(0.1)
+    assert rows[0].seconds_per_epoch is None, "the time of a fleet is not its runs' own"
+    assert not any(name.startswith("ms") for name in summary_table(rows).columns)
+
+
+def test_runs_that_trained_alone_have_a_time() -> None:
+    # 30 s for 20 epochs.
+    rows = rows_of(cells(many("A", [1.0, 2.0], runs_in_fleet=1)))
+    assert rows[0].seconds_per_epoch == pytest.approx(1.5)
+    assert summary_table(rows).columns[-1] == "ms / epoch"
+
+
+def test_a_label_of_two_estimators_is_two_cells() -> None:
+    def runs(text: str) -> list[Record]:
+        mine = many("mine", [1.0, 2.0], metric=ELBO, estimator=text)
+        return [replace(r, id=f"{r.id} {text}") for r in mine]
+
+    both = [*runs("gst:tau=1"), *runs("gst:tau=2")]
+    assert [(c.label, len(c.records)) for c in cells(both)] == [
+        ("mine (gst:tau=1)", 2),
+        ("mine (gst:tau=2)", 2),
+    ]
+    assert [c.label for c in cells(both[:2])] == ["mine"]
 
 
 def test_accuracy_sorts_downward_and_shows_three_digits() -> None:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from math import inf, isnan, nan
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
+from statistical import require_law, require_rejected
 
-from gapped.lab.report.statistics import Summary, band, difference, holm, standard_errors, summary, verdict
+from gapped.lab.report.statistics import (
+    STOP_LEVEL,
+    Summary,
+    advice,
+    band,
+    difference,
+    holm,
+    looks,
+    losers,
+    standard_errors,
+    summary,
+    verdict,
+)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 200])
@@ -118,3 +132,54 @@ def test_verdict_counts_diverged_runs() -> None:
     assert "all 2 runs of B diverged" in verdict({"A": [1.0, 1.1], "B": [nan, nan]})
     assert verdict({"A": [nan]}) == "No run finished with a value; the run of A diverged."
     assert verdict({"A": []}) == "No run finished with a value; A has no finished run."
+
+
+def test_the_cheapest_in_a_tie_is_named_where_times_differ() -> None:
+    tie = {"A": [1.0, 2.0, 3.0], "B": [1.1, 2.1, 3.1], "C": [7.0, 8.0, 9.0]}
+    seconds = {"A": 3.0, "B": 2.0, "C": 1.0}
+    assert "Among the tied, B is the cheapest: 2 s a run, against up to 3 s." in advice(tie, False, seconds)
+    assert "The tied cost about the same, 2 s a run." in advice(tie, False, seconds | {"A": 2.1})
+
+
+def alone(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Four cells of equal expectation, of which the first alone has noise worth the name."""
+    return rng.standard_normal((4, count)) * np.array([[1.0], [0.01], [0.01], [0.01]])
+
+
+def opposite(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Two cells of equal expectation, whose noise has opposite signs at each seed."""
+    noise = rng.standard_normal((1, count))
+    return np.concatenate([noise, -noise])
+
+
+def stop_rate(law: Any, seeds: int, tests: int | None = None, trials: int = 3000) -> float:
+    """The p-value of "the first cell is stopped with a chance of at most 1%", one-sided."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(trials):
+        cells = {str(i): x for i, x in enumerate(law(rng, seeds))}
+        number = tests or len(looks(seeds)) * (len(cells) - 1)
+        for end in looks(seeds):
+            out = losers({name: x[:end] for name, x in cells.items()}, False, number)
+            cells = {name: x for name, x in cells.items() if name not in out}
+        hits += "0" not in cells
+    return float(stats.binomtest(hits, trials, STOP_LEVEL, alternative="greater").pvalue)
+
+
+@pytest.mark.parametrize(("law", "seeds"), [(alone, 50), (opposite, 5)])
+def test_the_best_cell_is_hardly_ever_stopped(law: Any, seeds: int) -> None:
+    """At worst: its own noise dwarfs that of its rivals, or seeds drive two cells apart."""
+    require_law(stop_rate(law, seeds))
+
+
+def test_looks_that_each_spend_the_whole_rate_are_caught() -> None:
+    require_rejected(stop_rate(alone, 50, tests=1))
+
+
+def test_clear_losers_are_out_and_doubtful_ones_are_not() -> None:
+    cells = {"A": [1.0, 1.1, 1.2], "B": [1.3, 1.4, 1.5], "C": [9.0, 9.2, 9.1]}
+    assert losers(cells, False, 2) == {"C": "A"}
+    assert losers(cells, True, 2) == {"A": "C", "B": "C"}
+    assert losers({"A": [1.0, 1.0, 1.0], "B": [2.0, 2.0, 2.0]}, False, 1) == {}, "no spread, no test"
+    assert losers({"A": [0.1, 0.1, 0.1], "B": [0.3, 0.3, 0.1 + 0.2]}, False, 1) == {}, "nor of rounding"
+    assert losers({"A": [1.0, 1.1, 1.2]}, False, 1) == {}

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gapped.errors import GappedError, MissingExtra, reject, require
+from gapped.errors import GappedError, MissingExtra, one_line, reject, require
 from gapped.lab.planning import Fleet, conclude, prepare, remaining
 from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.recipe import Recipe
@@ -44,6 +44,12 @@ _ANSWER_SECONDS = 60
 _RETRIES = 3
 
 
+def check_installed() -> None:
+    """Say at once, in a line, that Ray is missing."""
+    if ray is None:
+        require("--engine ray", "ray", extra="ray")
+
+
 class Ray:
     """A Ray cluster: the one at `address`, the one this process is connected to already, or a local one."""
 
@@ -51,8 +57,7 @@ class Ray:
     restarts = False
 
     def __init__(self, device: str, address: str | None = None) -> None:
-        if ray is None:
-            require("--engine ray", "ray", extra="ray")
+        check_installed()
         if device not in ("auto", "cpu", "cuda"):
             raise reject("device", device, "auto, cpu or cuda: Ray chooses which")
         self.device, self.address = device, address or os.environ.get("RAY_ADDRESS")
@@ -64,7 +69,7 @@ class Ray:
             settings.callbacks.start(pending)
             if pending:
                 plan = plan_path(store.folder.resolve(), work.request)
-                with _connected(self.address):
+                with connected(self.address):
                     job = _Job(plan, _device_type(self.device, self.address), settings)
                     _train_all(pending, store, job)
             return conclude(work, store)
@@ -178,15 +183,54 @@ def _ask(reference: Any) -> bool:
 
 def _result(reference: Any, fleet: Fleet) -> Sequence[RunLine] | None:
     """What a task returned; where its worker was lost for good, the records of a failed fleet."""
+    lines: Sequence[RunLine] | Exception | None = _answer(reference)
+    if isinstance(lines, MissingExtra):
+        raise lines from None
+    return failure_records(fleet, lines, 0.0, torch.device("cpu")) if isinstance(lines, Exception) else lines
+
+
+def _answer(reference: Any) -> Any:
+    """What a task returned, or the error that lost it."""
     try:
-        lines: Sequence[RunLine] | None = ray.get(reference)
+        return ray.get(reference)
     except ray.exceptions.RayError as problem:
         # Ray's errors carry the traceback of the worker in their text.
-        cause = getattr(problem, "cause", None) or problem
-        if isinstance(cause, MissingExtra):
-            raise cause from None
-        return failure_records(fleet, cause, 0.0, torch.device("cpu"))
-    return lines
+        return getattr(problem, "cause", None) or problem
+
+
+def in_tasks(function: Callable[[int], Any], items: Iterator[int]) -> Iterator[tuple[int, Any]]:
+    """`function` of each item, a task each, as they finish: the item, and the result or the error.
+
+    The function travels once, by value where it must. A task takes a GPU if the cluster has any, else a CPU,
+    and no more are given to Ray than the cluster has of these: then `items` is asked for the next one.
+    """
+    kind = "GPU" if _device_type("auto", None) == "cuda" else "CPU"
+    try:
+        payload = ray.put(ray.cloudpickle.dumps(function))
+    except Exception as problem:
+        raise GappedError(f"train: it cannot be sent to Ray ({one_line(problem)[:200]})") from problem
+    task = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_retries=_RETRIES)(_unpack_and_call)
+    path = [os.path.abspath(each) for each in sys.path]
+    running: dict[Any, int] = {}
+    try:
+        while True:
+            room = max(1, int(ray.cluster_resources().get(kind, 0)))
+            while len(running) < room and (item := next(items, None)) is not None:
+                running[task.remote(payload, path, item)] = item
+            if not running:
+                return
+            ready, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
+            for reference in ready:
+                yield running.pop(reference), _answer(reference)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _unpack_and_call(payload: bytes, path: list[str], item: int) -> Any:
+    """In a worker: what the driver can import, this process can, if it sees the folder."""
+    sys.path += [each for each in path if each not in sys.path]
+    return ray.cloudpickle.loads(payload)(item)
 
 
 def _device_type(device: str, address: str | None) -> str:
@@ -201,7 +245,7 @@ def _device_type(device: str, address: str | None) -> str:
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[None]:
+def connected(address: str | None) -> Iterator[None]:
     """A connection to the cluster, ended afterwards unless it was there before."""
     if ray.is_initialized():
         yield

@@ -131,16 +131,22 @@ def cells(records: Iterable[Record]) -> list[Cell]:
     """Cells in order of first appearance, runs in order of their seeds.
 
     One run may stand in several recipes' tables; within one, the last line with its id counts. Where runs
-    of a table were trained for different numbers of epochs, only the longest are comparable and count.
+    of a table were trained for different numbers of epochs, only the longest are comparable and count. A
+    label that a user gave to several estimators is followed by the estimator.
     """
     unique = {record.key: record for record in records}
     longest: dict[tuple[str, str], int] = {}
+    members: dict[tuple[str, str], set[str]] = {}
     for r in unique.values():
         longest[_table(r)] = max(longest.get(_table(r), 0), r.epochs)
+        if r.metric:
+            members.setdefault((r.recipe, r.label), set()).add(r.estimator)
     by_cell: dict[tuple[str, str, str, float | None], list[Record]] = {}
     for r in unique.values():
         if r.epochs == longest[_table(r)]:
-            by_cell.setdefault((*_table(r), r.label, r.tau), []).append(r)
+            shared = len(members.get((r.recipe, r.label), ())) > 1
+            label = f"{r.label} ({r.estimator})" if shared else r.label
+            by_cell.setdefault((*_table(r), label, r.tau), []).append(r)
     return [Cell(*key, tuple(sorted(runs, key=lambda r: r.seed))) for key, runs in by_cell.items()]
 
 
@@ -222,8 +228,9 @@ def finite(value: float | None) -> float:
 
 
 def seconds_per_epoch(record: Record) -> float:
-    """A run's share of its fleet's wall time, an epoch; NaN where the record does not say."""
-    return record.seconds / record.epochs / record.runs_in_fleet if record.seconds and record.epochs else nan
+    """Of a run that trained alone; NaN in a fleet, whose runs share their time, whatever their estimators."""
+    timed = record.seconds and record.epochs and record.runs_in_fleet == 1
+    return record.seconds / record.epochs if timed else nan
 
 
 def _own_metric(group: Iterable[Cell]) -> str:

@@ -17,9 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from gapped.errors import listing
 
 LEVEL = 0.05
+STOP_LEVEL = 0.01
+"""The chance at most that the best estimator of a comparison is stopped early: see `losers`."""
 _POWER = 0.8
 # Nobody runs more seeds than this.
 _MANY = 1000
+# Times whose ratio is below this are called the same.
+_ALIKE = 1.1
 # How many names a sentence has at most.
 _NAMED = 4
 
@@ -172,6 +176,47 @@ def standing(arrays: Mapping[str, ArrayLike], higher_is_better: bool = False) ->
     return Standing(best, rivals, beaten)
 
 
+def looks(seeds: int) -> list[int]:
+    """After how many seeds losers are looked for.
+
+    >>> looks(3), looks(5), looks(20)
+    ([], [3], [3, 6, 12])
+    """
+    return [3 * 2**i for i in range(seeds.bit_length()) if 3 * 2**i < seeds]
+
+
+def losers(cells: Mapping[str, ArrayLike], higher_is_better: bool, tests: int) -> dict[str, str]:
+    r"""The cells that are clearly worse than the one with the best mean, and its name for each.
+
+    `cells` have a finite value for each of the same :math:`n` seeds. With :math:`d_s` the lead of the best
+    one at seed :math:`s`, a cell is out if
+
+    .. math:: \sqrt n\, \bar d / \max(s_d, \sqrt{s_1^2 + s_2^2}) \ge t_{n-1}(1 - 0.01 / \mathrm{tests}).
+
+    With :math:`s_d` alone this is the one-sided paired t-test, exact for differences that are normal,
+    however the seeds couple them; the maximum makes it stricter, and keeps it in step with the Welch tests
+    of `verdict`. Let `tests` be the number of looks times the number of rivals: by Bonferroni's inequality,
+    the cell with the best expectation, or one that ties for it, is ever out with a chance of at most 1%.
+    Values without any spread decide nothing.
+    """
+    from scipy.special import stdtrit
+
+    sign = -1 if higher_is_better else 1
+    arrays = {name: sign * np.asarray(values, dtype=np.float64) for name, values in cells.items()}
+    if len(arrays) < 2:
+        return {}
+    best = min(arrays, key=lambda name: (arrays[name].mean(), name))
+    count, lead = arrays[best].size, arrays[best]
+    bound = float(stdtrit(count - 1, 1 - STOP_LEVEL / tests)) / sqrt(count)
+    out = {}
+    for name, x in arrays.items():
+        spread = sqrt(max(np.var(x - lead, ddof=1), np.var(x, ddof=1) + np.var(lead, ddof=1)))
+        # What rounding leaves of equal values is no spread.
+        if spread > 1e-9 * max(abs(x).max(), abs(lead).max()) and (x - lead).mean() >= bound * spread:
+            out[name] = best
+    return out
+
+
 def seeds_to_separate(first: Summary, second: Summary) -> float:
     """Seeds each that separate two means at 5% with a chance of 80%, if difference and spread stay as seen.
 
@@ -195,10 +240,11 @@ def advice(cells: Mapping[str, ArrayLike], higher_is_better: bool, seconds: Mapp
     tied = [place.best, *place.rivals]
     if all(name in seconds for name in tied):
         cheapest = min(tied, key=lambda name: seconds[name])
-        dearest = max(seconds[name] for name in tied)
+        least, most = seconds[cheapest], max(seconds[name] for name in tied)
         sentences.append(
-            f"Among the tied, {cheapest} is the cheapest: {seconds[cheapest]:.3g} s a run, "
-            f"against up to {dearest:.3g} s."
+            f"Among the tied, {cheapest} is the cheapest: {least:.3g} s a run, against up to {most:.3g} s."
+            if most > _ALIKE * least
+            else f"The tied cost about the same, {least:.3g} s a run."
         )
     first, second = summary(cells[place.best]), summary(cells[place.rivals[0]])
     count, pair = seeds_to_separate(first, second), f"{place.best} from {place.rivals[0]}"

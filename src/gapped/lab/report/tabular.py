@@ -51,7 +51,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
         "failed": [Entry(str(r.failed or NOTHING), r.failed) for r in rows],
         "seconds / run": [number(r.seconds) for r in rows],
         "gradient variance": [number(r.gradient_variance) for r in rows],
-        "ms / epoch / run": [number(r.seconds_per_epoch and 1e3 * r.seconds_per_epoch) for r in rows],
+        "ms / epoch": [number(r.seconds_per_epoch and 1e3 * r.seconds_per_epoch) for r in rows],
     }
     extra = {name: column for name, column in optional.items() if any(entry.value for entry in column)}
     body = [

@@ -1,0 +1,157 @@
+"""The result of a comparison: table, verdict, data frame, figure, page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from gapped.errors import GappedError, listing, require
+from gapped.lab.records import Record
+from gapped.lab.records.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from gapped.lab.report.cells import Cell, Row
+    from gapped.lab.report.tabular import Table
+
+# The width of a table as text.
+_WIDTH = 80
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Estimators in a training function of the user: see `gapped.compare`. Prints as table and verdict."""
+
+    records: tuple[Record, ...]
+    """One for each run, seed by seed."""
+    missing: tuple[tuple[str, int], ...]
+    """Label and seed of the runs that the budget left no time for."""
+    folder: Path
+    """Where the records are. One that `gapped.compare` made itself goes with this object."""
+    stopped: tuple[tuple[str, int, str], ...] = ()
+    """The estimators that were stopped early: label, after how many seeds, and the one that led then."""
+
+    @property
+    def _cells(self) -> list[Cell]:
+        from gapped.lab.report.cells import cells
+
+        return cells(self.records)
+
+    @property
+    def rows(self) -> list[Row]:
+        """A summary of each estimator, best first."""
+        from gapped.lab.report.cells import rows_of
+
+        return rows_of(self._cells) if self.records else []
+
+    @property
+    def verdict(self) -> str:
+        """Who is best, who ties, who is cheapest in the tie, and what would separate the two best."""
+        from gapped.lab.report.cells import failures, verdict_of
+
+        texts = [verdict_of(self._cells) if self.records else "No run has finished."]
+        lost = [line.removeprefix(f"{self.records[0].recipe}: ") for line in failures(self.records)]
+        texts += [f"{line.rstrip('.')}." for line in lost]
+        first = dict.fromkeys(r.metric for r in self.records if not r.failed)
+        if len(first) > 1:
+            texts.append(f"Runs differ in their first number, {listing(first)}: {next(iter(first))} counts.")
+        texts += self._stops
+        if self.missing:
+            runs = listing([f"{label} (seed {seed})" for label, seed in self.missing], most=8)
+            texts.append(f"The budget left no time for {runs}: the same call goes on.")
+        return " ".join(texts)
+
+    @property
+    def _stops(self) -> list[str]:
+        """A sentence on what was stopped early, and how often that is wrong."""
+        from gapped.lab.report.statistics import STOP_LEVEL
+
+        stops = [f"{label} after {seeds} seeds, behind {leader}" for label, seeds, leader in self.stopped]
+        rate = f"a test that stops the best one with a chance of at most {STOP_LEVEL:.0%}"
+        return [f"Stopped early: {'; '.join(stops)} ({rate})."] if stops else []
+
+    @property
+    def table(self) -> str:
+        """The estimators as a table, best first."""
+        from rich.console import Console
+
+        from gapped.lab.report.tabular import to_rich
+
+        if not self.records:
+            return ""
+        screen = Console(width=_WIDTH, markup=False, emoji=False, highlight=False, color_system=None)
+        with screen.capture() as capture:
+            screen.print(to_rich(self._table, "", screen.width))
+        return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
+
+    @property
+    def _table(self) -> Table:
+        from gapped.lab.report.tabular import NOTHING, Entry, summary_table
+
+        table = summary_table(self.rows)
+        if not self.stopped:
+            return table
+        after = {label: Entry(f"after {seeds}", seeds) for label, seeds, _ in self.stopped}
+        body = [
+            (*entries, after.get(row.label, Entry(NOTHING)))
+            for row, entries in zip(self.rows, table.rows, strict=True)
+        ]
+        return replace(table, columns=(*table.columns, "stopped"), rows=tuple(body))
+
+    def __repr__(self) -> str:
+        labels = {record.label for record in self.records} | {label for label, _ in self.missing}
+        best = next((row.name for row in self.rows if row.value.count), "none")
+        return f"Comparison({len(self.records)} runs of {len(labels)} estimators, best: {best})"
+
+    def __str__(self) -> str:
+        return f"{self.table}\n\n{fill(self.verdict, _WIDTH, break_on_hyphens=False)}"
+
+    def to_pandas(self) -> DataFrame:
+        """A data frame with a row for each run: estimator, seed, status, seconds, error and the metrics."""
+        import pandas
+
+        return pandas.DataFrame(
+            {
+                "estimator": r.label,
+                "seed": r.seed,
+                "status": r.status,
+                "seconds": r.seconds,
+                "error": r.error,
+                **r.metrics,
+            }
+            for r in self.records
+        )
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the mean of each estimator with its 95% interval, best on top."""
+        require("Comparison.plot", "matplotlib")
+        from gapped.lab.report.cells import metric_name
+        from gapped.lab.report.plots import final_figure
+        from gapped.lab.report.svg import style
+
+        rows = [row for row in self.rows if row.value.count]
+        if not rows:
+            raise GappedError("Comparison.plot: no run finished with a value")
+        with style("comparison"):
+            return final_figure(rows, metric_name(rows[0].metric), {}, {})[0]
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the report as one HTML file: verdict, figures, learning curves, table."""
+        require("Comparison.save_html", "matplotlib")
+        from gapped.lab.report.cells import failures
+        from gapped.lab.report.page import render_html, sections_of
+
+        lines = [*failures(self.records), *self._stops]
+        write_text(Path(path), render_html(sections_of(self.records, self.folder), lines))
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        from gapped.lab.report.tabular import to_html
+
+        table = to_html(self._table) if self.records else ""
+        return f"{table}<p>{escape(self.verdict)}</p>"
