@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import answer
 import beyond
 import paper_blocks
 import speed
@@ -37,6 +38,10 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "gap-grid-best": beyond.gap_grid,
     "better": beyond.better,
     "conclusions": conclusions,
+    "default": answer.default,
+    "shortfalls": answer.shortfalls,
+    "when": answer.when,
+    "criteria": answer.criteria,
     "variance-ranges": variance,
     "speed": speed.speed,
     "bench": speed.bench_tables,

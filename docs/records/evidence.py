@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapped.errors import GappedError
-from gapped.lab.records import Bench, Curve, Record, Startup, Trees, read
+from gapped.lab.records import Bench, Curve, Gradient, Record, Startup, Trees, read
 from gapped.lab.report.cells import Cell, cells, finished_runs
 from gapped.lab.report.statistics import Difference, Summary, difference, summary
 
@@ -29,6 +29,7 @@ class Evidence:
     trees: Mapping[str, Trees]
     bench: Sequence[Bench]
     startups: Sequence[Startup]
+    gradients: Sequence[Gradient] = ()
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -62,6 +63,7 @@ def gather(folder: Path) -> Evidence:
         {trees.id: trees for trees in read(folder, Trees)},
         read(folder, Bench),
         read(folder, Startup),
+        read(folder, Gradient),
     )
 
 

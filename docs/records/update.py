@@ -17,7 +17,13 @@ from gapped.errors import GappedError
 from gapped.lab.records.files import write_text
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/choosing.md", "docs/performance.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/reproduction.md",
+    "docs/choosing.md",
+    "docs/defaults.md",
+    "docs/performance.md",
+)
 FIGURES = "docs/figures"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gapped.errors import GappedError, reject
-from gapped.registry import Estimator, estimator, estimators, options_of
+from gapped.registry import Estimator, estimator
 from gapped.simplex import expected_gap
 
 Option = bool | int | float | str
@@ -41,20 +41,6 @@ def make(name: str, options: dict[str, Any]) -> Estimator:
     """
     resolved = {key: _FUNCTIONS.get(v, v) if isinstance(v, str) else v for key, v in options.items()}
     return estimator(name, **resolved)
-
-
-def temperature(text: str, tau: float | None = None) -> float | None:
-    """The temperature that an estimator's text leaves open: `tau`, or by default the recommended one.
-
-    None where the text names a temperature, or the estimator has none.
-
-    >>> temperature("reinmax"), temperature("gst", 0.7), temperature("gst:tau=2"), temperature("rloo")
-    (1.0, 0.7, None, None)
-    """
-    name, options = parse(text)
-    if "tau" in options or "tau" not in options_of(name):
-        return None
-    return estimators()[name].recommended_tau if tau is None else tau
 
 
 def show(name: str, options: dict[str, Option]) -> str:

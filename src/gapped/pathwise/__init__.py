@@ -67,10 +67,6 @@ class Pathwise(ABC):
     """Whether there is a surrogate, and hence a soft sample; else `hard` must be True."""
     is_consistent: ClassVar[bool] = True
     """Whether the surrogate is largest at the drawn category (property 1 of the paper), by default."""
-    recommended_tau: ClassVar[float] = 0.5
-    """The temperature at which commands run the estimator unless told otherwise. 0.5 suits surrogates that
-    know the drawn category: close to a one-hot vector, and still with a gradient. Estimators that do not,
-    or whose theory is for temperature 1, override it."""
 
     tau: float | Tensor = 1.0
     """Temperature of the surrogate: a positive number, or a tensor that broadcasts against the logits'

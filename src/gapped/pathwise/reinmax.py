@@ -18,8 +18,6 @@ class ReinMax(Pathwise):
 
     name = "reinmax"
     has_surrogate = False
-    # Second-order accurate at 1; its authors recommend no less.
-    recommended_tau = 1.0
 
     def fused(self) -> Fused:
         return Fused("reinmax", self.tau)

@@ -18,8 +18,6 @@ class StraightThrough(Pathwise):
 
     name = "straight-through"
     is_consistent = False
-    # Unbiased for linear costs at 1. A smaller one sharpens around the largest logit, whatever was drawn.
-    recommended_tau = 1.0
 
     def fused(self) -> Fused:
         return Fused("straight-through", self.tau, soft=not self.hard)

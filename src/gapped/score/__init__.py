@@ -68,9 +68,6 @@ class Score(ABC):
     """What the registry, the command line and records call it."""
     derivatives: ClassVar[int] = 0
     """How often the estimator itself differentiates the cost."""
-    recommended_tau: ClassVar[float] = 0.5
-    """Where there is an option `tau`, the temperature at which commands run the estimator unless told
-    otherwise. It changes the variance alone."""
     samples: int = 1
     """How many independent samples `draw` takes, unless overridden."""
 

@@ -16,13 +16,6 @@ from gapped.lab.cli.command import Stopped, execute
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
-DEFAULT = (
-    "gumbel-softmax",
-    "straight-through",
-    "gumbel-rao:samples=10",
-    "gst:gap=1.0",
-    "reinmax",
-)
 # Options that a training function of the user has a use for.
 OWN = {"train", "estimator", "seeds", "out", "minutes", "engine", "ray_address", "workers", "maximize"}
 
@@ -35,7 +28,7 @@ def compare(
     workers: Annotated[int, typer.Option(help="Processes side by side, with --train and no Ray.")] = 1,
     maximize: Annotated[bool, typer.Option("--maximize", help="Higher is better, with --train.")] = False,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
-    estimator: Annotated[list[str] | None, command.estimator_option("Five")] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
     epochs: Annotated[int | None, typer.Option(help="The protocol's own by default.")] = None,
     tau: command.Tau = None,
@@ -63,6 +56,8 @@ def compare(
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    from gapped.lab.defaults import CANDIDATES
+
     if train is not None:
         if unused := sorted(given - OWN):
             raise GappedError(f"--train: goes without --{', --'.join(unused)}".replace("_", "-"))
@@ -70,7 +65,7 @@ def compare(
             raise reject("--ray-address", ray_address, "only with --engine ray")
         function = command.load_function("--train", train)
         how = {"maximize": maximize, "engine": engine, "workers": workers, "ray_address": ray_address}
-        _compare_own(function, estimator or DEFAULT, seeds, minutes, out, **how)
+        _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
         return
     if unused := sorted(given & {"workers", "maximize"}):
         raise GappedError(f"--{unused[0]}: goes only with --train")
@@ -120,7 +115,7 @@ def default_recipe(
 ) -> Recipe:
     """The recipe behind the command; `overrides` such as `seeds` and `epochs` come last."""
     from gapped.lab.data import IMAGES
-    from gapped.lab.estimator_text import temperature
+    from gapped.lab.defaults import CANDIDATES, temperature
     from gapped.lab.recipe import recipe_from
 
     if data not in IMAGES:
@@ -129,14 +124,14 @@ def default_recipe(
         "name": "compare",
         "title": f"Estimators on {data}",
         "task": "vae",
-        "protocol": "digits-8x8" if data == "digits" else "paper-30x10",
+        "protocol": "digits-8x8" if data == "digits" else "plain-30x10",
         "data": data,
         "seeds": 3,
         "variance_samples": 30,
         "variance_images": 200,
         "cell": [],
     }
-    for text in estimators or DEFAULT:
+    for text in estimators or CANDIDATES:
         own = temperature(text, tau)
         table["cell"].append({"estimator": text} if own is None else {"estimator": text, "tau": own})
     return recipe_from(table, "compare", **overrides)

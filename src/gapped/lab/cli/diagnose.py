@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from gapped.diagnostics.diagnosis import Diagnosis
     from gapped.diagnostics.gradients import Progress
 
-DEFAULT = (
-    "gumbel-softmax",
-    "straight-through",
-    "gumbel-rao:samples=10",
-    "gst",
-    "reinmax",
-    "rloo:samples=4",
-    "disarm-tree",
-)
+# Beside the candidates of `lab.defaults`.
+UNBIASED = ("rloo:samples=4", "disarm-tree")
 PROBLEMS = ("linear", "quadratic", "cubic", "classic", "vae")
 VAE_IMAGES, VAE_EPOCHS = 2, 10
 METRICS = ("mse", "bias", "relative-bias", "variance")
@@ -203,9 +196,10 @@ def _members(
     texts: Sequence[str] | None, tau: float | None, axes: Mapping[str, Sequence[float]]
 ) -> tuple[dict[str, Any], dict[str, Place], dict[str, float]]:
     """Estimators by label, the places of those that are swept, and temperatures that no text names."""
-    from gapped.lab.estimator_text import make, parse, show, temperature
+    from gapped.lab.defaults import CANDIDATES, temperature
+    from gapped.lab.estimator_text import make, parse, show
 
-    texts = texts or (("gst",) if "gap" in axes else DEFAULT)
+    texts = texts or (("gst",) if "gap" in axes else (*CANDIDATES, *UNBIASED))
     members: dict[str, Any] = {}
     places: dict[str, Place] = {}
     temperatures: dict[str, float] = {}

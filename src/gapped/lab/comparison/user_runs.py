@@ -17,8 +17,9 @@ import torch
 from gapped.checks import check_count
 from gapped.diagnostics import label_of, labelled
 from gapped.errors import GappedError, one_line, printable, reject
+from gapped.lab.defaults import temperature
 from gapped.lab.environment import describe
-from gapped.lab.estimator_text import make, parse, show, temperature
+from gapped.lab.estimator_text import make, parse, show
 from gapped.lab.fleet import derived_hash
 from gapped.lab.records import Curve, Record, RunLine
 

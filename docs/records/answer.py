@@ -1,0 +1,228 @@
+"""Blocks on the question which estimator to take: the default, what it loses where, and what predicts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from evidence import RECTIFIED, Evidence, require
+
+from gapped.lab import criterion
+from gapped.lab.defaults import DEFAULT, TEMPERATURES
+from gapped.lab.records import Record
+from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
+
+Values = dict[str, Any]
+Cell = tuple[str, float | None]
+
+RECIPE = "defaults"
+# What each label of the recipe is in `lab.defaults`, and how a reader writes it.
+TEXTS = {
+    "GST-auto": DEFAULT,
+    "GST-1.0": "gst",
+    "GR-MC10": "gumbel-rao",
+    "STGS": "gumbel-softmax",
+    "ReinMax": "reinmax",
+    "ST": "straight-through",
+}
+CALLS = {
+    "GST-auto": 'gapped.gst(logits, tau={tau:g}, hard=True, gap="auto")',
+    "GST-1.0": "gapped.gst(logits, tau={tau:g}, hard=True)",
+    "GR-MC10": "gapped.gumbel_rao(logits, tau={tau:g}, hard=True, samples=10)",
+    "STGS": "gapped.gumbel_softmax(logits, tau={tau:g}, hard=True)",
+    "ReinMax": "gapped.reinmax(logits, tau={tau:g})",
+    "ST": "gapped.straight_through(logits, tau={tau:g}, hard=True)",
+}
+TASKS = {
+    "paper-30x10": "MNIST VAE, ReLU",
+    "plain-30x10": "MNIST VAE",
+    "digits-8x8": "digits VAE",
+    "select-25x784": "25 of 784 pixels",
+    "codes-49x2": "codes, K=2",
+    "codes-49x10": "K=10",
+    "codes-49x64": "K=64",
+    "codes-49x512": "K=512",
+    "codes-49x8192": "K=8192",
+}
+
+
+class Study:
+    """Every cell of the recipe on every task, and how far it lies above the best one."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.results = criterion.trained(records)
+        self.tasks = [name for name in TASKS if any(key[0] == name for key in self.results)]
+        self.cells: list[Cell] = list(dict.fromkeys((label, tau) for _, label, tau in self.results))
+        self.best = {
+            task: min((key for key in self.results if key[0] == task), key=lambda key: self.results[key])
+            for task in self.tasks
+        }
+        self.plain = [task for task in self.tasks if task != RECTIFIED]
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Study:
+        return cls([record for record in evidence.records if record.recipe.startswith(RECIPE)])
+
+    def above(self, task: str, cell: Cell) -> float:
+        """Nats above the best cell of a task; NaN where the cell was not run."""
+        return self.results.get((task, *cell), np.nan) - self.results[self.best[task]]
+
+    def shortfall(self, task: str, cell: Cell) -> float:
+        """The same in per cent of the best result."""
+        return 100 * self.above(task, cell) / self.results[self.best[task]]
+
+    def mean(self, cell: Cell) -> float:
+        """The mean shortfall over the tasks without a ReLU that all cells were run on."""
+        tasks = [task for task in self.plain if all((task, *each) in self.results for each in self.cells)]
+        return float(np.mean([self.shortfall(task, cell) for task in tasks]))
+
+    def worst(self, cell: Cell) -> str:
+        """The task without a ReLU where it falls short most."""
+        return max(self.plain, key=lambda task: np.nan_to_num(self.shortfall(task, cell), nan=-1.0))
+
+    def recommended(self) -> dict[str, Cell]:
+        """Each estimator of `TEXTS` at its temperature; refused if that is not what the records say."""
+        chosen = {}
+        for label, text in TEXTS.items():
+            own = [cell for cell in self.cells if cell[0] == label]
+            chosen[label] = min(own, key=self.mean)
+            require(f"{text} is best at τ={TEMPERATURES[text]:g}", chosen[label][1] == TEMPERATURES[text])
+        best = min(chosen, key=lambda label: self.mean(chosen[label]))
+        require(f"{DEFAULT} is the best default", TEXTS[best] == DEFAULT)
+        return chosen
+
+
+def default(evidence: Evidence) -> Values:
+    """The default where nothing is known, in a sentence."""
+    study = Study.of(evidence)
+    chosen = study.recommended()
+    mine = chosen["GST-auto"]
+    others = sorted((cell for cell in chosen.values() if cell != mine), key=study.mean)
+    worst = study.worst(mine)
+    fixed = chosen["GST-1.0"]
+    require("GST with a gap of 1 is the best cell with the ReLU", study.best[RECTIFIED][1:] == fixed)
+    require("the default is not within 1% everywhere", study.shortfall(worst, mine) > 1)
+    losses = [study.shortfall(study.worst(cell), cell) for cell in study.cells]
+    require("no cell is within 1% everywhere", min(losses) > 1)
+    return {
+        "call": CALLS["GST-auto"].format(tau=mine[1]),
+        "tasks": len(study.plain),
+        "cells": len(study.cells),
+        "mean": study.mean(mine),
+        "worst": study.shortfall(worst, mine),
+        "where": TASKS[worst],
+        "next": _named(others[0]),
+        "next_mean": study.mean(others[0]),
+        "next_worst": study.shortfall(study.worst(others[0]), others[0]),
+        "stgs_mean": study.mean(chosen["STGS"]),
+        "stgs_worst": study.shortfall(study.worst(chosen["STGS"]), chosen["STGS"]),
+        "relu": study.above(RECTIFIED, mine),
+        "fixed": _named(fixed),
+        "fixed_worst": study.above(study.worst(fixed), fixed),
+        "fixed_where": TASKS[study.worst(fixed)],
+    }
+
+
+def shortfalls(evidence: Evidence) -> Values:
+    """All cells on all tasks, the best mean first; recommended ones are marked."""
+    study = Study.of(evidence)
+    chosen = set(study.recommended().values())
+    body = []
+    for cell in sorted(study.cells, key=study.mean):
+        worst = study.shortfall(study.worst(cell), cell)
+        numbers = [study.above(task, cell) for task in study.tasks]
+        mean = study.mean(cell)
+        body.append(
+            (
+                Entry(f"{cell[0]}{' ✓' if cell in chosen else ''}"),
+                tau_entry(cell[1]),
+                Entry(f"{mean:.1f}%", mean),
+                Entry(f"{worst:.1f}%", worst),
+                *(Entry(NOTHING if np.isnan(n) else f"{n:.1f}", n) for n in numbers),
+            )
+        )
+    names = [TASKS[task] for task in study.tasks]
+    best = ", ".join(f"{TASKS[task]} {study.results[study.best[task]]:.1f}" for task in study.tasks)
+    return {
+        "table": Table(("estimator", "τ", "mean", "worst", *names), tuple(body)),
+        "best": best,
+        "seeds": len({r.seed for r in evidence.records if r.recipe == RECIPE}),
+        "runs": sum(r.recipe.startswith(RECIPE) for r in evidence.records),
+    }
+
+
+def when(evidence: Evidence) -> Values:
+    """When to take what: a row for each situation, with the records behind it."""
+    study = Study.of(evidence)
+    chosen = study.recommended()
+    mine, fixed, rao = (chosen[label] for label in ("GST-auto", "GST-1.0", "GR-MC10"))
+    few = ("plain-30x10", RECTIFIED)
+    require("gap 1 is best on the VAE of the paper", all(study.best[task][1:] == fixed for task in few))
+    require("ReinMax is best on digits", study.best["digits-8x8"][1] == "ReinMax")
+    require("gap 1 loses ten nats at 512 categories", study.above("codes-49x512", fixed) > 10)
+    shown = {label: CALLS[label].format(tau=cell[1]) for label, cell in chosen.items()}
+    worst = study.worst(mine)
+    return {
+        "default": shown["GST-auto"],
+        "default_mean": study.mean(mine),
+        "default_worst": study.shortfall(worst, mine),
+        "default_where": TASKS[worst],
+        "fixed": shown["GST-1.0"],
+        "fixed_plain": -_lead(study, "plain-30x10", fixed),
+        "fixed_relu": -_lead(study, RECTIFIED, fixed),
+        "fixed_512": study.above("codes-49x512", fixed),
+        "rao": shown["GR-MC10"],
+        "rao_mean": study.mean(rao),
+        "rao_worst": study.shortfall(study.worst(rao), rao),
+        "reinmax": shown["ReinMax"],
+        "reinmax_worst": study.shortfall(study.worst(chosen["ReinMax"]), chosen["ReinMax"]),
+        "reinmax_where": TASKS[study.worst(chosen["ReinMax"])],
+    }
+
+
+def _lead(study: Study, task: str, cell: Cell) -> float:
+    """Nats by which a cell is below the best straight-through Gumbel-softmax; negative is better."""
+    rival = min(study.results[task, "STGS", tau] for label, tau in study.cells if label == "STGS")
+    return study.results[(task, *cell)] - rival
+
+
+def criteria(evidence: Evidence) -> Values:
+    """Spearman's correlation of every criterion with the trained result, task by task, with intervals."""
+    records = [record for record in evidence.records if record.recipe == RECIPE]
+    results = criterion.trained(records)
+    tables = {level: criterion.correlations(evidence.gradients, results, level) for level in criterion.LEVELS}
+    tasks = [task for task in TASKS if task in next(iter(tables["logits"].values()))]
+    body, held = [], []
+    for level, table in tables.items():
+        for name, by_task in table.items():
+            values = [by_task[task] for task in tasks]
+            mean = float(np.mean([each.value for each in values]))
+            texts = [
+                Entry(f"{each.value:.2f} ({each.low:.2f} to {each.high:.2f})", each.value) for each in values
+            ]
+            body.append((mean, (Entry(name), Entry(level), Entry(f"{mean:.2f}", mean), *texts)))
+        held += [(level, family, *each) for family, each in criterion.held_out(table).items()]
+    body.sort(key=lambda row: -row[0])
+    error = tables["logits"]["mean squared error"]
+    reached = {level: min(value for own, _, _, value in held if own == level) for level in criterion.LEVELS}
+    require("no criterion reaches 0.7 on every task it was not chosen on", max(reached.values()) < 0.7)
+    rows = tuple((*map(Entry, texts), Entry(f"{value:.2f}", value)) for *texts, value in held)
+    first = evidence.gradients[0]
+    titles = ("criterion", "gradient of", "mean", *(TASKS[task] for task in tasks))
+    return {
+        "table": Table(titles, tuple(row for _, row in body)),
+        "held": Table(("gradient of", "left out", "best on the others", "correlation there"), rows),
+        "cells": next(iter(tables["logits"].values()))[tasks[0]].cells,
+        "tasks": len(tasks),
+        "samples": first.samples,
+        "images": first.images,
+        "points": len(criterion.POINTS),
+        "backwards": sum(each.value < 0 for each in error.values()),
+        "best": body[0][1][0].text,
+        "best_level": body[0][1][1].text,
+        "best_mean": body[0][0],
+    }
+
+
+def _named(cell: Cell) -> str:
+    return f"{cell[0]} (τ={cell[1]:g})"
