@@ -36,7 +36,6 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "mixed-findings": paper_blocks.mixed_findings,
     "protocols": paper_blocks.protocols,
     "coupled-own": paper_blocks.coupled_own,
-    "coupled-fresh": paper_blocks.coupled_fresh,
     "efficiency-notes": paper_blocks.efficiency_notes,
     "latent-trees": paper_blocks.latent_trees,
     "advantage": beyond.advantage,
@@ -56,7 +55,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
 }
 
 # Blocks of a recipe of the same name, to be put on a page when its records exist.
-LATER = ("coupled-fresh", "tuned", "soft")
+LATER = ("tuned", "soft")
 
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
 BLOCK = re.compile(r"<!-- records:([\w.-]+) -->.*?<!-- /records:\1 -->", flags=re.S)

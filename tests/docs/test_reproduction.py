@@ -23,7 +23,7 @@ from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, decide
 
 from gapped.errors import GappedError
 from gapped.lab.cli.reproduce import PICTURES
-from gapped.lab.recipe import known_recipes
+from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
 from gapped.lab.records import Record
 from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper, paper
@@ -132,6 +132,14 @@ def test_the_chosen_cell_is_the_one_that_pick_best_picks(evidence: Evidence) -> 
     assert all(r.split == "test" for r in chosen_cell(evidence).records)
     assert (RECIPES / "better.toml").read_text("utf-8") == script["recipe"](settings, mean, count)
     assert f"{mean:.2f} ± " in render_block(evidence, "better")
+
+
+def test_each_cell_can_have_a_process_of_its_own() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "one_by_one.py"))
+    whole = find_recipe("efficiency", quick=True).entries
+    texts = script["single_cells"]((RECIPES / "efficiency.toml").read_text("utf-8"))
+    parts = [recipe_from(tomllib.loads(text), "part.toml", quick=True).entries for text in texts]
+    assert [part for (part,) in parts] == list(whole)
 
 
 def test_the_plain_words_hold(evidence: Evidence) -> None:
@@ -371,8 +379,9 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
         lost = (r.recipe, r.label) == ("coupled", "GR-MC100")
         return replace(r, status="diverged", epochs=80) if lost else None
 
-    text = render_block(with_runs(evidence, "coupled-fresh", fresh), "coupled-fresh")
-    assert "96.49 ± 0.30 over 5 seeds, +0.40 nats" in text
+    text = render_block(with_runs(evidence, "coupled-fresh", fresh), "coupled-findings")
+    assert "5 fresh seeds have 96.49 ± 0.30, +0.40 nats" in text
+    assert "not run: `gapped" in render_block(with_runs(evidence, "coupled-fresh"), "coupled-findings")
     text = render_block(with_runs(evidence, "coupled-own", own), "coupled-own")
     assert "| RLOO | 104.00 ± 0.00 | 99.00 ± 0.00 | 5 | 104.03 ± 0.23 |" in text
     assert "Not run yet" in render_block(with_runs(evidence, "coupled-own"), "coupled-own")
