@@ -9,7 +9,7 @@ import coupled_claims
 import mnist_claims
 import theory_claims
 from evidence import ACCURACY, Evidence, judge
-from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, Values, decide, listed, weakest
+from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, Values, decide, listed, shown, weakest
 
 from gapped.lab.report.paper import paper
 from gapped.lab.report.statistics import Floats, between, difference, from_moments
@@ -70,6 +70,14 @@ def _listops(others: Sequence[str], taus: Sequence[float]) -> Callable[[Evidence
     return claim
 
 
+def par(evidence: Evidence) -> Values:
+    """On par: neither the paper's numbers nor ours separate the two."""
+    (pair,), (theirs,) = _accuracies(evidence, ("GR-MC100",), (0.01,)), _published(("GR-MC100",), (0.01,))
+    equal = judge(pair.lead) == judge(theirs.lead) == "not separated"
+    values = {"ours": shown(pair.lead, 3), "paper": shown(theirs.lead, 3)}
+    return {"verdict": HOLDS if equal else FAILS, **values}
+
+
 CLAIMS: dict[str, Callable[[Evidence], Values]] = {
     "properties": theory_claims.properties,
     "lemma": theory_claims.lemma,
@@ -81,7 +89,10 @@ CLAIMS: dict[str, Callable[[Evidence], Values]] = {
     "best_setting": mnist_claims.best_setting,
     "spread": mnist_claims.spread,
     "expected": mnist_claims.expected,
+    "best_gap": mnist_claims.best_gap,
+    "near_one": mnist_claims.near_one,
     "low": mnist_claims.low,
+    "colder": mnist_claims.colder,
     "entropy": mnist_claims.entropy,
     "mixed": mnist_claims.mixed,
     "gain": mnist_claims.gain,
@@ -95,4 +106,5 @@ CLAIMS: dict[str, Callable[[Evidence], Values]] = {
     "family": _listops(("GST-0.8", "GST-1.2", "GST-pi"), (1.0, 0.1, 0.01)),
     "stgs": _listops(("STGS",), (1.0, 0.1, 0.01)),
     "rao": _listops(("GR-MC100",), (1.0, 0.1)),
+    "par": par,
 }

@@ -8,7 +8,7 @@ from math import sqrt
 
 import numpy as np
 from beyond import best_of, labelled
-from evidence import ELBO, PLAIN, RECTIFIED, Evidence, judge, lead, mean_std
+from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence, judge, lead, mean_std
 from scipy.special import fdtri
 from template import fill
 from variance import claim as variance_claim
@@ -32,7 +32,7 @@ from verdicts import (
     weakest,
 )
 
-from gapped.lab.report.cells import Cell
+from gapped.lab.report.cells import Cell, rows_of
 from gapped.lab.report.paper import FAILED_ABOVE, against_paper, paper
 from gapped.lab.report.statistics import LEVEL, Difference, summary
 
@@ -152,6 +152,44 @@ def _deviations(
     return Difference(sqrt(square), sqrt(square / low), sqrt(square / high), 1.0)
 
 
+def best_gap(evidence: Evidence) -> Values:
+    rivals = [label for label in FAMILY if label != "GST-1.2"]
+    rectified = pairs_of(evidence, "vae", ["GST-1.2"], rivals, MIDDLE)
+    plain = pairs_of(evidence, "zoo", ["GST-1.2"], ["GST-1.0"], MIDDLE, PLAIN)
+    return {
+        "verdict": across(decide(rectified), decide(plain)),
+        "ahead": sum(judge(pair.lead) == "better" for pair in rectified),
+        "pairs": len(rectified),
+        "with": weakest(rectified),
+        "without": listed(plain),
+    }
+
+
+def near_one(evidence: Evidence) -> Values:
+    """Where the best cell of the grid over gaps and temperatures lies, on held-out images."""
+    sides = {"with": RECTIFIED, "without": PLAIN}
+    best = {key: rows_of(evidence.group("gap-grid", side), VALIDATION)[0] for key, side in sides.items()}
+    gaps = [row.cell.gap or 0.0 for row in best.values()]
+    others = [c.gap or 0.0 for c in evidence.group("gap-grid")]
+    return {
+        "verdict": HOLDS if all(0.8 <= gap <= 1.2 for gap in gaps) else FAILS,
+        "low": min(others),
+        "high": max(others),
+        **{key: f"{row.cell.gap:g} ({mean_std(row.value)})" for key, row in best.items()},
+    }
+
+
+def colder(evidence: Evidence) -> Values:
+    pairs = [
+        Pair(
+            f"{label}, τ={warm:g} over {cold:g}",
+            lead(evidence.cell("vae", label, warm), evidence.cell("vae", label, cold)),
+        )
+        for label, (warm, cold) in product(BASELINES, ((0.5, 0.1), (0.1, 0.01)))
+    ]
+    return {"verdict": decide(pairs), "numbers": listed(pairs)}
+
+
 def low(evidence: Evidence) -> Values:
     rows = [r for r in against_paper(evidence.records, "vae", RECTIFIED) if r.note.startswith("paper: X")]
     failed = sum(not r.disagrees for r in rows)
@@ -178,7 +216,7 @@ def entropy(evidence: Evidence) -> Values:
     rows = [r for r in against_paper(evidence.records, "entropy") if r.ours and r.paper_mean]
     off = [r.ours.mean / r.paper_mean - 1 for r in rows if r.ours and r.paper_mean]
     text = "; ".join(
-        f"{r.label} {r.ours.mean:.3g} ({r.ours.low:.3g} to {r.ours.high:.3g}), paper {r.paper_mean:g}"
+        f"{r.label} {r.ours.mean:.4g} ({r.ours.low:.4g} to {r.ours.high:.4g}), paper {r.paper_mean:g}"
         for r in rows
         if r.ours
     )

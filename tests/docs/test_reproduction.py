@@ -280,6 +280,9 @@ def test_a_sentence_that_the_records_do_not_carry_is_refused(
         ("listops", "paper", "GST-1.0", 0.1, "family", (FAILS, HOLDS)),
         ("listops", "paper", "GST-1.0", 0.1, "stgs", (FAILS, HOLDS)),
         ("listops", "paper", "GST-1.0", 0.1, "rao", (FAILS, HOLDS)),
+        ("listops", "paper", "GST-1.0", 0.1, "par", (HOLDS, FAILS)),
+        ("vae", RECTIFIED, "GST-1.2", -5, "best_gap", (OPEN, RELU_ONLY)),
+        ("gap-grid", PLAIN, "GST-3.0", -50, "near_one", (HOLDS, FAILS)),
         ("entropy", RECTIFIED, "STGS", 0.1, "entropy", (HOLDS, FAILS)),
     ],
 )
