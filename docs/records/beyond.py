@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence, judge, lead, mean_std, require
+from template import fill
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, rows_of
+from gapped.lab.report.cells import Cell, rows_of, verdict_of
 from gapped.lab.report.paper import paper
 from gapped.lab.report.statistics import Difference, between, from_moments, standard_errors, summary
 from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
-
-GOAL = 104.0
-"""Nats of test negative ELBO that this project set out to reach at 40 epochs."""
 
 ORDER = ("STGS", "GR-MC100", "GR-MC1000", "GST-1.0", "GST-1.2", "ReinMax", "Decoupled", "ST")
 SETTINGS = ("protocol", "estimator", "options", "tau", "schedule", "learning_rate", "rate_decay")
@@ -122,7 +120,7 @@ def _left(first: Difference, second: Difference) -> Entry:
 
 
 def better(evidence: Evidence) -> Values:
-    """The configuration chosen on held-out images, its test number, and how far it is from the goal."""
+    """The configuration chosen on held-out images, its test number, and what limits it."""
     chosen = chosen_cell(evidence)
     tried, own = validation_cells(evidence), best_of(evidence.group("vae"))
     first, second = (summary(c.values(VALIDATION)) for c in tried[:2])
@@ -135,21 +133,12 @@ def better(evidence: Evidence) -> Values:
         (f"our best under the paper's protocol: {own.name(True)}", summary(own.values(ELBO))),
     ]
     body = [(Entry(what), Entry(mean_std(s), s.mean), Entry(str(s.count), s.count)) for what, s in rows]
-    body.append((Entry("the goal"), Entry(f"{GOAL:.2f}", GOAL), Entry(NOTHING)))
-    test = [c for c in evidence.cells if c.records[0].split == "test" and c.records[0].epochs == 40]
-    rivals = [c for c in evidence.group("zoo", PLAIN) if judge(lead(c, chosen)) == "not separated"]
-    close = (
-        f"{c.name(True)} in `zoo` without the ReLU ({mean_std(summary(c.values(ELBO)))})" for c in rivals
-    )
     long = rows_of(evidence.group("variance"), ELBO)[0]
     curve = np.array([evidence.curves[r.id].series[ELBO] for r in chosen.records]).mean(axis=0)
     below_paper, below_own = between(published, ours), lead(chosen, own)
-    require("the goal was not met", ours.mean > GOAL)
-    require("no cell of 40 epochs met the goal", min(summary(c.values(ELBO)).mean for c in test) > GOAL)
-    require("100 epochs did not meet the goal either", long.value.mean > GOAL)
     require("the chosen cell is below the paper's best and our own", min(below_paper.low, below_own.low) > 0)
-    require("a cell is not separated from the chosen one", bool(rivals))
     require("the chosen runs were still improving", curve[-11] > curve[-1])
+    require("more epochs reach further than the choice", judge(lead(long.cell, chosen)) == "better")
     return {
         "table": Table(("what", "test negative ELBO", "seeds"), tuple(body)),
         "tried": len(tried),
@@ -158,17 +147,80 @@ def better(evidence: Evidence) -> Values:
         "first": mean_std(first),
         "next": f"{tried[1].name(True)} {_relu(tried[1])}",
         "second": mean_std(second),
-        "goal": GOAL,
-        "ours": ours,
-        "off": ours.mean - GOAL,
         "below_paper": below_paper,
         "errors": abs(standard_errors(ours, published.mean, published.std, published.count)),
         "below_own": below_own,
-        "close": listing(close),
         "improvement": curve[-11] - curve[-1],
         "long": long,
         "long_epochs": long.cell.records[0].epochs,
         "long_value": mean_std(long.value),
+        **_tuning(evidence, chosen),
+    }
+
+
+def _tuning(evidence: Evidence, chosen: Cell) -> Values:
+    """How far the best cell of each estimator lies from the chosen one, and what its temperature is worth."""
+    distances, gains = [], []
+    for label in ("GST-1.0", "GST-1.2", "GR-MC100", "ReinMax", "STGS"):
+        ranked = [row.cell for row in rows_of(labelled(evidence, label, PLAIN), ELBO)]
+        behind = lead(chosen, ranked[0])
+        distances.append(
+            f"{ranked[0].name(True)} {behind.mean:+.2f} ({behind.low:+.2f} to {behind.high:+.2f})"
+        )
+        gains.append(f"{label} {lead(ranked[0], ranked[-1]).mean:.2f}")
+    return {"distances": "; ".join(distances), "gains": listing(gains)}
+
+
+def tuned(evidence: Evidence) -> Values:
+    """A finer grid without the ReLU, with fresh seeds: whether the good estimators tie when all are tuned."""
+    group = evidence.group("tuned", PLAIN)
+    rows = rows_of(group, ELBO)
+    families = ("GST", "GR-MC100", "ReinMax")
+    best = [next(row.cell for row in rows if row.label.startswith(name)) for name in families]
+    leads = [lead(best[0], each) for each in best[1:]]
+    tie = all(judge(each) == "not separated" for each in leads)
+    body = [
+        (
+            Entry(row.label),
+            tau_entry(row.tau),
+            Entry(mean_std(row.value), row.value.mean),
+            Entry(str(row.value.count), row.value.count),
+        )
+        for row in rows
+    ]
+    return {
+        "table": Table(("estimator", "τ", "test negative ELBO", "seeds"), tuple(body)),
+        "verdict": verdict_of(group),
+        "conclusion": fill("tuned-tie" if tie else "tuned-apart", {}),
+        "gst": best[0].name(True),
+        "rao": best[1].name(True),
+        "rao_lead": leads[0],
+        "reinmax": best[2].name(True),
+        "reinmax_lead": leads[1],
+    }
+
+
+def soft(evidence: Evidence) -> Values:
+    """Training with soft samples beside training with hard ones."""
+    body, words = [], []
+    for cell in (c for protocol in (RECTIFIED, PLAIN) for c in evidence.group("soft", protocol)):
+        hard = evidence.cell("zoo", cell.label, cell.tau, cell.protocol)
+        gain = lead(hard, cell)
+        words.append(judge(gain))
+        body.append(
+            (
+                Entry(cell.label),
+                tau_entry(cell.tau),
+                Entry("without" if cell.protocol == PLAIN else "with"),
+                *(Entry(mean_std(s), s.mean) for s in (summary(c.values(ELBO)) for c in (cell, hard))),
+                Entry(f"{gain.mean:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})", gain.mean),
+            )
+        )
+    return {
+        "table": Table(("estimator", "τ", "ReLU", "soft", "hard", "lead"), tuple(body)),
+        "cells": len(words),
+        "better": words.count("better"),
+        "worse": words.count("worse"),
     }
 
 

@@ -14,7 +14,9 @@ import answer
 import beyond
 import paper_blocks
 import speed
+from claims import claims
 from conclusions import conclusions
+from decomposition import decomposition
 from evidence import Evidence
 from template import fill
 from variance import variance
@@ -24,6 +26,7 @@ from gapped.lab.report.rendering import render_markdown
 
 # Each makes the values of the template of its name, or the text itself where there is no sentence in it.
 BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
+    "claims": claims,
     "demo": paper_blocks.demo,
     "headline": paper_blocks.headline,
     "agreement": paper_blocks.agreement,
@@ -31,24 +34,33 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "failing": paper_blocks.failing,
     "second-look": paper_blocks.second_look,
     "coupled-findings": paper_blocks.coupled_findings,
+    "mixed-findings": paper_blocks.mixed_findings,
+    "protocols": paper_blocks.protocols,
     "coupled-own": paper_blocks.coupled_own,
+    "efficiency-notes": paper_blocks.efficiency_notes,
     "latent-trees": paper_blocks.latent_trees,
     "advantage": beyond.advantage,
     "best-temperatures": beyond.best_temperatures,
     "gap-grid-best": beyond.gap_grid,
     "better": beyond.better,
+    "tuned": beyond.tuned,
+    "soft": beyond.soft,
     "conclusions": conclusions,
     "default": answer.default,
     "shortfalls": answer.shortfalls,
     "when": answer.when,
     "criteria": answer.criteria,
     "variance-ranges": variance,
+    "variance-terms": decomposition,
     "speed": speed.speed,
     "bench": speed.bench_tables,
     "bench-index": speed.bench_index_tables,
     "bench-targets": speed.bench_targets,
     "bench-headline": speed.bench_headline,
 }
+
+# Blocks of a recipe of the same name, to be put on a page when its records exist.
+LATER = ("tuned", "soft")
 
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
 BLOCK = re.compile(r"<!-- records:([\w.-]+) -->.*?<!-- /records:\1 -->", flags=re.S)

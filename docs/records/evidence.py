@@ -13,10 +13,13 @@ from gapped.lab.report.statistics import Difference, Summary, difference, summar
 
 ELBO = "test_negative_elbo"
 VALIDATION = "validation_negative_elbo"
+ACCURACY = "test_accuracy"
 
 # The two protocols that differ in nothing but the ReLU on the logits.
 RECTIFIED = "paper-30x10"
 PLAIN = "plain-30x10"
+# The paper's protocol of the comparison with coupled estimators.
+COUPLED = "paper-32x64"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from gapped.lab.cli import reproduce
 from gapped.lab.cli.app import main
 from gapped.lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped.lab.recipe import known_recipes
+from gapped.lab.report.triangle import Setting
 
 ROOT = Path(__file__).parents[2]
 THETA = torch.tensor(LOGITS, dtype=torch.float64)
@@ -71,6 +72,29 @@ def test_simulated_gaps_have_the_mean_of_lemma_1() -> None:
     require_law(mean_is(((gaps - expected) / scale).flatten(), 0.0))
     # Wrong on purpose: the limit for small p in place of the lemma.
     require_rejected(mean_is(((gaps - 1.0) / scale).flatten(), 0.0))
+
+
+@pytest.mark.parametrize("tau", [1.0, 1.5, 2.0])
+def test_the_density_is_that_of_gumbel_softmax(tau: float) -> None:
+    """Its integral over the region where a category is the largest is that category's probability.
+
+    Below temperature 1 it is unbounded at the corners, where sums over a grid are of no use.
+    """
+    count = 1500
+    middle = (np.arange(count) + 0.5) / count
+    x, y = np.meshgrid(middle, middle)
+    inside = x + y < 1 - 0.25 / count
+    points = np.stack([x[inside], y[inside], 1 - x[inside] - y[inside]], -1)
+    mass = Setting(LOGITS, tau).density(points) / count**2
+    shares = [mass[points.argmax(-1) == i].sum() for i in range(3)]
+    np.testing.assert_allclose(shares, torch.softmax(THETA, -1), atol=4e-3)
+    # Wrong on purpose: the density at another temperature, which moves mass between corners and centre.
+    central = points.max(-1) < 0.5
+    _, samples = surrogates(gapped.GumbelSoftmax(tau), LOGITS, 4000, seeded(2))
+    frequency = torch.from_numpy((samples[0].max(-1) < 0.5).astype(float))
+    require_law(mean_is(frequency, float(mass[central].sum())))
+    wrong = Setting(LOGITS, 2 * tau).density(points) / count**2
+    require_rejected(mean_is(frequency, float(wrong[central].sum())))
 
 
 # The files

@@ -125,6 +125,23 @@ def test_expected_gap_is_lemma_1() -> None:
     assert (gap.diff() > 0).all()
 
 
+def test_the_limits_of_lemma_1() -> None:
+    """By the lead l - s of the winner's logit: (a) increasing, (b) 1 far below, (c) l - s far above."""
+    lead = torch.linspace(-40, 40, 8001, dtype=torch.float64)
+    exact = torch.nn.functional.softplus(lead) * (1 + (-lead).exp())
+    assert (exact.diff() > -1e-12).all()
+    assert (exact[lead > -30].diff() > 0).all()
+    assert_close(exact[0], torch.tensor(1.0, dtype=torch.float64), 1e-9)
+    assert_close(exact[-1], lead[-1], 1e-9)
+    gap = gapped.expected_gap(torch.sigmoid(lead))
+    # The guard at p = 1 keeps the gap below (c), by less than a thousandth where l - s is at most 4.5.
+    assert_close(gap[lead <= 4.5], exact[lead <= 4.5], 1e-3)
+    assert (gap.diff() >= 0).all()
+    assert (gap[lead > 15] < 11.52).all()
+    # The other side of (c), wrong on purpose: the logit itself, not its lead, would not do.
+    assert float((exact - lead.clamp(min=1)).abs().max()) > 0.3
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_expected_gap_of_rare_and_certain_categories(dtype: torch.dtype) -> None:
     """-log(1 - p)/p = 1 + p/2 + ..., where the formula as it stands gives 0/0 or 0; guarded at p = 1."""

@@ -31,8 +31,8 @@ COLUMNS: tuple[Column, ...] = (
 VANISHING = 0.05
 """A gradient vanishes if the norm of its mean is surely below this share of the exact gradient's."""
 UNDECIDED = (
-    "Nothing is recommended: these numbers do not rank estimators by how well they train. The mean squared "
-    "error alone does not (a gradient of zero has no variance). `gapped compare` decides by training."
+    "Nothing is recommended: on eight tasks, none of these numbers ranked estimators reliably by how well "
+    "they trained, and the mean squared error ranked them backwards. `gapped compare` decides by training."
 )
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gapped.lab.estimator_text import parse
-from gapped.registry import options_of
+from gapped.lab.estimator_text import options_of, parse
 
 DEFAULT = "gst:gap=auto"
 """The estimator to take where nothing is known yet."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
+from gapped import registry
 from gapped.errors import GappedError, reject
+from gapped.lab.paper_variants import VARIANTS
 from gapped.registry import Estimator, estimator
 from gapped.simplex import expected_gap
 
@@ -39,8 +42,24 @@ def make(name: str, options: dict[str, Any]) -> Estimator:
     >>> make("gst", {"gap": "expected"}).gap.__name__
     'expected_gap'
     """
-    resolved = {key: _FUNCTIONS.get(v, v) if isinstance(v, str) else v for key, v in options.items()}
-    return estimator(name, **resolved)
+    resolved: dict[str, Any] = {
+        key: _FUNCTIONS.get(v, v) if isinstance(v, str) else v for key, v in options.items()
+    }
+    if name not in VARIANTS:
+        return estimator(name, **resolved)
+    for option in options:
+        if option not in options_of(name):
+            raise reject(f"{name}: option", option, f"one of {', '.join(options_of(name))}")
+    return VARIANTS[name](**resolved)
+
+
+def options_of(name: str) -> list[str]:
+    """The options of an estimator of the registry, or of a variant that recipes compare.
+
+    >>> options_of("gst-raised") == options_of("gst")
+    True
+    """
+    return list(signature(VARIANTS[name]).parameters) if name in VARIANTS else registry.options_of(name)
 
 
 def show(name: str, options: dict[str, Option]) -> str:

@@ -13,13 +13,12 @@ from typing import Any
 
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
-from gapped.lab.estimator_text import parse, show
+from gapped.lab.estimator_text import options_of, parse, show
 from gapped.lab.records import Name
 from gapped.lab.records.files import file_name
 from gapped.lab.records.forms import parse as parse_form
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.task_kinds import TASK_KINDS
-from gapped.registry import options_of
 
 # How a label may write a number: sign, width and digits, of two figures at most.
 _FORMAT = re.compile(r"\+?0?\d{0,2}(\.\d{1,2})?[defg%]?")

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from gapped.checks import check_count, check_flag, check_level
 from gapped.errors import reject
-from gapped.lab.estimator_text import make
+from gapped.lab.estimator_text import make, options_of
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.task_kinds import TASK_KINDS, TaskKind
-from gapped.registry import Estimator, options_of
+from gapped.registry import Estimator
 from gapped.score import Score
 
 # Name, least value, and whether None is accepted.

@@ -138,7 +138,7 @@ def gst(
     >>> gst(torch.zeros(2, 3), tau=0.5, hard=True, generator=g).sum(-1)
     tensor([1., 1.])
 
-    References: Fan, Chi, Rudnicky, Ramadge (2022), equations 14 to 16 and algorithm 1.
+    References: Fan, Chi, Rudnicky, Ramadge (2022), equations 17 to 19 and algorithm 1.
     """
     estimator = cached_estimator(GST, tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

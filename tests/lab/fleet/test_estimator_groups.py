@@ -129,3 +129,18 @@ def test_without_a_gradient_every_run_has_one_sample():
     with torch.no_grad():
         grouped(MIXED).expectation(cost, normal(7, 4, 3, 5), seeded())
     assert calls == [(0, 7, 1, 7, 4, 3, 5)]
+
+
+def test_runs_with_soft_samples_have_hard_ones_too() -> None:
+    """At the temperatures that the sampler has, also when these change later."""
+    soft, hard = ([gapped.GST(tau=0.5, hard=h), gapped.GumbelSoftmax(hard=h)] for h in (False, True))
+    sampler, expected = grouped([[each] for each in soft]), grouped([[each] for each in hard])
+    logits = normal(2, 3, 4, 5)
+    assert not sampler.hard
+    assert sampler.discrete().hard
+    assert expected.discrete() is expected
+    samples = [each.sample(logits, generator=seeded()) for each in (sampler.discrete(), expected)]
+    assert torch.equal(*samples)
+    assert sampler.discrete().tau is sampler.tau
+    mixed = grouped([[gapped.GST(hard=False)], [gapped.RLOO(2)]])
+    assert mixed.discrete().hard

@@ -302,6 +302,14 @@ def test_a_fleet_may_be_tested_now_and_then():
         assert rows == [always.history[name][epoch - 1] for epoch in seldom.tested]
 
 
+def test_soft_training_is_tested_with_hard_samples():
+    soft, hard = (fleet([Run(gapped.GST(tau=0.5, hard=h), 3e-3)], [5]) for h in (False, True))
+    before = [each.evaluate()["test_negative_elbo"] for each in (soft, hard)]
+    assert torch.equal(*before), "equal weights, and the same hard samples"
+    losses = [train(each) for each in (soft, hard)]
+    assert losses[0] != losses[1]
+
+
 # Divergence. One step of this size, and the next loss overflows even in float64.
 HUGE = 1e200
 

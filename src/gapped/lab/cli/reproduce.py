@@ -118,7 +118,7 @@ def figures(quick: bool = False) -> dict[str, str]:
 
     from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
     from gapped.lab.report.page import render_playground
-    from gapped.lab.report.triangle import Cloud, draw_gaps, draw_movements, draw_samples
+    from gapped.lab.report.triangle import Cloud, Setting, draw_gaps, draw_movements, draw_samples
     from gapped.pathwise.gst import GST
     from gapped.pathwise.gumbel_rao import GumbelRao
     from gapped.pathwise.gumbel_softmax import GumbelSoftmax
@@ -135,13 +135,14 @@ def figures(quick: bool = False) -> dict[str, str]:
         Cloud(f"GR-MC{SAMPLES}", rao, rao_points.mean(0), rao_points[:, 0]),
         Cloud(f"GST-{GAP:.1f}", gst, gst_points.mean(0)),
     ]
-    setting = f"logits {', '.join(f'{x:g}' for x in LOGITS)}, temperature {TAU:g}, gap {GAP:g}"
+    setting = Setting(LOGITS, TAU)
+    words = f"logits {', '.join(f'{x:g}' for x in LOGITS)}, temperature {TAU:g}, gap {GAP:g}"
     gaps = simulated_gaps(PROBABILITIES, 300 if quick else 3000, generator)
     p = np.linspace(0.0, 0.985, 198)
     curve = expected_gap(torch.from_numpy(p)).numpy()
     contents = (
-        draw_samples(clouds, stops, f"Soft samples of STGS, GR-MC and GST: {setting}"),
-        draw_movements(stops, f"The movements m1 and m2 of GST: {setting}"),
+        draw_samples(clouds, stops, setting, f"Soft samples of STGS, GR-MC and GST: {words}"),
+        draw_movements(stops, setting, f"The movements m1 and m2 of GST: {words}"),
         draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
         render_playground(LOGITS, TAU, GAP, SAMPLES),
     )

@@ -195,11 +195,11 @@ class Trainer:
         }
 
     def evaluate(self) -> dict[str, Tensor]:
-        """Test metrics at each run's own temperature."""
+        """Test metrics of hard samples, at each run's own temperature."""
         self.sampler.tau.copy_(self.base_tau)
         self.generator.manual_seed(derived_seed(self.seed, "test", self.epoch))
         with torch.no_grad():
-            return self.task.evaluate(self.sampler, self.generator)
+            return self.task.evaluate(self.sampler.discrete(), self.generator)
 
     def _test(self) -> None:
         metrics = {f"train_{self.task.loss_name}": self.loss_sum / self.task.steps}

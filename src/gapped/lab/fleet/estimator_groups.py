@@ -103,6 +103,12 @@ class Grouped:
         soft = ((a, b, replace(each, hard=False)) for a, b, each in self.groups)  # type: ignore[type-var]
         return replace(self, groups=tuple(soft))
 
+    def discrete(self) -> Grouped:
+        """This sampler with one-hot samples, also of runs that train with soft ones."""
+        if self.hard:
+            return self
+        return replace(self, groups=tuple((a, b, _hard(each)) for a, b, each in self.groups))
+
     @property
     def hard(self) -> bool:
         """Whether the samples of all runs are one-hot."""
@@ -242,6 +248,10 @@ def _with_levels(same: Sequence[Estimator], first: Pathwise, tau: Tensor, rows: 
         if is_level(name, values[0]):
             levels[name] = torch.tensor(values, device=tau.device, dtype=tau.dtype).view(shape)
     return replace(first, **levels)
+
+
+def _hard(estimator: Estimator) -> Estimator:
+    return replace(estimator, hard=True) if isinstance(estimator, Pathwise) else estimator
 
 
 def _sample(estimator: Estimator, logits: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -29,7 +29,7 @@ RULE = (
 )
 
 # Differences smaller than these are not worth a mark, however small their standard error.
-MARGIN = {"listops": 0.01, "coupled": 0.5}
+MARGIN = {"listops": 0.01}
 NATS = 0.3
 
 DISAGREES = "≠"
@@ -80,8 +80,8 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
     for name, tau, published in (_published(recipe, row) for row in table.get("rows", [])):
         matching = [c for c in ours if _matches(c, name, tau)]
         seen += matching
-        if name in table.get("quoted", ()):
-            rows += [_quoted(c, *published[0]) for c in matching]
+        if why := table.get("incomparable", {}).get(name):
+            rows += [_incomparable(c, *published[0], why) for c in matching]
             continue
         for metric, mean, std in published:
             absent = PaperRow(name, tau, metric, None, mean, std, seeds, note="not run here")
@@ -170,19 +170,18 @@ def _compare(
     errors = standard_errors(ours, mean, std, count) if std is not None and count else None
     far = errors is not None and abs(errors) > 2 and abs(gap) > MARGIN.get(recipe, NATS)
     scaled = "quick run, scaled down: not comparable" if _is_quick(cell) else ""
-    remark = paper()[recipe].get("remarks", {}).get(cell.label, "")
     return replace(
         known,
         difference=gap,
         standard_errors=errors,
         disagrees=(far or lost > 0) and not scaled,
-        note="; ".join(filter(None, [scaled, remark, losses])),
+        note="; ".join(filter(None, [scaled, losses])),
     )
 
 
-def _quoted(cell: Cell, metric: str, mean: float, std: float | None) -> PaperRow:
-    """A cell for which the paper quotes a number that was measured under another protocol."""
-    note = f"the paper quotes {mean:.2f} ± {std:.2f} from elsewhere, of another protocol: not comparable"
+def _incomparable(cell: Cell, metric: str, mean: float, std: float | None, why: str) -> PaperRow:
+    """A cell whose published number was measured otherwise: it stands in the note."""
+    note = f"the paper has {mean:.2f} ± {std:.2f}, {why}: not comparable"
     return PaperRow(cell.label, cell.tau, metric, summary(cell.values(metric)), note=note)
 
 

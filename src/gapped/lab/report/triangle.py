@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import factorial, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,10 @@ CORNERS = np.array([[0.5, sqrt(3) / 2], [0.0, 0.0], [1.0, 0.0]])
 CENTRE = CORNERS.mean(0)
 # From one triangle to the next, in lengths of a side.
 STEP = 1.16
+# A shade is added where a density exceeds each of these multiples of the uniform one; it is unbounded at the
+# corners. Then the places of the grid along a side.
+SHADES = (0.25, 0.5, 1.0, 2.0, 4.0)
+PLACES = 40
 DASH: Any = (0, (4, 2.5))
 
 
@@ -36,15 +40,41 @@ class Cloud:
     behind: Floats | None = None
 
 
-def draw_samples(clouds: Sequence[Cloud], stops: Floats, what: str) -> str:
+@dataclass(frozen=True)
+class Setting:
+    """Where the surrogates of a picture come from."""
+
+    logits: Sequence[float]
+    tau: float
+
+    def density(self, points: Floats) -> Floats:
+        r"""The density of Gumbel-softmax at points of the simplex ``(..., K)``, per unit of its first K - 1
+        coordinates:
+
+        .. math:: (K-1)!\, \tau^{K-1} \prod_k p_k x_k^{-\tau-1} \Big/ \Big(\sum_k p_k x_k^{-\tau}\Big)^K.
+
+        Maddison, Mnih, Teh (2017); Jang, Gu, Poole (2017).
+        """
+        theta, k = np.asarray(self.logits, dtype=np.float64), len(self.logits)
+        log_x = np.log(points)
+        scores = theta - self.tau * log_x
+        total = np.logaddexp.reduce(scores, -1)
+        constant = factorial(k - 1) * self.tau ** (k - 1)
+        density: Floats = constant * np.exp((scores - log_x).sum(-1) - k * total)
+        return density
+
+
+def draw_samples(clouds: Sequence[Cloud], stops: Floats, setting: Setting, what: str) -> str:
     """A triangle for each estimator with its surrogates, coloured by the drawn category.
 
-    The last one also shows the way there: `stops` as `surrogate_properties.movements` has them.
+    The density of Gumbel-softmax lies behind them. The last one also shows the way there: `stops` as
+    `surrogate_properties.movements` has them.
     """
     with style("simplex-samples"):
         figure, axes = new_figure(168)
         _bare(axes)
         for i, cloud in enumerate(clouds):
+            _shades(axes, setting, i * STEP)
             _triangle(axes, i * STEP)
             axes.text(
                 *_place([1 / 3, 1 / 3, 1 / 3], i * STEP, below=0.43), cloud.title, ha="center", va="top"
@@ -58,11 +88,12 @@ def draw_samples(clouds: Sequence[Cloud], stops: Floats, what: str) -> str:
         return to_svg(figure, what, tips)
 
 
-def draw_movements(stops: Floats, what: str) -> str:
-    """GST's two movements for each category that may be drawn."""
+def draw_movements(stops: Floats, setting: Setting, what: str) -> str:
+    """GST's two movements for each category that may be drawn, over the density of Gumbel-softmax."""
     with style("simplex-movements"):
         figure, axes = new_figure(400)
         _bare(axes)
+        _shades(axes, setting, 0.0)
         _triangle(axes, 0.0)
         for category, (x, y) in enumerate(CORNERS):
             share = f"{CATEGORIES[category]}, p = {stops[category, 0, category]:.2f}"
@@ -142,6 +173,19 @@ def _triangle(axes: Axes, across: float) -> None:
             linewidth=0.9,
             linestyle=DASH,
         )
+
+
+def _shades(axes: Axes, setting: Setting, across: float) -> None:
+    """The regions where the density exceeds one level after the other."""
+    counts = np.array([(i, j, PLACES - i - j) for i in range(PLACES + 1) for j in range(PLACES + 1 - i)])
+    # Just inside of the border, on which the density is 0 or unbounded.
+    points: Floats = (counts + 0.05) / (PLACES + 0.15)
+    x, y = (points @ CORNERS).T
+    heights = setting.density(points)
+    for shade in SHADES:
+        # The uniform density is the reciprocal of the area, 1/2 in the first two coordinates.
+        levels = [2 * shade, heights.max() + 1]
+        axes.tricontourf(x + across, y, heights, levels=levels, colors=[SERIES[0]], alpha=0.13)
 
 
 def _dots(axes: Axes, points: Floats, colour: str, across: float, size: float, alpha: float) -> None:
