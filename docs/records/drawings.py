@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from answer import TASKS, Study
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence
 
 from gapped.lab.report.cells import Row, rows_of
 from gapped.lab.report.paper import against_paper
 from gapped.lab.report.plots import cell_curve, final_values, heat_map, learning_curves, palette
-from gapped.lab.report.svg import SERIES
+from gapped.lab.report.svg import SERIES, Tip, legend, name_places, new_figure, style, to_svg
 from gapped.lab.report.timings import bench_figure
 
 # A colour for each estimator, the same in all figures.
@@ -61,6 +62,35 @@ def heat(evidence: Evidence, protocol: str, where: str) -> str:
     return heat_map(grid, f"validation negative ELBO, {where}", VALIDATION, f"gap-grid-{protocol}")
 
 
+def default(evidence: Evidence) -> str:
+    """What each of the widely used estimators loses at one temperature for all tasks."""
+    study = Study.of(evidence)
+    chosen = study.recommended()
+    names = {
+        "GST-auto": 'GST, gap="auto"',
+        "GR-MC10": "Gumbel-Rao, 10 draws",
+        "STGS": "F.gumbel_softmax(hard=True)",
+        "GST-1.0": "GST, gap 1",
+    }
+    with style("default"):
+        figure, axes = new_figure(90 + 26 * len(study.tasks))
+        tips = []
+        for place, (label, name) in enumerate(names.items()):
+            cell = chosen[label]
+            values = [study.shortfall(task, cell) for task in study.tasks]
+            heights = [row + 0.14 * (place - 1.5) for row in range(len(values))]
+            axes.plot(values, heights, "o", markersize=6, color=SERIES[place], label=f"{name}, τ={cell[1]:g}")
+            for task, x, y in zip(study.tasks, values, heights, strict=True):
+                tips.append(Tip(axes, x, y, f"{name} (τ={cell[1]:g}) on {TASKS[task]}: {x:.1f}%"))
+        name_places(axes, [TASKS[task].replace("codes, ", "49 codes, ") for task in study.tasks])
+        axes.set_xlim(left=-0.2)
+        title = "test loss above that of the best of all cells, per cent of it"
+        axes.set_title(title)
+        legend(figure, [f"{name}, τ=0.85" for name in names.values()])
+        means = "; ".join(f"{name} {study.mean(chosen[label]):.1f}%" for label, name in names.items())
+        return to_svg(figure, f"{title}; means without the ReLU: {means}", tips)
+
+
 def bench(evidence: Evidence) -> str:
     """Times as multiples of torch's."""
     return bench_figure(evidence.bench)
@@ -73,6 +103,7 @@ def _curves(rows: Sequence[Row], evidence: Evidence, title: str, series: str, **
 
 DRAWINGS: dict[str, Callable[[Evidence], str]] = {
     "compare.svg": compare,
+    "default.svg": default,
     "vae-final.svg": final,
     "vae-curves.svg": learning,
     "variance.svg": variance,
