@@ -120,7 +120,10 @@ def test_every_command_in_the_documentation_runs(
         (tmp_path / "mymodel.py").write_text("def cost(z):\n    return z[..., 0].sum(-1) ** 2\n")
         monkeypatch.syspath_prepend(tmp_path)
     if "--train" in call:
-        (tmp_path / "experts.py").write_text("def train(estimator, seed):\n    return seed / 10\n")
+        module, _, _ = call[call.index("--train") + 1].partition(":")
+        script = tmp_path / (module.replace(".", "/") + ".py")
+        script.parent.mkdir(exist_ok=True)
+        script.write_text("def train(estimator, seed):\n    return seed / 10\n")
         monkeypatch.syspath_prepend(tmp_path)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0

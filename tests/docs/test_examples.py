@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import runpy
 import sys
@@ -16,6 +17,7 @@ import torch
 from subprocesses import environment, python
 
 import gapped
+from gapped.lab.cli.command import load_function
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -181,6 +183,64 @@ def test_the_best_plan_is_the_best(run: Runner) -> None:
         plans = torch.eye(5)[list(itertools.product(able, repeat=names["TIMES"]))].unsqueeze(1)
         best.append(float(names["simulate"](plans, state[puck : puck + 1]).min()))
     assert names["best_cost"](state, works) == pytest.approx(sum(best) / 3, rel=1e-5)
+
+
+def test_the_discrete_vae_learns_with_soft_and_hard_samples(run: Runner, tmp_path: Path) -> None:
+    names = run.names("discrete_vae")
+    small = {"data": "digits", "codes": 16, "images": 300, "epochs": 2, "batch": 30, "pictures": tmp_path}
+    for estimator in (gapped.GumbelSoftmax(1.0, hard=False), gapped.GST(0.85, gap="auto")):
+        with torch.random.fork_rng():
+            first, last = names["train"](estimator, 0, **small)
+        assert last["test negative ELBO"] < 0.95 * first["test negative ELBO"]
+        for row in (first, last):
+            assert row["test negative ELBO"] == pytest.approx(row["reconstruction"] + row["KL"])
+            assert 0 < row["KL"] < 49 * math.log(16)
+            assert 1 <= row["perplexity"] <= row["codes used"] <= 16
+        pixels = torch.load(tmp_path / names["file_of"](estimator), weights_only=True)
+        assert pixels.shape == (10, 1, 28, 28)
+
+
+def test_the_discrete_vae_is_judged_by_hard_samples(run: Runner) -> None:
+    """A codebook whose mixtures decode to grey, but each entry alone to black or to white."""
+    names = run.names("discrete_vae")
+    with torch.random.fork_rng():
+        model = names["DiscreteVAE"](2)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    model.codebook.data = torch.tensor([[-60.0], [60.0]]).expand(2, 64).clone()
+    model.decode = lambda entries: entries.mean(-1).repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
+    images = torch.ones(8, 1, 28, 28)
+    with torch.random.fork_rng():
+        row = names["evaluate"](model, images, gapped.GumbelSoftmax(50.0, hard=False))
+    # A white pixel costs nothing, a black one 60 nats: half of 784 each, within seven standard deviations.
+    assert row["reconstruction"] == pytest.approx(30 * 784, rel=7 / (8 * 49) ** 0.5)
+    assert row["KL"] == pytest.approx(0, abs=1e-4)
+
+
+def test_the_discrete_vae_is_found_by_the_name_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    (name,) = re.findall(r"gapped compare --train (\S+)", PAGE)
+    assert load_function("--train", name).__doc__
+
+
+def test_only_soft_samples_of_the_discrete_vae_are_annealed(run: Runner) -> None:
+    annealed = run.names("discrete_vae")["annealed"]
+    soft = gapped.GumbelSoftmax(1.0, hard=False)
+    assert [annealed(soft, progress).tau for progress in (0.0, 0.5, 1.0)] == [1, (1 + 1 / 16) / 2, 1 / 16]
+    assert annealed(gapped.GST(0.85), 1.0) == gapped.GST(0.85)
+
+
+def test_the_discrete_vae_prints_its_tables_and_draws(run: Runner, tmp_path: Path) -> None:
+    printed = run.printed("discrete_vae", "--quick", "--out", str(tmp_path))
+    labels = list(run.names("discrete_vae")["ESTIMATORS"])
+    for label in labels:
+        assert len(re.findall(rf"^ ?{re.escape(label)}  .*\d$", printed, flags=re.M)) == 2
+    assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line)
+    assert (tmp_path / "reconstructions.png").read_bytes().startswith(b"\x89PNG")
+    head = next(line for line in printed.splitlines() if line.startswith("mean over seeds"))
+    assert head in PAGE
+    again = run.printed("discrete_vae", "--quick", "--out", str(tmp_path))
+    assert again == printed, "finished runs are not trained again"
 
 
 # Starting processes takes longer than training, so one launch tries every way: first what the command line
