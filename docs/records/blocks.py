@@ -27,8 +27,6 @@ from gapped.lab.report.rendering import render_markdown
 # Each makes the values of the template of its name, or the text itself where there is no sentence in it.
 BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "claims": claims,
-    "demo": paper_blocks.demo,
-    "headline": paper_blocks.headline,
     "agreement": paper_blocks.agreement,
     "listops-agreement": paper_blocks.listops_agreement,
     "failing": paper_blocks.failing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -82,7 +83,7 @@ def default(evidence: Evidence) -> str:
             axes.plot(values, heights, "o", markersize=6, color=SERIES[place], label=f"{name}, τ={cell[1]:g}")
             for task, x, y in zip(study.tasks, values, heights, strict=True):
                 tips.append(Tip(axes, x, y, f"{name} (τ={cell[1]:g}) on {TASKS[task]}: {x:.1f}%"))
-        name_places(axes, [TASKS[task].replace("codes, ", "49 codes, ") for task in study.tasks])
+        name_places(axes, [re.sub("^K=", "codes, K=", TASKS[task]) for task in study.tasks])
         axes.set_xlim(left=-0.2)
         title = "test loss above that of the best of all cells, per cent of it"
         axes.set_title(title)

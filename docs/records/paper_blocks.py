@@ -25,9 +25,8 @@ from template import fill
 from verdicts import pending
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, rows_of, verdict_of
+from gapped.lab.report.cells import Cell, rows_of
 from gapped.lab.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper, paper
-from gapped.lab.report.rendering import provenance
 from gapped.lab.report.statistics import (
     Floats,
     Summary,
@@ -73,36 +72,6 @@ WORDS = {
 }
 
 Values = dict[str, Any]
-
-
-def demo(evidence: Evidence) -> Values:
-    """The verdict of `gapped compare`."""
-    return {"verdict": verdict_of(evidence.group("compare", "digits-8x8"))}
-
-
-def headline(evidence: Evidence) -> Values:
-    """One row for each estimator, two numbers for each temperature; the difference is in standard errors."""
-    rows = {(r.label, r.tau): r for r in against_paper(evidence.records, "vae") if r.paper_mean is not None}
-    body = [
-        (Entry(label), *(entry for tau in (1.0, 0.5) for entry in _beside(rows.get((label, tau)))))
-        for label in dict.fromkeys(label for label, _ in rows)
-    ]
-    heads = tuple(f"{what}, τ={tau:g}" for tau in (1.0, 0.5) for what in ("ours", "paper", "std. errors"))
-    counts = {count for r in rows.values() for count in (r.ours.count if r.ours else None, r.paper_count)}
-    require("each cell has as many seeds as the paper's", len(counts) == 1)
-    runs = [r for r in evidence.records if r.recipe == "vae"]
-    table = Table(("estimator", *heads), tuple(body))
-    return {"table": table, "seeds": counts.pop(), "provenance": provenance(runs, "vae")}
-
-
-def _beside(row: PaperRow | None) -> tuple[Entry, ...]:
-    if row is None or row.ours is None or row.paper_mean is None or row.standard_errors is None:
-        return (Entry(NOTHING),) * 3
-    return (
-        Entry(mean_std(row.ours), row.ours.mean),
-        Entry(f"{row.paper_mean:.2f} ± {row.paper_std:.2f}", row.paper_mean),
-        Entry(f"{row.standard_errors:+.1f}", row.standard_errors),
-    )
 
 
 def agreement(evidence: Evidence) -> Values:

@@ -23,7 +23,7 @@ from gapped.lab.cli.app import app
 from gapped.lab.cli.reproduce import find_recipes
 from gapped.lab.estimator_text import parse
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+CHOOSING = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
 
 
 def wrong_links(text: str, folder: Path) -> list[str]:
@@ -129,7 +129,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-ROWS = dict(re.findall(r"^\| `([\w-]+)` \| `gapped\.(\w+)` \|", README, flags=re.M))
+ROWS = dict(re.findall(r"^\| `([\w-]+)` \| `gapped\.(\w+)` \|", CHOOSING, flags=re.M))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys([*ROWS, *gapped.estimators()]))
