@@ -16,6 +16,7 @@ from gapped.lab import records
 from gapped.lab.cli.app import main
 from gapped.lab.cli.compare import default_recipe
 from gapped.lab.cli.tensorboard import write_events
+from gapped.lab.defaults import CANDIDATES, temperature
 from gapped.lab.planning import plan
 from gapped.lab.recipe import find_recipe, known_recipes
 
@@ -56,9 +57,10 @@ def test_compare_takes_both_families(capsys, tmp_path):
 
 def test_compare_by_default_and_with_temperatures_from_where_they_are_named():
     recipe = default_recipe()
-    taus = {entry.spec.estimator: entry.spec.tau for entry in recipe.entries}
-    assert taus == {"gumbel-softmax": 0.5, "gumbel-rao": 0.5, "gst": 0.5, "straight-through": 1, "reinmax": 1}
-    assert len(recipe.entries) == 15
+    taus = {entry.label: entry.spec.tau for entry in recipe.entries}
+    assert list(taus) == list(CANDIDATES)
+    assert taus == {text: temperature(text) for text in CANDIDATES}
+    assert len(recipe.entries) == 3 * len(CANDIDATES)
     assert {entry.spec.data for entry in recipe.entries} == {"digits"}
     assert len(plan([recipe], {})) == 1, "one fleet"
     recipe = default_recipe(estimators=["gst:tau=0.25", "gst:gap=2"], tau=0.75, seeds=1)
@@ -66,7 +68,7 @@ def test_compare_by_default_and_with_temperatures_from_where_they_are_named():
     recipe = default_recipe(estimators=["reinmax", "straight-through", "gst"], seeds=1)
     assert [entry.spec.tau for entry in recipe.entries] == [1, 1, 0.5], "each at its own"
     assert {entry.spec.tau for entry in default_recipe(tau=0.7).entries} == {0.7}
-    assert default_recipe(data="mnist").entries[0].spec.protocol == "paper-30x10"
+    assert default_recipe(data="mnist").entries[0].spec.protocol == "plain-30x10", "no ReLU"
 
 
 def test_tensorboard(capsys, tmp_path):
