@@ -327,7 +327,7 @@ def trained(records: Sequence[Record]) -> dict[tuple[str, str, float | None], fl
 
 def summary(gradients: Sequence[Gradient], records: Sequence[Record]) -> tuple[Table, list[str]]:
     """Every criterion's mean and lowest correlation over the tasks, best first, and what leaving out says."""
-    from gapped.lab.report.tabular import Entry, Table, number
+    from gapped.lab.report.tabular import Entry, Table
 
     results = trained(records)
     rows, texts = [], []
@@ -336,8 +336,8 @@ def summary(gradients: Sequence[Gradient], records: Sequence[Record]) -> tuple[T
         for name, by_task in table.items():
             values = [each.value for each in by_task.values()]
             worst = min(by_task, key=lambda protocol: by_task[protocol].value)
-            mean, low = number(float(np.mean(values)), "", 2), number(min(values), "", 2)
-            rows.append((Entry(name), Entry(level), mean, low, Entry(worst)))
+            numbers = (Entry(f"{each:.2f}", each) for each in (float(np.mean(values)), min(values)))
+            rows.append((Entry(name), Entry(level), *numbers, Entry(worst)))
         for family, (name, value) in held_out(table).items():
             texts.append(f"Gradients of {level}, chosen without {family}: {name}; there {value:.2f}.")
     rows.sort(key=lambda row: -(row[2].value or 0.0))

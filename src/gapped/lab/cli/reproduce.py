@@ -84,7 +84,7 @@ def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> N
     from gapped.lab import criterion
     from gapped.lab.environment import pick_device
     from gapped.lab.records import Gradient, Record, read
-    from gapped.lab.report.rendering import console, say
+    from gapped.lab.report.rendering import console, prose, say
     from gapped.lab.report.tabular import to_rich
 
     screen = console()
@@ -94,7 +94,7 @@ def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> N
     table, texts = criterion.summary(read(folder, Gradient), records)
     screen.print(to_rich(table, "Correlation with the trained result", screen.width))
     for text in texts:
-        say(screen, text)
+        say(screen, prose(text, screen))
 
 
 def draw_figures(folder: Path, quick: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from gapped.errors import GappedError, printable
@@ -127,6 +128,11 @@ def say(screen: Console, text: str) -> None:
     screen.print(printable(text), soft_wrap=True)
 
 
+def prose(text: str, screen: Console) -> str:
+    """Sentences broken between words at the terminal's width; one line where the output is no terminal."""
+    return fill(text, screen.width, break_on_hyphens=False) if screen.is_terminal else text
+
+
 def show(records: Iterable[Record], console: Console) -> None:
     """For each recipe and protocol, print tables and a verdict, with the paper's numbers where it has any."""
     for (recipe, protocol), group in groups(records).items():
@@ -141,7 +147,7 @@ def show(records: Iterable[Record], console: Console) -> None:
             console.print(to_rich(table, "beside the paper", console.width))
             for note in table.notes:
                 console.print(note.replace("*", ""))
-        console.print(verdict_of(group), style="bold", soft_wrap=True)
+        console.print(prose(verdict_of(group), console), style="bold", soft_wrap=True)
 
 
 def _notes_below(table: Table) -> Table:
