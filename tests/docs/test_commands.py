@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,16 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"gapped.lab.cli.{name}.execute", execute)
 
 
-@pytest.mark.usefixtures("_small")
+@pytest.fixture
+def _forgotten(tmp_path: Path) -> Iterator[None]:
+    """What is imported from the test's folder is not there for the next test."""
+    yield
+    own = [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(tmp_path))]
+    for name in {*own, *(name.partition(".")[0] for name in own)}:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_small", "_forgotten")
 @pytest.mark.filterwarnings("ignore:listops. no official")
 @pytest.mark.parametrize("small", [pytest.param(text, marks=marks(text.split())) for text in SMALL])
 def test_every_command_in_the_documentation_runs(

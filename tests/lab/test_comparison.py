@@ -452,7 +452,7 @@ def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(monkeyp
 def test_what_was_typed_in_is_named_where_a_fork_is_not_safe(monkeypatch: Any) -> None:
     """A new process would look for the function in vain."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(numbers, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "numbers", numbers, raising=False)
     with pytest.raises(GappedError, match="does not see what was typed in here"):

@@ -13,7 +13,6 @@ import numpy as np
 from gapped.errors import GappedError, listing
 from gapped.lab.records import Record, read
 from gapped.lab.report.statistics import Floats, Summary, advice, summary, verdict
-from gapped.lab.tasks import VAE_PROTOCOLS
 
 # The first of these that a group of records carries is the one it is judged by.
 PRIMARY = (
@@ -37,6 +36,7 @@ _NAMED = 8
 
 # What a protocol is for: with one of these, its name says enough.
 _USUAL = ("", "mnist", "digits", "listops")
+_USUAL_CODES = (*_USUAL, "fashion-mnist")
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,7 @@ def cells(records: Iterable[Record]) -> list[Cell]:
 
 def _table(record: Record) -> tuple[str, str]:
     """Recipe and protocol; the latter says which data these are, unless it is the usual set."""
-    rules = VAE_PROTOCOLS.get(record.protocol)
-    usual = (*_USUAL, rules.data) if rules else _USUAL
+    usual = _USUAL_CODES if record.protocol.startswith("codes-") else _USUAL
     other = "" if record.data in usual else f" on {record.data}"
     return record.recipe, record.protocol + other
 
