@@ -24,6 +24,7 @@ WORDS = {
     "score": "the gradient comes from the cost",
     "registry": "estimators by name",
     "objective": "expectation of a cost",
+    "drop_in": "in torch's place",
     "nn": "sampling as a module",
     "distributions": "with rsample",
     "diagnostics": "bias, variance, properties",

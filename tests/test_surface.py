@@ -35,6 +35,7 @@ NAMES = {
     "gst_index",
     "nn",
     "properties",
+    "replacing_torch",
     "simplex",
 }
 

@@ -9,9 +9,10 @@ import numpy as np
 from evidence import RECTIFIED, Evidence, require
 
 from gapped.lab import criterion
-from gapped.lab.defaults import DEFAULT, TEMPERATURES
+from gapped.lab.defaults import TEMPERATURES
 from gapped.lab.records import Record
 from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
+from gapped.registry import DEFAULT
 
 Values = dict[str, Any]
 Cell = tuple[str, float | None]

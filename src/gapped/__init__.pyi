@@ -8,6 +8,7 @@ from gapped.diagnostics import diagnose as diagnose
 from gapped.diagnostics import diagnose_model as diagnose_model
 from gapped.diagnostics.diagnosis import Diagnosis as Diagnosis
 from gapped.diagnostics.surrogate_properties import properties as properties
+from gapped.drop_in import replacing_torch as replacing_torch
 from gapped.errors import GappedError as GappedError
 from gapped.kernels.sampling.launch import backend_used as backend_used
 from gapped.lab.comparison import Comparison as Comparison

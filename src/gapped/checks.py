@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,16 +32,18 @@ def check_count(name: str, count: object, least: int = 1) -> None:
         raise reject(name, count, accepted)
 
 
-def check_level(name: str, level: object, *, positive: bool) -> None:
+def check_level(name: str, level: object, *, positive: bool, learned: bool = False) -> None:
     """Check a temperature or a gap: a number in float32's range, or a tensor of such numbers.
 
-    Values inside a tensor are checked on the CPU only: on a GPU that would wait for the device.
+    Only one that can be `learned` may require a gradient. Values inside a tensor are checked on the CPU only:
+    on a GPU that would wait for the device.
     """
     accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
     if isinstance(level, Tensor):
-        if level.dtype == torch.bool or level.is_complex() or level.requires_grad:
-            kind = f"a tensor of dtype {level.dtype}" + (" that requires grad" if level.requires_grad else "")
-            raise reject(name, kind, f"{accepted}, real and without gradient")
+        constant = learned or not level.requires_grad
+        if level.dtype == torch.bool or level.is_complex() or not constant:
+            kind = f"a tensor of dtype {level.dtype}" + ("" if constant else " that requires grad")
+            raise reject(name, kind, f"{accepted}, real" + ("" if learned else " and without gradient"))
         # In half precision the limits would be rounded away.
         level = level.to(torch.promote_types(level.dtype, torch.float32))
         if holds(~((level >= (_FLOAT32.tiny if positive else 0.0)) & (level <= _FLOAT32.max))):
@@ -50,6 +53,12 @@ def check_level(name: str, level: object, *, positive: bool) -> None:
         raise reject(name, level, accepted)
     elif level > _FLOAT32.max or (positive and level < _FLOAT32.tiny):
         raise reject(name, level, f"{accepted} in the range of float32")
+
+
+def ignore_eps(eps: object) -> None:
+    """Accept the argument `eps` of `F.gumbel_softmax`, and warn as torch does where it is given."""
+    if eps != 1e-10:
+        warnings.warn("`eps` is accepted as in torch and has no effect", stacklevel=3)
 
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

@@ -13,16 +13,17 @@ from gapped import simplex
 from gapped.checks import check_logits, check_mask, holds
 from gapped.errors import GappedError, reject
 from gapped.pathwise import Pathwise
-from gapped.pathwise.gst import GST
+from gapped.registry import resolve_pathwise
 
 
 class OneHotCategorical(Distribution):
     r"""One-hot categorical distribution whose samples carry a gradient.
 
     Parameters: `probs` or `logits` (exactly one, categories on the last axis; torch's order), the pathwise
-    `estimator` behind `rsample` (GST by default), and a boolean `mask` of the categories that exist. Half
-    precision is computed in float32 and rounded once, at the end. A row without categories, or whose `probs`
-    are all 0, is no error, as it is in torch: its samples are zero, which `log_prob` validates as no sample.
+    `estimator` behind `rsample` (an object or its text; None is the recommended default), and a boolean
+    `mask` of the categories that exist. Half precision is computed in float32 and rounded once, at the end.
+    A row without categories, or whose `probs` are all 0, is no error, as it is in torch: its samples are
+    zero, which `log_prob` validates as no sample.
 
     All but `rsample` know the categorical distribution of the logits alone: take an estimator that draws from
     it, which all do but `DecoupledGumbelSoftmax` with another forward temperature than 1.
@@ -30,7 +31,7 @@ class OneHotCategorical(Distribution):
     `log_prob` is :math:`\langle z, \log p\rangle`, differentiable in the logits and in the sample, and
     :math:`0 \log 0 = 0` throughout: categories without mass add nothing to entropies and divergences.
 
-    >>> q = OneHotCategorical(logits=torch.zeros(2, 4), estimator=GST(tau=0.5))
+    >>> q = OneHotCategorical(logits=torch.zeros(2, 4), estimator="gst:tau=0.5")
     >>> q.rsample().shape, q.entropy()
     (torch.Size([2, 4]), tensor([1.3863, 1.3863]))
     """
@@ -46,14 +47,12 @@ class OneHotCategorical(Distribution):
         logits: Tensor | None = None,
         validate_args: bool | None = None,
         *,
-        estimator: Pathwise | None = None,
+        estimator: Pathwise | str | None = None,
         mask: Tensor | None = None,
     ) -> None:
         if (logits is None) == (probs is None):
             raise GappedError("OneHotCategorical: give either probs or logits, not both or none")
-        self.estimator = GST() if estimator is None else estimator
-        if not isinstance(self.estimator, Pathwise):
-            raise reject("estimator", estimator, "a pathwise estimator such as gapped.GST()")
+        self.estimator = resolve_pathwise(estimator)
         parameter = probs if logits is None else logits
         scores = _log(parameter) if logits is None else logits
         check_logits(scores)

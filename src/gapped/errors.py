@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,6 +48,16 @@ def listing(names: Iterable[str], most: int | None = None) -> str:
     if most is not None and len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} more"]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else "none"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: the known one that is spelt most alike, if any is.
+
+    >>> suggestion("gts", ["gst", "rloo"]), suggestion("GST", ["gst"]), suggestion("x", ["gst"])
+    ('; did you mean gst?', '; did you mean gst?', '')
+    """
+    close = get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def one_line(problem: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,30 +12,43 @@ from gapped import simplex
 from gapped.checks import check_logits, check_mask
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
+from gapped.registry import resolve_pathwise
 
 
 class Sample(torch.nn.Module):
     """Samples with an estimator while training; in eval mode samples as well, or takes the mode.
 
-    `eval` is ``"sample"`` or ``"argmax"``; the argmax carries no gradient. It has no parameters.
+    `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or
+    ``"argmax"``; the argmax carries no gradient. The module has no parameters. Its temperature may be set
+    while training: ``layer.tau = 0.5``.
 
-    >>> from gapped import GST
-    >>> layer = Sample(GST(tau=0.5), eval="argmax").eval()
+    >>> layer = Sample("gst:tau=0.5", eval="argmax").eval()
     >>> layer(torch.tensor([0.1, 0.7, 0.2]))
     tensor([0., 1., 0.])
     """
 
     def __init__(
-        self, estimator: Pathwise, *, dim: int = -1, eval: Literal["sample", "argmax"] = "sample"
+        self,
+        estimator: Pathwise | str | None = None,
+        *,
+        dim: int = -1,
+        eval: Literal["sample", "argmax"] = "sample",
     ) -> None:
         super().__init__()
-        if not isinstance(estimator, Pathwise):
-            raise reject("estimator", estimator, "a pathwise estimator such as gapped.GST()")
         if eval not in ("sample", "argmax"):
             raise reject("eval", eval, "'sample' or 'argmax'")
-        self.estimator = estimator
+        self.estimator = resolve_pathwise(estimator)
         self.dim = dim
         self.eval_mode = eval
+
+    @property
+    def tau(self) -> float | Tensor:
+        """The temperature of the estimator."""
+        return self.estimator.tau
+
+    @tau.setter
+    def tau(self, tau: float | Tensor) -> None:
+        self.estimator = replace(self.estimator, tau=tau)
 
     def forward(
         self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None

@@ -12,13 +12,14 @@ from gapped.checks import check_generator, check_logits, check_mask
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
+from gapped.registry import resolve
 from gapped.score import Cost, Score, check_costs, without_derivative
 
 
 def expectation(
     f: Callable[[Tensor], Tensor],
     logits: Tensor,
-    estimator: Pathwise | Score,
+    estimator: Pathwise | Score | str | None,
     *,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -35,7 +36,8 @@ def expectation(
       probabilities in place of one-hot rows. `f` may write into its input.
     - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
       -inf, do not exist and get exactly zero gradient.
-    - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`; with hard samples.
+    - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
+      ``"rloo:samples=4"``; with hard samples. None is the recommended default.
     - `context`: the input of a learned baseline, for `gapped.NVIL` alone.
 
     Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
@@ -53,21 +55,19 @@ def expectation(
     check_generator(generator, logits)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
+    estimator = resolve(estimator)
     if isinstance(estimator, Pathwise):
         if not estimator.hard:
             accepted = "hard=True: the mean cost of soft samples is not the expected cost of hard ones"
             raise reject("estimator", f"{type(estimator).__name__} with hard=False", accepted)
         if context is not None:
             raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
-        sample = estimator.sample(logits.unsqueeze(0), mask=mask, generator=generator)
+        sample = estimator.sample(logits, mask=mask, generator=generator).unsqueeze(0)
         costs = f(sample)
         check_costs(costs, sample)
         if sample.requires_grad and not costs.requires_grad:
             raise without_derivative(", or an estimator that needs none such as gapped.RLOO(2)")
         return costs.mean(0)
-    if not isinstance(estimator, Score):
-        accepted = "an estimator such as gapped.GST() or gapped.RLOO(2)"
-        raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     rows = simplex.computed(simplex.masked(logits, mask))
     cost = Cost(f, simplex.shift(rows.detach()), logits.dtype, context)
     estimator.check(cost)

@@ -1,4 +1,4 @@
-"""The registry: estimators by name."""
+"""The registry: estimators by name, by text, or the recommended one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, Literal
 
+from torch import Tensor
+
 import gapped
-from gapped.errors import GappedError, reject
+from gapped.errors import GappedError, reject, suggestion
 from gapped.pathwise import Pathwise
 from gapped.score import Score
+from gapped.simplex import expected_gap
 
 Estimator = Pathwise | Score
+Option = bool | int | float | str
+
+DEFAULT = "gst:gap=auto"
+"""The estimator to take where nothing is known yet: `gapped.lab.defaults` says how records decide."""
+DEFAULT_TAU = 0.85
+"""Its temperature where nothing is known yet."""
+
+# The functions that an option may name.
+_FUNCTIONS = MappingProxyType({"expected": expected_gap})
+# What a function that takes the place of `F.gumbel_softmax` takes where nothing is said.
+_UNSAID = MappingProxyType({"tau": 1.0, "hard": False})
 
 
 def _members(family: type[Estimator]) -> Mapping[str, type[Estimator]]:
@@ -45,18 +59,23 @@ def estimators(family: Literal["pathwise", "score"] | None = None) -> Mapping[st
     return _FAMILIES[family]
 
 
-def estimator(name: str, **options: Any) -> Estimator:
-    """The estimator called `name`, with its options checked.
+def estimator(text: str, **options: Any) -> Estimator:
+    """The estimator that `text` names, ``name`` or ``name:option=value,...``, with its options checked.
 
-    >>> estimator("gst", gap=1.2)
+    Options may stand in the text, be keyword arguments, or both. The text is the one that the command line,
+    recipes and records use; ``gap=expected`` is `gapped.expected_gap`. A temperature that is not given is 1,
+    the default of every class; `gapped.compare` and the commands take the recommended one instead.
+
+    >>> estimator("gst:gap=1.2")
     GST(tau=1.0, hard=True, gap=1.2, detach=True)
+    >>> estimator("gst", gap=1.2) == estimator("gst:gap=1.2")
+    True
     """
-    names = options_of(name)
+    name, own = split_text(text)
     for option in options:
-        if option not in names:
-            accepted = f"one of {', '.join(names)}" if names else "none"
-            raise GappedError(f"{name}: unknown option {option!r}, expected {accepted}")
-    return _REGISTRY[name](**options)
+        if option in own:
+            raise _given_twice(text, option)
+    return build(_REGISTRY, name, {**own, **options})
 
 
 def options_of(name: str) -> list[str]:
@@ -65,6 +84,118 @@ def options_of(name: str) -> list[str]:
     >>> options_of("rloo")
     ['samples']
     """
-    if name not in _REGISTRY:
-        raise reject("estimator", name, f"one of {', '.join(sorted(_REGISTRY))}")
-    return list(signature(_REGISTRY[name]).parameters)
+    return list(signature(_kind(_REGISTRY, name)).parameters)
+
+
+def split_text(text: object) -> tuple[str, dict[str, Option]]:
+    """The name and the options in an estimator's text, as they stand there.
+
+    >>> split_text("gst:gap=1.2,tau=0.5")
+    ('gst', {'gap': 1.2, 'tau': 0.5})
+    """
+    if not isinstance(text, str):
+        raise reject("estimator", text, _known(_REGISTRY))
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, Option] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise reject("estimator", text, "name or name:option=value,..., such as gst:gap=1.2,tau=0.5")
+        if key in options:
+            raise _given_twice(text, key)
+        options[key] = _value(value)
+    return name, options
+
+
+def build(kinds: Mapping[str, type[Estimator]], name: str, options: Mapping[str, Any]) -> Estimator:
+    """The estimator of that name among `kinds`; options that name a function become that function."""
+    kind = _kind(kinds, name)
+    names = list(signature(kind).parameters)
+    for option in options:
+        if option not in names:
+            accepted = f"one of {', '.join(names)}" if names else "none"
+            message = f"{name}: unknown option {option!r}, expected {accepted}"
+            raise GappedError(message + suggestion(option, names))
+    values: dict[str, Any] = {
+        key: _FUNCTIONS.get(v, v) if isinstance(v, str) else v for key, v in options.items()
+    }
+    return kind(**values)
+
+
+def resolve(
+    estimator: Estimator | str | None, tau: float | Tensor | None = None, hard: bool | None = None
+) -> Estimator:
+    """The object that an argument called `estimator` stands for.
+
+    Text is read as `gapped.estimator` reads it, and None is the recommended default, `DEFAULT`, at `tau` or
+    else at `DEFAULT_TAU`. A caller whose own arguments are `tau` and `hard`, with the defaults of
+    `F.gumbel_softmax`, passes them on: they are used where text leaves them open. An object has both itself;
+    arguments that say otherwise, and are not those defaults, are refused.
+
+    >>> resolve(None), resolve("reinmax", 2.0, True)
+    (GST(tau=0.85, hard=True, gap='auto', detach=True), ReinMax(tau=2.0, hard=True))
+    >>> resolve("gst:tau=0.5", tau=0.7)
+    Traceback (most recent call last):
+    gapped.errors.GappedError: tau: got 0.7, but the estimator has tau=0.5 of its own, expected one of them
+    """
+    given = {name: value for name, value in (("tau", tau), ("hard", hard)) if value is not None}
+    if isinstance(estimator, Pathwise | Score):
+        _check_agreement(
+            given, {name: getattr(estimator, name) for name in given if hasattr(estimator, name)}
+        )
+        return estimator
+    if estimator is None:
+        estimator, given = DEFAULT, {"tau": DEFAULT_TAU, **given}
+    elif not isinstance(estimator, str):
+        accepted = "an estimator such as gapped.GST() or gapped.RLOO(2), or its text such as 'gst:gap=1.2'"
+        raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
+    name, own = split_text(estimator)
+    _check_agreement(given, own)
+    return build(_REGISTRY, name, {**given, **own})
+
+
+def resolve_pathwise(
+    estimator: Pathwise | str | None, tau: float | Tensor | None = None, hard: bool | None = None
+) -> Pathwise:
+    """`resolve` for callers that draw a sample: estimators of the other family are refused."""
+    resolved = resolve(estimator, tau, hard)
+    if not isinstance(resolved, Pathwise):
+        accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
+        raise reject("estimator", estimator, accepted)
+    return resolved
+
+
+def _kind(kinds: Mapping[str, type[Estimator]], name: str) -> type[Estimator]:
+    if name not in kinds:
+        raise reject("estimator", name, _known(kinds) + suggestion(name, kinds))
+    return kinds[name]
+
+
+def _known(kinds: Mapping[str, type[Estimator]]) -> str:
+    return f"one of {', '.join(sorted(kinds))}"
+
+
+def _check_agreement(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    for name in given.keys() & own.keys():
+        if not any(_same(given[name], value) for value in (own[name], _UNSAID[name])):
+            got = f"{given[name]}, but the estimator has {name}={own[name]} of its own"
+            raise reject(name, got, "one of them")
+
+
+def _same(a: object, b: object) -> bool:
+    return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and a == b)
+
+
+def _given_twice(text: str, option: str) -> GappedError:
+    return GappedError(f"estimator: {text}: option {option!r} is given twice")
+
+
+def _value(text: str) -> Option:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

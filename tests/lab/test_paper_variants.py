@@ -79,7 +79,7 @@ def test_variants_are_named_in_recipes_and_not_in_the_registry() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gst-raised:lead=1", "gst-raised: option: got 'lead', expected one of tau, hard, gap"),
+        ("gst-raised:lead=1", "gst-raised: unknown option 'lead', expected one of tau, hard, gap"),
         ("gst-raised:gap=auto", "expected a number, and detach=True"),
         ("gst-raised:detach=false", "expected a number, and detach=True"),
     ],

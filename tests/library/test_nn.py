@@ -102,7 +102,8 @@ def test_it_trains_inside_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "options"), [("eval", {"eval": "mean"}), ("estimator", {"estimator": "gst"})]
+    ("argument", "options"),
+    [("eval", {"eval": "mean"}), ("estimator", {"estimator": "rloo"}), ("estimator", {"estimator": 3})],
 )
 def test_bad_arguments(argument: str, options: dict[str, Any]) -> None:
     with pytest.raises(gapped.GappedError, match=f"{argument}: got .*, expected "):

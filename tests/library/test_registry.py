@@ -106,4 +106,4 @@ def test_function_and_object_take_the_same_options(name: str) -> None:
     keyword = {key for key, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
     assert set(parameters) - keyword == {"logits", "tau", "hard"}
     own = {field.name for field in fields(KINDS[name])} - {"tau", "hard"}
-    assert keyword == own | {"dim", "mask", "generator"}
+    assert keyword == own | {"dim", "mask", "generator", "eps"}

@@ -55,7 +55,8 @@ def test_temperatures(name: str, tau: Any) -> None:
         torch.ones(3),
         torch.ones(4, 3),
         torch.ones(2, 4),
-        torch.ones(4, requires_grad=True),
+        torch.ones(4, 1, 1),
+        torch.ones(3, 1),
     ],
     ids=str,
 )
@@ -63,6 +64,12 @@ def test_tensor_temperatures(name: str, tau: torch.Tensor) -> None:
     """Four rows of three categories: a temperature for each row has the shape (4,)."""
     with rejects("tau"):
         gapped.estimator(name, tau=tau).sample(LOGITS)
+
+
+@pytest.mark.parametrize("name", [name for name in MEMBERS if name != "gumbel-softmax"])
+def test_a_learned_temperature_where_it_has_no_meaning(name: str) -> None:
+    with rejects("tau", "requires grad"):
+        gapped.estimator(name, tau=torch.ones(4, requires_grad=True))
 
 
 OPTIONS: dict[tuple[str, str], list[Any]] = {

@@ -16,6 +16,7 @@ from gapped.diagnostics.moments import LEAST, GradientStream, mean_interval
 from gapped.diagnostics.reference_gradient import Reference, reference_of
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
+from gapped.registry import resolve
 from gapped.score import Score
 from gapped.score.exact import Exact
 
@@ -23,7 +24,7 @@ from gapped.score.exact import Exact
 def diagnose(
     f: Callable[[Tensor], Tensor],
     logits: Tensor,
-    estimators: Mapping[str, Pathwise | Score] | Iterable[Pathwise | Score],
+    estimators: Mapping[str, Pathwise | Score | str] | Iterable[Pathwise | Score | str],
     samples: int = 1000,
     reference: str | Tensor = "auto",
     *,
@@ -37,7 +38,7 @@ def diagnose(
 
     - `f`, `logits`, `mask`, `context`: as for `gapped.expectation`. With a batch, the gradient is that of the
       sum of all examples' costs.
-    - `estimators`: objects of either family, or a mapping from labels to them.
+    - `estimators`: objects of either family or their texts, or a mapping from labels to them.
     - `samples`: gradients drawn from each. Memory does not grow with it.
     - `reference`: ``"exact"``, enumeration; ``"coordinate"``, one variable summed out at a time, the others
       drawn, averaged over `samples` / 4 draws; ``"rloo"``, a long unbiased run; ``"auto"``, the first of them
@@ -47,10 +48,9 @@ def diagnose(
     Estimators with parameters or a running baseline are measured as they are, and do not change.
     The intervals are described in ``docs/diagnose.md``.
 
-    >>> import gapped
     >>> logits, slope = torch.zeros(3, 4), torch.arange(4.0)
-    >>> table = diagnose(lambda z: (z @ slope).sum(-1), logits, [gapped.StraightThrough(), gapped.GST()])
-    >>> table["StraightThrough"].bias.high < 1e-5 < table["GST"].bias.low
+    >>> table = diagnose(lambda z: (z @ slope).sum(-1), logits, ["straight-through", "gst"])
+    >>> table["straight-through"].bias.high < 1e-5 < table["gst"].bias.low
     True
     """
     check_logits(logits)
@@ -59,11 +59,7 @@ def diagnose(
     check_settings(samples, confidence)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
-    members = labelled(estimators)
-    for estimator in members.values():
-        if not isinstance(estimator, Pathwise | Score):
-            accepted = "estimators such as gapped.GST() or gapped.RLOO(2)"
-            raise reject("estimators", f"an object of type {type(estimator).__name__}", accepted)
+    members = {label: resolve(estimator) for label, estimator in labelled(estimators).items()}
     source = CostGradients(f, logits, mask, generator, context)
     target = reference_of(source, reference, samples, progress)
     return _diagnosis(source, members, samples, target, confidence, progress)
@@ -86,6 +82,7 @@ def diagnose_model(
       noise of the gradient, so keep the data fixed.
     - `parameters`: what to differentiate with respect to: a module such as ``model.encoder``, its
       ``named_parameters()``, or tensors.
+    - `estimators`: what `loss_fn` is given in turn; a text becomes the estimator that it names.
     - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
       `samples` gradients; without one, bias is not measured.
 
@@ -113,8 +110,14 @@ def diagnose_model(
     target = None
     if reference is not None:
         name = f"mean of {label_of(reference)}"
-        target = Reference.of(name, collect(source, reference, 4 * samples, name, progress)[0])
-    return _diagnosis(source, labelled(estimators), samples, target, confidence, progress)
+        target = Reference.of(name, collect(source, _object(reference), 4 * samples, name, progress)[0])
+    members = {label: _object(each) for label, each in labelled(estimators).items()}
+    return _diagnosis(source, members, samples, target, confidence, progress)
+
+
+def _object(estimator: Any) -> Any:
+    """What a text names; anything else is for the user's own function to understand."""
+    return resolve(estimator) if isinstance(estimator, str) else estimator
 
 
 def _diagnosis(

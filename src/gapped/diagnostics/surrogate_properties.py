@@ -15,6 +15,7 @@ from gapped.errors import GappedError, reject
 from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
+from gapped.registry import resolve_pathwise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +83,7 @@ class _Draws(NamedTuple):
 
 
 def properties(
-    estimator: Pathwise,
+    estimator: Pathwise | str,
     logits: Tensor | None = None,
     *,
     draws: int = 4000,
@@ -106,13 +107,11 @@ def properties(
     uses `draws` samples per row, the others a tenth of them. An estimator without a soft sample, such as
     ReinMax, has no surrogate: only property 0 applies to it. Everything is computed in float64.
 
-    >>> from gapped.pathwise.gst import GST
     >>> g = torch.Generator().manual_seed(0)
-    >>> [finding.verdict for finding in properties(GST(gap=0.0), generator=g).findings]
+    >>> [finding.verdict for finding in properties("gst:gap=0.0", generator=g).findings]
     ['holds', 'holds', 'holds', 'does not hold']
     """
-    if not isinstance(estimator, Pathwise):
-        raise reject("estimator", f"an object of type {type(estimator).__name__}", "a pathwise estimator")
+    estimator = resolve_pathwise(estimator)
     check_count("draws", draws, 100)
     if isinstance(level, bool) or not isinstance(level, float) or not 0 < level < 1:
         raise reject("level", level, "a number between 0 and 1")

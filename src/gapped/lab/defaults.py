@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gapped.lab.estimator_text import options_of, parse
-
-DEFAULT = "gst:gap=auto"
-"""The estimator to take where nothing is known yet."""
+from gapped.registry import DEFAULT, DEFAULT_TAU
 
 CANDIDATES = (
     DEFAULT,
@@ -28,7 +26,7 @@ CANDIDATES = (
 
 TEMPERATURES: Mapping[str, float] = MappingProxyType(
     {
-        DEFAULT: 0.85,
+        DEFAULT: DEFAULT_TAU,
         "gst": 0.5,
         "gumbel-rao": 0.7,
         "gumbel-softmax": 0.7,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,10 +67,12 @@ class Pathwise(ABC):
     """Whether there is a surrogate, and hence a soft sample; else `hard` must be True."""
     is_consistent: ClassVar[bool] = True
     """Whether the surrogate is largest at the drawn category (property 1 of the paper), by default."""
+    learns_tau: ClassVar[bool] = False
+    """Whether a temperature that requires a gradient gets one."""
 
     tau: float | Tensor = 1.0
     """Temperature of the surrogate: a positive number, or a tensor that broadcasts against the logits'
-    shape without the category axis."""
+    shape without the category axis. A tensor with as many axes as the logits has that axis too, of size 1."""
     hard: bool = True
     """One-hot samples if true, else the surrogate itself."""
     backend: str = field(default="auto", kw_only=True, repr=False)
@@ -78,7 +80,7 @@ class Pathwise(ABC):
     on CUDA where it can and torch elsewhere."""
 
     def __post_init__(self) -> None:
-        check_level("tau", self.tau, positive=True)
+        check_level("tau", self.tau, positive=True, learned=self.learns_tau)
         check_flag("hard", self.hard)
         if not (self.hard or self.has_surrogate):
             raise reject("hard", self.hard, f"True: {type(self).__name__} has no soft sample")
@@ -106,14 +108,25 @@ class Pathwise(ABC):
         rows, is_last = self._masked(logits, dim, mask, generator), dim in (-1, logits.dim() - 1)
         if not is_last:
             rows = rows.movedim(dim, -1).contiguous()
-        kernel = self._backend_for(rows)
+        fitted = self._fitted(logits, dim)
+        kernel = fitted._backend_for(rows)
         if kernel is not None:
             value = launch.sample(rows, kernel, generator)
         else:
-            value, index, gradient = self.outcome(rows.detach(), generator, is_differentiated(rows))
-            if gradient is not None:
-                value = with_points(value, self.carrier(rows, index), *gradient)
+            wants_gradient = is_differentiated(rows) or fitted.has_learned_tau()
+            value = fitted.attach(rows, fitted.outcome(rows.detach(), generator, wants_gradient))
         return value if is_last else value.movedim(-1, dim)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        *,
+        dim: int = -1,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """`sample`."""
+        return self.sample(logits, dim=dim, mask=mask, generator=generator)
 
     def choose(
         self,
@@ -126,13 +139,15 @@ class Pathwise(ABC):
         """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
         if not self.hard:
             raise reject("hard", False, "True: a choice is a hard sample")
-        rows = self._masked(logits, dim, mask, generator).movedim(dim, -1)
-        kernel = self._backend_for(rows)
+        if self.has_learned_tau():
+            raise reject("tau", "a tensor that requires grad", "one without: a choice has no path to it")
+        rows, fitted = self._masked(logits, dim, mask, generator).movedim(dim, -1), self._fitted(logits, dim)
+        kernel = fitted._backend_for(rows)
         wants_gradient = is_differentiated(rows)
         rows = rows if wants_gradient else rows.detach()
         if kernel is not None:
             return fused_choice(rows, kernel, launch.draw_key(rows, generator))
-        _, index, gradient = self.outcome(rows.detach(), generator, wants_gradient, dense=False)
+        _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
 
     def _masked(
@@ -143,6 +158,17 @@ class Pathwise(ABC):
         check_mask(mask, logits, dim)
         check_generator(generator, logits)
         return simplex.masked(logits, mask)
+
+    def _fitted(self, logits: Tensor, dim: int) -> Self:
+        """This estimator with levels that have as many axes as the logits, `dim` of size 1, without `dim`."""
+        levels: dict[str, Any] = {
+            name: level.squeeze(dim)
+            for name in self.levels
+            if isinstance(level := getattr(self, name), Tensor)
+            and level.dim() == logits.dim()
+            and level.shape[dim] == 1
+        }
+        return replace(self, **levels) if levels else self
 
     def _backend_for(self, rows: Tensor) -> launch.Fused | None:
         """The kernel that computes, or None for torch, once options given as tensors are known to fit."""
@@ -245,6 +271,15 @@ class Pathwise(ABC):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         """The points and weights that belong to `draw`."""
 
+    def has_learned_tau(self) -> bool:
+        """Whether the temperature wants a gradient."""
+        return isinstance(self.tau, Tensor) and self.tau.requires_grad and torch.is_grad_enabled()
+
+    def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
+        """The sample `outcome` of `rows`, with its gradient if there is one."""
+        value, index, gradient = outcome
+        return value if gradient is None else with_points(value, self.carrier(rows, index), *gradient)
+
     def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
         """The tensor that receives the gradient: the logits, in the graph, unless overridden."""
         return rows
@@ -298,5 +333,5 @@ def per_row(level: float | Tensor, like: Tensor) -> float | Tensor:
     """
     if not isinstance(level, Tensor):
         return float(level)
-    level = level.to(device=like.device, dtype=like.dtype).unsqueeze(-1)
+    level = level.detach().to(device=like.device, dtype=like.dtype).unsqueeze(-1)
     return torch.where(level >= 0, level, torch.nan)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_level
+from gapped.checks import check_level, ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
@@ -54,6 +54,7 @@ def decoupled_gumbel_softmax(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
     r"""Decoupled straight-through Gumbel-Softmax: one temperature to draw, another for the gradient.
@@ -73,6 +74,7 @@ def decoupled_gumbel_softmax(
 
     References: Shah, Yan, Mozer, Liu (2024).
     """
+    ignore_eps(eps)
     estimator = cached_estimator(
         DecoupledGumbelSoftmax, tau=tau, hard=hard, tau_forward=tau_forward, backend=backend
     )

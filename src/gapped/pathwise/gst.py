@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_flag, check_level, holds
+from gapped.checks import check_flag, check_level, holds, ignore_eps
 from gapped.choice import Choice
 from gapped.errors import reject
 from gapped.gradient import Points
@@ -112,6 +112,7 @@ def gst(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
     r"""Gapped Straight-Through sample: deterministic given the category, so low in variance.
@@ -140,6 +141,7 @@ def gst(
 
     References: Fan, Chi, Rudnicky, Ramadge (2022), equations 17 to 19 and algorithm 1.
     """
+    ignore_eps(eps)
     estimator = cached_estimator(GST, tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_count, in_eager_mode
+from gapped.checks import check_count, ignore_eps, in_eager_mode
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
@@ -61,6 +61,7 @@ def gumbel_rao(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
     r"""Gumbel-Rao sample: `samples` conditional Gumbel-Softmax surrogates, averaged (GR-MC).
@@ -79,5 +80,6 @@ def gumbel_rao(
 
     References: Paulus, Maddison, Krause (2021).
     """
+    ignore_eps(eps)
     estimator = cached_estimator(GumbelRao, tau=tau, hard=hard, samples=samples, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

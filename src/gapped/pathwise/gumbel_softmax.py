@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.gradient import Points
+from gapped.checks import ignore_eps
+from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Outcome, Pathwise, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,8 +19,11 @@ class GumbelSoftmax(Pathwise):
     """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
 
     name = "gumbel-softmax"
+    learns_tau = True
 
-    def fused(self) -> Fused:
+    def fused(self) -> Fused | None:
+        if isinstance(self.tau, Tensor) and self.tau.requires_grad:
+            return None
         return Fused("gumbel-softmax", self.tau, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
@@ -34,6 +38,19 @@ class GumbelSoftmax(Pathwise):
         tau = per_row(self.tau, logits)
         return Points(torch.softmax(divide(draw.noise, tau), -1).unsqueeze(0), 1 / tau)
 
+    def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
+        if outcome.gradient is None or not self.has_learned_tau():
+            return super().attach(rows, outcome)
+        # The surrogate h is the softmax of s = (theta + G)/tau, which gets the gradient J(h) g, and autograd
+        # takes it on to theta and tau. Up to a constant of the row, s is log h.
+        assert isinstance(self.tau, Tensor)
+        points, logits = outcome.gradient.points, simplex.computed(rows)
+        tau = self.tau.to(logits).unsqueeze(-1)
+        exists = points[0] > 0
+        noise = (tau * points[0].log() - logits).detach()
+        scores = torch.where(exists, logits + noise.masked_fill(~exists, 0.0), 0.0) / tau
+        return with_points(outcome.value, scores, points, 1.0)
+
 
 def gumbel_softmax(
     logits: Tensor,
@@ -43,6 +60,7 @@ def gumbel_softmax(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
     r"""Gumbel-Softmax sample; with `hard`, straight-through Gumbel-Softmax (STGS).
@@ -54,6 +72,8 @@ def gumbel_softmax(
     - Bias: biased; as :math:`\tau \to 0` the mean tends to that of ReinMax at temperature 1, while the
       variance grows without bound.
     - Cost: one evaluation of what follows, `K` noise values per row.
+    - `tau` may be a tensor that requires a gradient, hard or soft: it gets that of
+      :math:`(\theta + G)/\tau`, so the temperature can be learned.
 
     Shapes, masks, dtypes: see `gapped.pathwise.Pathwise.sample`.
 
@@ -63,6 +83,7 @@ def gumbel_softmax(
 
     References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
+    ignore_eps(eps)
     return cached_estimator(GumbelSoftmax, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gapped.checks import ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
@@ -39,6 +40,7 @@ def reinmax(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
     r"""ReinMax sample: second-order accurate straight-through.
@@ -61,6 +63,7 @@ def reinmax(
 
     References: Liu, Dong, Liu, Yu, Gao (2023); Shekhovtsov (2023) for ZGR.
     """
+    ignore_eps(eps)
     return cached_estimator(ReinMax, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

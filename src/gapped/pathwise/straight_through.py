@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gapped.checks import ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
@@ -35,6 +36,7 @@ def straight_through(
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
     r"""Straight-through sample: a draw from :math:`p` with the gradient of the probabilities.
@@ -51,6 +53,7 @@ def straight_through(
 
     References: Bengio, Léonard, Courville (2013).
     """
+    ignore_eps(eps)
     return cached_estimator(StraightThrough, tau=tau, hard=hard, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

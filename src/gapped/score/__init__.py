@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -80,6 +80,14 @@ class Score(ABC):
     def remembers(self) -> bool:
         """Whether a gradient depends on earlier calls, so that it cannot be computed again later."""
         return False
+
+    def sample(self, *arguments: Any, **options: Any) -> NoReturn:
+        """There is none: raises an error that says what to use instead."""
+        name = type(self).__name__
+        raise GappedError(
+            f"{name}.sample: a score-function estimator needs the cost of its samples, "
+            f"use gapped.expectation(f, logits, {name}(...)), or a pathwise estimator such as gapped.GST()"
+        )
 
     def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - most take any size
         """Raise unless this estimator can handle examples of so many variables and categories."""

@@ -1,0 +1,178 @@
+"""Estimators as text wherever an object is taken, and as objects that can be called."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from conftest import MEMBERS, every_member, normal, seeded
+
+import gapped
+from gapped import GappedError
+from gapped.registry import DEFAULT, resolve, resolve_pathwise
+
+
+def square(z: torch.Tensor) -> torch.Tensor:
+    return (z[..., 0].sum(-1) - 1) ** 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("gst", {}, gapped.GST()),
+        ("gst:gap=1.2", {}, gapped.GST(gap=1.2)),
+        (" gst: gap = 2 , detach=false ", {}, gapped.GST(gap=2, detach=False)),
+        ("gst:gap=1.2", {"tau": 0.5}, gapped.GST(0.5, gap=1.2)),
+        ("gst", {"gap": gapped.expected_gap}, gapped.GST(gap=gapped.expected_gap)),
+        ("gst:gap=expected", {}, gapped.GST(gap=gapped.expected_gap)),
+        (DEFAULT, {}, gapped.GST(gap="auto")),
+        ("rloo:samples=4", {}, gapped.RLOO(4)),
+        ("disarm-sticks:order=given", {}, gapped.DisARMSticks("given")),
+    ],
+    ids=str,
+)
+def test_text_names_an_estimator(text: str, options: dict[str, Any], expected: Any) -> None:
+    assert gapped.estimator(text, **options) == expected
+    if not options:
+        assert resolve(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("gts", {}, "estimator: got 'gts', expected one of arsm, .*; did you mean gst?"),
+        ("GumbelRao", {}, "did you mean gumbel-rao?"),
+        ("gst:gab=1", {}, "gst: unknown option 'gab', expected one of tau, .*; did you mean gap?"),
+        (
+            "rloo:sample=4",
+            {},
+            "unknown option 'sample', expected one of samples; did you mean samples?",
+        ),
+        ("gst:gap", {}, "estimator: got 'gst:gap', expected name or name:option=value"),
+        ("gst:gap=1,gap=2", {}, "estimator: gst:gap=1,gap=2: option 'gap' is given twice"),
+        ("gst:gap=1", {"gap": 2}, "estimator: gst:gap=1: option 'gap' is given twice"),
+        ("gst:tau=0", {}, "tau: got 0, expected a positive number"),
+    ],
+    ids=str,
+)
+def test_a_wrong_text_in_one_line(text: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GappedError, match=message.replace("?", "[?]")) as caught:
+        gapped.estimator(text, **options)
+    assert "\n" not in str(caught.value)
+
+
+@every_member
+def test_a_call_is_a_sample(name: str) -> None:
+    estimator, logits, mask = gapped.estimator(name), normal(4, 3), torch.tensor([[True, True, False]])
+    for how in ({}, {"dim": 0}, {"mask": mask}):
+        expected = estimator.sample(logits, generator=seeded(), **how)
+        assert torch.equal(estimator(logits, generator=seeded(), **how), expected)
+
+
+@pytest.mark.parametrize("name", gapped.estimators("score"))
+def test_a_score_estimator_says_what_takes_the_place_of_its_sample(name: str) -> None:
+    estimator = gapped.estimator(name) if name != "relax" else gapped.RELAX(torch.nn.Identity())
+    message = rf"{type(estimator).__name__}.sample: .*gapped.expectation\(f, logits, .*gapped.GST\(\)"
+    with pytest.raises(GappedError, match=message) as caught:
+        estimator.sample(normal(2, 3))
+    assert "\n" not in str(caught.value)
+
+
+USERS = {
+    "module": lambda e, x: gapped.nn.Sample(e)(x, generator=seeded()),
+    "distribution": lambda e, x: gapped.distributions.OneHotCategorical(logits=x, estimator=e).rsample(
+        generator=seeded()
+    ),
+    "expectation": lambda e, x: gapped.expectation(square, x, e, generator=seeded()),
+    "diagnose": lambda e, x: torch.tensor(
+        gapped.diagnose(square, x, {"e": e}, samples=20, generator=seeded())["e"].variance.value
+    ),
+    "properties": lambda e, x: torch.tensor(
+        [f.measured.get("p_value", 0.0) for f in gapped.properties(e, draws=100, generator=seeded()).findings]
+    ),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("text", ["reinmax:tau=2", "gst:gap=expected"])
+def test_text_in_the_place_of_an_object(user: str, text: str) -> None:
+    logits = normal(5, 2, 3).requires_grad_()
+    results = []
+    for estimator in (text, gapped.estimator(text)):
+        result = USERS[user](estimator, logits)
+        if result.requires_grad:
+            weight = normal(*result.shape, seed=2)
+            result = torch.cat([result.reshape(-1), torch.autograd.grad(result, logits, weight)[0].view(-1)])
+        results.append(result.detach())
+    assert torch.equal(*results)
+
+
+def test_text_labels_its_row_in_a_diagnosis() -> None:
+    table = gapped.diagnose(square, normal(2, 3), ["gst", "rloo", gapped.GST()], samples=20)
+    assert [row.label for row in table.rows] == ["gst", "rloo", "GST"]
+    model = gapped.diagnose_model(
+        lambda e, g: gapped.expectation(square, weight.view(2, 3), e, generator=g),
+        [weight := normal(6).requires_grad_()],
+        ["gst", "rloo:samples=4"],
+        samples=20,
+        reference="rloo:samples=8",
+    )
+    assert [row.label for row in model.rows] == ["gst", "rloo:samples=4"]
+    with pytest.raises(GappedError, match="did you mean gst"):
+        gapped.diagnose(square, normal(2, 3), ["gts"], samples=20)
+
+
+# What `estimator=None`, text and objects mean beside a temperature and `hard`
+
+
+@pytest.mark.parametrize(
+    ("given", "tau", "hard", "expected"),
+    [
+        (None, None, None, gapped.GST(0.85, gap="auto")),
+        (None, 1.0, False, gapped.GST(1.0, gap="auto", hard=False)),
+        (None, 0.5, True, gapped.GST(0.5, gap="auto")),
+        ("gst", None, None, gapped.GST()),
+        ("gst", 0.5, False, gapped.GST(0.5, hard=False)),
+        ("gst:tau=0.7", 1.0, True, gapped.GST(0.7)),
+        ("gst:tau=0.7", 0.7, True, gapped.GST(0.7)),
+        ("gst:hard=True", 1.0, False, gapped.GST()),
+        (gapped.GST(0.7), 1.0, False, gapped.GST(0.7)),
+        (gapped.GST(0.7), 0.7, True, gapped.GST(0.7)),
+    ],
+    ids=str,
+)
+def test_arguments_fill_what_is_left_open(given: Any, tau: Any, hard: Any, expected: Any) -> None:
+    assert resolve_pathwise(given, tau, hard) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "tau", "hard", "message"),
+    [
+        ("gst:tau=0.7", 0.5, True, "tau: got 0.5, but the estimator has tau=0.7 of its own"),
+        (gapped.GST(0.7), 0.5, True, "tau: got 0.5, but the estimator has tau=0.7 of its own"),
+        (gapped.GST(hard=False), 1.0, True, "hard: got True, but the estimator has hard=False"),
+        (gapped.GST(0.7), torch.ones(2), True, "tau: got"),
+        ("rloo", None, None, "estimator: got 'rloo', expected a pathwise estimator"),
+        (gapped.RLOO(), None, None, "estimator: got RLOO"),
+        (gapped.GST, None, None, "estimator: got an object of type ABCMeta"),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused(given: Any, tau: Any, hard: Any, message: str) -> None:
+    with pytest.raises(GappedError, match=re.escape(message)):
+        resolve_pathwise(given, tau, hard)
+
+
+def test_a_module_has_a_temperature_to_set() -> None:
+    layer = gapped.nn.Sample("gst:gap=1.2")
+    layer.tau = 0.25
+    assert layer.tau == 0.25
+    assert layer.estimator == gapped.GST(0.25, gap=1.2)
+    layer.tau = torch.full((4,), 2.0)
+    assert torch.equal(layer.tau, torch.full((4,), 2.0))
+    with pytest.raises(GappedError, match="tau: got 0"):
+        layer.tau = 0
+    assert gapped.nn.Sample().estimator == gapped.GST(0.85, gap="auto")
+    assert set(MEMBERS) == {type(gapped.nn.Sample(name).estimator).name for name in MEMBERS}
