@@ -240,7 +240,8 @@ def mixed_findings(evidence: Evidence) -> Values:
 def protocols(evidence: Evidence) -> Values:
     """Every constant of the VAE's protocols, beside each other."""
     kinds = [vae_protocol(name) for name in PROTOCOLS]
-    names = [f.name for f in fields(kinds[0]) if f.name != "name"]
+    # The paper's VAEs have neither patches nor selected pixels: those are for the study of defaults.
+    names = [f.name for f in fields(kinds[0]) if f.name not in ("name", "patch", "selects")]
     body = [
         (Entry(WORDS.get(name, name.replace("_", " "))), *(_constant(getattr(k, name)) for k in kinds))
         for name in names
