@@ -1,38 +1,40 @@
-# Two commands for a fresh clone: `make demo` and `make test`. Each makes .venv and installs what it needs.
+# Two commands for a fresh clone: `make demo` and `make test`. Each makes .venv and installs what it needs: the
+# demo the laboratory, all others what developers need as well.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+LAB := $(VENV)/.lab
+DEV := $(VENV)/.dev
 
 .PHONY: demo test lint docs gpu-test bench numbers release-check floors floors-lowest floors-newest clean
 
-demo: $(STAMP)
+demo: $(LAB)
 	$(BIN)/gapped compare
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(STAMP)
+docs: $(DEV)
 	$(BIN)/python -m sphinx --fail-on-warning --quiet -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-gpu-test: $(STAMP)
+gpu-test: $(DEV)
 	$(BIN)/python -m pytest -m gpu
 
-bench: $(STAMP)
+bench: $(LAB)
 	$(BIN)/gapped bench
 
 # The numbers and figures of README.md and docs/, from the records under results/.
-numbers: $(STAMP)
+numbers: $(DEV)
 	$(BIN)/python docs/records/update.py
 
 # The wheel, in an environment of its own, from another folder.
-release-check: $(STAMP)
+release-check: $(DEV)
 	$(BIN)/python -m pytest -m slow tests/test_release.py
 
 # The tests against the lowest versions that pyproject.toml allows, and against current ones on a newer Python,
@@ -57,10 +59,10 @@ floors-newest:
 	$(FLOORS)/newest/bin/python $(PIP) --upgrade --upgrade-strategy eager -e ".[dev]"
 	OMP_NUM_THREADS=1 $(FLOORS)/newest/bin/python -m pytest -n auto -m "not slow and not gpu" -W "ignore:Guards may run slower:RuntimeWarning"
 
-$(STAMP): pyproject.toml constraints.txt
+$(LAB) $(DEV): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(STAMP)
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(subst .,,$(notdir $@))]"
+	touch $(LAB) $@
 
 clean:
 	rm -rf $(VENV) $(FLOORS) .mypy_cache .ruff_cache .pytest_cache docs/_build
