@@ -108,7 +108,7 @@ def test_pairs_are_formed(
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_scores_end_with_the_expression(number: int) -> None:
     tables, layer = garden(5)
-    scores = assert_same(tables, lambda own, at: own.scores(at).contiguous(), layer._replace(number=number))
+    scores = assert_same(tables, lambda own, at: own.scores(at, own.lengths).contiguous(), layer._replace(number=number))
     assert (scores == -torch.inf).any()
     assert scores.shape == (RUNS, BATCH, 3)
 
