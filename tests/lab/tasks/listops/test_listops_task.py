@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from conftest import assert_close, seeded
 from listops_text import decode, encode
 from torch import Tensor, nn
-from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, equal, listops_task, resumed_twins, toy_expressions, toy_split
+from toy_tasks import (
+    CPU,
+    DOUBLE,
+    LISTOPS_TINY,
+    equal,
+    listops_task,
+    resumed_twins,
+    toy_expressions,
+    toy_split,
+)
 
 import gapped
 from gapped.errors import GappedError
