@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from evidence import Evidence, require
+from evidence import ACCURACY, Evidence, require
 from torch import Tensor
 
 from gapped.lab.data.listops.examples import Split, stack
 from gapped.lab.data.listops.language import generate, parse
 from gapped.lab.fleet.run_layers import generators
 from gapped.lab.recipe import find_recipe
+from gapped.lab.report.cells import rows_of
 from gapped.lab.report.tabular import Entry, Table, tau_entry
 from gapped.lab.spec import Entry as RecipeEntry
 from gapped.lab.tasks import listops_protocol
@@ -24,6 +25,8 @@ from gapped.pathwise import Pathwise
 # Batches by the least and the largest number of tokens, out of so many expressions drawn by the rule.
 LENGTHS = ((8, 12), (20, 24))
 DRAWN = 1200
+# What Adam adds to the root of the second moment.
+EPSILON = 1e-8
 
 Values = dict[str, Any]
 
@@ -70,15 +73,23 @@ def parser_start(evidence: Evidence) -> Values:
     spread = max(each.spread for each in starts)
     largest = max(norm for each in cold for norm in each.norms)
     least = min(norm for each in others if each.tau == 1.0 for norm in each.norms)
+    rules = listops_protocol("paper")
+    cool = [each for each in starts if each.tau == 0.1 and each.label.startswith("GST")]
+    entry = max(norm for each in cool for norm in each.norms) / rules.width**0.5
     require("scores spread by less than every gap", spread < 0.8)
+    require("Adam's epsilon is above the gradients of GST at 0.1", entry < EPSILON)
     require("the parser of GST gets no gradient at 0.01", largest < 1e-37)
-    require("the parser of the others gets one", min(min(each.norms) for each in others) > 1e-9)
+    require("the parser of the others gets one", min(min(each.norms) for each in others) > 1e-12)
+    best = rows_of(evidence.group("listops", "paper"), ACCURACY)[0]
+    require("the best cell has such a parser", (best.label, best.tau) in [(e.label, e.tau) for e in cold])
     return {
         "table": Table(columns, body),
         "spread": spread,
         "largest": _scientific(largest),
         "least": _scientific(least),
-        "batch": listops_protocol("paper").batch,
+        "batch": rules.batch,
+        "step": _scientific(rules.learning_rate * largest / EPSILON),
+        "entry": _scientific(entry),
     }
 
 

@@ -10,7 +10,7 @@ from template import fill
 from verdicts import pending, shown
 
 from gapped.lab.report.cells import Cell, Row, rows_of
-from gapped.lab.report.statistics import Summary, difference, summary
+from gapped.lab.report.statistics import Difference, Summary, difference, summary
 from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
 from gapped.lab.report.trees import F1, gradient_entries
 
@@ -35,8 +35,8 @@ def parser_training(evidence: Evidence) -> str:
         shares = [Entry(f"{value:.0%}", value) for value in ends[2:]]
         body.append((Entry(cell.label), tau_entry(cell.tau), accuracy, *numbers, *shares))
     first, last = "first epoch", f"epoch {evidence.group('listops-parser', 'paper')[0].records[0].epochs}"
-    columns = ("estimator", "τ", "test accuracy", f"norm, {first}", f"norm, {last}")
-    columns += (f"zero steps, {first}", f"zero steps, {last}")
+    measured = [f"{what}, {when}" for what in ("norm", "zero steps") for when in (first, last)]
+    columns = ("estimator", "τ", "test accuracy", *measured)
     return fill("parser-training", {"table": Table(columns, tuple(body))})
 
 
@@ -59,8 +59,10 @@ def tree_authors(evidence: Evidence) -> str:
     return fill("tree-authors", {"table": _table(rows), "lowest": lowest[0], "where": lowest[1]})
 
 
-def tree_short(evidence: Evidence) -> Values:
+def tree_short(evidence: Evidence) -> Values | str:
     """The small protocol: estimators beside controls."""
+    if "listops-short" not in evidence.recipes():
+        return f"{pending('listops-short').capitalize()}."
     rows = rows_of(evidence.group("listops-short", "short"), ACCURACY)
     controls = [row for row in rows if row.label in SHAPES]
     estimators = [row for row in rows if row.label not in SHAPES]
@@ -104,7 +106,7 @@ def _ahead(estimators: list[Row], controls: list[Row]) -> Values:
     }
 
 
-def _over(mine: Cell, other: Cell) -> Any:
+def _over(mine: Cell, other: Cell) -> Difference:
     return difference(mine.values(ACCURACY), other.values(ACCURACY))
 
 

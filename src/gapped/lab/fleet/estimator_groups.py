@@ -128,7 +128,7 @@ class Grouped:
             shares = (torch.split(each, self._sizes) for each in (logits, mask))
             return torch.cat(
                 [
-                    each.sample(own, mask=allowed, generator=generator)  # type: ignore[union-attr]
+                    each.sample(own, mask=allowed, generator=generator)
                     for (_, _, each), own, allowed in zip(self.groups, *shares, strict=True)
                 ]
             )

@@ -138,11 +138,11 @@ class ListOpsTask(Task):
         parsed = self.parse(test, sampler)
         right = parsed.right.double()
         metrics = {"test_accuracy": right.mean(1)}
-        bins = [("depth", depths(test.tokens), DEPTHS)]
-        if not self.protocol.characters:
-            bins.insert(0, ("length", test.lengths, LENGTHS))
-        for name, values, edges in bins:
-            for low, high in zip(edges, (*edges[1:], None), strict=True):
+        for name, values, edges in (
+            ("length", test.lengths, () if self.protocol.characters else LENGTHS),
+            ("depth", depths(test.tokens), DEPTHS),
+        ):
+            for low, high in zip(edges, (*edges[1:], None), strict=False):
                 inside = (values >= low) & (values < (high or values.max() + 1))
                 if inside.any():
                     accuracy = right[:, inside.to(right.device)].mean(1)
