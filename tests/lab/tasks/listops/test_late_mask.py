@@ -17,11 +17,11 @@ from gapped.lab.data.listops.language import VOCABULARY
 from gapped.lab.data.listops.spelling import CHARACTERS, spelled
 from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.listops_variants import LateMaskGumbelSoftmax
 from gapped.lab.tasks import LISTOPS_PROTOCOLS
 from gapped.lab.tasks.listops import ListOpsTask
 from gapped.lab.tasks.listops.reference_tree import Greedy, reference_tree
 from gapped.lab.tasks.listops.tree import latent_tree
+from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax
 
 THETA = torch.tensor([0.2, -0.1, 0.4, 0.3, 0.0], dtype=DOUBLE)
 WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0, 7.0], dtype=DOUBLE)

@@ -24,12 +24,12 @@ if not torch.cuda.is_available():
 
 import gapped
 from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.listops_variants import LateMaskGumbelSoftmax, TreeShape
 from gapped.lab.tasks.listops.model import lstm
 from gapped.lab.tasks.listops.reference_tree import Greedy
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
+from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax, TreeShape
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 tree_launch = pytest.importorskip("gapped.lab.tasks.listops.tree_launch")

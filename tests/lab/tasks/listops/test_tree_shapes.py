@@ -16,11 +16,11 @@ from gapped.errors import GappedError
 from gapped.lab.estimator_text import make, parse
 from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.listops_variants import SHAPES, TreeShape
 from gapped.lab.recipe import find_recipe
 from gapped.lab.tasks.listops.reference_tree import Greedy, reference_tree
 from gapped.lab.tasks.listops.spans import left_branching, merged_spans
 from gapped.lab.tasks.listops.tree import latent_tree
+from gapped.lab.tasks.listops.tree_variants import SHAPES, TreeShape
 
 
 def tree_of(shape: str, count: int) -> list[list[int]]:

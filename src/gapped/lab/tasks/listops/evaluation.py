@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.listops_variants import TreeShape
 from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler
+from gapped.lab.tasks.listops.tree_variants import TreeShape
 
 
 def evaluated(sampler: Grouped) -> Sampler:
