@@ -30,14 +30,14 @@ WATCHED = (
 
 
 def details(rows: Sequence[Row]) -> list[tuple[str, Table]]:
-    """Tables, each with a title, for cells whose runs recorded trees; none for others."""
-    if not any(F1 in row.cell.metrics for row in rows):
+    """Tables, each with a title, for cells whose runs built trees; none for others."""
+    if not any({F1, GRADIENT} & row.cell.metrics for row in rows):
         return []
-    return [
-        ("Trees", tree_table(rows)),
+    binned = [
         ("Accuracy by number of tokens", binned_table(rows, "length", "tokens")),
         ("Accuracy by depth", binned_table(rows, "depth", "depth")),
     ]
+    return [("Trees", tree_table(rows)), *((title, table) for title, table in binned if table.columns[2:])]
 
 
 def tree_table(rows: Sequence[Row]) -> Table:
@@ -67,7 +67,8 @@ def tree_table(rows: Sequence[Row]) -> Table:
         f"Trees that always branch to the left have F1 {listing(f'{v:.3f}' for v in plain)}; "
         f"{above or 'none'} of the {len(means)} means above {'are' if above > 1 else 'is'} higher."
     )
-    return Table(columns, tuple(body), (DEFINITION, baseline, *((WATCHED,) if watched else ())))
+    notes = (DEFINITION, baseline) if means else ()
+    return Table(columns, tuple(body), (*notes, *((WATCHED,) if watched else ())))
 
 
 def gradient_entries(row: Row) -> tuple[Entry, Entry]:
