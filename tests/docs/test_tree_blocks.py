@@ -93,7 +93,7 @@ def test_the_reading_of_the_authors(evidence: Evidence) -> None:
 def test_the_small_protocol(evidence: Evidence) -> None:
     still = {"query_gradient_norm": 0.0, "query_gradient_zero": 1.0}
     text = render_block(run("listops-short", evidence, **still), "tree-short")
-    assert "is zero in 100% of them" in text
+    assert "and zero at 100% of the steps or more" in text
     assert "over random trees +0.000 (" in text
     moving = {"query_gradient_norm": 1e-3, "query_gradient_zero": 0.0}
     with pytest.raises(GappedError, match=r"no longer show that the parser of GST at 0\.01 stays as it was"):
