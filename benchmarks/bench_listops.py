@@ -81,7 +81,7 @@ def main() -> None:
                 flush=True,
             )
         began = time.perf_counter()
-        task.valid_accuracy()
+        task.valid_accuracy(trainer.sampler)
         validation = time.perf_counter() - began
     print(f"validation: {validation:.2f} s, {task.protocol.validations} an epoch")
     epoch = total + task.protocol.validations * validation

@@ -14,10 +14,12 @@ import answer
 import beyond
 import paper_blocks
 import speed
+import tree_blocks
 from claims import claims
 from conclusions import conclusions
 from decomposition import decomposition
 from evidence import Evidence
+from parser_start import parser_start
 from template import fill
 from variance import variance
 
@@ -37,6 +39,11 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "coupled-own": paper_blocks.coupled_own,
     "efficiency-notes": paper_blocks.efficiency_notes,
     "latent-trees": paper_blocks.latent_trees,
+    "parser-start": parser_start,
+    "parser-training": tree_blocks.parser_training,
+    "tree-controls": tree_blocks.tree_controls,
+    "tree-authors": tree_blocks.tree_authors,
+    "tree-short": tree_blocks.tree_short,
     "advantage": beyond.advantage,
     "best-temperatures": beyond.best_temperatures,
     "gap-grid-best": beyond.gap_grid,

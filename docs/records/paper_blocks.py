@@ -97,7 +97,11 @@ def listops_agreement(evidence: Evidence) -> Values:
         for what, entry in zip(("value", "cell"), run, strict=True)
     }
     statistics = fill("agreement-statistics", _statistics(rows, f"{MARGIN['listops']} of accuracy"))
-    return {"cells": len(rows), "statistics": statistics, **extremes}
+    wide = max(rows, key=lambda r: r.paper_std or 0.0)
+    gap = wide.ours.mean - (wide.paper_mean or 0.0) if wide.ours else 0.0
+    require("the widest cell agrees by its width alone", not wide.disagrees and gap > 10 * MARGIN["listops"])
+    widest = {"wide": f"{wide.label} at τ={wide.tau:g}", "wide_std": wide.paper_std, "wide_gap": gap}
+    return {"cells": len(rows), "statistics": statistics, **widest, **extremes}
 
 
 def _statistics(rows: list[PaperRow], margin: str) -> Values:

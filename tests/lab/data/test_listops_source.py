@@ -22,6 +22,7 @@ from gapped.lab.data import sources
 from gapped.lab.data.listops import LISTOPS, TEST, VALID, ListOps, ListOpsSource, OfficialFile, examples
 from gapped.lab.data.listops.examples import count_tokens, expressions
 from gapped.lab.data.listops.language import generate
+from gapped.lab.data.listops.spelling import spelled
 
 pytestmark = pytest.mark.usefixtures("no_data")
 FILES = {file.name: sources.find("listops", file.name, REAL_DATA) for file in (VALID, TEST)}
@@ -40,6 +41,16 @@ def load(source: ListOpsSource, data_dir: Path | None = None) -> ListOps:
 def official_pairs(name: str) -> list[tuple[str, str]]:
     """Labels and expressions."""
     return [tuple(line.split("\t")) for line in examples.read(FILES[name]).decode().splitlines()]
+
+
+@needs_official
+def test_the_longest_expression_under_a_hundred_tokens_has_231_characters():
+    split = examples.stack(
+        expressions(examples.read(FILES[TEST.name]), FILES[TEST.name], max_tokens=100), True, 0
+    )
+    characters = spelled(split)
+    assert int(characters.lengths.max()) == 231
+    assert len(characters.tokens.unique()) == 1 + 21
 
 
 @needs_official

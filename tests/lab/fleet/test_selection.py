@@ -16,7 +16,7 @@ def test_plateaus_are_torchs_run_by_run() -> None:
     scores = torch.rand(40, runs, dtype=DOUBLE, generator=seeded(4)).cummax(0).values * 0.9
     scores += 0.05 * torch.rand(40, runs, dtype=DOUBLE, generator=seeded(5))
     weight = torch.zeros(runs, 2, dtype=DOUBLE)
-    selection = Selection(SelectionRule("score", lambda: scores[0], 1, patience), [weight])
+    selection = Selection(SelectionRule("score", lambda _: scores[0], 1, patience), [weight])
     optimisers = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(runs)]
     plateaus = [
         torch.optim.lr_scheduler.ReduceLROnPlateau(each, mode="max", factor=0.5, patience=patience)
@@ -38,7 +38,7 @@ def test_plateaus_are_torchs_run_by_run() -> None:
 
 def test_a_broken_run_keeps_its_best_weights() -> None:
     weight = torch.ones(2, 3)
-    selection = Selection(SelectionRule("score", lambda: weight[:, 0], 1, 4), [weight])
+    selection = Selection(SelectionRule("score", lambda _: weight[:, 0], 1, 4), [weight])
     selection.observe(torch.tensor([0.5, 0.5]))
     weight[0] = torch.nan
     weight[1] = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -52,6 +53,24 @@ def test_bins_come_in_the_order_of_their_numbers() -> None:
     assert table.rows[0][4].text == "0.310 ± 0.014"
     sentence = "always branch to the left have F1 0.750; none of the 2 means above is higher"
     assert any(sentence in note for note in table.notes)
+
+
+def test_the_gradient_of_the_parser_stands_beside_its_trees() -> None:
+    norms = {"query_gradient_norm": 2e-6, "query_gradient_zero": 0.25}
+    watched = [replace(r, metrics={**r.metrics, **norms}) if r.label == "STGS" else r for r in RUNS]
+    table = tree_table(rows_of(cells(watched), "test_accuracy"))
+    assert table.columns[5:] == ("query gradient", "zero steps", "seeds")
+    entries = {row[0].text: [entry.text for entry in row[5:]] for row in table.rows}
+    assert entries == {"STGS": ["2e-06", "25%", "2"], "GST-1.0": ["–", "–", "2"]}
+    assert any(note.startswith("Query gradient: ") for note in table.notes)
+
+
+def test_runs_that_read_characters_have_no_f1() -> None:
+    kept = {"test_accuracy": 0.5, "query_gradient_norm": 0.0, "query_gradient_zero": 1.0}
+    ((title, table),) = details(rows_of(cells([replace(r, metrics=kept) for r in RUNS]), "test_accuracy"))
+    assert title == "Trees"
+    assert [entry.text for entry in table.rows[0][4:7]] == ["–", "0", "100%"]
+    assert len(table.notes) == 1
 
 
 def test_records_without_trees_have_no_such_tables() -> None:

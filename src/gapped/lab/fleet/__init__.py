@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from gapped.errors import GappedError
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.estimator_groups import Grouped, Widths
+from gapped.lab.fleet.gradient_norms import GradientNorms
 from gapped.lab.fleet.optimizer import Adam, Selection, SelectionRule, clip_scales, scaled
 from gapped.lab.fleet.schedule import Constant, Schedule
 from gapped.registry import Estimator
@@ -44,6 +46,8 @@ class Task(Protocol):
     present weights are tested after each epoch."""
     descended: Sequence[tuple[Tensor, float]] = ()
     """The weights trained by plain gradient descent instead of Adam, each with its learning rate."""
+    watched: Mapping[str, Tensor] = MappingProxyType({})
+    """The weights the norm of whose gradient is recorded, before any clipping, by name."""
     official: bool = True
     """Whether validation and test data are the published ones, and not generated in their place."""
 
@@ -120,6 +124,7 @@ class Trainer:
         self.descended = list(task.descended)
         apart = {id(p) for p, _ in self.descended}
         self.parameters = [p for p in task.model.parameters() if p.requires_grad and id(p) not in apart]
+        self._place = {id(p): place for place, p in enumerate(self.parameters)}
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, compiled=compiled)
         estimators = [run.estimator for run in runs]
@@ -133,6 +138,7 @@ class Trainer:
         self.generator = torch.Generator(device)
         self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
         self.loss_sum = torch.zeros(len(runs), dtype=torch.float64, device=device)
+        self.norms = GradientNorms(task.watched)
         self.epoch, self.test_every = 0, test_every
         self.tested: list[int] = []
         self.seconds: list[float] = []
@@ -161,6 +167,7 @@ class Trainer:
         self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
         self.task.start_epoch(self.epoch)
         self.loss_sum.zero_()
+        self.norms.clear()
         self._set_rates()
         temperatures = self._temperatures()
         for step in range(steps):
@@ -171,7 +178,7 @@ class Trainer:
                 before_step()
             self._step(self.task.program(step))
             if self.selection is not None and self.selection.rule.due(step, self.task.steps):
-                self.selection.observe(self.selection.rule.score())
+                self.selection.observe(self.selection.rule.score(self.sampler))
                 self._set_rates()
 
     def best_weights(self) -> AbstractContextManager[None]:
@@ -203,6 +210,7 @@ class Trainer:
 
     def _test(self) -> None:
         metrics = {f"train_{self.task.loss_name}": self.loss_sum / self.task.steps}
+        metrics |= self.norms.means(self.task.steps)
         if self.selection is None:
             metrics |= self.evaluate()
         else:
@@ -250,6 +258,8 @@ class Trainer:
         everything = [*self.parameters, *(p for p, _ in self.descended)]
         gradients = torch.autograd.grad(loss.sum(), everything)
         self._observe(loss.detach(), self.loss_sum, self.alive)
+        for name, weight in self.task.watched.items():
+            self.norms.add(name, gradients[self._place[id(weight)]])
         scales = None if self.task.clip is None else self._clip_scales(gradients, self.task.clip)
         self.adam.step(gradients[: len(self.parameters)], self.alive, scales)
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
@@ -286,7 +296,8 @@ class Trainer:
         adams = (self.adam, *(tuner for _, _, tuner in self.tuned))
         weights = [t for adam in adams for t in (*adam.parameters, *adam.first, *adam.second, adam.count)]
         buffers = [t for _, each, _ in self.tuned for t in each.buffers()]
-        return [*weights, *buffers, *(p for p, _ in self.descended), self.loss_sum, self.alive]
+        sums = (self.loss_sum, self.alive, *self.norms.state())
+        return [*weights, *buffers, *(p for p, _ in self.descended), *sums]
 
 
 def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:

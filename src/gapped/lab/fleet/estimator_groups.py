@@ -114,11 +114,24 @@ class Grouped:
         """Whether the samples of all runs are one-hot."""
         return all(getattr(each, "hard", True) for _, _, each in self.groups)
 
+    @property
+    def masks_late(self) -> bool:
+        """Whether an estimator needs to see what a mask hides; all must be pathwise then."""
+        return any(getattr(each, "masks_late", False) for _, _, each in self.groups)
+
     @values_unseen()
     def sample(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """One sample of each run; that of a score-function estimator carries no gradient."""
+        if mask is not None and self.masks_late:
+            shares = (torch.split(each, self._sizes) for each in (logits, mask))
+            return torch.cat(
+                [
+                    each.sample(own, mask=allowed, generator=generator)
+                    for (_, _, each), own, allowed in zip(self.groups, *shares, strict=True)
+                ]
+            )
         logits = simplex.masked(logits, mask)
         if len(self.groups) == 1:
             return _sample(self.groups[0][2], logits, generator)
@@ -242,7 +255,7 @@ def _temperature(estimator: Estimator) -> float:
 def _with_levels(same: Sequence[Estimator], first: Pathwise, tau: Tensor, rows: int) -> Pathwise:
     """The `first` of `same` with the levels of all as tensors along the run axis."""
     shape = (-1,) + (1,) * rows
-    levels: dict[str, Any] = {"tau": tau.view(shape)}
+    levels: dict[str, Any] = {"tau": tau.view(shape)} if "tau" in first.levels else {}
     for name in _LEVELS[1:]:
         values = [getattr(e, name, None) for e in same]
         if is_level(name, values[0]):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from gapped.lab.fleet.estimator_groups import Grouped
+
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
 _NORM_EPS = 1e-6
@@ -106,8 +108,8 @@ class SelectionRule:
 
     metric: str
     """What the score is called in records; more is better."""
-    score: Callable[[], Tensor]
-    """Takes the score of each run, ``(R,)``; NaN for a run that is broken."""
+    score: Callable[[Grouped], Tensor]
+    """Takes the score of each run, ``(R,)``, given their sampler; NaN for a run that is broken."""
     validations: int
     """How often per epoch, evenly spaced, the last time at its end."""
     patience: int

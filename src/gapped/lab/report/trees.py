@@ -15,6 +15,7 @@ from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry
 
 ACCURACY = "test_accuracy"
 F1 = "test_tree_f1"
+GRADIENT = "query_gradient_norm"
 
 DEFINITION = (
     "F1: unlabelled bracketing F1 of the greedy tree against the parse in the file, mean over the test "
@@ -22,22 +23,26 @@ DEFINITION = (
     "these do not count; an expression of n tokens then has n - 2 spans in both trees, and precision, "
     "recall and F1 are one number. Mean ± standard deviation over seeds."
 )
+WATCHED = (
+    "Query gradient: the norm of the gradient of the vector that scores pairs, before clipping, mean over "
+    "the steps of the last epoch and over seeds. Zero steps: the share of steps at which it is exactly zero."
+)
 
 
 def details(rows: Sequence[Row]) -> list[tuple[str, Table]]:
-    """Tables, each with a title, for cells whose runs recorded trees; none for others."""
-    if not any(F1 in row.cell.metrics for row in rows):
+    """Tables, each with a title, for cells whose runs built trees; none for others."""
+    if not any({F1, GRADIENT} & row.cell.metrics for row in rows):
         return []
-    return [
-        ("Trees", tree_table(rows)),
+    binned = [
         ("Accuracy by number of tokens", binned_table(rows, "length", "tokens")),
         ("Accuracy by depth", binned_table(rows, "depth", "depth")),
     ]
+    return [("Trees", tree_table(rows)), *((title, table) for title, table in binned if table.columns[2:])]
 
 
 def tree_table(rows: Sequence[Row]) -> Table:
     """Agreement of each cell's trees with the true parse."""
-    body = []
+    body, watched = [], any(GRADIENT in row.cell.metrics for row in rows)
     for row in rows:
         f1, best = (summary(row.cell.values(name)) for name in (F1, "best_valid_accuracy"))
         spread = f" ± {f1.std:.3f}" if f1.count > 1 else ""
@@ -48,10 +53,12 @@ def tree_table(rows: Sequence[Row]) -> Table:
                 number(row.value.mean, ACCURACY),
                 number(best.mean, ACCURACY),
                 Entry(f"{f1.mean:.3f}{spread}" if f1.count else NOTHING, f1.mean if f1.count else None),
+                *(gradient_entries(row) if watched else ()),
                 Entry(str(f1.count), f1.count),
             )
         )
-    columns = ("estimator", "τ", "test accuracy", "best validation accuracy", "F1", "seeds")
+    gradient = ("query gradient", "zero steps") if watched else ()
+    columns = ("estimator", "τ", "test accuracy", "best validation accuracy", "F1", *gradient, "seeds")
     known = (row.cell.values("left_branching_f1").tolist() for row in rows)
     plain = sorted({value for values in known for value in values if isfinite(value)})
     means = [f1.mean for row in rows if (f1 := summary(row.cell.values(F1))).count]
@@ -60,7 +67,17 @@ def tree_table(rows: Sequence[Row]) -> Table:
         f"Trees that always branch to the left have F1 {listing(f'{v:.3f}' for v in plain)}; "
         f"{above or 'none'} of the {len(means)} means above {'are' if above > 1 else 'is'} higher."
     )
-    return Table(columns, tuple(body), (DEFINITION, baseline))
+    notes = (DEFINITION, baseline) if means else ()
+    return Table(columns, tuple(body), (*notes, *((WATCHED,) if watched else ())))
+
+
+def gradient_entries(row: Row) -> tuple[Entry, Entry]:
+    """The norm of the query's gradient in the last epoch, and the share of steps at which it is zero."""
+    norm, zero = (summary(row.cell.values(name)) for name in (GRADIENT, "query_gradient_zero"))
+    if not norm.count:
+        return Entry(NOTHING), Entry(NOTHING)
+    size = f"{norm.mean:.0e}" if norm.mean else "0"
+    return Entry(size, norm.mean), Entry(f"{zero.mean:.0%}", zero.mean)
 
 
 def binned_table(rows: Sequence[Row], kind: str, what: str) -> Table:

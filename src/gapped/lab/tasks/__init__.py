@@ -82,7 +82,9 @@ class ListOpsProtocol:
     patience: int = 4
     """Validations without progress after which one more halves the learning rate."""
     waste: float = 0.1
-    """Largest share of padding in a group of expressions of similar length."""
+    """Largest share of padding in a group of expressions of similar length; 1 puts all into one group."""
+    characters: bool = False
+    """Whether the model reads characters, spaces included, instead of tokens."""
 
 
 _PAPER_32X64 = VAEProtocol(
@@ -137,22 +139,26 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
     }
 )
 
+_SHORT = ListOpsProtocol(
+    "short",
+    width=48,
+    dropout=0.1,
+    count=10_000,
+    max_tokens=12,
+    batch=32,
+    epochs=10,
+    learning_rate=4e-3,
+    waste=0.2,
+)
 LISTOPS_PROTOCOLS: Mapping[str, ListOpsProtocol] = MappingProxyType(
     {
         each.name: each
         for each in (
             ListOpsProtocol("paper"),
-            ListOpsProtocol(
-                "short",
-                width=48,
-                dropout=0.1,
-                count=10_000,
-                max_tokens=12,
-                batch=32,
-                epochs=10,
-                learning_rate=4e-3,
-                waste=0.2,
-            ),
+            # What the paper's script does with its data: characters, batches of all lengths.
+            ListOpsProtocol("authors", characters=True, waste=1.0),
+            _SHORT,
+            replace(_SHORT, name="authors-short", characters=True, waste=1.0, epochs=2),
             ListOpsProtocol(
                 "tiny", width=8, dropout=0.1, count=200, max_tokens=12, epochs=1, batch=8, waste=0.3
             ),

@@ -29,6 +29,7 @@ from gapped.lab.tasks.listops.reference_tree import Greedy
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
+from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax, TreeShape
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 tree_launch = pytest.importorskip("gapped.lab.tasks.listops.tree_launch")
@@ -108,7 +109,9 @@ def test_pairs_are_formed(
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_scores_end_with_the_expression(number: int) -> None:
     tables, layer = garden(5)
-    scores = assert_same(tables, lambda own, at: own.scores(at).contiguous(), layer._replace(number=number))
+    scores = assert_same(
+        tables, lambda own, at: own.scores(at, own.lengths).contiguous(), layer._replace(number=number)
+    )
     assert (scores == -torch.inf).any()
     assert scores.shape == (RUNS, BATCH, 3)
 
@@ -248,13 +251,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SAMPLERS = {
     "fleet": [gapped.GST(tau=0.7, gap=1.2, backend="torch"), gapped.ReinMax(backend="torch")],
+    "late": [LateMaskGumbelSoftmax(tau=0.3), TreeShape(shape="balanced")],
     "greedy": None,
 }
 
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("fleet", (1, 2)), ("fleet", (1, 3, 5)), ("fleet", (8,)), ("greedy", (1, 4))],
+    [("fleet", (1, 2)), ("fleet", (1, 3, 5)), ("fleet", (8,)), ("late", (2, 5)), ("greedy", (1, 4))],
     ids=str,
 )
 def test_a_whole_tree(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:

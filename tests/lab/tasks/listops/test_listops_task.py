@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from conftest import assert_close, seeded
 from listops_text import decode, encode
 from torch import Tensor, nn
-from toy_tasks import CPU, LISTOPS_TINY, equal, listops_task, resumed_twins, toy_expressions, toy_split
+from toy_tasks import (
+    CPU,
+    DOUBLE,
+    LISTOPS_TINY,
+    equal,
+    listops_task,
+    resumed_twins,
+    toy_expressions,
+    toy_split,
+)
 
 import gapped
 from gapped.errors import GappedError
@@ -22,6 +31,7 @@ from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split
 from gapped.lab.engines.local import Local
 from gapped.lab.fleet import Run, Trainer, derived_seed
+from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.recipe import recipe_from
 from gapped.lab.store import Store
 from gapped.lab.tasks import LISTOPS_PROTOCOLS, ListOpsProtocol
@@ -85,7 +95,7 @@ def plain_loop(task: ListOpsTask, model: PlainModel, sampler: Sampler, seed: int
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimiser, mode="max", factor=0.5, patience=rules.patience
     )
-    history: dict[str, list[float]] = {"loss": [], "valid": [], "rate": [], "norm": []}
+    history: dict[str, list[float]] = {"loss": [], "valid": [], "rate": [], "norm": [], "query": []}
     best, best_state = -1.0, dict(model.state_dict())
     for epoch in range(rules.epochs):
         task.start_epoch(epoch)
@@ -98,6 +108,7 @@ def plain_loop(task: ListOpsTask, model: PlainModel, sampler: Sampler, seed: int
             logits = model(bucket.tokens[rows], bucket.lengths[rows], sampler, noise, rules.dropout)
             loss = F.cross_entropy(logits, bucket.labels[rows])
             loss.backward()
+            history["query"].append(float(torch.linalg.vector_norm(model.query.grad)))
             history["norm"].append(float(nn.utils.clip_grad_norm_(model.parameters(), rules.clip)))
             optimiser.step()
             losses.append(loss.item())
@@ -133,6 +144,9 @@ def test_a_fleet_of_one_is_a_plain_training_loop() -> None:
     assert losses == pytest.approx(expected["loss"], abs=1e-9)
     assert [row[0] for row in trainer.history["valid_accuracy"]] == expected["valid"][1::2]
     assert rates == pytest.approx(expected["rate"][1::2], rel=1e-12)
+    norms = torch.tensor(expected["query"]).view(LISTOPS_TINY.epochs, -1)
+    assert [row[0] for row in trainer.history["query_gradient_norm"]] == pytest.approx(norms.mean(1).tolist())
+    assert trainer.history["query_gradient_zero"] == [[0.0]] * LISTOPS_TINY.epochs
     metrics = trainer.test()
     assert metrics["test_accuracy"] == pytest.approx(expected["test"], abs=1e-12)
     assert metrics["best_valid_accuracy"] == [max(expected["valid"])]
@@ -179,14 +193,15 @@ def test_every_expression_is_in_one_bucket_with_little_padding() -> None:
 
 def test_parses_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     task = listops_task(seeds=(3, 8))
-    together = task.parse(task.test)
+    sampler = Grouped.of([gapped.GST()] * 2, 1, CPU, DOUBLE)
+    together = task.parse(task.test, sampler)
     assert (together.merges >= 0).sum(-1).tolist() == [(task.test.lengths - 1).tolist()] * 2
     for tokens in (1, 40):
         monkeypatch.setattr(task_module, "_CHUNK", tokens)
         sizes = [(len(rows), longest) for rows, longest in task_module._chunks(task.test.lengths, CPU)]
         assert sum(size for size, _ in sizes) == len(task.test)
         assert all(size == 1 or size * longest <= tokens for size, longest in sizes)
-        apart = task.parse(task.test)
+        apart = task.parse(task.test, sampler)
         assert equal(together, apart)
 
 

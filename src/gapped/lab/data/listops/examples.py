@@ -143,16 +143,16 @@ def stack(examples: Iterable[Expression], official: bool, complete: int) -> Spli
     longest = max(lengths, default=0)
     nodes = max(longest - 1, 0)
     return Split(
-        _padded(tokens, longest, torch.uint8).reshape(len(tokens), longest),
+        padded(tokens, longest, torch.uint8).reshape(len(tokens), longest),
         torch.tensor(lengths, dtype=torch.int64),
         torch.tensor(labels, dtype=torch.int64),
-        _padded(trees, 4 * nodes, torch.int16).reshape(len(tokens), nodes, 2),
+        padded(trees, 4 * nodes, torch.int16).reshape(len(tokens), nodes, 2),
         official,
         complete,
     )
 
 
-def _padded(items: Iterable[bytes], size: int, dtype: torch.dtype) -> torch.Tensor:
+def padded(items: Iterable[bytes], size: int, dtype: torch.dtype) -> torch.Tensor:
     """`items`, each padded to `size` bytes, one after the other."""
     # A bytearray is writable, as torch requires of memory that it shares; frombuffer refuses empty buffers.
     raw = bytearray().join(each.ljust(size, bytes([PADDING])) for each in items)
@@ -162,11 +162,11 @@ def _padded(items: Iterable[bytes], size: int, dtype: torch.dtype) -> torch.Tens
 def buckets(lengths: torch.Tensor, waste: float = 0.1) -> list[torch.Tensor]:
     """Indices of the examples, in the fewest groups that keep the padding in bounds, shortest first.
 
-    `lengths` are positive integers of shape (N,), `waste` is at least 0 and below 1. A batch of one group can
-    be padded to the group's longest. In each group at most the share `waste` of ``size * longest`` cells is
-    padding, and lengths do not interleave: all examples of one length are in one group. Among the divisions
-    with fewest groups the one with least padding is taken. Each example is in exactly one group, in its
-    original order. Index tensors are int64, on the device of `lengths`.
+    `lengths` are positive integers of shape (N,), `waste` is from 0 to 1, which makes a single group. A batch
+    of one group can be padded to the group's longest. In each group at most the share `waste` of
+    ``size * longest`` cells is padding, and lengths do not interleave: all examples of one length are in one
+    group. Among the divisions with fewest groups the one with least padding is taken. Each example is in
+    exactly one group, in its original order. Index tensors are int64, on the device of `lengths`.
 
     >>> buckets(torch.tensor([9, 3, 10, 3]), waste=0.1)
     [tensor([1, 3]), tensor([0, 2])]

@@ -15,13 +15,15 @@ from gapped.errors import reject
 from gapped.lab.data.listops import ListOps
 from gapped.lab.data.listops.examples import Split, buckets
 from gapped.lab.data.listops.language import CLOSE, OPEN, VOCABULARY
-from gapped.lab.fleet import Task, permutation
+from gapped.lab.data.listops.spelling import spelled
+from gapped.lab.fleet import Task, derived_seed, permutation
 from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.fleet.optimizer import SelectionRule
 from gapped.lab.fleet.run_layers import generators, spread
 from gapped.lab.tasks import ListOpsProtocol
+from gapped.lab.tasks.listops.evaluation import evaluated
 from gapped.lab.tasks.listops.model import CLASSES, TreeClassifier
-from gapped.lab.tasks.listops.reference_tree import Greedy
+from gapped.lab.tasks.listops.spans import agreement, left_branching, merged_spans
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
@@ -81,9 +83,11 @@ class ListOpsTask(Task):
         self.model = TreeClassifier(protocol, generators(self._distinct), fused=compiled)
         self.model.to(device, dtype)
         spread(self.model, self._places.tolist())
-        self.valid, self.test = data.valid, data.test
+        self.watched = {"query": self.model.query}
+        read = spelled if protocol.characters else lambda split: split
+        self.valid, self.test = read(data.valid), read(data.test)
         self.official = data.valid.official and data.test.official
-        self.buckets = _buckets(data.train, protocol, device)
+        self.buckets = _buckets(read(data.train), protocol, device)
         counts = [len(bucket.labels) // protocol.batch for bucket in self.buckets]
         self._sequence = torch.repeat_interleave(torch.tensor(counts))
         self.steps = len(self._sequence)
@@ -120,25 +124,31 @@ class ListOpsTask(Task):
         losses = F.cross_entropy(logits.view(-1, CLASSES), labels.view(-1), reduction="none")
         return losses.view(labels.shape).mean(1)
 
-    def valid_accuracy(self) -> Tensor:
+    def valid_accuracy(self, sampler: Grouped) -> Tensor:
         """Accuracy of greedy trees on the validation split."""
-        return self.parse(self.valid).right.double().mean(1)
+        return self.parse(self.valid, sampler).right.double().mean(1)
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
-        """Accuracy of greedy trees on the test split, in all and by length and depth; F1 of the trees."""
+        """Accuracy of greedy trees on the test split, in all and by depth.
+
+        If the model reads tokens, also by their number, and the F1 of the trees: the true parse has no
+        trees over characters.
+        """
         test = self.test
-        parsed = self.parse(test)
+        parsed = self.parse(test, sampler)
         right = parsed.right.double()
         metrics = {"test_accuracy": right.mean(1)}
         for name, values, edges in (
-            ("length", test.lengths, LENGTHS),
+            ("length", test.lengths, () if self.protocol.characters else LENGTHS),
             ("depth", depths(test.tokens), DEPTHS),
         ):
-            for low, high in zip(edges, (*edges[1:], None), strict=True):
+            for low, high in zip(edges, (*edges[1:], None), strict=False):
                 inside = (values >= low) & (values < (high or values.max() + 1))
                 if inside.any():
                     accuracy = right[:, inside.to(right.device)].mean(1)
                     metrics[f"test_accuracy_{name}_{bin_name(low, high)}"] = accuracy
+        if self.protocol.characters:
+            return metrics
         true = test.spans.to(right.device), test.lengths.to(right.device)
         metrics["test_tree_f1"] = agreement(merged_spans(parsed.merges), *true).nanmean(1)
         plain = merged_spans(left_branching(test.lengths, test.spans.shape[1]))
@@ -149,9 +159,14 @@ class ListOpsTask(Task):
     def show(
         self, sampler: Grouped, generator: torch.Generator, places: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """For each run: a few test expressions with label, prediction, and both trees as lists of spans."""
+        """For each run: a few test expressions with label, prediction, and both trees as lists of spans.
+
+        None where the model reads characters.
+        """
+        if self.protocol.characters:
+            return
         few = _few(self.test)
-        parsed = self.parse(few)
+        parsed = self.parse(few, sampler)
         spans = merged_spans(parsed.merges)
         for place in places:
             examples = []
@@ -169,9 +184,14 @@ class ListOpsTask(Task):
             yield {"examples": examples}
 
     @torch.no_grad()
-    def parse(self, split: Split) -> Parsed:
-        """Classes and greedy trees of all expressions of a split, by all runs."""
+    def parse(self, split: Split, sampler: Grouped) -> Parsed:
+        """Classes and trees of all expressions of a split, by all runs.
+
+        Trees are greedy, but for runs whose trees do not depend on scores. Random ones are the same at every
+        call.
+        """
         runs, device = len(self.seeds), self.batch.device
+        policy, noise = evaluated(sampler), torch.Generator(device).manual_seed(derived_seed("trees"))
         # Moved once, and no value is read back: the host never waits for a chunk.
         tokens, lengths, labels = (x.to(device) for x in (split.tokens, split.lengths, split.labels))
         right = torch.empty(runs, len(split), device=device)
@@ -182,7 +202,8 @@ class ListOpsTask(Task):
             logits, trees = self.model(
                 tokens[rows, :longest].long().expand(*shape, longest),
                 lengths[rows].expand(shape),
-                Greedy(),
+                policy,
+                noise,
                 dropout=False,
             )
             guess = logits.argmax(-1)
@@ -244,59 +265,3 @@ def _chunks(lengths: Tensor, device: torch.device) -> Iterator[tuple[Tensor, int
             yield places[start:stop], ordered[stop - 1]
             start = stop
     yield places[start:], ordered[-1]
-
-
-def merged_spans(merges: Tensor) -> Tensor:
-    """Half-open ranges of tokens, ``(..., T, 2)``, of the nodes that `merges` ``(..., T)`` built in turn.
-
-    A merge is the place of its left partner in the sequence of its layer; -1 merges nothing, and its
-    range is (0, 0), as in the padding of `Split.spans`.
-
-    >>> merged_spans(torch.tensor([[1, 0]]))
-    tensor([[[1, 3],
-             [0, 3]]])
-    """
-    layers = merges.shape[-1]
-    edges = torch.arange(layers + 2, device=merges.device).expand(*merges.shape[:-1], layers + 2)
-    spans = []
-    for step in range(layers):
-        left = merges[..., step : step + 1]
-        none = left < 0
-        at = left.clamp(min=0)
-        span = torch.cat([edges.gather(-1, at), edges.gather(-1, at + 2)], -1)
-        spans.append(span.masked_fill(none, 0))
-        # The edge between the partners goes; where there are none, the last one, which is padding.
-        inner = torch.where(none, edges.shape[-1], at + 1)
-        place = torch.arange(edges.shape[-1] - 1, device=merges.device)
-        edges = torch.where(place < inner, edges[..., :-1], edges[..., 1:])
-    return torch.stack(spans, -2) if spans else merges.new_empty(*merges.shape, 2)
-
-
-def agreement(spans: Tensor, truth: Tensor, lengths: Tensor) -> Tensor:
-    r"""Unlabelled bracketing F1 of binary trees, ``(..., B)``.
-
-    `spans` ``(..., B, T, 2)`` and `truth` ``(B, T, 2)`` are inner nodes as ranges, (0, 0) being padding. The
-    single tokens and the whole expression are in every tree and do not count. An expression of n tokens then
-    has n - 2 spans in both trees, so precision, recall and F1 are one number. NaN for n < 3, where nothing
-    is left to compare.
-    """
-    size = spans.shape[-2] + 2
-    inner = (lengths - 2).clamp(min=0)
-
-    def code(ranges: Tensor) -> Tensor:
-        trivial = (ranges[..., 0] == 0) & (ranges[..., 1] == lengths.unsqueeze(-1))
-        number = ranges[..., 0].long() * size + ranges[..., 1].long()
-        return number.masked_fill(trivial, 0)
-
-    true = torch.zeros(*truth.shape[:-2], size * size, dtype=torch.bool, device=truth.device)
-    true.scatter_(-1, code(truth), True)
-    true[..., 0] = False  # padding and the whole
-    codes = code(spans)
-    hits = true.expand(*codes.shape[:-1], -1).gather(-1, codes).sum(-1)
-    return torch.where(inner > 0, hits / inner.clamp(min=1), torch.nan)
-
-
-def left_branching(lengths: Tensor, layers: int) -> Tensor:
-    """The merges ``(*lengths.shape, layers)`` that always take the first pair: the baseline for ListOps."""
-    step = torch.arange(layers, device=lengths.device)
-    return torch.where(step < lengths.unsqueeze(-1) - 1, 0, -1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter, init
 
 from gapped.lab.data.listops.language import VOCABULARY
+from gapped.lab.data.listops.spelling import CHARACTERS
 from gapped.lab.fleet.run_layers import Linear
 from gapped.lab.tasks import ListOpsProtocol
 from gapped.lab.tasks.listops.reference_tree import Sampler
@@ -35,7 +36,7 @@ class TreeClassifier(torch.nn.Module):
         super().__init__()
         d = self.width = protocol.width
         self.dropout, self.fused = protocol.dropout, fused
-        words = len(VOCABULARY)
+        words = len(CHARACTERS if protocol.characters else VOCABULARY)
         normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-0.002, b=0.002)
         self.embedding = _stacked(runs, (words, d), normal)
         self.input_weight = _stacked(runs, (4 * d, d), init.kaiming_normal_, transposed=True)

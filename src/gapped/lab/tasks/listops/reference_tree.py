@@ -38,6 +38,16 @@ class Greedy:
         return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype)
 
 
+def sampled_lengths(sampler: Sampler, lengths: Tensor) -> Tensor | None:
+    """How far the scores go that a sampler is shown, ``(R, B)``; None for the expressions' own `lengths`.
+
+    One that masks late sees the padding too, up to the longest expression of its run's batch, and a mask.
+    """
+    if not getattr(sampler, "masks_late", False):
+        return None
+    return lengths.amax(-1, keepdim=True).expand_as(lengths).contiguous()
+
+
 def reference_tree(
     leaves: Tensor,
     weight: Tensor,
@@ -59,7 +69,7 @@ def reference_tree(
     Shapes: `weight` ``(R, 2d, 5d)``, `bias` ``(R, 1, 5d)``, `query` ``(R, 1, d)``, `lengths` ``(R, B)``.
     """
     width = query.shape[-1]
-    states = leaves
+    states, shown = leaves, sampled_lengths(sampler, lengths)
     for layer in range(leaves.shape[2] - 1):
         left, right = states[:, :, :-1], states[:, :, 1:]
         inputs = torch.cat([left[..., :width], right[..., :width]], -1)
@@ -70,6 +80,8 @@ def reference_tree(
             z = mask.to(h.dtype)
         else:
             scores = (h * query.unsqueeze(1)).sum(-1) / math.sqrt(width)
+            if shown is not None:
+                scores = simplex.masked(scores, allowed_pairs(shown, layer, h.shape[2]))
             z = sampler.sample(scores, mask=mask, generator=generator)
         total = z.cumsum(-1).unsqueeze(-1)
         z = z.unsqueeze(-1)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped.lab.tasks.listops.reference_tree import Sampler
+from gapped.lab.tasks.listops.reference_tree import Sampler, sampled_lengths
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
 
@@ -82,7 +82,7 @@ class _Tree(torch.autograd.Function):
             from gapped.lab.tasks.listops import tree_launch
 
             tables_type, ctx.sweep_type = tree_launch.FusedTables, tree_launch.FusedSweep
-        tables = tables_type.of(leaves, bias, query, lengths)
+        tables, shown = tables_type.of(leaves, bias, query, lengths), sampled_lengths(sampler, lengths)
         tables.project(weight, 0, count)
         tables.form(0, count - 1)
         layer = Layer(0, lines(tables.states, 0, count), lines(tables.pair_scores, 0, count - 1))
@@ -95,10 +95,11 @@ class _Tree(torch.autograd.Function):
             if last:  # nothing to choose
                 sample = leaves.new_ones(runs, batch, 1)
             else:
-                scores = tables.scores(layer)
+                scores = tables.scores(layer, tables.lengths if shown is None else shown)
+                mask = None if shown is None else tables.allowed(layer, lengths)
                 with torch.set_grad_enabled(differentiable):
                     scores.requires_grad_(differentiable)
-                    sample = sampler.sample(scores, generator=generator)
+                    sample = sampler.sample(scores, mask=mask, generator=generator)
                 differentiable_sample = sample if sample.requires_grad else None
             if differentiable:
                 choices.append((layer, scores, differentiable_sample))

@@ -32,10 +32,10 @@ class FusedTables(Tables):
         programs = -(-items // flags["ROWS"])
         _launch(tree_kernels.form_kernel, programs, sizes, vars(self), WIDTH=self.width, **flags)
 
-    def scores(self, layer: Layer) -> Tensor:
+    def scores(self, layer: Layer, lengths: Tensor) -> Tensor:
         runs, size, batch = layer.pairs.shape
         out = self.states.new_empty(runs, batch, size)
-        tensors = vars(self) | {"pairs": layer.pairs, "out": out}
+        tensors = vars(self) | {"pairs": layer.pairs, "out": out, "lengths": lengths}
         programs = -(-out.numel() // _PLACES)
         sizes = (out.numel(), batch, size, layer.number)
         _launch(tree_kernels.scores_kernel, programs, sizes, tensors, BLOCK=_PLACES, num_warps=4)

@@ -146,12 +146,14 @@ class Tables:
         self.pair_states[:, start : start + count] = torch.cat([h, c], -1)
         self.pair_scores[:, start : start + count] = (h * self.query.unsqueeze(1)).sum(-1)
 
-    def scores(self, layer: Layer) -> Tensor:
-        """Scores ``(R, B, L)`` of a layer's pairs, -inf beyond the expression."""
+    def scores(self, layer: Layer, lengths: Tensor) -> Tensor:
+        """Scores ``(R, B, L)`` of a layer's pairs, -inf beyond the `lengths` ``(R, B)``."""
         values = take(self.pair_scores, layer.pairs).transpose(1, 2)
-        return values.masked_fill(
-            ~allowed_pairs(self.lengths, layer.number, layer.pairs.shape[1]), -torch.inf
-        )
+        return values.masked_fill(~self.allowed(layer, lengths), -torch.inf)
+
+    def allowed(self, layer: Layer, lengths: Tensor) -> Tensor:
+        """Which places of a layer hold pairs within the `lengths`, ``(R, B, L)``."""
+        return allowed_pairs(lengths, layer.number, layer.pairs.shape[1])
 
     def merge(self, layer: Layer, sample: Tensor) -> Layer:
         """Enter the node that `sample` ``(R, B, L)`` merges, and the children of its new pairs.

@@ -1,0 +1,47 @@
+"""Norms of gradients along training: sums on the device, exact zeros told from tiny numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from toy_tasks import CPU, listops_task
+
+import gapped
+from gapped.lab.fleet import Run, Trainer
+from gapped.lab.fleet.gradient_norms import GradientNorms
+
+
+def test_a_tiny_gradient_is_not_zero() -> None:
+    norms = GradientNorms({"query": torch.zeros(3, 1, 2)})
+    tiny = 1.4e-45  # the least float32
+    for step in ([[3.0, 4.0], [0.0, 0.0], [tiny, 0.0]], [[0.0, 0.0], [0.0, -0.0], [0.0, -tiny]]):
+        norms.add("query", torch.tensor(step).unsqueeze(1))
+    means = norms.means(2)
+    least = float(torch.tensor(tiny))
+    assert means["query_gradient_norm"].tolist() == pytest.approx([2.5, 0.0, least], rel=1e-12)
+    assert means["query_gradient_zero"].tolist() == [0.5, 1.0, 0.0]
+    assert math.isclose(least, tiny, rel_tol=0.1)
+    norms.clear()
+    assert not any(total.any() for total in norms.state())
+
+
+def test_recording_a_step_restores_the_sums() -> None:
+    """They are among the tensors that a warm-up changes and that are then put back."""
+    trainer = Trainer(listops_task(), [Run(gapped.GST(), 0.02)], 1, 0, CPU)
+    own = {total.data_ptr() for total in trainer.norms.state()}
+    assert len(own) == 2
+    assert own <= {tensor.data_ptr() for tensor in trainer._state()}
+
+
+def test_every_epoch_begins_anew() -> None:
+    trainer = Trainer(listops_task(), [Run(gapped.GST(0.01), 0.0)], 2, 0, CPU)
+    trainer.task.model.query.data.mul_(1e-3)
+    for _ in range(2):
+        trainer.train_epoch()
+    assert trainer.history["query_gradient_zero"] == [[0.0], [0.0]]
+    first, second = (row[0] for row in trainer.history["query_gradient_norm"])
+    # In float64 exp(-100) is a number. Without learning, epochs differ in their noise alone.
+    assert 0 < first < 1e-38
+    assert 0.01 < second / first < 100

@@ -1,0 +1,175 @@
+"""Masking after the softmax, and characters: the protocol of the paper's script."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import assert_close, seeded
+from torch import Tensor
+from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train, tree_inputs
+
+import gapped
+from gapped import simplex
+from gapped.errors import GappedError
+from gapped.lab.data.listops.language import VOCABULARY
+from gapped.lab.data.listops.spelling import CHARACTERS, spelled
+from gapped.lab.fleet import Run, Trainer
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.tasks import LISTOPS_PROTOCOLS
+from gapped.lab.tasks.listops import ListOpsTask
+from gapped.lab.tasks.listops.reference_tree import Greedy, reference_tree
+from gapped.lab.tasks.listops.tree import latent_tree
+from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax
+
+THETA = torch.tensor([0.2, -0.1, 0.4, 0.3, 0.0], dtype=DOUBLE)
+WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0, 7.0], dtype=DOUBLE)
+MASK = torch.tensor([True, True, True, False, False])
+
+
+def by_formula(noise: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """y and the gradient of WEIGHT . y in the allowed scores, category by category."""
+    weights = [float(torch.exp((t + g) / tau)) for t, g in zip(THETA, noise, strict=True)]
+    p = [w / sum(weights) for w in weights]
+    kept = [(p[j] if MASK[j] else 0.0) + 1e-20 for j in range(5)]
+    total = sum(kept)
+    y = [k / total for k in kept]
+    mean = sum(float(WEIGHT[j]) * y[j] for j in range(5))
+    gradient = [0.0] * 5
+    for j in range(3):
+        for k in range(3):
+            slope = p[j] * ((j == k) - p[k]) / tau
+            gradient[k] += slope * (float(WEIGHT[j]) - mean) / total
+    return torch.tensor(y, dtype=DOUBLE), torch.tensor(gradient, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.1, 0.02])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_formula_on_the_same_noise(tau: float, seed: int) -> None:
+    theta = THETA.clone().requires_grad_()
+    sample = LateMaskGumbelSoftmax(tau).sample(theta, mask=MASK, generator=seeded(seed))
+    y, expected = by_formula(simplex.gumbel(THETA, seeded(seed)), tau)
+    assert sample.detach().tolist() == [float(j == int(y.argmax())) for j in range(5)]
+    (gradient,) = torch.autograd.grad(sample @ WEIGHT, theta)
+    assert_close(gradient, expected, 1e-10)
+
+
+def test_where_padding_wins_the_first_is_taken_without_a_gradient() -> None:
+    rows = torch.zeros(2000, 40, requires_grad=True)
+    mask = (torch.arange(40) < 4).expand_as(rows)
+    late, early = (
+        kind(0.01).sample(rows, mask=mask, generator=seeded(2))
+        for kind in (LateMaskGumbelSoftmax, gapped.GumbelSoftmax)
+    )
+    first = [float(sample[:, 0].detach().mean()) for sample in (late, early)]
+    # A padded place wins nine times in ten, mostly by more than 0.46, where all y are equal.
+    assert first[0] > 0.5
+    assert first[1] < 0.35
+    assert not late[:, 4:].any()
+    (gradient,) = torch.autograd.grad(late @ torch.arange(40.0), rows, torch.ones(2000))
+    assert not gradient[:, 4:].any()
+    silent = float((gradient.abs().amax(-1) < 1e-6).double().mean())
+    assert silent > 0.5
+
+
+def test_without_padding_it_is_the_usual_estimator() -> None:
+    rows = torch.randn(300, 6, dtype=DOUBLE, generator=seeded(1)).requires_grad_()
+    late, usual = (
+        kind(0.5).sample(rows, generator=seeded(2)) for kind in (LateMaskGumbelSoftmax, gapped.GumbelSoftmax)
+    )
+    assert torch.equal(late, usual)
+    direction = torch.randn(300, 6, dtype=DOUBLE, generator=seeded(3))
+    mine, theirs = (torch.autograd.grad(each, rows, direction)[0] for each in (late, usual))
+    assert_close(mine, theirs, 1e-12)
+
+
+LENGTHS = torch.tensor([[9, 1, 4, 2], [3, 5, 2, 6]])
+
+
+def test_the_reference_has_the_same_trees_and_gradients() -> None:
+    """The second run's batch ends at six, and places beyond that do not take part."""
+    inputs = tree_inputs(2, 4, 9, 5)
+    for sampler in (
+        LateMaskGumbelSoftmax(0.3),
+        Grouped.of([LateMaskGumbelSoftmax(0.3), gapped.GST(0.7)], 1, CPU, DOUBLE),
+    ):
+        root, merges = latent_tree(*inputs, LENGTHS, sampler, seeded(3))
+        expected = reference_tree(*inputs, LENGTHS, sampler, seeded(3))
+        torch.testing.assert_close(root, expected, rtol=0, atol=1e-12)
+        step = torch.arange(8)
+        assert ((merges >= 0) == (step < LENGTHS.unsqueeze(-1) - 1)).all()
+        assert (merges <= LENGTHS.unsqueeze(-1) - 2 - step)[merges >= 0].all()
+        direction = torch.randn(root.shape, dtype=DOUBLE, generator=seeded(5))
+        mine, theirs = (torch.autograd.grad((each * direction).sum(), inputs) for each in (root, expected))
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+            assert one.abs().max() > 1e-4
+
+
+def test_a_sampler_that_masks_late_is_shown_the_padding() -> None:
+    """Scores of the padding are those of its states, as far as the run's own batch goes."""
+
+    class Looking(Greedy):
+        masks_late = True
+
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def sample(self, logits: Tensor, **how: object) -> Tensor:
+            self.seen.append(logits.detach().clone())
+            return super().sample(logits, **how)  # type: ignore[arg-type]
+
+    inputs = tree_inputs(2, 4, 9, 5)
+    fast, slow = Looking(), Looking()
+    latent_tree(*inputs, LENGTHS, fast)
+    reference_tree(*inputs, LENGTHS, slow)
+    for layer, (mine, theirs) in enumerate(zip(fast.seen, slow.seen, strict=True)):
+        unfinished = (layer + 1 < LENGTHS).unsqueeze(-1)
+        torch.testing.assert_close(
+            torch.where(unfinished, mine, 0.0), torch.where(unfinished, theirs, 0.0), rtol=0, atol=1e-12
+        )
+        longest = LENGTHS.amax(1).view(-1, 1, 1)
+        ends = (torch.arange(8 - layer) < longest - 1 - layer).expand_as(mine)
+        assert torch.equal(mine.isfinite(), ends)
+
+
+def test_what_it_does_not_take() -> None:
+    for how in ({"hard": False}, {}):
+        with pytest.raises(GappedError, match="expected hard samples, last axis"):
+            LateMaskGumbelSoftmax(1.0, **how).sample(THETA, dim=-1 if how else 0)
+
+
+def test_expressions_are_spelled() -> None:
+    assert len(CHARACTERS) == 1 + 21
+    split = toy_expressions().test
+    characters = spelled(split)
+    for row, length, tokens, count in zip(
+        characters.tokens, characters.lengths, split.tokens, split.lengths, strict=True
+    ):
+        text = " ".join(VOCABULARY[i] for i in tokens[:count].tolist())
+        assert "".join(CHARACTERS[i] for i in row[:length].tolist()) == text
+        assert not row[length:].any()
+    assert characters.tokens.shape[1] == int(characters.lengths.max())
+
+
+def test_a_task_of_characters_trains_in_batches_of_all_lengths() -> None:
+    protocol = replace(LISTOPS_TINY, characters=True, waste=1.0)
+    task = ListOpsTask(protocol, toy_expressions(), [0, 1], CPU)
+    (bucket,) = task.buckets
+    assert len(bucket.labels) == len(toy_expressions().train)
+    assert task.model.embedding.shape[1] == len(CHARACTERS)
+    runs = [Run(LateMaskGumbelSoftmax(0.1), 0.02), Run(gapped.GST(), 0.02)]
+    trainer = Trainer(task, runs, 1, 3, CPU)
+    train(trainer)
+    metrics = trainer.test()
+    assert "test_tree_f1" not in metrics
+    assert not any("length" in name for name in metrics)
+    assert {"test_accuracy", "test_accuracy_depth_1"} <= metrics.keys()
+    assert list(trainer.show([0, 1])) == []
+    assert trainer.history["query_gradient_norm"][0][0] > 0
+
+
+def test_the_protocol_of_the_script_differs_in_nothing_else() -> None:
+    paper, script = (LISTOPS_PROTOCOLS[name] for name in ("paper", "authors"))
+    assert replace(script, name="paper", characters=False, waste=paper.waste) == paper
