@@ -33,9 +33,12 @@ NAMES = {
     "expectation",
     "expected_gap",
     "gst_index",
+    "nm_mask",
     "nn",
     "properties",
     "simplex",
+    "subset",
+    "subsets",
 }
 
 

@@ -1,0 +1,84 @@
+r"""All subsets of `k` of `n` elements, written out: for the few that small groups have.
+
+A subset is a category whose logit is the sum of its elements' logits. So the law is a softmax over the
+subsets; in terms of their table :math:`O`, with a row of zeros and ones for each, the marginals are
+:math:`O^\top \mathrm{softmax}(O\theta)`. Functions and arguments are those of `conditional_bernoulli`; rows
+that have no subset of `k` elements are not handled here. Inside, the subsets lie on the first axis: they are
+few, and the groups many.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+
+
+def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a subset, with one uniform per row."""
+    running = _weights(scores, k).cumsum(0)
+    threshold = simplex.uniform(running[-1].shape, running[-1], generator) * running[-1]
+    # Never the last one: rounding may put the threshold at the total.
+    index = (running[:-1] <= threshold).sum(0)
+    options = torch.tensor(_table(scores.shape[-1], k), device=scores.device)
+    return torch.nn.functional.embedding(index, options)
+
+
+def marginals(scores: Tensor, k: int) -> Tensor:
+    """The probability that each element is selected."""
+    return _collected(_law(scores, k), scores, k)
+
+
+def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
+    """The covariances of the selections times `grad`."""
+    law, sums = _law(scores, k), _sums(grad, k)
+    return _collected(law * (sums - (law * sums).sum(0)), scores, k)
+
+
+def _law(scores: Tensor, k: int) -> Tensor:
+    weights = _weights(scores, k)
+    return weights / weights.sum(0)
+
+
+def _weights(scores: Tensor, k: int) -> Tensor:
+    """The subsets' probabilities relative to the largest one, ``(n choose k, *rows)``."""
+    sums = _sums(scores, k)
+    return (sums - sums.amax(0)).exp()
+
+
+def _sums(values: Tensor, k: int) -> Tensor:
+    """The sum of each subset's values ``(*rows, n)``, ``(n choose k, *rows)``, in float64."""
+    members = torch.tensor(_members(values.shape[-1], k), device=values.device)
+    first = simplex.accumulated(values).movedim(-1, 0).contiguous()
+    # Not a product with the table: 0 times -inf, of an element that does not exist, would be NaN.
+    total = first.index_select(0, members[0])
+    for member in members[1:]:
+        total = total + first.index_select(0, member)
+    return total
+
+
+def _collected(values: Tensor, like: Tensor, k: int) -> Tensor:
+    """For each element the sum over the subsets that have it, ``(*rows, n)``."""
+    # In float64 autocast leaves the product alone.
+    options = torch.tensor(_table(like.shape[-1], k), device=like.device).to(values.dtype)
+    return torch.tensordot(values, options, ([0], [0])).to(like.dtype)
+
+
+@lru_cache(maxsize=64)
+def _members(n: int, k: int) -> list[tuple[int, ...]]:
+    """The first elements of all subsets, the second ones, and so on."""
+    return list(zip(*combinations(range(n), k), strict=True))
+
+
+@lru_cache(maxsize=64)
+def _table(n: int, k: int) -> list[list[bool]]:
+    """The subsets in lexicographic order.
+
+    >>> _table(3, 2)
+    [[True, True, False], [True, False, True], [False, True, True]]
+    """
+    return [[i in chosen for i in range(n)] for chosen in combinations(range(n), k)]
