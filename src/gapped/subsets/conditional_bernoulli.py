@@ -63,7 +63,9 @@ def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Te
         if k in (0, scores.shape[-1]):
             return exists & (k > 0)
         if _is_enumerated(scores, k):
-            return torch.where(_is_certain(scores, k), exists, option_table.draw(scores, k, generator))
+            return torch.where(
+                _is_certain(scores, k), exists, option_table.draw(_open(scores, k), k, generator)
+            )
         trials = _trials(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
         chosen = size_tree.draw(levels, trials.size, generator)[..., : scores.shape[-1]] > 0
@@ -80,7 +82,7 @@ def marginals(scores: Tensor, k: int) -> Tensor:
         if k in (0, scores.shape[-1]):
             return exists * (k > 0)
         if _is_enumerated(scores, k):
-            return torch.where(_is_certain(scores, k), exists, option_table.marginals(scores, k))
+            return torch.where(_is_certain(scores, k), exists, option_table.marginals(_open(scores, k), k))
         trials = _trials(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
         law = levels[-1]
@@ -105,7 +107,7 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
             return torch.where(scores.isnan(), torch.nan, torch.zeros_like(scores))
         grad = torch.where(scores == -torch.inf, 0.0, grad)
         if _is_enumerated(scores, k):
-            product = option_table.covariance_product(grad, scores, k)
+            product = option_table.covariance_product(grad, _open(scores, k), k)
             return torch.where(_is_certain(scores, k), 0.0, product)
         trials = _trials(scores, k)
         p, q, grad = trials.p, trials.q, grad.to(trials.p.dtype)
@@ -195,6 +197,11 @@ def _tilt(scores: Tensor, size: Tensor, degree: int) -> Tensor:
 def _is_certain(scores: Tensor, k: int) -> Tensor:
     """Rows in which all elements are selected, as there are no more than `k`."""
     return (scores != -torch.inf).sum(-1, keepdim=True) <= k
+
+
+def _open(scores: Tensor, k: int) -> Tensor:
+    """Scores with ordinary rows in the place of those in which nothing is left to choose."""
+    return torch.where(_is_certain(scores, k), 0.0, scores)
 
 
 def _is_enumerated(scores: Tensor, k: int) -> bool:

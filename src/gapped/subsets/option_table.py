@@ -68,17 +68,22 @@ def _collected(values: Tensor, like: Tensor, k: int) -> Tensor:
     return torch.tensordot(values, options, ([0], [0])).to(like.dtype)
 
 
+def _subsets(n: int, k: int) -> list[tuple[int, ...]]:
+    """The subsets in the order of the integers whose bits they are, which is that of the kernels."""
+    return sorted(combinations(range(n), k), key=lambda subset: subset[::-1])
+
+
 @lru_cache(maxsize=64)
 def _members(n: int, k: int) -> list[tuple[int, ...]]:
     """The first elements of all subsets, the second ones, and so on."""
-    return list(zip(*combinations(range(n), k), strict=True))
+    return list(zip(*_subsets(n, k), strict=True))
 
 
 @lru_cache(maxsize=64)
 def _table(n: int, k: int) -> list[list[bool]]:
-    """The subsets in lexicographic order.
+    """The subsets as rows.
 
     >>> _table(3, 2)
     [[True, True, False], [True, False, True], [False, True, True]]
     """
-    return [[i in chosen for i in range(n)] for chosen in combinations(range(n), k)]
+    return [[i in chosen for i in range(n)] for chosen in _subsets(n, k)]

@@ -61,7 +61,7 @@ def descend(levels: list[Tensor], by_law: Tensor) -> Tensor:
 def descend_moments(
     levels: list[Tensor], sums: list[Tensor], by_law: Tensor, by_sum: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`descend` for a function of the root's law and of its `sums`: the derivatives by both, at the leaves."""
+    """`descend` for a function of the root's law and of its `sums`: its derivatives by both at the leaves."""
     for level, weighted in zip(reversed(levels[:-1]), reversed(sums[:-1]), strict=True):
         (left, right), (sum_left, sum_right) = _children(level), _children(weighted)
         by_law, by_sum = by_law[..., : left.shape[-2], :], by_sum[..., : left.shape[-2], :]

@@ -11,8 +11,10 @@ from gapped import simplex
 from gapped.checks import ROWS, check_fit, check_flag, check_generator, check_level, check_logits, check_mask
 from gapped.errors import reject
 from gapped.gradient import is_differentiated
+from gapped.kernels.masks import mask_launch
+from gapped.kernels.sampling.launch import note_backend
 from gapped.pathwise import divide, per_row
-from gapped.pathwise.gst import GST
+from gapped.pathwise.gst import GST, Gap
 from gapped.pathwise.straight_through import StraightThrough
 from gapped.subsets import conditional_bernoulli as law
 from gapped.subsets.differentiable import with_marginals
@@ -80,8 +82,14 @@ def subset(
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(logits, dim=dim, mask=mask, generator=generator)
     rows = simplex.masked(logits, mask).movedim(dim, -1)
+    gap = None if gapped is None or k == 0 else gapped.gap
     check_fit("tau", tau, rows.shape[:-1], ROWS)
-    return _sample(rows, k, tau, hard, gapped, generator).movedim(-1, dim)
+    check_fit("gap", gap, rows.shape[:-1], ROWS)
+    if mask_launch.applies(rows, tau, gap):
+        options = mask_launch.Options(k, tau, gap, not hard)  # type: ignore[arg-type]
+        return mask_launch.sample(rows, options, generator).movedim(-1, dim)
+    note_backend("torch")
+    return _sample(rows, k, tau, hard, gap, generator).movedim(-1, dim)
 
 
 def check_size(name: str, k: object, n: int) -> None:
@@ -117,28 +125,22 @@ def _gapped(estimator: object, k: int) -> GST | None:
 
 
 def _sample(
-    rows: Tensor,
-    k: int,
-    tau: float | Tensor,
-    hard: bool,
-    gapped: GST | None,
-    generator: torch.Generator | None,
+    rows: Tensor, k: int, tau: float | Tensor, hard: bool, gap: Gap | None, generator: torch.Generator | None
 ) -> Tensor:
-    """A sample of masked logits ``(*rows, n)``, once all arguments are checked."""
+    """A sample of masked logits ``(*rows, n)``, once all arguments are checked; SIMPLE if there is no gap."""
     wants_gradient = is_differentiated(rows)
     scores = simplex.shift(simplex.computed(rows.detach()))
-    surrogate, chosen = scores, None
-    if hard or gapped is not None:
-        chosen = law.draw(scores, k, generator)
-    if gapped is not None and k > 0:
-        assert chosen is not None
-        check_fit("gap", gapped.gap, rows.shape[:-1], ROWS)
-        surrogate = perturbed(scores, chosen, k, per_row(gapped.gap, scores))  # type: ignore[arg-type]
     tau = per_row(tau, scores)
-    surrogate = divide(surrogate, tau)
-    if hard:
-        assert chosen is not None
-        value = torch.where(scores[..., :1].isnan(), torch.nan, chosen.to(rows.dtype))
+    if not hard and gap is None:
+        surrogate = divide(scores, tau)
+        value = law.marginals(surrogate, k)
     else:
-        value = law.marginals(surrogate, k).to(rows.dtype)
+        chosen = law.draw(scores, k, generator)
+        value = torch.where(scores[..., :1].isnan(), torch.nan, chosen.to(scores.dtype))
+        if gap is not None:
+            scores = perturbed(scores, chosen, k, per_row(gap, scores))  # type: ignore[arg-type]
+        surrogate = divide(scores, tau)
+        if not hard:
+            value = law.marginals(surrogate, k)
+    value = value.to(rows.dtype)
     return with_marginals(value, rows, surrogate, 1 / tau, k) if wants_gradient else value
