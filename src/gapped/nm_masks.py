@@ -48,7 +48,7 @@ def nm_mask(
     """
     check_logits(logits)
     _check_groups(logits.shape[-1], n, m, "logits")
-    groups = logits.unflatten(-1, (-1, m))
+    groups = torch.unflatten(logits, -1, (-1, m))
     estimator = "simple" if estimator is None else estimator
     return subset(groups, n, tau, hard, estimator=estimator, generator=generator).flatten(-2)
 
@@ -97,7 +97,7 @@ class Mask(torch.nn.Module):
                 estimator=self.estimator,
                 generator=generator,
             )
-        groups = self.logits.detach().unflatten(-1, (-1, self.m))
+        groups = torch.unflatten(self.logits.detach(), -1, (-1, self.m))
         return torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0).flatten(-2)
 
     def extra_repr(self) -> str:

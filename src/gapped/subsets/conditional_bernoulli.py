@@ -225,6 +225,6 @@ def _by_blocks(function: Callable[..., Tensor], k: int, *inputs: Tensor) -> Tens
     most = max(_BLOCK.get(inputs[0].device.type, _LARGE_BLOCK) // numbers, 1)
     if rows.numel() <= most or not in_eager_mode():
         return function(*inputs)
-    parts = zip(*(tensor.reshape(-1, n).split(most) for tensor in inputs), strict=True)
+    parts = zip(*(torch.split(tensor.reshape(-1, n), most) for tensor in inputs), strict=True)
     result = torch.cat([function(*part) for part in parts])
     return result.reshape(*rows, *result.shape[1:])

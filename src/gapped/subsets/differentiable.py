@@ -43,7 +43,8 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return law.covariance_product(grad, *ctx.saved_tensors, ctx.k), None
+        (scores,) = ctx.saved_tensors
+        return law.covariance_product(grad, scores, ctx.k), None
 
 
 @transformable
@@ -59,7 +60,8 @@ class _LogNormaliser(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.unsqueeze(-1) * marginals_of(*ctx.saved_tensors, ctx.k), None
+        (scores,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
 
 
 @transformable

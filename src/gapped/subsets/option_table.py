@@ -9,7 +9,6 @@ few, and the groups many.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import combinations
 
 import torch
@@ -24,8 +23,7 @@ def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Te
     threshold = simplex.uniform(running[-1].shape, running[-1], generator) * running[-1]
     # Never the last one: rounding may put the threshold at the total.
     index = (running[:-1] <= threshold).sum(0)
-    options = torch.tensor(_table(scores.shape[-1], k), device=scores.device)
-    return torch.nn.functional.embedding(index, options)
+    return torch.nn.functional.embedding(index, _table(scores.shape[-1], k, scores) > 0)
 
 
 def marginals(scores: Tensor, k: int) -> Tensor:
@@ -52,7 +50,7 @@ def _weights(scores: Tensor, k: int) -> Tensor:
 
 def _sums(values: Tensor, k: int) -> Tensor:
     """The sum of each subset's values ``(*rows, n)``, ``(n choose k, *rows)``, in float64."""
-    members = torch.tensor(_members(values.shape[-1], k), device=values.device)
+    members = _members(values.shape[-1], k, values)
     first = simplex.accumulated(values).movedim(-1, 0).contiguous()
     # Not a product with the table: 0 times -inf, of an element that does not exist, would be NaN.
     total = first.index_select(0, members[0])
@@ -64,26 +62,23 @@ def _sums(values: Tensor, k: int) -> Tensor:
 def _collected(values: Tensor, like: Tensor, k: int) -> Tensor:
     """For each element the sum over the subsets that have it, ``(*rows, n)``."""
     # In float64 autocast leaves the product alone.
-    options = torch.tensor(_table(like.shape[-1], k), device=like.device).to(values.dtype)
-    return torch.tensordot(values, options, ([0], [0])).to(like.dtype)
+    return (values.movedim(0, -1) @ _table(like.shape[-1], k, values)).to(like.dtype)
 
 
-def _subsets(n: int, k: int) -> list[tuple[int, ...]]:
-    """The subsets in the order of the integers whose bits they are, which is that of the kernels."""
-    return sorted(combinations(range(n), k), key=lambda subset: subset[::-1])
+def _members(n: int, k: int, like: Tensor) -> Tensor:
+    """The smallest element of each subset, the second one, and so on, ``(k, n choose k)``.
 
-
-@lru_cache(maxsize=64)
-def _members(n: int, k: int) -> list[tuple[int, ...]]:
-    """The first elements of all subsets, the second ones, and so on."""
-    return list(zip(*_subsets(n, k), strict=True))
-
-
-@lru_cache(maxsize=64)
-def _table(n: int, k: int) -> list[list[bool]]:
-    """The subsets as rows.
-
-    >>> _table(3, 2)
-    [[True, True, False], [True, False, True], [False, True, True]]
+    The subsets are in the order of the integers whose bits they are, which is that of the kernels.
     """
-    return [[i in chosen for i in range(n)] for chosen in _subsets(n, k)]
+    subsets = sorted(combinations(range(n), k), key=lambda subset: subset[::-1])
+    return torch.tensor(subsets, device=like.device).T
+
+
+def _table(n: int, k: int, like: Tensor) -> Tensor:
+    """The subsets as rows of zeros and ones, ``(n choose k, n)``, in the dtype of `like`.
+
+    >>> _table(3, 2, torch.zeros(1)).int().tolist()
+    [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
+    """
+    members = _members(n, k, like).T
+    return torch.zeros(len(members), n, dtype=like.dtype, device=like.device).scatter(-1, members, 1.0)
