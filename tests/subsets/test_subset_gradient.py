@@ -118,10 +118,7 @@ def test_one_of_n_by_simple_is_straight_through() -> None:
 
 @every_size
 def test_the_complement_has_the_same_gradient_by_simple(n: int, k: int) -> None:
-    """Leaving out n - k elements by negated logits: values add up to 1, and gradients are the same.
-
-    That is so for GST too if there are two elements, but not in general.
-    """
+    """Leaving out n - k elements by negated logits: values add up to 1, and gradients are the same."""
     theta, g = normal(n, seed=n), normal(n, seed=2)
     soft, gradient = pulled(theta, g, k, 0.7, False)
     other, negated = pulled(-theta, g, n - k, 0.7, False)
@@ -129,8 +126,19 @@ def test_the_complement_has_the_same_gradient_by_simple(n: int, k: int) -> None:
     assert_close(gradient, negated, 1e-12)
 
 
-def both_of(theta: Tensor, k: int, f: Callable[[Tensor], Tensor], **how: Any) -> tuple[Tensor, Tensor]:
-    """The law's subsets with their probabilities, and the exact gradient of the expected cost."""
+@pytest.mark.parametrize(("n", "is_symmetric"), [(2, True), (3, False)])
+def test_the_complement_of_one_by_gst(n: int, is_symmetric: bool) -> None:
+    """GST is symmetric for two elements, but not for more: only losers are lowered to a gap."""
+    theta = normal(n)
+    chosen = torch.eye(n) > 0
+    one = subset_sampling.perturbed(theta.expand(n, n), chosen, 1, 0.5)
+    rest = subset_sampling.perturbed(-theta.expand(n, n), ~chosen, n - 1, 0.5)
+    total = gapped.subsets.marginals(one, 1) + gapped.subsets.marginals(rest, n - 1)
+    assert ((total - 1).abs().max() < 1e-12) == is_symmetric
+
+
+def exact_gradient(theta: Tensor, k: int, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The probabilities of all subsets, and the exact gradient of the expected cost."""
     leaf = theta.clone().requires_grad_()
     law = enumerate_law(leaf, k)
     (exact,) = torch.autograd.grad((law.p * f(law.subsets)).sum(), leaf)
@@ -148,7 +156,7 @@ def test_the_expectation_is_unbiased(n: int, k: int, monkeypatch: pytest.MonkeyP
     def cost(z: Tensor) -> Tensor:
         return ((z @ weight) - 0.3).square() + 2 * z[..., 0] * z[..., -1]
 
-    p, exact = both_of(theta, k, cost)
+    p, exact = exact_gradient(theta, k, cost)
     subsets = enumerate_law(theta, k).subsets
     i, j = torch.cartesian_prod(torch.arange(len(p)), torch.arange(len(p))).unbind(-1)
     monkeypatch.setattr(conditional_bernoulli, "draw", lambda *_: torch.stack([subsets[i], subsets[j]]) > 0)

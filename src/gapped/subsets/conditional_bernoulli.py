@@ -1,13 +1,8 @@
 r"""The law of `k` of `n` elements: its samples, marginals, covariances and normalising constant.
 
 A set :math:`S` of `k` elements has a probability in proportion to :math:`\prod_{i \in S} e^{\theta_i}`. It is
-the law of independent choices with probabilities :math:`p_i = \sigma(\theta_i - \lambda)`, given that `k`
-elements are chosen, whatever :math:`\lambda` is. Here :math:`\lambda` is the one for which `k` are chosen on
-average. Then no number of the `size_tree` is too small or too large to be held, for any logits: `k` is the
-most probable size, so its probability is at least :math:`1/(n + 1)`, and what underflows beside it has no
-weight. Only sums and products of positive numbers follow, in float64.
-
-If `k` is more than half of `n`, the elements that are left out are drawn instead, with negated logits.
+the law of independent choices, given that `k` are made (`trials`): what it takes are laws of how many there
+are (`size_tree`), or, where there are few subsets, a sum over all of them (`option_table`).
 
 All functions take `scores` ``(*rows, n)``: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
@@ -16,43 +11,21 @@ that does not exist, NaN in a row without a law. A row with fewer than `k` eleme
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import comb, log
-from typing import NamedTuple
+from math import comb
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gapped import simplex
 from gapped.checks import in_eager_mode
 from gapped.subsets import option_table, size_tree
+from gapped.subsets.trials import trials_of
 
 # Up to so many subsets they are enumerated.
 MOST_OPTIONS = 70
-# Halvings of the interval of lambda: its error must be small beside the inverse of the size's deviation.
-_HALVINGS = 12
 # So many numbers are computed at a time: on a CPU intermediate results stay near the cache.
 _BLOCK = {"cpu": 1 << 20}
 _LARGE_BLOCK = 1 << 28
-
-
-class _Trials(NamedTuple):
-    """Independent choices whose law, given their number, is that of a subset or of its complement."""
-
-    scores: Tensor
-    """The scores, negated for a complement, ``(*rows, n)``; -inf for an element that does not exist."""
-    tilt: Tensor
-    """The score that has even odds, ``(*rows, 1)``."""
-    p: Tensor
-    """The probability that an element is chosen, float64, ``(*rows, n)``."""
-    q: Tensor
-    """The probability that it is not."""
-    size: Tensor
-    """How many are chosen, ``(*rows)``."""
-    degree: int
-    """The largest size that a row may have."""
-    is_complement: bool
-    """Whether the chosen elements are those that do not belong to the subset."""
 
 
 def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
@@ -66,7 +39,7 @@ def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Te
             return torch.where(
                 _is_certain(scores, k), exists, option_table.draw(_open(scores, k), k, generator)
             )
-        trials = _trials(scores, k)
+        trials = trials_of(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
         chosen = size_tree.draw(levels, trials.size, generator)[..., : scores.shape[-1]] > 0
         return exists & ~chosen if trials.is_complement else chosen
@@ -83,7 +56,7 @@ def marginals(scores: Tensor, k: int) -> Tensor:
             return exists * (k > 0)
         if _is_enumerated(scores, k):
             return torch.where(_is_certain(scores, k), exists, option_table.marginals(_open(scores, k), k))
-        trials = _trials(scores, k)
+        trials = trials_of(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
         law = levels[-1]
         by_law = size_tree.descend(levels, _at(trials.size, law) / _selected(law, trials.size))
@@ -109,7 +82,7 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
         if _is_enumerated(scores, k):
             product = option_table.covariance_product(grad, _open(scores, k), k)
             return torch.where(_is_certain(scores, k), 0.0, product)
-        trials = _trials(scores, k)
+        trials = trials_of(scores, k)
         p, q, grad = trials.p, trials.q, grad.to(trials.p.dtype)
         # A constant added to g changes nothing, as the size is fixed: digits are kept by removing the mean.
         grad = grad - (p * grad).sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp(min=0.5)
@@ -136,7 +109,7 @@ def log_normaliser(scores: Tensor, k: int) -> Tensor:
         total = torch.where(scores == -torch.inf, 0.0, scores).sum(-1)
         if k in (0, scores.shape[-1]):
             return total * (k > 0)
-        trials = _trials(scores, k)
+        trials = trials_of(scores, k)
         law = size_tree.ascend(trials.p, trials.q, trials.degree)[-1]
         factors = F.logsigmoid(trials.tilt - trials.scores).sum(-1)
         value = trials.size * trials.tilt.squeeze(-1) - factors + _selected(law, trials.size)[..., 0, 0].log()
@@ -155,43 +128,6 @@ def kth_largest(scores: Tensor, k: int) -> Tensor:
     absent = (scores == -torch.inf).sum(-1, keepdim=True)
     rest = torch.where(scores == -torch.inf, torch.inf, scores).topk(n - k + 1, largest=False).values
     return rest.gather(-1, (n - k - absent).clamp(min=0))
-
-
-def _trials(scores: Tensor, k: int) -> _Trials:
-    """Trials for `k` elements, or for the others if those are fewer."""
-    n, exists = scores.shape[-1], scores != -torch.inf
-    count = exists.sum(-1)
-    size, degree = count.clamp(max=k), k
-    if is_complement := 2 * k > n:
-        size, degree = count - size, n - k
-        scores = torch.where(exists, -scores, -torch.inf)
-    is_open = ((size > 0) & (size < count)).unsqueeze(-1)
-    tilt = simplex.accumulated(torch.where(is_open, _tilt(scores, size, degree), 0.0))
-    scores = simplex.accumulated(scores)
-    is_nan = scores[..., :1].isnan()
-    sure = (exists & (size > 0).unsqueeze(-1)).to(scores.dtype)
-    p = torch.where(is_open | is_nan, torch.sigmoid(scores - tilt), sure)
-    q = torch.where(is_open | is_nan, torch.sigmoid(tilt - scores), 1 - sure)
-    return _Trials(scores, tilt, p, q, size, degree, is_complement)
-
-
-@torch.no_grad()
-def _tilt(scores: Tensor, size: Tensor, degree: int) -> Tensor:
-    r"""The :math:`\lambda` at which the probabilities :math:`\sigma(\theta_i - \lambda)` add up to `size`.
-
-    It lies between the next score after the `size` largest ones, less the logarithm of `size`, and the last
-    of these, plus the logarithm of how many others there are: an interval that is short, or else has all
-    scores far outside of it. It need not be exact, since the law does not depend on it.
-    """
-    n, size = scores.shape[-1], size.unsqueeze(-1)
-    largest = scores.topk(degree + 1).values
-    low = largest.gather(-1, size) - log(degree)
-    high = largest.gather(-1, (size - 1).clamp(min=0)) + log(n)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        is_low = torch.sigmoid(scores - middle).sum(-1, keepdim=True) > size
-        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
-    return (low + high) / 2
 
 
 def _is_certain(scores: Tensor, k: int) -> Tensor:
