@@ -19,7 +19,7 @@ from gapped import simplex
 
 def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw a subset, with one uniform per row."""
-    running = _weights(scores, k).cumsum(0)
+    running = simplex.accumulated(_weights(scores, k)).cumsum(0)
     threshold = simplex.uniform(running[-1].shape, running[-1], generator) * running[-1]
     # Never the last one: rounding may put the threshold at the total.
     index = (running[:-1] <= threshold).sum(0)
@@ -33,7 +33,7 @@ def marginals(scores: Tensor, k: int) -> Tensor:
 
 def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
     """The covariances of the selections times `grad`."""
-    law, sums = _law(scores, k), _sums(grad, k)
+    law, sums = _law(scores, k), _sums(grad.to(scores.dtype), k)
     return _collected(law * (sums - (law * sums).sum(0)), scores, k)
 
 
@@ -49,9 +49,9 @@ def _weights(scores: Tensor, k: int) -> Tensor:
 
 
 def _sums(values: Tensor, k: int) -> Tensor:
-    """The sum of each subset's values ``(*rows, n)``, ``(n choose k, *rows)``, in float64."""
+    """The sum of each subset's values ``(*rows, n)``, ``(n choose k, *rows)``."""
     members = _members(values.shape[-1], k, values)
-    first = simplex.accumulated(values).movedim(-1, 0).contiguous()
+    first = values.movedim(-1, 0).contiguous()
     # Not a product with the table: 0 times -inf, of an element that does not exist, would be NaN.
     total = first.index_select(0, members[0])
     for member in members[1:]:
@@ -61,7 +61,8 @@ def _sums(values: Tensor, k: int) -> Tensor:
 
 def _collected(values: Tensor, like: Tensor, k: int) -> Tensor:
     """For each element the sum over the subsets that have it, ``(*rows, n)``."""
-    # In float64 autocast leaves the product alone.
+    # Autocast computes products in half precision, unless they are in float64.
+    values = simplex.accumulated(values)
     return (values.movedim(0, -1) @ _table(like.shape[-1], k, values)).to(like.dtype)
 
 
