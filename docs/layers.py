@@ -22,6 +22,8 @@ WORDS = {
     "choice": "an index instead of a one-hot",
     "pathwise": "the sample carries the gradient",
     "score": "the gradient comes from the cost",
+    "subsets": "k of n, their law",
+    "nm_masks": "n of each m",
     "registry": "estimators by name",
     "objective": "expectation of a cost",
     "drop_in": "in torch's place",

@@ -28,7 +28,7 @@ import gapped
 from gapped import simplex
 from gapped.gradient import with_points
 from gapped.kernels import runner
-from gapped.kernels.primitives import exponential, gumbel, rao_bits, row_block, store_rows
+from gapped.kernels.primitives import exponential, gumbel, rao_bits, row_block, row_uniforms, store_rows
 from gapped.kernels.sampling import launch, short_rows, split_rows
 from gapped.pathwise import Draw
 
@@ -108,6 +108,20 @@ def noise(rows: int, categories: int, draw: int | None = None) -> Tensor:
     flags = {"CONDITIONAL": draw is not None, "DRAW": (draw or 0) % 4}
     flags |= {"FINE": categories > launch.LONGEST_BLOCK, "FAST": out.is_cuda, **block}
     _noise_kernel[(programs,)](key(), out, rows, categories, (draw or 0) // 4, **flags)
+    return out
+
+
+@triton.jit
+def _uniform_kernel(p_seed, p_out, s_rows, BLOCK: tl.constexpr):
+    block = row_block(s_rows, 1, BLOCK, 2)
+    b_u, _ = row_uniforms(tl.load(p_seed), block.rows)
+    tl.store(p_out + block.rows, b_u, mask=block.row_inside)
+
+
+def uniforms(rows: int) -> Tensor:
+    """The kernels' uniforms, one for each row."""
+    out = torch.full((rows,), torch.nan, dtype=torch.float64, device=DEVICE)
+    _uniform_kernel[(1,)](key(), out, rows, BLOCK=runner.power(rows))
     return out
 
 

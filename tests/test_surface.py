@@ -33,10 +33,13 @@ NAMES = {
     "expectation",
     "expected_gap",
     "gst_index",
+    "nm_mask",
     "nn",
     "properties",
     "replacing_torch",
     "simplex",
+    "subset",
+    "subsets",
 }
 
 

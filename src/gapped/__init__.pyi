@@ -3,6 +3,7 @@
 from gapped import distributions as distributions
 from gapped import nn as nn
 from gapped import simplex as simplex
+from gapped import subsets as subsets
 from gapped._version import __version__ as __version__
 from gapped.diagnostics import diagnose as diagnose
 from gapped.diagnostics import diagnose_model as diagnose_model
@@ -13,6 +14,7 @@ from gapped.errors import GappedError as GappedError
 from gapped.kernels.sampling.launch import backend_used as backend_used
 from gapped.lab.comparison import Comparison as Comparison
 from gapped.lab.comparison import compare as compare
+from gapped.nm_masks import nm_mask as nm_mask
 from gapped.objective import expectation as expectation
 from gapped.pathwise import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax
@@ -43,5 +45,6 @@ from gapped.score.rebar import RELAX as RELAX
 from gapped.score.reinforce import RLOO as RLOO
 from gapped.score.reinforce import Reinforce as Reinforce
 from gapped.simplex import expected_gap as expected_gap
+from gapped.subsets.subset_sampling import subset as subset
 
 _HOME: dict[str, str]

@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from gapped.kernels.sampling import long_rows, short_rows, split_rows
 from gapped.kernels.sampling.surrogates import MODES
+from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
@@ -38,9 +39,11 @@ def kind(name, dtype, flags):
     return "fp32" if name in NUMBERS else "i32"
 
 
-def compiles(kernel, dtype, warps, flags):
+def compiles(kernel, dtype, warps, flags, aligned=False):
     flags = {name: value for name, value in flags.items() if name in kernel.arg_names}
-    source = ASTSource(kernel, {name: kind(name, dtype, flags) for name in kernel.arg_names}, flags)
+    kinds = {name: kind(name, dtype, flags) for name in kernel.arg_names}
+    pointers = [(i,) for i, name in enumerate(kernel.arg_names) if aligned and name.startswith("p_")]
+    source = ASTSource(kernel, kinds, flags, {pointer: [["tt.divisibility", 16]] for pointer in pointers})
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 """
 
@@ -73,6 +76,19 @@ for name, kernel in list(vars(score_kernels).items()):
         assert not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
 """
 
+MASKS = """
+POINTERS["p_chosen"] = "*u8"
+for n, m in ((2, 4), (4, 8)):
+    for soft in (False, True):
+        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
+        forward = compiles(mask_kernels.mask_forward_kernel, "*fp32", 4, flags, True)
+    backward = compiles(mask_kernels.mask_backward_kernel, "*bf16", 4, flags, True)
+    if m == 4:
+        # A group lies within a thread, so that sums over it need no other thread.
+        for code in (forward, backward):
+            assert "shfl" not in code.asm["ptx"]
+"""
+
 
 def run(program: str, *arguments: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -88,3 +104,7 @@ def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
 
 def test_the_score_kernels_compile_and_count_rows_in_64_bits() -> None:
     run(SCORES)
+
+
+def test_the_mask_kernels_compile_and_keep_a_group_of_four_within_a_thread() -> None:
+    run(MASKS)

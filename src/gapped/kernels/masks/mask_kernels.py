@@ -1,0 +1,211 @@
+"""Subsets of up to eight elements: a program has many groups, and goes through their subsets one by one.
+
+A subset is an integer whose bit `j` says whether element `j` belongs to it. Groups are contiguous, so that
+each lies within a thread, if it has up to four elements, and sums over it stay in registers. Arithmetic is in
+float32, running sums in float64. Nothing is read or written but logits, samples, gradients and one byte per
+group.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gapped.kernels.primitives import load_rows, row_block, row_uniforms, safe_reciprocal, store_rows
+from gapped.kernels.sampling.surrogates import lawless
+
+_INF = tl.constexpr(float("inf"))
+
+
+@triton.constexpr_function
+def _size(subset):
+    """How many elements a subset has."""
+    return subset.bit_count()
+
+
+@triton.jit
+def _is_lawless(b_logits):
+    """Groups with a NaN or +inf. Minima and maxima pass over a NaN on a GPU, sums do not."""
+    return tl.sum(lawless(b_logits).to(tl.int32), 1) > 0
+
+
+@triton.jit
+def _scores(b_logits, b_lawless):
+    """Logits relative to the largest of their group; zeros in a group without a law."""
+    b_logits = tl.where(b_lawless[:, None], 0.0, b_logits)
+    b_top = tl.max(b_logits, 1)
+    return b_logits - tl.where(b_top == -_INF, 0.0, b_top)[:, None]
+
+
+@triton.jit
+def _has(s_subset, b_columns):
+    return (((s_subset >> b_columns) & 1) == 1)[None, :]
+
+
+@triton.jit
+def _sum(s_subset, b_columns, b_values):
+    """The sum of a subset's values in each group."""
+    return tl.sum(tl.where(_has(s_subset, b_columns), b_values, 0.0), 1)
+
+
+@triton.jit
+def _largest(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
+    """The largest sum over a subset of `N` elements; 0 where none exists."""
+    b_largest = tl.sum(tl.zeros_like(b_scores), 1) - _INF
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_largest = tl.maximum(b_largest, _sum(s_subset, b_columns, b_scores))
+    return tl.where(b_largest == -_INF, 0.0, b_largest)
+
+
+@triton.jit
+def _nth_largest(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
+    """The `N`-th largest score: of all subsets' smallest elements, the largest."""
+    b_level = tl.sum(tl.zeros_like(b_scores), 1) - _INF
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_smallest = tl.min(tl.where(_has(s_subset, b_columns), b_scores, _INF), 1)
+            b_level = tl.maximum(b_level, b_smallest)
+    return b_level
+
+
+@triton.jit
+def _draw(b_scores, b_columns, b_u, N: tl.constexpr, M: tl.constexpr):
+    """The first subset whose running sum of weights exceeds a uniform times their total; 0 if none exists."""
+    b_largest = _largest(b_scores, b_columns, N, M)
+    b_total = b_u * 0.0
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_total += tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest).to(tl.float64)
+    # Less by a rounding than the total, which the last running sum equals.
+    b_threshold = b_u * b_total * 0.99999999999999
+    b_running = b_u * 0.0
+    b_chosen = b_running.to(tl.int32)
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest)
+            b_running += b_weight.to(tl.float64)
+            b_wins = (b_running > b_threshold) & (b_weight > 0) & (b_chosen == 0)
+            b_chosen = tl.where(b_wins, s_subset, b_chosen)
+    return b_chosen
+
+
+@triton.jit
+def _surrogate(
+    b_scores, b_selected, b_columns, s_tau, s_gap, N: tl.constexpr, M: tl.constexpr, GAPPED: tl.constexpr
+):
+    """The logits whose marginals carry the gradient."""
+    if GAPPED:
+        b_level = _nth_largest(b_scores, b_columns, N, M)[:, None]
+        b_raised, b_lowered = tl.maximum(b_scores, b_level), tl.minimum(b_scores, b_level - s_gap)
+        b_scores = tl.where(b_selected, b_raised, b_lowered)
+    return b_scores / s_tau
+
+
+@triton.jit
+def _expected(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr):
+    """The subsets' largest logit, the reciprocal of the sum of their weights, and their mean value."""
+    b_largest = _largest(b_scores, b_columns, N, M)
+    b_total = tl.zeros_like(b_largest)
+    b_mean = tl.zeros_like(b_largest)
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest)
+            b_total += b_weight
+            b_mean += b_weight * _sum(s_subset, b_columns, b_values)
+    b_scale = safe_reciprocal(b_total)
+    return b_largest, b_scale, b_mean * b_scale
+
+
+@triton.jit
+def _covariance_product(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr):
+    """The covariances of the selections times the values."""
+    b_largest, b_scale, b_mean = _expected(b_scores, b_columns, b_values, N, M)
+    b_out = tl.zeros_like(b_scores)
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest) * b_scale
+            b_share = b_weight * (_sum(s_subset, b_columns, b_values) - b_mean)
+            b_out += tl.where(_has(s_subset, b_columns), b_share[:, None], 0.0)
+    return b_out
+
+
+@triton.jit
+def _marginals(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
+    """The probability that each element is selected."""
+    b_largest, b_scale, _ = _expected(b_scores, b_columns, tl.zeros_like(b_scores), N, M)
+    b_out = tl.zeros_like(b_scores)
+    for s_subset in tl.static_range(2**M):
+        if _size(s_subset) == N:
+            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest) * b_scale
+            b_out += tl.where(_has(s_subset, b_columns), b_weight[:, None], 0.0)
+    return b_out
+
+
+@triton.jit(do_not_specialize=["s_rows"])
+def mask_forward_kernel(
+    p_logits,
+    p_seed,
+    p_value,
+    p_chosen,
+    s_rows,
+    s_tau,
+    s_gap,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    GAPPED: tl.constexpr,
+    SOFT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """Draw a subset of `N` of `M` elements in each row; `SOFT` writes the surrogate instead of the sample."""
+    block = row_block(s_rows, M, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_logits = load_rows(p_logits, block, M, -_INF).to(tl.float32)
+    b_lawless = _is_lawless(b_logits)
+    b_scores = _scores(b_logits, b_lawless)
+    b_u, _ = row_uniforms(tl.load(p_seed), block.rows)
+    b_chosen = _draw(b_scores, block.columns, b_u, N, M)
+    b_exists = (b_scores > -_INF).to(tl.int32)
+    # Of no more than N elements all are selected.
+    b_certain = tl.sum(b_exists, 1) <= N
+    b_chosen = tl.where(b_certain, tl.sum(b_exists << block.columns[None, :], 1), b_chosen)
+    tl.store(p_chosen + block.rows, b_chosen.to(tl.uint8), mask=block.row_inside)
+    b_selected = ((b_chosen[:, None] >> block.columns[None, :]) & 1) == 1
+    b_value = b_selected.to(tl.float32)
+    if SOFT:
+        b_scores = _surrogate(b_scores, b_selected, block.columns, s_tau, s_gap, N, M, GAPPED)
+        b_value = tl.where(b_certain[:, None], b_value, _marginals(b_scores, block.columns, N, M))
+    b_value = tl.where(b_lawless[:, None], float("nan"), b_value)
+    store_rows(p_value, block, M, b_value)
+
+
+@triton.jit(do_not_specialize=["s_rows"])
+def mask_backward_kernel(
+    p_logits,
+    p_chosen,
+    p_grad,
+    p_out,
+    s_rows,
+    s_tau,
+    s_gap,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    GAPPED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """The covariances under the surrogate's logits times the gradient, over the temperature."""
+    block = row_block(s_rows, M, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_logits = load_rows(p_logits, block, M, -_INF).to(tl.float32)
+    b_grad = load_rows(p_grad, block, M, 0.0).to(tl.float32)
+    b_chosen = tl.load(p_chosen + block.rows, mask=block.row_inside, other=0).to(tl.int32)
+    b_lawless = _is_lawless(b_logits)
+    b_scores = _scores(b_logits, b_lawless)
+    b_grad = tl.where(b_scores > -_INF, b_grad, 0.0)
+    b_certain = tl.sum((b_scores > -_INF).to(tl.int32), 1) <= N
+    b_selected = ((b_chosen[:, None] >> block.columns[None, :]) & 1) == 1
+    b_scores = _surrogate(b_scores, b_selected, block.columns, s_tau, s_gap, N, M, GAPPED)
+    b_out = _covariance_product(b_scores, block.columns, b_grad, N, M) / s_tau
+    b_out = tl.where(b_certain[:, None], 0.0, b_out)
+    b_out = tl.where(b_lawless[:, None], float("nan"), b_out)
+    store_rows(p_out, block, M, b_out)

@@ -1,0 +1,113 @@
+"""N:M sparsity masks: so many ones in each group of entries, drawn or learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gapped.checks import check_count, check_logits
+from gapped.errors import reject
+from gapped.pathwise.gst import GST
+from gapped.subsets.subset_sampling import check_size, subset
+
+
+def nm_mask(
+    logits: Tensor,
+    n: int,
+    m: int,
+    tau: float | Tensor = 1.0,
+    hard: bool = True,
+    *,
+    estimator: str | GST | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Draw a mask of zeros and ones that keeps `n` of each `m` consecutive entries along the last axis.
+
+    Each group is a `gapped.subset` of its own: the kept set :math:`S` of a group has a probability in
+    proportion to :math:`\prod_{i \in S} e^{\theta_i}`, with one logit per entry. `tau`, `hard` and the
+    estimators are those of `gapped.subset`; a `tau` or gap that is a tensor broadcasts against the shape of
+    the groups, ``(*logits.shape[:-1], logits.shape[-1] // m)``.
+
+    - `logits`: the last axis is a multiple of `m`. The mask has their shape and dtype.
+    - `estimator`: None is ``"simple"``.
+    - Cost: where a group has no more than 70 masks they are enumerated, with one uniform per group; on CUDA,
+      for groups of up to 8, by one kernel forward and one backward.
+
+    A free logit for each of the possible masks of a group, as in MaskLLM, which has six for 2:4, is a
+    categorical choice: ``gapped.gst(choices, tau, hard) @ options``. This function has the masks' logits that
+    are sums of logits of their entries: `m` parameters for each group instead of `m` choose `n`.
+
+    >>> g = torch.Generator().manual_seed(0)
+    >>> nm_mask(torch.zeros(2, 8), 2, 4, generator=g).unflatten(-1, (-1, 4)).sum(-1)
+    tensor([[2., 2.],
+            [2., 2.]])
+
+    References: Fang et al. (2024), MaskLLM; Ahmed, Zeng, Niepert, Van den Broeck (2023), SIMPLE.
+    """
+    check_logits(logits)
+    _check_groups(logits.shape[-1], n, m, "logits")
+    groups = torch.unflatten(logits, -1, (-1, m))
+    estimator = "simple" if estimator is None else estimator
+    return subset(groups, n, tau, hard, estimator=estimator, generator=generator).flatten(-2)
+
+
+class Mask(torch.nn.Module):
+    """Learns which `n` of each `m` consecutive entries of a weight to keep.
+
+    It holds a logit for each entry, zeros at first. While training, a call draws a mask that carries the
+    gradient (`gapped.nm_mask`); in eval mode it returns the most probable one, without a gradient. To begin
+    with the largest weights, write their magnitudes into `logits`.
+
+    - `shape`: the shape of the weight, whose last axis is a multiple of `m`.
+    - `tau`: the temperature of the surrogate; it may be set while training.
+
+    >>> mask = Mask((2, 8), n=2, m=4)
+    >>> mask.tau = 0.5
+    >>> (torch.ones(2, 8) * mask()).sum()
+    tensor(8., grad_fn=<SumBackward0>)
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        n: int,
+        m: int,
+        tau: float | Tensor = 1.0,
+        hard: bool = True,
+        *,
+        estimator: str | GST | None = None,
+    ) -> None:
+        super().__init__()
+        if not shape:
+            raise reject("shape", tuple(shape), "the shape of a weight, with at least one axis")
+        _check_groups(shape[-1], n, m, "shape")
+        self.logits = torch.nn.Parameter(torch.zeros(*shape))
+        self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator
+
+    def forward(self, generator: torch.Generator | None = None) -> Tensor:
+        if self.training:
+            return nm_mask(
+                self.logits,
+                self.n,
+                self.m,
+                self.tau,
+                self.hard,
+                estimator=self.estimator,
+                generator=generator,
+            )
+        groups = torch.unflatten(self.logits.detach(), -1, (-1, self.m))
+        return torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0).flatten(-2)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.logits.shape)}, n={self.n}, m={self.m}, tau={self.tau}, hard={self.hard}"
+
+
+def _check_groups(entries: int, n: object, m: object, name: str) -> None:
+    """Check that a last axis of so many entries consists of groups of `m`, of which `n` are kept."""
+    check_count("m", m)
+    assert isinstance(m, int)
+    check_size("n", n, m)
+    if entries % m:
+        raise reject(name, f"a last axis of {entries}", f"a multiple of m={m}")

@@ -1,0 +1,129 @@
+r"""Exactly `k` of `n` elements: samples that carry a gradient, and the law that they have.
+
+The law of a set :math:`S` of `k` elements is :math:`P(S) \propto \prod_{i \in S} e^{\theta_i}`, the
+conditional Bernoulli distribution. In all functions here the elements lie on axis `dim` of the logits, and
+those where the boolean `mask` is False, or whose logit is -inf, do not exist. A row with no more than `k`
+elements has all of them selected. A row with a NaN or +inf gives NaN.
+
+- `subset`: a sample that carries the gradient of a straight-through estimator, public as `gapped.subset`.
+- `marginals`, `log_prob` and `entropy`: differentiable as often as wanted, in time and memory of about
+  ``n * min(k, n - k)`` for each row.
+- `expectation`: the expected cost of a subset, with an unbiased gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import check_count, check_generator, check_logits, check_mask
+from gapped.errors import reject
+from gapped.gradient import is_differentiated, with_gradient
+from gapped.score import Cost
+from gapped.score.reinforce import leave_one_out
+from gapped.subsets import conditional_bernoulli as law
+from gapped.subsets.differentiable import log_normaliser_of, marginals_of
+from gapped.subsets.subset_sampling import check_size
+from gapped.subsets.subset_sampling import subset as subset
+
+__all__ = ["entropy", "expectation", "log_prob", "marginals", "subset"]
+
+
+def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""The probability that each element is among the `k`: :math:`\mu = \nabla_\theta \log Z_k(\theta)`.
+
+    They have the shape and dtype of the logits, lie between 0 and 1 and sum to `k`. For ``k=1`` they are the
+    softmax. Their Jacobian is the covariance matrix of the selections.
+
+    >>> marginals(torch.tensor([2.0, 0.0, 0.0, 0.0]), 2)
+    tensor([0.8808, 0.3731, 0.3731, 0.3731])
+    """
+    scores = _scores(logits, k, dim, mask)
+    return marginals_of(scores, k).to(logits.dtype).movedim(-1, dim)
+
+
+def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""The logarithm of :math:`P(S) = \prod_{i \in S} e^{\theta_i} / Z_k(\theta)`, the law of `subset`.
+
+    `sample` has zeros and ones, and a shape that broadcasts with the logits' shape. What the law cannot give,
+    such as a set of another size, has -inf. The result lacks the axis `dim`.
+
+    >>> log_prob(torch.zeros(4), 2, torch.tensor([1.0, 0.0, 1.0, 0.0])).exp()
+    tensor(0.1667)
+    """
+    scores = _scores(logits, k, dim, mask)
+    if not isinstance(sample, Tensor):
+        raise reject("sample", f"an object of type {type(sample).__name__}", "a tensor of zeros and ones")
+    sample = sample.movedim(dim, -1)
+    chosen = sample == 1
+    size = (scores != -torch.inf).sum(-1).clamp(max=k)
+    is_subset = ((sample == 0) | chosen).all(-1) & (chosen.sum(-1) == size)
+    value = torch.where(chosen, scores, 0.0).sum(-1) - log_normaliser_of(scores, k)
+    return torch.where(is_subset | value.isnan(), value, -torch.inf).to(logits.dtype)
+
+
+def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""The entropy of the law, :math:`\log Z_k(\theta) - \langle\mu, \theta\rangle`, without the axis `dim`.
+
+    >>> entropy(torch.zeros(4), 2).exp()
+    tensor(6.)
+    """
+    scores = _scores(logits, k, dim, mask)
+    energy = marginals_of(scores, k) * torch.where(scores == -torch.inf, 0.0, scores)
+    return (log_normaliser_of(scores, k) - energy.sum(-1)).to(logits.dtype)
+
+
+def expectation(
+    f: Callable[[Tensor], Tensor],
+    logits: Tensor,
+    k: int,
+    samples: int = 2,
+    *,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Estimate :math:`\mathbb{E} f(S)` and its gradient without bias, from the costs of several subsets.
+
+    The score of the law that is sampled is :math:`\nabla_\theta \log P(S) = S - \mu`, so the gradient is
+    that of REINFORCE with a leave-one-out baseline, as in `gapped.RLOO`:
+
+    .. math:: \frac1m \sum_i \Bigl(f(S_i) - \frac1{m-1}\sum_{j\ne i} f(S_j)\Bigr)\,(S_i - \mu).
+
+    - `f` maps zeros and ones ``(m, *batch, *variables, n)`` to costs ``(m, *batch)``, as in
+      `gapped.expectation`, and need not be differentiable.
+    - `logits`: ``(*batch, *variables, n)``; the elements lie on the last axis.
+    - `samples`: the number :math:`m` of subsets, at least two.
+
+    Returns costs of shape ``batch``.
+
+    >>> logits = torch.zeros(5, requires_grad=True)
+    >>> expectation(lambda s: s.sum(-1), logits, 3)
+    tensor(3., grad_fn=<_WithGradientBackward>)
+
+    References: Kool, van Hoof, Welling (2019); Wijk, Vinuesa, Azizpour (2025) for subsets.
+    """
+    scores = _scores(logits.detach() if isinstance(logits, Tensor) else logits, k, -1, mask)
+    check_count("samples", samples, 2)
+    check_generator(generator, logits)
+    if not callable(f):
+        raise reject("f", f"an object of type {type(f).__name__}", "a function from subsets to costs")
+    chosen = law.draw(scores.expand(samples, *scores.shape), k, generator)
+    cost = Cost(f, scores, logits.dtype)
+    costs = cost(torch.where(scores.isnan(), torch.nan, chosen.to(scores.dtype)))
+    value = costs.mean(0)
+    if not is_differentiated(logits):
+        return value
+    signal = cost.spread(leave_one_out(simplex.accumulated(costs.detach())))
+    gradient = (signal * (chosen.to(scores.dtype) - law.marginals(scores, k))).mean(0)
+    return with_gradient(value, simplex.masked(logits, mask), gradient.to(logits.dtype))
+
+
+def _scores(logits: Tensor, k: int, dim: int, mask: Tensor | None) -> Tensor:
+    """The logits as `conditional_bernoulli` takes them, in the graph, once all arguments are checked."""
+    check_logits(logits, dim)
+    check_size("k", k, logits.shape[dim])
+    check_mask(mask, logits, dim)
+    return simplex.shift(simplex.computed(simplex.masked(logits, mask)).movedim(dim, -1))

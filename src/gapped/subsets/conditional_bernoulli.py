@@ -1,0 +1,166 @@
+r"""The law of `k` of `n` elements: its samples, marginals, covariances and normalising constant.
+
+A set :math:`S` of `k` elements has a probability in proportion to :math:`\prod_{i \in S} e^{\theta_i}`. It is
+the law of independent choices, given that `k` are made (`trials`): what it takes are laws of how many there
+are (`size_tree`), or, where there are few subsets, a sum over all of them (`option_table`).
+
+All functions take `scores` ``(*rows, n)``: logits as `gapped.simplex.shift` returns them, -inf for an element
+that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import comb
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gapped.checks import in_eager_mode
+from gapped.subsets import option_table, size_tree
+from gapped.subsets.trials import trials_of
+
+# Up to so many subsets they are enumerated.
+MOST_OPTIONS = 70
+# So many numbers are computed at a time: on a CPU intermediate results stay near the cache.
+_BLOCK = {"cpu": 1 << 20}
+_LARGE_BLOCK = 1 << 28
+
+
+def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a subset: a boolean tensor of the shape of `scores`."""
+
+    def block(scores: Tensor) -> Tensor:
+        exists = scores != -torch.inf
+        if k in (0, scores.shape[-1]):
+            return exists & (k > 0)
+        if _is_enumerated(scores, k):
+            return torch.where(
+                _is_certain(scores, k), exists, option_table.draw(_open(scores, k), k, generator)
+            )
+        trials = trials_of(scores, k)
+        levels = size_tree.ascend(trials.p, trials.q, trials.degree)
+        chosen = size_tree.draw(levels, trials.size, generator)[..., : scores.shape[-1]] > 0
+        return exists & ~chosen if trials.is_complement else chosen
+
+    return _by_blocks(block, k, scores)
+
+
+def marginals(scores: Tensor, k: int) -> Tensor:
+    """The probability that each element is selected, in the shape and dtype of `scores`."""
+
+    def block(scores: Tensor) -> Tensor:
+        exists = torch.where(scores.isnan(), torch.nan, (scores != -torch.inf).to(scores.dtype))
+        if k in (0, scores.shape[-1]):
+            return exists * (k > 0)
+        if _is_enumerated(scores, k):
+            return torch.where(_is_certain(scores, k), exists, option_table.marginals(_open(scores, k), k))
+        trials = trials_of(scores, k)
+        levels = size_tree.ascend(trials.p, trials.q, trials.degree)
+        law = levels[-1]
+        by_law = size_tree.descend(levels, _at(trials.size, law) / _selected(law, trials.size))
+        without, chosen = by_law[..., : scores.shape[-1], :].unbind(-1)
+        if trials.is_complement:
+            return torch.where(scores == -torch.inf, 0.0, trials.q * without).to(scores.dtype)
+        return (trials.p * chosen).to(scores.dtype)
+
+    return _by_blocks(block, k, scores)
+
+
+def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
+    r"""The covariances of the selections times a vector, :math:`\mathrm{Cov}(S, \langle g, S\rangle)`.
+
+    That is the Hessian of the log-normaliser and the Jacobian of the marginals, which are symmetric: the
+    product is the gradient of :math:`\mathbb{E}\langle g, S\rangle`. `grad` has the shape of `scores`.
+    """
+
+    def block(grad: Tensor, scores: Tensor) -> Tensor:
+        if k in (0, scores.shape[-1]):
+            return torch.where(scores.isnan(), torch.nan, torch.zeros_like(scores))
+        grad = torch.where(scores == -torch.inf, 0.0, grad)
+        if _is_enumerated(scores, k):
+            product = option_table.covariance_product(grad, _open(scores, k), k)
+            return torch.where(_is_certain(scores, k), 0.0, product)
+        trials = trials_of(scores, k)
+        p, q, grad = trials.p, trials.q, grad.to(trials.p.dtype)
+        # A constant added to g changes nothing, as the size is fixed: digits are kept by removing the mean.
+        grad = grad - (p * grad).sum(-1, keepdim=True) / p.sum(-1, keepdim=True).clamp(min=0.5)
+        levels = size_tree.ascend(p, q, trials.degree)
+        sums = size_tree.ascend_moments(levels, p * grad)
+        # The expected sum is a quotient at the root, whose derivatives go down to the leaves.
+        by_sum = _at(trials.size, levels[-1]) / _selected(levels[-1], trials.size)
+        mean = (by_sum * sums[-1]).sum(-1, keepdim=True)
+        by_law, by_sum = size_tree.descend_moments(levels, sums, -mean * by_sum, by_sum)
+        by_law, by_sum = by_law[..., : p.shape[-1], :], by_sum[..., : p.shape[-1], 1]
+        return (p * q * (by_law[..., 1] - by_law[..., 0] + grad * by_sum)).to(scores.dtype)
+
+    return _by_blocks(block, k, grad, scores)
+
+
+def log_normaliser(scores: Tensor, k: int) -> Tensor:
+    r"""The logarithm of :math:`\sum_S \prod_{i \in S} e^{\theta_i}`, ``(*rows)``.
+
+    With :math:`P_\lambda(k)` for the probability that `k` of the independent choices are made, it is
+    :math:`k \lambda + \sum_i \log(1 + e^{\theta_i - \lambda}) + \log P_\lambda(k)`.
+    """
+
+    def block(scores: Tensor) -> Tensor:
+        total = torch.where(scores == -torch.inf, 0.0, scores).sum(-1)
+        if k in (0, scores.shape[-1]):
+            return total * (k > 0)
+        trials = trials_of(scores, k)
+        law = size_tree.ascend(trials.p, trials.q, trials.degree)[-1]
+        factors = F.logsigmoid(trials.tilt - trials.scores).sum(-1)
+        value = trials.size * trials.tilt.squeeze(-1) - factors + _selected(law, trials.size)[..., 0, 0].log()
+        value = value + total if trials.is_complement else value
+        return torch.where(_is_certain(scores, k).squeeze(-1), total, value).to(scores.dtype)
+
+    return _by_blocks(block, k, scores)
+
+
+def kth_largest(scores: Tensor, k: int) -> Tensor:
+    """The `k`-th largest score of each row, ``(*rows, 1)``; any number where there are no more than `k`."""
+    n = scores.shape[-1]
+    if 2 * k <= n:
+        return scores.topk(k).values[..., -1:]
+    # The rest is smaller, so it is sorted instead: it begins after the elements that do not exist.
+    absent = (scores == -torch.inf).sum(-1, keepdim=True)
+    rest = torch.where(scores == -torch.inf, torch.inf, scores).topk(n - k + 1, largest=False).values
+    return rest.gather(-1, (n - k - absent).clamp(min=0))
+
+
+def _is_certain(scores: Tensor, k: int) -> Tensor:
+    """Rows in which all elements are selected, as there are no more than `k`."""
+    return (scores != -torch.inf).sum(-1, keepdim=True) <= k
+
+
+def _open(scores: Tensor, k: int) -> Tensor:
+    """Scores with ordinary rows in the place of those in which nothing is left to choose."""
+    return torch.where(_is_certain(scores, k), 0.0, scores)
+
+
+def _is_enumerated(scores: Tensor, k: int) -> bool:
+    return comb(scores.shape[-1], k) <= MOST_OPTIONS
+
+
+def _selected(law: Tensor, size: Tensor) -> Tensor:
+    """The root's entry for the size of each row, with all axes of the root."""
+    return law.gather(-1, size[..., None, None])
+
+
+def _at(size: Tensor, law: Tensor) -> Tensor:
+    """1 at the size of each row, 0 elsewhere, in the shape of the root."""
+    return (torch.arange(law.shape[-1], device=law.device) == size[..., None, None]).to(law.dtype)
+
+
+def _by_blocks(function: Callable[..., Tensor], k: int, *inputs: Tensor) -> Tensor:
+    """`function` of tensors ``(*rows, n)``, computed for some rows at a time where all need much memory."""
+    rows, n = inputs[0].shape[:-1], inputs[0].shape[-1]
+    numbers = 8 * comb(n, k) if _is_enumerated(inputs[0], k) else n * min(k, n - k) + n
+    most = max(_BLOCK.get(inputs[0].device.type, _LARGE_BLOCK) // numbers, 1)
+    if rows.numel() <= most or not in_eager_mode():
+        return function(*inputs)
+    parts = zip(*(torch.split(tensor.reshape(-1, n), most) for tensor in inputs), strict=True)
+    result = torch.cat([function(*part) for part in parts])
+    return result.reshape(*rows, *result.shape[1:])

@@ -1,0 +1,90 @@
+"""The law's functions in the graph: each derivative is again a function of the law."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapped.gradient import Weights, first_order, transformable
+from gapped.subsets import conditional_bernoulli as law
+
+
+def marginals_of(scores: Tensor, k: int) -> Tensor:
+    """`conditional_bernoulli.marginals`, differentiable as often as wanted."""
+    return _Marginals.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def log_normaliser_of(scores: Tensor, k: int) -> Tensor:
+    """`conditional_bernoulli.log_normaliser`, differentiable as often as wanted."""
+    return _LogNormaliser.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def with_marginals(value: Tensor, logits: Tensor, scores: Tensor, weight: Weights, k: int) -> Tensor:
+    """Return `value` as a function of `logits` whose gradient is that of the marginals at `scores`.
+
+    The gradient is the covariance matrix at `scores` times the incoming gradient, times `weight`. It cannot
+    be differentiated again. Only `scores` and `weight` are kept for the backward pass.
+    """
+    return _WithMarginals.apply(logits, value, scores, weight, k)[0]  # type: ignore[no-any-return, no-untyped-call]
+
+
+@transformable
+class _Marginals(torch.autograd.Function):
+    @staticmethod
+    def forward(scores: Tensor, k: int) -> Tensor:
+        return law.marginals(scores, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.k = inputs[1]
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (scores,) = ctx.saved_tensors
+        return law.covariance_product(grad, scores, ctx.k), None
+
+
+@transformable
+class _LogNormaliser(torch.autograd.Function):
+    @staticmethod
+    def forward(scores: Tensor, k: int) -> Tensor:
+        return law.log_normaliser(scores, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.k = inputs[1]
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (scores,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
+
+
+@transformable
+class _WithMarginals(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        logits: Tensor, value: Tensor, scores: Tensor, weight: Weights, k: int
+    ) -> tuple[Tensor, Tensor]:
+        # An output without entries, saved for the backward pass: what depends on it depends on the logits.
+        return value.clone(), logits.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, _, scores, weight, ctx.k = inputs
+        ctx.number = None if isinstance(weight, Tensor) else weight
+        ctx.save_for_backward(output[1], scores, *([weight] if ctx.number is None else []))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None, None]:
+        anchor, scores, *tensors = ctx.saved_tensors
+        weight = tensors[0] if tensors else ctx.number
+        return first_order(_product, anchor, grad, scores, weight, ctx.k, anchor), None, None, None, None
+
+
+def _product(grad: Tensor, scores: Tensor, weight: float | Tensor, k: int, like: Tensor) -> Tensor:
+    return (law.covariance_product(grad, scores, k) * weight).to(like.dtype)

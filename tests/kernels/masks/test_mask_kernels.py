@@ -1,0 +1,150 @@
+"""The kernels for subsets of small groups against torch: the same uniforms give the same subsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import seeded
+from kernel_cases import DEVICE, GPU_MARKS, incoming, key, uniforms
+from torch import Tensor
+
+import gapped
+from gapped import simplex
+from gapped.kernels.masks import mask_launch, mask_operators
+from gapped.kernels.masks.mask_launch import Options
+from gapped.subsets import conditional_bernoulli, subset_sampling
+
+pytestmark = GPU_MARKS
+
+SIZES = [(1, 1), (1, 4), (2, 4), (3, 4), (2, 5), (3, 6), (7, 8)]
+every_size = pytest.mark.parametrize(("n", "m"), SIZES)
+every_gap = pytest.mark.parametrize("gap", [None, 0.0, 1.2])
+CLOSE = {"rtol": 1e-4, "atol": 1e-5, "equal_nan": True}
+
+
+def example(groups: int, m: int) -> Tensor:
+    """Ordinary groups, and others: without elements, with one, with one missing, steep, with NaN or +inf."""
+    logits = 2 * torch.randn(groups, m, generator=seeded(7))
+    logits[1] = -torch.inf
+    logits[2, 1:] = -torch.inf
+    logits[3, m // 2] = -torch.inf
+    logits[4] *= 100
+    logits[5, 0] = torch.nan
+    logits[6, m - 1] = torch.inf
+    return logits.to(DEVICE)
+
+
+def reference(logits: Tensor, sample: Tensor, grad: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The surrogate and the gradient in torch, for the subsets of the kernel."""
+    k, tau, gap, _ = options
+    scores = simplex.shift(logits.float())
+    if gap is not None:
+        scores = subset_sampling.perturbed(scores, sample == 1, k, gap)
+    surrogate = conditional_bernoulli.marginals(scores / tau, k)
+    return surrogate, conditional_bernoulli.covariance_product(grad.float(), scores / tau, k) / tau
+
+
+@every_size
+def test_the_same_uniforms_give_the_same_subsets(n: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, groups = example(300, m), 300
+    value, chosen = mask_launch.forward(logits, key(), Options(n, 1.0, None))
+    u = uniforms(groups)
+    assert 0.4 < u.mean() < 0.6
+    monkeypatch.setattr(simplex, "uniform", lambda *_: u)
+    monkeypatch.setattr(conditional_bernoulli, "MOST_OPTIONS", 10**9)
+    expected = conditional_bernoulli.draw(simplex.shift(logits), n)
+    nan = logits.isnan().any(-1) | (logits == torch.inf).any(-1)
+    assert torch.equal(value[~nan] == 1, expected[~nan])
+    assert value[nan].isnan().all()
+    bits = (chosen.long().unsqueeze(-1) >> torch.arange(m, device=DEVICE)) & 1
+    assert torch.equal(bits[~nan], expected[~nan].long())
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 4), (2, 5), (7, 8)])
+@every_gap
+def test_surrogate_and_gradient(n: int, m: int, gap: float | None) -> None:
+    logits, grad, options = example(40, m), incoming(40, m), Options(n, 0.7, gap)
+    value, chosen = mask_launch.forward(logits, key(), options)
+    soft, same = mask_launch.forward(logits, key(), options._replace(soft=True))
+    assert torch.equal(chosen, same)
+    gradient = mask_launch.backward(logits, chosen, grad, options)
+    surrogate, expected = reference(logits, value, grad, options)
+    torch.testing.assert_close(soft, surrogate, **CLOSE)
+    torch.testing.assert_close(gradient, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    logits, grad, options = example(40, 4).to(dtype), incoming(40, 4).to(dtype), Options(2, 0.7, 1.0)
+    value, chosen = mask_launch.forward(logits, key(), options)
+    gradient = mask_launch.backward(logits, chosen, grad, options)
+    assert value.dtype == gradient.dtype == dtype
+    _, expected = reference(logits, value.float(), grad, options)
+    torch.testing.assert_close(gradient, expected.to(dtype), rtol=1e-2, atol=1e-3, equal_nan=True)
+
+
+def test_groups_that_are_not_contiguous_and_none_at_all() -> None:
+    wide, options = example(40, 8), Options(2, 0.7, 1.0)
+    grad = incoming(8, 20).T[:, :4]
+    value, chosen = mask_launch.forward(wide[::2, :4], key(), options)
+    plain, same = mask_launch.forward(wide[::2, :4].contiguous(), key(), options)
+    torch.testing.assert_close(value, plain, rtol=0, atol=0, equal_nan=True)
+    ours = mask_launch.backward(wide[::2, :4], chosen, grad, options)
+    theirs = mask_launch.backward(wide[::2, :4].contiguous(), same, grad.contiguous(), options)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    empty = torch.empty(0, 4, device=DEVICE)
+    assert (
+        mask_launch.backward(empty, mask_launch.forward(empty, key(), options)[1], empty, options).numel()
+        == 0
+    )
+
+
+def test_the_sample_carries_its_gradient_once() -> None:
+    logits, options = example(40, 4)[7:].requires_grad_(), Options(2, 0.7, 1.0)
+    sample = mask_launch.sample(logits, options, torch.Generator(DEVICE).manual_seed(0))
+    assert gapped.backend_used() == "triton"
+    assert (sample.sum(-1) == 2).all()
+    grad = incoming(33, 4)
+    (gradient,) = torch.autograd.grad(sample, logits, grad, create_graph=True)
+    torch.testing.assert_close(
+        gradient.detach(), reference(logits.detach(), sample, grad, options)[1], **CLOSE
+    )
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        gradient.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_one_graph_with_the_kernel_inside() -> None:
+    """As an operator of a compiled program: same key, same sample, same gradient as the plain call."""
+    logits, grad, options = example(20, 4)[7:].requires_grad_(), incoming(13, 4), Options(2, 0.7, 1.2)
+
+    def program(x: Tensor) -> Tensor:
+        return mask_operators.sample(2 * x, key(), options)
+
+    double = (2 * logits).detach()
+    plain, chosen = mask_launch.forward(double, key(), options)
+    for run in (torch.compile(program, backend="aot_eager", fullgraph=True), program):
+        value = run(logits)
+        (gradient,) = torch.autograd.grad(value, logits, grad)
+        assert torch.equal(value, plain)
+        assert torch.equal(gradient, 2 * mask_launch.backward(double, chosen, grad, options))
+    torch.compiler.reset()
+
+
+def test_when_the_kernels_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA alone, up to eight elements, for numbers; a call that they serve goes to them."""
+    rows = torch.zeros(2, 4, device=DEVICE)
+    on_gpu = DEVICE.type == "cuda"
+    assert mask_launch.applies(rows, 1.0, None) == on_gpu
+    assert not mask_launch.applies(rows.double(), 1.0, None)
+    assert not mask_launch.applies(torch.zeros(2, 9, device=DEVICE), 1.0, None)
+    assert not mask_launch.applies(rows, torch.ones(2), None)
+    assert not mask_launch.applies(rows, 1.0, torch.ones(2))
+    calls: list[Any] = []
+    monkeypatch.setattr(mask_launch, "applies", lambda *_: True)
+    monkeypatch.setattr(mask_launch, "sample", lambda rows, options, generator: calls.append(options) or rows)
+    gapped.nm_mask(rows, 2, 4, 0.5, False, estimator=gapped.GST(gap=2.0))
+    gapped.nm_mask(rows, 2, 4)
+    assert calls == [Options(2, 0.5, 2.0, True), Options(2, 1.0, None, False)]

@@ -1,0 +1,173 @@
+"""N:M masks: groups as subsets, the module that learns them, and the ways in which others write them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import assert_close, normal, seeded
+from torch import Tensor
+
+import gapped
+from gapped.nm_masks import Mask
+
+TWO_OF_FOUR = torch.tensor([[float(i in c) for i in range(4)] for c in combinations(range(4), 2)]).double()
+
+
+def pulled(logits: Tensor, weight: Tensor, *how: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    leaf = logits.detach().requires_grad_()
+    mask = gapped.nm_mask(leaf, *how, generator=seeded(), **more)
+    return mask.detach(), torch.autograd.grad(mask, leaf, weight)[0]
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8), (1, 2), (3, 3), (0, 4), (5, 16)])
+@pytest.mark.parametrize("estimator", [None, "simple", "gst"])
+def test_each_group_is_a_subset(n: int, m: int, estimator: str | None) -> None:
+    logits, weight = normal(3, 2 * m), normal(3, 2 * m, seed=2)
+    mask, gradient = pulled(logits, weight, n, m, 0.7, estimator=estimator)
+    assert ((mask == 0) | (mask == 1)).all()
+    assert (mask.unflatten(-1, (-1, m)).sum(-1) == n).all()
+    leaf = logits.unflatten(-1, (-1, m)).requires_grad_()
+    subset = gapped.subset(leaf, n, 0.7, estimator=estimator or "simple", generator=seeded())
+    (expected,) = torch.autograd.grad(subset, leaf, weight.view_as(leaf))
+    assert torch.equal(mask, subset.detach().flatten(-2))
+    assert torch.equal(gradient, expected.flatten(-2))
+
+
+def test_soft_masks_are_the_surrogate() -> None:
+    logits = normal(3, 8)
+    soft = gapped.nm_mask(logits, 2, 4, 0.5, False)
+    assert_close(soft, gapped.subsets.marginals(logits.view(3, 2, 4) / 0.5, 2).flatten(-2), 1e-12)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_masks_are_choices_whose_logits_are_sums(tau: float) -> None:
+    """A logit for each of the six masks of four entries, set to the sum of its entries' logits."""
+    logits, weight = normal(5, 4), normal(5, 4, seed=2)
+    _, gradient = pulled(logits, weight, 2, 4, tau)
+    leaf = logits.clone().requires_grad_()
+    options = gapped.straight_through(leaf @ TWO_OF_FOUR.T, tau, hard=True) @ TWO_OF_FOUR
+    assert_close(gradient, torch.autograd.grad(options, leaf, weight)[0], 1e-12)
+    soft = torch.softmax(leaf.detach() @ TWO_OF_FOUR.T / tau, -1) @ TWO_OF_FOUR
+    assert_close(gapped.nm_mask(logits, 2, 4, tau, False), soft, 1e-12)
+
+
+def same_noise(ours: Any, theirs: Any, logits: Tensor, weight: Tensor) -> None:
+    """Value and gradient agree for the same noise."""
+    results = []
+    for program in (ours, theirs):
+        torch.manual_seed(0)
+        leaf = logits.clone().requires_grad_()
+        value = program(leaf)
+        results.append((value.detach(), torch.autograd.grad(value, leaf, weight)[0]))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, 1e-12)
+
+
+@pytest.mark.parametrize("tau", [4.0, 0.05])
+def test_soft_mixtures_of_six_masks_of_four(tau: float) -> None:
+    """A soft Gumbel choice among all masks of four weights, at a scale that grows while training."""
+    scale, gate, weight = 1e2, 0.01 * normal(10, 6), normal(10, 4, seed=2)
+    same_noise(
+        lambda x: gapped.gumbel_softmax(x * scale, tau) @ TWO_OF_FOUR,
+        lambda x: F.gumbel_softmax(x * scale, tau=tau, hard=False) @ TWO_OF_FOUR,
+        gate,
+        weight,
+    )
+
+
+def test_hard_choices_among_sets_of_layers() -> None:
+    """One gate for all examples, repeated, and the categories on axis 1."""
+    gate, weight = normal(1, 6), normal(3, 4, seed=2)
+    same_noise(
+        lambda x: gapped.gumbel_softmax(x.repeat(3, 1) * 2.0, 0.5, True, dim=1) @ TWO_OF_FOUR,
+        lambda x: F.gumbel_softmax(x.repeat(3, 1) * 2.0, dim=1, tau=0.5, hard=True) @ TWO_OF_FOUR,
+        gate,
+        weight,
+    )
+
+
+def noisy_top(logits: Tensor, temperature: float, k: int) -> Tensor:
+    """The k largest of tempered logits with Gumbel noise, straight through the tempered softmax."""
+    tempered = logits / temperature
+    noise = -torch.empty_like(tempered).exponential_().log()
+    index = (tempered + noise).topk(k).indices
+    hard = torch.zeros_like(tempered).scatter(-1, index, 1.0)
+    p = torch.softmax(tempered, -1)
+    return hard + p - p.detach()
+
+
+def test_codes_by_the_largest_noisy_logit() -> None:
+    """With one code, the law is the tempered softmax and the gradient that of a subset of tempered logits."""
+    logits, weight = normal(20, 5), normal(20, 5, seed=2)
+    gradients = []
+    for program in (lambda x: noisy_top(x, 0.5, 1), lambda x: gapped.subset(x / 0.5, 1)):
+        leaf = logits.clone().requires_grad_()
+        sample = program(leaf)
+        assert_close(sample.detach().sum(-1), torch.ones(20), 1e-12)
+        gradients.append(torch.autograd.grad(sample, leaf, weight)[0])
+    assert_close(*gradients, 1e-12)
+
+
+def test_several_codes_by_noise_do_not_have_the_gradient_of_their_own_law() -> None:
+    """With two codes the tempered softmax sums to 1, not 2: the marginals are the ones to go through."""
+    leaf = normal(5).requires_grad_()
+    theirs, ours = noisy_top(leaf, 1.0, 2), gapped.subset(leaf, 2)
+    gradients = [torch.autograd.grad(sample, leaf, normal(5, seed=2))[0] for sample in (theirs, ours)]
+    assert (gradients[0] - gradients[1]).norm() / gradients[1].norm() > 0.1
+
+
+def test_the_module_learns_which_entries_to_keep() -> None:
+    torch.manual_seed(0)
+    target = torch.tensor([[1.0, 0.1, 2.0, -0.2], [0.1, 3.0, 0.2, -1.5]])
+    mask = Mask((2, 4), n=2, m=4)
+    optimizer = torch.optim.Adam(mask.parameters(), 0.1)
+    for step in range(80):
+        mask.tau = 1.0 - step / 160
+        loss = (target * (1 - mask())).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    mask.eval()
+    assert torch.equal(mask(), torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 1]]))
+    assert not mask().requires_grad
+    assert torch.equal(copy.deepcopy(mask)(), mask())
+    assert torch.equal(pickle.loads(pickle.dumps(mask))(), mask())
+    assert repr(mask) == "Mask((2, 4), n=2, m=4, tau=0.50625, hard=True)"
+
+
+def test_the_module_draws_while_training() -> None:
+    mask = Mask((4, 8), 2, 4, 0.5, False, estimator="gst")
+    expected = gapped.nm_mask(mask.logits, 2, 4, 0.5, False, estimator="gst", generator=seeded())
+    assert torch.equal(mask(generator=seeded()), expected)
+    assert mask().requires_grad
+    assert list(mask.state_dict()) == ["logits"]
+    state = torch.get_rng_state()
+    assert (mask.eval()().unflatten(-1, (-1, 4)).sum(-1) == 2).all()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, 3), "logits: got a last axis of 8, expected a multiple of m=3"),
+        ((5, 4), "n: got 5, expected an integer from 0 to 4"),
+        ((2, 0), "m: got 0, expected a positive integer"),
+        ((2, 4, -1.0), "tau: got -1.0"),
+    ],
+)
+def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(gapped.GappedError, match=message):
+        gapped.nm_mask(torch.zeros(2, 8), *arguments)
+
+
+def test_bad_arguments_of_the_module() -> None:
+    with pytest.raises(gapped.GappedError, match="shape: got a last axis of 6, expected a multiple of m=4"):
+        Mask((2, 6), 2, 4)
+    with pytest.raises(gapped.GappedError, match=r"shape: got \(\)"):
+        Mask((), 2, 4)
