@@ -8,11 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gapped import simplex
-from gapped.checks import check_logits, check_mask
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
+from gapped.pathwise.straight_through import StraightThrough
 from gapped.registry import resolve_pathwise
+
+# The most likely category: of the estimators, the one whose gradient, which is not wanted here, has no noise.
+_MODE = StraightThrough(draw="argmax")
 
 
 class Sample(torch.nn.Module):
@@ -55,13 +57,8 @@ class Sample(torch.nn.Module):
     ) -> Tensor:
         if self.training or self.eval_mode == "sample":
             return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
-        check_logits(logits, self.dim)
-        check_mask(mask, logits, self.dim)
         with torch.no_grad():
-            scores = simplex.masked(logits.detach(), mask).movedim(self.dim, -1)
-            return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype).movedim(
-                -1, self.dim
-            )
+            return _MODE.sample(logits, dim=self.dim, mask=mask, generator=generator)
 
     def extra_repr(self) -> str:
         return f"{self.estimator}, dim={self.dim}, eval={self.eval_mode!r}"

@@ -103,11 +103,9 @@ def test_a_learned_temperature(hard: bool, shape: tuple[int, ...]) -> None:
         lambda x, tau: gapped.gumbel_softmax(x, tau, hard, generator=seeded()),
         lambda x, tau: by_hand(x, tau if shape == (30, 1) else tau.unsqueeze(-1), hard),
     ):
-        logits, tau = (
-            normal(30, K).requires_grad_(),
-            (0.5 + normal(30)[: max(math.prod(shape), 1)].abs()).view(shape),
-        )
-        sample = function(logits, tau.requires_grad_())
+        logits = normal(30, K).requires_grad_()
+        tau = (0.5 + normal(30).abs())[: math.prod(shape)].view(shape).requires_grad_()
+        sample = function(logits, tau)
         results.append((sample.detach(), *torch.autograd.grad(sample, (logits, tau), weight)))
     assert_all_close(*results, 1e-12)
     assert (results[0][2] != 0).all()
