@@ -17,6 +17,7 @@ WORDS = {
     "errors": "one error family",
     "checks": "of arguments",
     "simplex": "softmax, draws, Gumbel noise",
+    "mixtures": "with the uniform law",
     "gradient": "a value forward, an estimate backward",
     "kernels": "fused Triton kernels",
     "choice": "an index instead of a one-hot",

@@ -37,6 +37,7 @@ NAMES = {
     "properties",
     "replacing_torch",
     "simplex",
+    "unimix",
 }
 
 

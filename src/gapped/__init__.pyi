@@ -13,6 +13,7 @@ from gapped.errors import GappedError as GappedError
 from gapped.kernels.sampling.launch import backend_used as backend_used
 from gapped.lab.comparison import Comparison as Comparison
 from gapped.lab.comparison import compare as compare
+from gapped.mixtures import unimix as unimix
 from gapped.objective import expectation as expectation
 from gapped.pathwise import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax
