@@ -26,6 +26,7 @@ WORDS = {
     "registry": "estimators by name",
     "objective": "expectation of a cost",
     "drop_in": "in torch's place",
+    "gates": "samples of 0 or 1",
     "nn": "sampling as a module",
     "distributions": "with rsample",
     "diagnostics": "bias, variance, properties",

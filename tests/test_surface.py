@@ -32,6 +32,7 @@ NAMES = {
     "estimators",
     "expectation",
     "expected_gap",
+    "gate",
     "gst_index",
     "nn",
     "properties",

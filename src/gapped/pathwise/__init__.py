@@ -12,6 +12,7 @@ straight-through glue.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import (
+    GATES,
     ROWS,
     check_fit,
     check_flag,
@@ -29,12 +31,21 @@ from gapped.checks import (
     check_level,
     check_logits,
     check_mask,
+    check_scores,
     in_eager_mode,
     is_known_finite,
 )
 from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
-from gapped.gradient import Points, blocks, is_differentiated, needs_blocks, with_points
+from gapped.gradient import (
+    Points,
+    blocks,
+    is_differentiated,
+    needs_blocks,
+    pair_slopes,
+    with_gradient,
+    with_points,
+)
 from gapped.kernels.sampling import launch
 
 Source = Literal["sample", "argmax"]
@@ -162,6 +173,40 @@ class Pathwise(ABC):
         _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
 
+    def gate(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw gates of the shape and dtype of `logits`, which are log-odds: see `gapped.gate`.
+
+        Options that are tensors broadcast against the logits' shape.
+        """
+        check_scores(logits)
+        check_mask(mask, logits)
+        check_generator(generator, logits)
+        for name in self.levels:
+            check_fit(name, getattr(self, name), logits.shape, GATES)
+        odds = simplex.masked(logits, mask)
+        if not self.has_plain_gradient():
+            return self.sample(simplex.pairs(odds), generator=generator)[..., 0]
+        launch.note_backend("torch")
+        value, slopes = self._gates(odds.detach(), generator, is_differentiated(odds))
+        return value if slopes is None else with_gradient(value, simplex.computed(odds), slopes)
+
+    def _gates(
+        self, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gates, and the slopes of their gradients if wanted: one number each, whatever the estimator."""
+        if not (needs_blocks(odds, 2) and self.is_divisible()):
+            value, _, gradient = self._block(simplex.pairs(odds), generator, wants_gradient, dense=True)
+            return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
+        flat, value = odds.reshape(-1), torch.empty(odds.shape, dtype=odds.dtype, device=odds.device)
+        slopes = torch.empty_like(value, dtype=simplex.computed(flat[:0]).dtype) if wants_gradient else None
+        for block, estimator in self._blocks(odds.shape, 2):
+            value.view(-1)[block], own = estimator._gates(flat[block], generator, wants_gradient)
+            if slopes is not None and own is not None:
+                slopes.view(-1)[block] = own
+        return value, slopes
+
     def _masked(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
@@ -195,19 +240,12 @@ class Pathwise(ABC):
         if not (needs_blocks(rows) and self.is_divisible()):
             return self._block(rows, generator, wants_gradient, dense)
         shape, categories = rows.shape, rows.shape[-1]
-        options = {name: getattr(self, name) for name in self.levels}
-        levels: dict[str, Any] = {
-            name: level.expand(shape[:-1]).reshape(-1)
-            for name, level in options.items()
-            if isinstance(level, Tensor)
-        }
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
         index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
         points: Tensor | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
-        for block in blocks(len(matrix), categories):
-            estimator = replace(self, **{name: level[block] for name, level in levels.items()})
+        for block, estimator in self._blocks(shape[:-1], categories):
             own, indices[block], gradient = estimator._block(matrix[block], generator, wants_gradient, dense)
             if dense:
                 values[block] = own
@@ -220,6 +258,17 @@ class Pathwise(ABC):
             return Outcome(value, index, None)
         every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
         return Outcome(value, index, Points(points.view(-1, *shape), every))
+
+    def _blocks(self, shape: torch.Size, numbers: int) -> Iterator[tuple[slice, Self]]:
+        """Blocks of rows, `shape` in all and of so many `numbers` each, with the estimator of each block."""
+        options = {name: getattr(self, name) for name in self.levels}
+        levels: dict[str, Any] = {
+            name: level.expand(shape).reshape(-1)
+            for name, level in options.items()
+            if isinstance(level, Tensor)
+        }
+        for block in blocks(shape.numel(), numbers):
+            yield block, replace(self, **{name: level[block] for name, level in levels.items()})
 
     def _block(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, dense: bool
@@ -296,6 +345,10 @@ class Pathwise(ABC):
     def has_learned_tau(self) -> bool:
         """Whether the temperature wants a gradient."""
         return isinstance(self.tau, Tensor) and self.tau.requires_grad and torch.is_grad_enabled()
+
+    def has_plain_gradient(self) -> bool:
+        """Whether the gradient goes to the logits alone, and is given by the points."""
+        return not self.has_learned_tau()
 
     def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
         """The sample `outcome` of `rows`, with its gradient if there is one."""

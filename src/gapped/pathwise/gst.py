@@ -65,6 +65,9 @@ class GST(Pathwise):
         # A gap function may depend on which row it gets.
         return self.detach and (not callable(self.gap) or self.gap is simplex.expected_gap)
 
+    def has_plain_gradient(self) -> bool:
+        return self.detach
+
     def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
         if self.detach:
             return rows
