@@ -155,7 +155,8 @@ def resolve(
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     name, own = split_text(estimator)
     _check_agreement(given, own)
-    return build(_REGISTRY, name, {**given, **own})
+    known = options_of(name)
+    return build(_REGISTRY, name, {**{key: v for key, v in given.items() if key in known}, **own})
 
 
 def resolve_pathwise(

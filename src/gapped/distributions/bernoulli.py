@@ -55,13 +55,13 @@ class Bernoulli(Distribution):
         scores = log_of(probs) - log_of(1 - probs) if probs is not None else parameter
         check_scores(scores)
         check_mask(mask, scores)
+        self._dtype = parameter.dtype
+        self._odds = simplex.masked(simplex.computed(scores), mask)
         validate = Distribution._validate_args if validate_args is None else validate_args
-        if validate and holds(scores.isnan()):
+        if validate and holds(self._odds.isnan()):
             if probs is not None:
                 raise reject("probs", "values out of range", "numbers from 0 to 1")
             raise reject("logits", "values out of range", "log-odds, which may be infinite")
-        self._dtype = parameter.dtype
-        self._odds = simplex.masked(simplex.computed(scores), mask)
         super().__init__(self._odds.shape, validate_args=False)
         self._validate_args = validate
 
