@@ -1,6 +1,7 @@
 """Triton kernels, one folder per operation; Triton itself is imported only when a kernel is launched.
 
 - `sampling`: samples of the pathwise estimators and their gradients.
+- `gating`: gates, one number each.
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 
 Each folder has its kernels, their launcher, and says where the reference in plain torch is. They share

@@ -46,6 +46,7 @@ from gapped.gradient import (
     with_gradient,
     with_points,
 )
+from gapped.kernels.gating import gate_launch
 from gapped.kernels.sampling import launch
 
 Source = Literal["sample", "argmax"]
@@ -188,9 +189,20 @@ class Pathwise(ABC):
         odds = simplex.masked(logits, mask)
         if not self.has_plain_gradient():
             return self.sample(simplex.pairs(odds), generator=generator)[..., 0]
-        launch.note_backend("torch")
+        kernel = self._gate_kernel(odds)
+        launch.note_backend("torch" if kernel is None else "triton")
+        if kernel is not None:
+            return gate_launch.gate(odds, kernel, generator)
         value, slopes = self._gates(odds.detach(), generator, is_differentiated(odds))
         return value if slopes is None else with_gradient(value, simplex.computed(odds), slopes)
+
+    def _gate_kernel(self, odds: Tensor) -> launch.Fused | None:
+        """The arguments of the fused kernels if they draw these gates, else None."""
+        if torch.compiler.is_compiling():
+            if self.backend == "triton":
+                raise reject("backend", "triton", "torch or auto here: gates have no kernel in compiled code")
+            return None
+        return self.kernel(odds.unsqueeze(-1))
 
     def _gates(
         self, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
