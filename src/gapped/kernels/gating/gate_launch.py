@@ -57,7 +57,7 @@ def backward(logits: Tensor, grad: Tensor, key: Tensor, fused: Fused) -> Tensor:
 
 
 def _run(
-    kernel: Any, logits: Tensor, pointers: tuple[Tensor, ...], out: Tensor, fused: Fused, **flags: bool
+    kernel: Any, logits: Tensor, pointers: tuple[Tensor, ...], out: Tensor, fused: Fused, **more: Any
 ) -> None:
     """Launch a kernel over all gates, if there are any."""
     from gapped.kernels.gating.gate_kernels import LANES
@@ -69,14 +69,14 @@ def _run(
     # Each gate is a row to its temperature and gap.
     levels, every = level_tensors(fused, logits.unsqueeze(-1))
     tau, gap, tau_forward = fused.numbers
-    flags = {
+    flags: dict[str, Any] = {
         "MODE": MODES[fused.mode],
         "EXPECTED_GAP": fused.gap is None,
         "FAST": logits.is_cuda,
         "TAU_PER_ROW": every[0] > 0,
         "GAP_PER_ROW": every[1] > 0,
         "TAU_FORWARD_PER_ROW": every[2] > 0,
-        **flags,
+        **more,
         "BLOCK": BLOCK,
     }
     tensors = (logits.contiguous(), *pointers, *levels, out)
