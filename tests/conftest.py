@@ -25,7 +25,11 @@ KINDS: dict[str, Any] = dict(gapped.estimators("pathwise"))
 MEMBERS = tuple(KINDS)
 SOFT = tuple(name for name, kind in KINDS.items() if kind.has_surrogate)
 # Those that draw one uniform per row and nothing else.
-INVERSE_CDF = tuple(name for name, kind in KINDS.items() if kind.draw is gapped.Pathwise.draw)
+INVERSE_CDF = tuple(
+    name
+    for name, kind in KINDS.items()
+    if kind.draw_category is gapped.Pathwise.draw_category and kind.draw_given is gapped.Pathwise.draw_given
+)
 
 
 def function_of(kind: type) -> Callable[..., Tensor]:

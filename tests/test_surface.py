@@ -32,6 +32,7 @@ NAMES = {
     "estimators",
     "expectation",
     "expected_gap",
+    "gate",
     "gst_index",
     "nm_mask",
     "nn",
@@ -40,6 +41,7 @@ NAMES = {
     "simplex",
     "subset",
     "subsets",
+    "unimix",
 }
 
 

@@ -11,9 +11,11 @@ from gapped.diagnostics.diagnosis import Diagnosis as Diagnosis
 from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.drop_in import replacing_torch as replacing_torch
 from gapped.errors import GappedError as GappedError
+from gapped.gates import gate as gate
 from gapped.kernels.sampling.launch import backend_used as backend_used
 from gapped.lab.comparison import Comparison as Comparison
 from gapped.lab.comparison import compare as compare
+from gapped.mixtures import unimix as unimix
 from gapped.nm_masks import nm_mask as nm_mask
 from gapped.objective import expectation as expectation
 from gapped.pathwise import Pathwise as Pathwise

@@ -68,6 +68,7 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 ROWS = "the logits' shape without the category axis"
+GATES = "the logits' shape"
 
 
 def check_fit(name: str, level: object, target: tuple[int, ...], meaning: str) -> None:
@@ -120,15 +121,21 @@ def values_unseen() -> Iterator[None]:
         _unseen.reset(token)
 
 
-def check_logits(logits: object, dim: object = -1) -> None:
-    """Check logits and their category axis."""
-    accepted = "a dense floating-point tensor of scores, one per category"
+def check_scores(logits: object, accepted: str = "a dense floating-point tensor of log-odds") -> None:
+    """Check the kind of tensor that logits are."""
     if not isinstance(logits, Tensor):
         raise reject("logits", f"an object of type {type(logits).__name__}", accepted)
     if not logits.is_floating_point():
         raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)
     if logits.layout != torch.strided or logits.is_nested:
         raise reject("logits", "a nested tensor" if logits.is_nested else f"one of {logits.layout}", accepted)
+
+
+def check_logits(logits: object, dim: object = -1) -> None:
+    """Check logits and their category axis."""
+    accepted = "a dense floating-point tensor of scores, one per category"
+    check_scores(logits, accepted)
+    assert isinstance(logits, Tensor)
     if logits.dim() == 0:
         raise reject("logits", "a tensor without any axis", accepted)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -logits.dim() <= dim < logits.dim():

@@ -118,9 +118,26 @@ def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tenso
     return result
 
 
-def needs_blocks(values: Tensor) -> bool:
-    """Whether `values` are computed block by block: large ones are, in eager code on a CPU."""
-    return values.numel() > BLOCK and values.device.type == "cpu" and in_eager_mode()
+def pair_slopes(points: Tensor, weights: Weights) -> Tensor:
+    r"""The slopes :math:`\sum_m w_m q_m (1 - q_m)` of the first entries of pairs, in their own logits.
+
+    Shapes: `points` ``(m, *rows, 2)``; the result ``(*rows)``. It is the entry of :math:`\sum_m w_m J(q_m)`
+    that counts where nothing depends on the second entries, and their logits are fixed.
+    """
+    products = points[..., 0] * points[..., 1]
+    if isinstance(weights, tuple):
+        first, *others = (product * weight for product, weight in zip(products, weights, strict=True))
+        total: Tensor = sum(others, first)
+        return total
+    return products.sum(0) * (weights.squeeze(-1) if isinstance(weights, Tensor) else weights)
+
+
+def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
+    """Whether `values` are computed block by block: large ones are, in eager code on a CPU.
+
+    Each of them may stand for several `numbers`.
+    """
+    return values.numel() * numbers > BLOCK and values.device.type == "cpu" and in_eager_mode()
 
 
 def blocks(rows: int, numbers: int) -> Iterator[slice]:

@@ -8,14 +8,43 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gapped import simplex
-from gapped.checks import check_logits, check_mask
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
+from gapped.pathwise.straight_through import StraightThrough
 from gapped.registry import resolve_pathwise
 
+# The most likely outcome: of the estimators, the one whose gradient, which is not wanted here, has no noise.
+_MODE = StraightThrough(draw="argmax")
 
-class Sample(torch.nn.Module):
+
+class _Layer(torch.nn.Module):
+    """An estimator with a temperature that may be set, and what to do in eval mode."""
+
+    def __init__(self, estimator: Pathwise | str | None, eval: Literal["sample", "argmax"]) -> None:
+        super().__init__()
+        if eval not in ("sample", "argmax"):
+            raise reject("eval", eval, "'sample' or 'argmax'")
+        self.estimator = resolve_pathwise(estimator)
+        self.eval_mode = eval
+
+    @property
+    def tau(self) -> float | Tensor:
+        """The temperature of the estimator."""
+        return self.estimator.tau
+
+    @tau.setter
+    def tau(self, tau: float | Tensor) -> None:
+        self.estimator = replace(self.estimator, tau=tau)
+
+    @property
+    def _takes_mode(self) -> bool:
+        return self.eval_mode == "argmax" and not self.training
+
+    def extra_repr(self) -> str:
+        return f"{self.estimator}, eval={self.eval_mode!r}"
+
+
+class Sample(_Layer):
     """Samples with an estimator while training; in eval mode samples as well, or takes the mode.
 
     `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or
@@ -34,34 +63,42 @@ class Sample(torch.nn.Module):
         dim: int = -1,
         eval: Literal["sample", "argmax"] = "sample",
     ) -> None:
-        super().__init__()
-        if eval not in ("sample", "argmax"):
-            raise reject("eval", eval, "'sample' or 'argmax'")
-        self.estimator = resolve_pathwise(estimator)
+        super().__init__(estimator, eval)
         self.dim = dim
-        self.eval_mode = eval
-
-    @property
-    def tau(self) -> float | Tensor:
-        """The temperature of the estimator."""
-        return self.estimator.tau
-
-    @tau.setter
-    def tau(self, tau: float | Tensor) -> None:
-        self.estimator = replace(self.estimator, tau=tau)
 
     def forward(
         self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        if self.training or self.eval_mode == "sample":
+        if not self._takes_mode:
             return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
-        check_logits(logits, self.dim)
-        check_mask(mask, logits, self.dim)
         with torch.no_grad():
-            scores = simplex.masked(logits.detach(), mask).movedim(self.dim, -1)
-            return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype).movedim(
-                -1, self.dim
-            )
+            return _MODE.sample(logits, dim=self.dim, mask=mask, generator=generator)
 
     def extra_repr(self) -> str:
         return f"{self.estimator}, dim={self.dim}, eval={self.eval_mode!r}"
+
+
+class Gate(_Layer):
+    """Gates, as `gapped.gate` draws them, while training; in eval mode as well, or the likelier value.
+
+    `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or
+    ``"argmax"``, which is 1 from a logit of 0 on, and carries no gradient. The module has no parameters. Its
+    temperature may be set while training: ``layer.tau = 0.5``.
+
+    >>> layer = Gate("gst:tau=0.5", eval="argmax").eval()
+    >>> layer(torch.tensor([-0.1, 0.0, 0.7]))
+    tensor([0., 1., 1.])
+    """
+
+    def __init__(
+        self, estimator: Pathwise | str | None = None, *, eval: Literal["sample", "argmax"] = "sample"
+    ) -> None:
+        super().__init__(estimator, eval)
+
+    def forward(
+        self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        if not self._takes_mode:
+            return self.estimator.gate(logits, mask=mask, generator=generator)
+        with torch.no_grad():
+            return _MODE.gate(logits, mask=mask, generator=generator)

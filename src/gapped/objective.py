@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_generator, check_logits, check_mask
+from gapped.checks import check_flag, check_generator, check_logits, check_mask, check_scores
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
@@ -24,6 +24,7 @@ def expectation(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     context: Tensor | None = None,
+    gates: bool = False,
 ) -> Tensor:
     r"""Estimate :math:`\mathbb{E} f(D)`, :math:`D \sim \mathrm{softmax}(\theta)`, and its gradient.
 
@@ -39,6 +40,9 @@ def expectation(
     - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
       ``"rloo:samples=4"``; with hard samples. None is the recommended default.
     - `context`: the input of a learned baseline, for `gapped.NVIL` alone.
+    - `gates`: the variables are gates, as in `gapped.gate`: `logits` are log-odds ``(*batch, *variables)``,
+      and `f` maps zeros and ones of the shape ``(n, *batch, *variables)`` to costs. A gate is the pair of
+      logits (logit, 0) to every estimator, so `gapped.DisARM` takes them too.
 
     Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
 
@@ -49,10 +53,13 @@ def expectation(
     >>> expectation(cost, logits, gapped.Exact()).backward()
     >>> logits.grad[0]
     tensor([-0.2222,  0.1111,  0.1111])
+    >>> odds = torch.zeros(5, requires_grad=True)
+    >>> expectation(lambda b: (b.sum(-1) - 2) ** 2, odds, "disarm", gates=True).backward()
     """
-    check_logits(logits)
+    (check_scores if gates else check_logits)(logits)
     check_mask(mask, logits)
     check_generator(generator, logits)
+    check_flag("gates", gates)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
     estimator = resolve(estimator)
@@ -62,13 +69,17 @@ def expectation(
             raise reject("estimator", f"{type(estimator).__name__} with hard=False", accepted)
         if context is not None:
             raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
-        sample = estimator.sample(logits, mask=mask, generator=generator).unsqueeze(0)
+        draw = estimator.gate if gates else estimator.sample
+        sample = draw(logits, mask=mask, generator=generator).unsqueeze(0)
         costs = f(sample)
-        check_costs(costs, sample)
+        check_costs(costs, sample if not gates else sample.unsqueeze(-1))
         if sample.requires_grad and not costs.requires_grad:
             raise without_derivative(", or an estimator that needs none such as gapped.RLOO(2)")
         return costs.mean(0)
     rows = simplex.computed(simplex.masked(logits, mask))
+    if gates:
+        rows, of_gates = simplex.pairs(rows), f
+        f = lambda pairs: of_gates(pairs[..., 0])  # noqa: E731
     cost = Cost(f, simplex.shift(rows.detach()), logits.dtype, context)
     estimator.check(cost)
     value, gradient = estimator.estimate(cost, generator, is_differentiated(rows))

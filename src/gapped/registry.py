@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 import gapped
@@ -67,7 +69,7 @@ def estimator(text: str, **options: Any) -> Estimator:
     the default of every class; `gapped.compare` and the commands take the recommended one instead.
 
     >>> estimator("gst:gap=1.2")
-    GST(tau=1.0, hard=True, gap=1.2, detach=True)
+    GST(tau=1.0, hard=True, draw='sample', gap=1.2, detach=True)
     >>> estimator("gst", gap=1.2) == estimator("gst:gap=1.2")
     True
     """
@@ -132,8 +134,10 @@ def resolve(
     `F.gumbel_softmax`, passes them on: they are used where text leaves them open. An object has both itself;
     arguments that say otherwise, and are not those defaults, are refused.
 
-    >>> resolve(None), resolve("reinmax", 2.0, True)
-    (GST(tau=0.85, hard=True, gap='auto', detach=True), ReinMax(tau=2.0, hard=True))
+    >>> resolve(None)
+    GST(tau=0.85, hard=True, draw='sample', gap='auto', detach=True)
+    >>> resolve("reinmax", 2.0, True)
+    ReinMax(tau=2.0, hard=True, draw='sample')
     >>> resolve("gst:tau=0.5", tau=0.7)
     Traceback (most recent call last):
     gapped.errors.GappedError: tau: got 0.7, but the estimator has tau=0.5 of its own, expected one of them
@@ -151,18 +155,32 @@ def resolve(
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     name, own = split_text(estimator)
     _check_agreement(given, own)
-    return build(_REGISTRY, name, {**given, **own})
+    known = options_of(name)
+    return build(_REGISTRY, name, {**{key: v for key, v in given.items() if key in known}, **own})
 
 
 def resolve_pathwise(
     estimator: Pathwise | str | None, tau: float | Tensor | None = None, hard: bool | None = None
 ) -> Pathwise:
     """`resolve` for callers that draw a sample: estimators of the other family are refused."""
+    # Reading text takes longer than drawing a few samples. A compiler would have to trace the cache.
+    if isinstance(estimator, Pathwise) or isinstance(tau, Tensor) or torch.compiler.is_compiling():
+        return _pathwise(estimator, tau, hard)
+    try:
+        return _cached_pathwise(estimator, tau, hard)
+    except TypeError:  # an argument of a type that cannot be hashed
+        return _pathwise(estimator, tau, hard)
+
+
+def _pathwise(estimator: Pathwise | str | None, tau: float | Tensor | None, hard: bool | None) -> Pathwise:
     resolved = resolve(estimator, tau, hard)
     if not isinstance(resolved, Pathwise):
         accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
         raise reject("estimator", estimator, accepted)
     return resolved
+
+
+_cached_pathwise = lru_cache(maxsize=256, typed=True)(_pathwise)
 
 
 def _kind(kinds: Mapping[str, type[Estimator]], name: str) -> type[Estimator]:

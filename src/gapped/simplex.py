@@ -33,6 +33,16 @@ def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
     return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
 
 
+def pairs(log_odds: Tensor) -> Tensor:
+    """Logits of "on" and "off", ``(*gates, 2)``, for the log-odds of gates: they and 0.
+
+    Odds of +inf are certain, as those of -inf are: then one of the two categories does not exist.
+    """
+    certain = log_odds == torch.inf
+    off = torch.zeros_like(log_odds).masked_fill(certain, -torch.inf)
+    return torch.stack([log_odds.masked_fill(certain, 0.0), off], -1)
+
+
 def shift(logits: Tensor) -> Tensor:
     """Logits relative to the largest of their row, which becomes 0; a row with a NaN or +inf becomes NaN."""
     # The clamp is for rows without categories: -inf minus a finite number stays -inf.

@@ -83,12 +83,12 @@ class Broken(gapped.GST):
 
     fault: str = ""
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+    def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         # 5% of the draws are uniform.
         if self.fault == "law":
             p = 0.95 * simplex.softmax(logits) + 0.05 / logits.shape[-1]
             return Draw(simplex.inverse_cdf(p, generator))
-        return super().draw(logits, generator, surrogate)
+        return super().draw_category(logits, generator, surrogate)
 
     def points(self, logits: Tensor, draw: Draw) -> Any:
         if self.fault == "category":

@@ -21,6 +21,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from gapped.kernels.gating import gate_kernels
 from gapped.kernels.sampling import long_rows, short_rows, split_rows
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
@@ -67,6 +68,16 @@ if name != "gumbel-rao":
     compiles(split_rows.split_backward_kernel, half, 4, flags)
 """
 
+GATES = """
+name = sys.argv[1]
+flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "BLOCK": 1024}
+flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "SOFT": name != "reinmax"}
+for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kernel):
+    code = compiles(kernel, "*bf16", 4, flags)
+    # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
+    assert name == "gumbel-rao" or not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
+"""
+
 SCORES = """
 POINTERS["p_index"] = "*i64"
 for name, kernel in list(vars(score_kernels).items()):
@@ -100,6 +111,11 @@ def run(program: str, *arguments: str) -> None:
 @pytest.mark.parametrize("name", ["gst", "gst-auto", "reinmax", "decoupled", "gumbel-rao"])
 def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     run(SAMPLING, name)
+
+
+@pytest.mark.parametrize("name", ["gst", "decoupled", "gumbel-rao"])
+def test_the_kernels_of_gates_compile_and_count_gates_in_64_bits(name: str) -> None:
+    run(GATES, name)
 
 
 def test_the_score_kernels_compile_and_count_rows_in_64_bits() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FUNCTIONS, TAU, assert_all_close, assert_close, every_member, normal, pull, seeded
+from conftest import FUNCTIONS, KINDS, TAU, assert_all_close, assert_close, every_member, normal, pull, seeded
 from torch import Tensor
 from torch.nn import functional as F
 from variants import make
@@ -40,12 +40,12 @@ def test_eps_is_accepted_and_ignored(name: str) -> None:
 # A temperature with the category axis kept
 
 
-@every_member
-@pytest.mark.parametrize("level", ["tau", "gap", "tau_forward"])
+LEVELS = [(name, level) for name, kind in KINDS.items() for level in kind.levels]
+
+
+@pytest.mark.parametrize(("name", "level"), LEVELS)
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
 def test_a_level_may_keep_the_category_axis(name: str, level: str, dim: int) -> None:
-    if level not in type(make(name)).levels:
-        pytest.skip(f"{name} has no {level}")
     logits, weight = normal(3, 4, K), normal(3, 4, K, seed=2)
     shape = logits.amin(dim).shape
     levels = 1 + torch.rand(shape, generator=seeded(3), dtype=torch.float64)
@@ -103,11 +103,9 @@ def test_a_learned_temperature(hard: bool, shape: tuple[int, ...]) -> None:
         lambda x, tau: gapped.gumbel_softmax(x, tau, hard, generator=seeded()),
         lambda x, tau: by_hand(x, tau if shape == (30, 1) else tau.unsqueeze(-1), hard),
     ):
-        logits, tau = (
-            normal(30, K).requires_grad_(),
-            (0.5 + normal(30)[: max(math.prod(shape), 1)].abs()).view(shape),
-        )
-        sample = function(logits, tau.requires_grad_())
+        logits = normal(30, K).requires_grad_()
+        tau = (0.5 + normal(30).abs())[: math.prod(shape)].view(shape).requires_grad_()
+        sample = function(logits, tau)
         results.append((sample.detach(), *torch.autograd.grad(sample, (logits, tau), weight)))
     assert_all_close(*results, 1e-12)
     assert (results[0][2] != 0).all()

@@ -11,7 +11,7 @@ import torch
 from conftest import assert_close, assert_one_hot, every_member, normal, seeded
 
 import gapped
-from gapped.nn import Sample
+from gapped.nn import Gate, Sample
 
 K = 5
 
@@ -108,3 +108,36 @@ def test_it_trains_inside_a_model() -> None:
 def test_bad_arguments(argument: str, options: dict[str, Any]) -> None:
     with pytest.raises(gapped.GappedError, match=f"{argument}: got .*, expected "):
         Sample(**{"estimator": gapped.GST(), **options})
+
+
+# Gates
+
+
+@every_member
+def test_a_gate_layer_draws_gates(name: str) -> None:
+    layer, odds = Gate(name, eval="argmax"), normal(30, K).requires_grad_()
+    mask = torch.rand(30, K, generator=seeded(3)) < 0.5
+    ours, theirs = (
+        draw(odds, mask=mask, generator=seeded()) for draw in (layer, gapped.estimator(name).gate)
+    )
+    assert torch.equal(ours, theirs)
+    gradients = [torch.autograd.grad(gates, odds, normal(30, K, seed=2))[0] for gates in (ours, theirs)]
+    assert torch.equal(*gradients)
+    state = torch.get_rng_state()
+    best = layer.eval()(odds, mask)
+    assert torch.equal(best, ((odds >= 0) & mask).double())
+    assert not best.requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
+    layer.eval_mode = "sample"
+    assert torch.equal(layer(odds, mask, seeded()), theirs)
+
+
+def test_a_gate_layer_is_an_ordinary_module() -> None:
+    layer = Gate(eval="argmax")
+    layer.tau = 0.5
+    assert layer.estimator == gapped.GST(0.5, gap="auto")
+    assert layer.state_dict() == {}
+    assert "tau=0.5" in repr(layer)
+    assert layer.eval()(torch.tensor([-1.0, 0.0, 1.0, torch.nan])).nan_to_num(7).tolist() == [0, 1, 1, 7]
+    with pytest.raises(gapped.GappedError, match="eval: got 'mean', expected 'sample' or 'argmax'"):
+        Gate(eval="mean")

@@ -228,7 +228,7 @@ def surrogates(
     The drawn categories ``(n,)``, and the points ``(m, n, K)`` whose means over `m` are the surrogates.
     """
     rows = simplex.shift(torch.tensor(logits, dtype=torch.float64)).expand(count, -1)
-    draws = estimator.draw(rows, generator, True)
+    draws = estimator.draw_category(rows, generator, True)
     return draws.category.numpy(), estimator.points(rows, draws).points.numpy()
 
 

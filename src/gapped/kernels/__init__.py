@@ -2,6 +2,7 @@
 
 - `sampling`: samples of the pathwise estimators and their gradients.
 - `masks`: subsets of small groups, as in N:M masks, and their gradients.
+- `gating`: gates, one number each.
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 
 Each folder has its kernels, their launcher, and says where the reference in plain torch is. They share

@@ -65,7 +65,8 @@ def exponential(b_bits, FAST: tl.constexpr, FINE: tl.constexpr = False):
 
 
 @triton.jit
-def _words(b_number):
+def words(b_number):
+    """The lower and the upper half of a 64-bit number."""
     return (b_number & 0xFFFFFFFF).to(tl.uint32), (b_number >> 32).to(tl.uint32)
 
 
@@ -76,7 +77,7 @@ def gumbel(s_seed, b_element, FAST: tl.constexpr, FINE: tl.constexpr = False):
     Equal scores go to the first of them. That is one row in 4096 of 4096 equal logits; longer ones are
     `FINE`, so that of a row of 128,256 it is one in 67,000.
     """
-    b_low, b_high = _words(b_element)
+    b_low, b_high = words(b_element)
     b_bits, _, _, _ = tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0 + _FORWARD)
     return -log2(exponential(b_bits, FAST, FINE) * LN_2, FAST) * LN_2
 
@@ -84,7 +85,7 @@ def gumbel(s_seed, b_element, FAST: tl.constexpr, FINE: tl.constexpr = False):
 @triton.jit
 def row_uniforms(s_seed, b_rows):
     """Two float64 uniforms in [0, 1) per row, of 53 bits each."""
-    b_low, b_high = _words(b_rows)
+    b_low, b_high = words(b_rows)
     b_a, b_b, b_c, b_d = tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0 + _FORWARD)
     b_first = ((b_a >> 5).to(tl.float64) * 67108864.0 + (b_b >> 6).to(tl.float64)) * 1.1102230246251565e-16
     b_second = ((b_c >> 5).to(tl.float64) * 67108864.0 + (b_d >> 6).to(tl.float64)) * 1.1102230246251565e-16
@@ -94,7 +95,7 @@ def row_uniforms(s_seed, b_rows):
 @triton.jit
 def rao_bits(s_seed, b_element, s_block):
     """Bits for four conditional draws of each element; those of the selected one are the winner's."""
-    b_low, b_high = _words(b_element)
+    b_low, b_high = words(b_element)
     return tl.philox(s_seed, b_low, b_high, b_low * 0 + s_block, b_low * 0 + _CONDITIONAL, _ROUNDS)
 
 

@@ -1,25 +1,29 @@
 """Estimators whose sample carries the gradient, one file each; here is the base class that they share.
 
-An estimator is a frozen dataclass with two methods, of which only the second must be written. `draw`
-generates everything random: by default, one category per row from one uniform per row. `points` is a pure
-function of that draw, and returns the points of the simplex that carry the gradient. Both get logits in
-float32 or float64, without a graph, with the categories on the last axis and relative to the largest of their
-row, which is 0. `Pathwise.sample` does the rest: masks, axes, dtypes, rows without a distribution, blocks of
-rows, straight-through glue.
+An estimator is a frozen dataclass with three methods, of which only the last must be written. `draw_category`
+generates everything random: by default, one category per row from one uniform per row. `draw_given` generates
+what is random besides a category that is given: by default, nothing. `points` is a pure function of the draw,
+and returns the points of the simplex that carry the gradient. All get logits in float32 or float64, without a
+graph, with the categories on the last axis and relative to the largest of their row, which is 0.
+`Pathwise.sample` does the rest: masks, axes, dtypes, rows without a distribution, blocks of rows,
+straight-through glue.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import (
+    GATES,
     ROWS,
     check_fit,
     check_flag,
@@ -27,12 +31,26 @@ from gapped.checks import (
     check_level,
     check_logits,
     check_mask,
+    check_scores,
+    in_eager_mode,
     is_known_finite,
 )
 from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
-from gapped.gradient import Points, blocks, is_differentiated, needs_blocks, with_points
+from gapped.gradient import (
+    Points,
+    blocks,
+    is_differentiated,
+    needs_blocks,
+    pair_slopes,
+    with_gradient,
+    with_points,
+)
+from gapped.kernels.gating import gate_launch
 from gapped.kernels.sampling import launch
+
+Source = Literal["sample", "argmax"]
+"""Where a category comes from: the softmax of the logits, or their argmax."""
 
 
 class Draw(NamedTuple):
@@ -75,6 +93,10 @@ class Pathwise(ABC):
     shape without the category axis. A tensor with as many axes as the logits has that axis too, of size 1."""
     hard: bool = True
     """One-hot samples if true, else the surrogate itself."""
+    draw: Source = field(default="sample", kw_only=True)
+    """Where the category comes from: ``"sample"`` draws it from the softmax of the logits; ``"argmax"`` takes
+    the largest logit, the first of equal ones. The gradient is the estimator's own for that category. Noise
+    that its surrogate needs is drawn given that this category wins, so only the gradient is random then."""
     backend: str = field(default="auto", kw_only=True, repr=False)
     """Who computes: ``"torch"``, ``"triton"`` (or an error where it cannot), or ``"auto"``, which is Triton
     on CUDA where it can and torch elsewhere."""
@@ -84,6 +106,8 @@ class Pathwise(ABC):
         check_flag("hard", self.hard)
         if not (self.hard or self.has_surrogate):
             raise reject("hard", self.hard, f"True: {type(self).__name__} has no soft sample")
+        if self.draw not in ("sample", "argmax"):
+            raise reject("draw", self.draw, "'sample' or 'argmax'")
         if self.backend not in launch.BACKENDS:
             raise reject("backend", self.backend, f"one of {', '.join(launch.BACKENDS)}")
 
@@ -150,6 +174,51 @@ class Pathwise(ABC):
         _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
 
+    def gate(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw gates of the shape and dtype of `logits`, which are log-odds: see `gapped.gate`.
+
+        Options that are tensors broadcast against the logits' shape.
+        """
+        check_scores(logits)
+        check_mask(mask, logits)
+        check_generator(generator, logits)
+        for name in self.levels:
+            check_fit(name, getattr(self, name), logits.shape, GATES)
+        odds = simplex.masked(logits, mask)
+        if not self.has_plain_gradient():
+            return self.sample(simplex.pairs(odds), generator=generator)[..., 0]
+        kernel = self._gate_kernel(odds)
+        launch.note_backend("torch" if kernel is None else "triton")
+        if kernel is not None:
+            return gate_launch.gate(odds, kernel, generator)
+        value, slopes = self._gates(odds.detach(), generator, is_differentiated(odds))
+        return value if slopes is None else with_gradient(value, simplex.computed(odds), slopes)
+
+    def _gate_kernel(self, odds: Tensor) -> launch.Fused | None:
+        """The arguments of the fused kernels if they draw these gates, else None."""
+        if torch.compiler.is_compiling():
+            if self.backend == "triton":
+                raise reject("backend", "triton", "torch or auto here: gates have no kernel in compiled code")
+            return None
+        return self.kernel(odds.unsqueeze(-1))
+
+    def _gates(
+        self, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gates, and the slopes of their gradients if wanted: one number each, whatever the estimator."""
+        if not (needs_blocks(odds, 2) and self.is_divisible()):
+            value, _, gradient = self._block(simplex.pairs(odds), generator, wants_gradient, dense=True)
+            return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
+        flat, value = odds.reshape(-1), torch.empty(odds.shape, dtype=odds.dtype, device=odds.device)
+        slopes = torch.empty_like(value, dtype=simplex.computed(flat[:0]).dtype) if wants_gradient else None
+        for block, estimator in self._blocks(odds.shape, 2):
+            value.view(-1)[block], own = estimator._gates(flat[block], generator, wants_gradient)
+            if slopes is not None and own is not None:
+                slopes.view(-1)[block] = own
+        return value, slopes
+
     def _masked(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
@@ -161,13 +230,11 @@ class Pathwise(ABC):
 
     def _fitted(self, logits: Tensor, dim: int) -> Self:
         """This estimator with levels that have as many axes as the logits, `dim` of size 1, without `dim`."""
-        levels: dict[str, Any] = {
-            name: level.squeeze(dim)
-            for name in self.levels
-            if isinstance(level := getattr(self, name), Tensor)
-            and level.dim() == logits.dim()
-            and level.shape[dim] == 1
-        }
+        levels: dict[str, Any] = {}
+        for name in self.levels:
+            level = getattr(self, name)
+            if isinstance(level, Tensor) and level.dim() == logits.dim() and level.shape[dim] == 1:
+                levels[name] = level.squeeze(dim)
         return replace(self, **levels) if levels else self
 
     def _backend_for(self, rows: Tensor) -> launch.Fused | None:
@@ -185,19 +252,12 @@ class Pathwise(ABC):
         if not (needs_blocks(rows) and self.is_divisible()):
             return self._block(rows, generator, wants_gradient, dense)
         shape, categories = rows.shape, rows.shape[-1]
-        options = {name: getattr(self, name) for name in self.levels}
-        levels: dict[str, Any] = {
-            name: level.expand(shape[:-1]).reshape(-1)
-            for name, level in options.items()
-            if isinstance(level, Tensor)
-        }
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
         index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
         points: Tensor | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
-        for block in blocks(len(matrix), categories):
-            estimator = replace(self, **{name: level[block] for name, level in levels.items()})
+        for block, estimator in self._blocks(shape[:-1], categories):
             own, indices[block], gradient = estimator._block(matrix[block], generator, wants_gradient, dense)
             if dense:
                 values[block] = own
@@ -211,6 +271,17 @@ class Pathwise(ABC):
         every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
         return Outcome(value, index, Points(points.view(-1, *shape), every))
 
+    def _blocks(self, shape: torch.Size, numbers: int) -> Iterator[tuple[slice, Self]]:
+        """Blocks of rows, `shape` in all and of so many `numbers` each, with the estimator of each block."""
+        options = {name: getattr(self, name) for name in self.levels}
+        levels: dict[str, Any] = {
+            name: level.expand(shape).reshape(-1)
+            for name, level in options.items()
+            if isinstance(level, Tensor)
+        }
+        for block in blocks(shape.numel(), numbers):
+            yield block, replace(self, **{name: level[block] for name, level in levels.items()})
+
     def _block(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, dense: bool
     ) -> Outcome:
@@ -223,13 +294,17 @@ class Pathwise(ABC):
         lawful = None if is_known_finite(top) else top.isfinite()
         if lawful is not None:
             logits = torch.where(lawful, logits, 0.0)
-        draw = self.draw(logits, generator, wants_gradient or not self.hard)
+        surrogate = wants_gradient or not self.hard
+        if self.draw == "argmax":
+            draw = self.draw_given(logits, logits.argmax(-1), generator, surrogate)
+        else:
+            draw = self.draw_category(logits, generator, surrogate)
         index = draw.category
         if lawful is not None:
             outside = torch.where(top == -torch.inf, categories, categories + 1)
             index = torch.where(lawful, index.unsqueeze(-1), outside).squeeze(-1)
         gradient = None
-        if wants_gradient or not self.hard:
+        if surrogate:
             gradient = self.points(logits, draw)
             if lawful is not None:
                 filling = torch.where(top == -torch.inf, 0.0, torch.nan)
@@ -249,7 +324,9 @@ class Pathwise(ABC):
         """The arguments of the fused kernels if they compute these rows, else None."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
             return None
-        fused = self.fused() if torch.compiler.is_compiling() else self._fused
+        fused = None
+        if self.draw == "sample":
+            fused = self.fused() if torch.compiler.is_compiling() else self._fused
         why_not = launch.refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
@@ -263,9 +340,15 @@ class Pathwise(ABC):
     def _fused(self) -> launch.Fused | None:
         return self.fused()
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+    def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         """Draw a category per row, and, if `surrogate`, the noise that only the surrogate needs."""
-        return Draw(simplex.inverse_cdf(logits.exp(), generator))
+        return self.draw_given(logits, simplex.inverse_cdf(logits.exp(), generator), generator, surrogate)
+
+    def draw_given(
+        self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
+    ) -> Draw:
+        """The draw whose category is given: if `surrogate`, with the noise that the surrogate needs."""
+        return Draw(category)
 
     @abstractmethod
     def points(self, logits: Tensor, draw: Draw) -> Points:
@@ -274,6 +357,10 @@ class Pathwise(ABC):
     def has_learned_tau(self) -> bool:
         """Whether the temperature wants a gradient."""
         return isinstance(self.tau, Tensor) and self.tau.requires_grad and torch.is_grad_enabled()
+
+    def has_plain_gradient(self) -> bool:
+        """Whether the gradient goes to the logits alone, and is given by the points."""
+        return not self.has_learned_tau()
 
     def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
         """The sample `outcome` of `rows`, with its gradient if there is one."""
@@ -319,6 +406,24 @@ def cached_estimator(kind: type[_P], **options: Any) -> _P:
 @lru_cache(maxsize=256, typed=True)
 def _cache(kind: type[Pathwise], **options: Any) -> Pathwise:
     return kind(**options)
+
+
+def conditional_noise(
+    log_p: Tensor, category: Tensor, samples: int, generator: torch.Generator | None, wanted: bool
+) -> Tensor | None:
+    """`simplex.conditional_gumbel` if `wanted`.
+
+    The generator's state after this call must not depend on whether the noise is wanted: activation
+    checkpointing repeats a forward pass that wanted none. So noise that may be omitted has a generator of its
+    own; where that is impossible, it is never omitted.
+    """
+    if log_p.device.type == "cpu" and in_eager_mode():
+        seed = torch.randint(2**63 - 1, (), generator=generator, device="cpu")
+        if not wanted:
+            return None
+        with suppress(RuntimeError):  # a fake tensor has no values
+            generator = torch.Generator("cpu").manual_seed(int(seed))
+    return simplex.conditional_gumbel(log_p, category, samples, generator)
 
 
 def divide(logits: Tensor, tau: float | Tensor) -> Tensor:

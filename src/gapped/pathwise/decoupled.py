@@ -11,7 +11,7 @@ from gapped import simplex
 from gapped.checks import check_level, ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +31,23 @@ class DecoupledGumbelSoftmax(Pathwise):
     def fused(self) -> Fused:
         return Fused("decoupled", self.tau, tau_forward=self.tau_forward, soft=not self.hard)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+    def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         log_e = simplex.log_exponential(logits, generator)
         tau_forward = per_row(self.tau_forward, logits)
         scores = divide(logits, tau_forward) - log_e
         # A tensor on a GPU may hold an invalid temperature, which makes its row NaN.
         may_be_nan = isinstance(tau_forward, Tensor)
         return Draw(simplex.argmax_index(scores) if may_be_nan else scores.argmax(-1), log_e)
+
+    def draw_given(
+        self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
+    ) -> Draw:
+        log_p = torch.log_softmax(divide(logits, per_row(self.tau_forward, logits)), -1)
+        scores = conditional_noise(log_p, category, 1, generator, surrogate)
+        if scores is None:
+            return Draw(category)
+        # The noise alone, its sign reversed. A category that does not exist has none.
+        return Draw(category, torch.where(log_p == -torch.inf, 0.0, log_p - scores[0]))
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
@@ -51,6 +61,7 @@ def decoupled_gumbel_softmax(
     hard: bool = False,
     *,
     tau_forward: float | Tensor = 1.0,
+    draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -67,6 +78,7 @@ def decoupled_gumbel_softmax(
       default :math:`\tau_f = 1`.
     - Bias: biased.
     - Cost: one evaluation of what follows, `K` noise values per row.
+    - ``draw="argmax"``: :math:`G` is drawn given that the largest logit wins at the forward temperature.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> decoupled_gumbel_softmax(torch.zeros(2, 3), tau=2.0, hard=True, generator=g).sum(-1)
@@ -76,6 +88,6 @@ def decoupled_gumbel_softmax(
     """
     ignore_eps(eps)
     estimator = cached_estimator(
-        DecoupledGumbelSoftmax, tau=tau, hard=hard, tau_forward=tau_forward, backend=backend
+        DecoupledGumbelSoftmax, tau=tau, hard=hard, tau_forward=tau_forward, draw=draw, backend=backend
     )
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

@@ -15,7 +15,7 @@ from gapped.choice import Choice
 from gapped.errors import reject
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
@@ -65,6 +65,9 @@ class GST(Pathwise):
         # A gap function may depend on which row it gets.
         return self.detach and (not callable(self.gap) or self.gap is simplex.expected_gap)
 
+    def has_plain_gradient(self) -> bool:
+        return self.detach
+
     def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
         if self.detach:
             return rows
@@ -109,6 +112,7 @@ def gst(
     *,
     gap: Gap = 1.0,
     detach: bool = True,
+    draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -142,7 +146,7 @@ def gst(
     References: Fan, Chi, Rudnicky, Ramadge (2022), equations 17 to 19 and algorithm 1.
     """
     ignore_eps(eps)
-    estimator = cached_estimator(GST, tau=tau, hard=hard, gap=gap, detach=detach, backend=backend)
+    estimator = cached_estimator(GST, tau=tau, hard=hard, gap=gap, detach=detach, draw=draw, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
 
 

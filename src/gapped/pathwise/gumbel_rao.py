@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gapped import simplex
-from gapped.checks import check_count, ignore_eps, in_eager_mode
+from gapped.checks import check_count, ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,19 +29,11 @@ class GumbelRao(Pathwise):
     def fused(self) -> Fused:
         return Fused("gumbel-rao", self.tau, samples=self.samples, soft=not self.hard)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        index = super().draw(logits, generator, surrogate).category
-        # The generator's state after this call must not depend on whether a gradient is wanted: activation
-        # checkpointing repeats a forward pass that wanted none. So noise that may be omitted has a generator
-        # of its own; where that is impossible, it is never omitted.
-        if logits.device.type == "cpu" and in_eager_mode():
-            seed = torch.randint(2**63 - 1, (), generator=generator, device="cpu")
-            if not surrogate:
-                return Draw(index)
-            with suppress(RuntimeError):  # a fake tensor has no values
-                generator = torch.Generator("cpu").manual_seed(int(seed))
+    def draw_given(
+        self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
+    ) -> Draw:
         log_p = torch.log_softmax(logits, -1)
-        return Draw(index, simplex.conditional_gumbel(log_p, index, self.samples, generator))
+        return Draw(category, conditional_noise(log_p, category, self.samples, generator, surrogate))
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
@@ -58,6 +48,7 @@ def gumbel_rao(
     hard: bool = False,
     *,
     samples: int = 100,
+    draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -73,6 +64,7 @@ def gumbel_rao(
     - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
     - Bias: that of straight-through Gumbel-Softmax at the same temperature.
     - Cost: one evaluation of what follows; time and memory grow with `samples`.
+    - ``draw="argmax"``: :math:`D` is the largest logit, and so the winner that the noise is drawn for.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> gumbel_rao(torch.zeros(2, 3), tau=0.5, hard=True, samples=10, generator=g).sum(-1)
@@ -81,5 +73,5 @@ def gumbel_rao(
     References: Paulus, Maddison, Krause (2021).
     """
     ignore_eps(eps)
-    estimator = cached_estimator(GumbelRao, tau=tau, hard=hard, samples=samples, backend=backend)
+    estimator = cached_estimator(GumbelRao, tau=tau, hard=hard, samples=samples, draw=draw, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)

@@ -11,7 +11,16 @@ from gapped import simplex
 from gapped.checks import ignore_eps
 from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Outcome, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import (
+    Draw,
+    Outcome,
+    Pathwise,
+    Source,
+    cached_estimator,
+    conditional_noise,
+    divide,
+    per_row,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +35,18 @@ class GumbelSoftmax(Pathwise):
             return None
         return Fused("gumbel-softmax", self.tau, soft=not self.hard)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+    def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         scores = logits - simplex.log_exponential(logits, generator)
         if not surrogate:
             return Draw(scores.argmax(-1))
         top, index = scores.max(-1, keepdim=True)
         return Draw(index.squeeze(-1), scores - top)
+
+    def draw_given(
+        self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
+    ) -> Draw:
+        scores = conditional_noise(torch.log_softmax(logits, -1), category, 1, generator, surrogate)
+        return Draw(category, None if scores is None else simplex.shift(scores[0]))
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
@@ -57,6 +72,7 @@ def gumbel_softmax(
     tau: float | Tensor = 1.0,
     hard: bool = False,
     *,
+    draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -72,6 +88,8 @@ def gumbel_softmax(
     - Bias: biased; as :math:`\tau \to 0` the mean tends to that of ReinMax at temperature 1, while the
       variance grows without bound.
     - Cost: one evaluation of what follows, `K` noise values per row.
+    - ``draw="argmax"``: :math:`G` is drawn given that the largest logit wins, as in `gapped.gumbel_rao` with
+      one draw. Without any noise in the gradient: `gapped.straight_through`.
     - `tau` may be a tensor that requires a gradient, hard or soft: it gets that of
       :math:`(\theta + G)/\tau`, so the temperature can be learned.
 
@@ -84,6 +102,6 @@ def gumbel_softmax(
     References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
     ignore_eps(eps)
-    return cached_estimator(GumbelSoftmax, tau=tau, hard=hard, backend=backend).sample(
+    return cached_estimator(GumbelSoftmax, tau=tau, hard=hard, draw=draw, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped.checks import ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,7 @@ def reinmax(
     tau: float | Tensor = 1.0,
     hard: bool = True,
     *,
+    draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -64,6 +65,6 @@ def reinmax(
     References: Liu, Dong, Liu, Yu, Gao (2023); Shekhovtsov (2023) for ZGR.
     """
     ignore_eps(eps)
-    return cached_estimator(ReinMax, tau=tau, hard=hard, backend=backend).sample(
+    return cached_estimator(ReinMax, tau=tau, hard=hard, draw=draw, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

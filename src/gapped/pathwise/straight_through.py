@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped.checks import ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
-from gapped.pathwise import Draw, Pathwise, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ def straight_through(
     tau: float | Tensor = 1.0,
     hard: bool = False,
     *,
+    draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -54,6 +55,6 @@ def straight_through(
     References: Bengio, Léonard, Courville (2013).
     """
     ignore_eps(eps)
-    return cached_estimator(StraightThrough, tau=tau, hard=hard, backend=backend).sample(
+    return cached_estimator(StraightThrough, tau=tau, hard=hard, draw=draw, backend=backend).sample(
         logits, dim=dim, mask=mask, generator=generator
     )

@@ -71,7 +71,7 @@ def in_the_page(browser: Any, name: str, logits: Tensor, options: dict[str, Any]
 def by_the_estimator(estimator: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Category and surrogate from torch; ReinMax has no surrogate, and shows the first of its two points."""
     rows = simplex.shift(logits)
-    draws = estimator.draw(rows, seeded(), True)
+    draws = estimator.draw_category(rows, seeded(), True)
     points = estimator.points(rows, draws).points
     return draws.category, points[0] if isinstance(estimator, gapped.ReinMax) else points.mean(0)
 

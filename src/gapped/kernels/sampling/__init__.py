@@ -7,6 +7,6 @@
 - `split_rows`: the backward pass of long rows, each split over several programs.
 - `surrogates`: what the kernels of short and long rows share.
 
-The reference is the estimator itself: the methods `draw` and `points` of its file in `gapped.pathwise`, with
-the backward pass of `gapped.gradient.with_points`.
+The reference is the estimator itself: the methods `draw_category` and `points` of its file in
+`gapped.pathwise`, with the backward pass of `gapped.gradient.with_points`.
 """

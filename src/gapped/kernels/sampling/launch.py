@@ -202,7 +202,7 @@ def forward(
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if is_long else None
     if count == 0:
         return Forward(value, index, stats)
-    tensors, every = _levels(fused, logits)
+    tensors, every = level_tensors(fused, logits)
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
     numbers = (*fused.numbers, fused.samples)
     if stats is not None:
@@ -245,7 +245,7 @@ def backward(
         out = _empty(logits, torch.float32 if sums else None)
     if count == 0:
         return out
-    (taus, gaps, _), every = _levels(fused, logits)
+    (taus, gaps, _), every = level_tensors(fused, logits)
     tau, gap, _ = fused.numbers
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
     if not is_long:
@@ -335,7 +335,7 @@ def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _levels(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:
+def level_tensors(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:
     """Temperature, gap and forward temperature as tensors; the logits stand in for those that are numbers."""
     if not fused.tensors:
         return (logits, logits, logits), (0, 0, 0)

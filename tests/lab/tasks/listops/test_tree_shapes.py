@@ -116,7 +116,7 @@ def test_what_a_shape_is_called() -> None:
     assert entry.spec.tau is None
     with pytest.raises(GappedError, match="tree: shape: got 'tall', expected one of left, right"):
         parse("tree:shape=tall")
-    with pytest.raises(GappedError, match="option: got 'tau'"):
+    with pytest.raises(GappedError, match="tree: unknown option 'tau'"):
         parse("tree:tau=0.5")
 
 

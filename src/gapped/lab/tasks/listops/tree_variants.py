@@ -65,7 +65,7 @@ class TreeShape(Pathwise):
         if self.shape not in SHAPES:
             raise reject("tree: shape", self.shape, f"one of {', '.join(SHAPES)}")
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+    def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         order = (logits > -torch.inf).cumsum(-1)
         place = SHAPES[self.shape](order[..., -1], generator)
         return Draw((order > place.unsqueeze(-1)).int().argmax(-1))

@@ -1,4 +1,4 @@
-"""A one-hot categorical distribution with `rsample`, for everything that takes `torch.distributions`."""
+"""The one-hot categorical distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 
 from gapped import simplex
 from gapped.checks import check_logits, check_mask, holds
-from gapped.errors import GappedError, reject
+from gapped.distributions.parameters import divergence, log_of, only_one
+from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve_pathwise
 
@@ -50,11 +51,9 @@ class OneHotCategorical(Distribution):
         estimator: Pathwise | str | None = None,
         mask: Tensor | None = None,
     ) -> None:
-        if (logits is None) == (probs is None):
-            raise GappedError("OneHotCategorical: give either probs or logits, not both or none")
+        parameter = only_one("OneHotCategorical", probs, logits)
         self.estimator = resolve_pathwise(estimator)
-        parameter = probs if logits is None else logits
-        scores = _log(parameter) if logits is None else logits
+        scores = log_of(probs) if logits is None else logits
         check_logits(scores)
         check_mask(mask, scores)
         validate = Distribution._validate_args if validate_args is None else validate_args
@@ -62,7 +61,6 @@ class OneHotCategorical(Distribution):
             if logits is None:
                 raise reject("probs", "values out of range", "finite numbers that are not negative")
             raise reject("logits", "values out of range", "finite numbers, or -inf for an absent category")
-        assert isinstance(parameter, Tensor)
         self._dtype = parameter.dtype
         self._log_p = simplex.log_softmax(simplex.masked(simplex.computed(scores), mask))
         # -inf logits are categories that do not exist, not invalid ones.
@@ -130,22 +128,9 @@ class OneHotCategorical(Distribution):
         return values.expand((categories, *self.batch_shape, categories)) if expand else values
 
 
-def _log(probs: object) -> Tensor:
-    """Logits of `probs`; those of zeros, -inf, have no slope instead of an infinite one."""
-    if not isinstance(probs, Tensor):
-        kind = f"an object of type {type(probs).__name__}"
-        raise reject("probs", kind, "a floating-point tensor of probabilities, one per category")
-    probs = simplex.computed(probs) if probs.is_floating_point() else probs
-    empty = probs == 0
-    return torch.where(empty, 1.0, probs).log().masked_fill(empty, -torch.inf)
-
-
 @register_kl(OneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 @register_kl(OneHotCategorical, TorchOneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 @register_kl(TorchOneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _divergence(p: Any, q: Any) -> Tensor:
     p_logits, q_logits = (d._log_p if isinstance(d, OneHotCategorical) else d.logits for d in (p, q))
-    mass = p_logits.exp()
-    # Selected before multiplying: a category without mass must not bring 0 * inf into the gradient.
-    difference = torch.where(mass > 0, p_logits, 0.0) - torch.where(mass > 0, q_logits, 0.0)
-    return (mass * difference).sum(-1).to(torch.promote_types(p.logits.dtype, q.logits.dtype))
+    return divergence(p_logits, q_logits, -1).to(torch.promote_types(p.logits.dtype, q.logits.dtype))

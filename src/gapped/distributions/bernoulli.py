@@ -1,0 +1,143 @@
+"""The Bernoulli distribution: gates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli as TorchBernoulli
+from torch.distributions import Distribution, constraints, register_kl
+
+from gapped import simplex
+from gapped.checks import check_mask, check_scores, holds
+from gapped.distributions.parameters import divergence, log_of, only_one
+from gapped.errors import reject
+from gapped.pathwise import Pathwise
+from gapped.pathwise.straight_through import StraightThrough
+from gapped.registry import resolve_pathwise
+
+# A hard sample of the law itself, without noise for a gradient.
+_SAMPLE = StraightThrough()
+
+
+class Bernoulli(Distribution):
+    r"""Bernoulli distribution whose samples carry a gradient: gates, see `gapped.gate`.
+
+    Parameters: `probs` or `logits`, which are log-odds (exactly one; torch's order), the pathwise `estimator`
+    behind `rsample` (an object or its text; None is the recommended default), and a boolean `mask` of the
+    gates that exist: others are 0 for certain. Probabilities of 0 and 1, and infinite odds, are exact, where
+    torch moves them by a rounding. Half precision is computed in float32 and rounded once, at the end.
+
+    `log_prob` is :math:`b \log p + (1 - b) \log(1 - p)`, differentiable in the logits and in the sample.
+
+    >>> q = Bernoulli(torch.tensor([0.5, 0.9]), estimator="gst:tau=0.5")
+    >>> q.rsample().shape, q.entropy()
+    (torch.Size([2]), tensor([0.6931, 0.3251]))
+    """
+
+    arg_constraints: ClassVar = {"probs": constraints.unit_interval, "logits": constraints.real}
+    support = constraints.boolean
+    has_rsample = True
+    has_enumerate_support = True
+
+    def __init__(
+        self,
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
+        *,
+        estimator: Pathwise | str | None = None,
+        mask: Tensor | None = None,
+    ) -> None:
+        parameter = only_one("Bernoulli", probs, logits)
+        self.estimator = resolve_pathwise(estimator)
+        scores = log_of(probs) - log_of(1 - probs) if probs is not None else parameter
+        check_scores(scores)
+        check_mask(mask, scores)
+        self._dtype = parameter.dtype
+        self._odds = simplex.masked(simplex.computed(scores), mask)
+        validate = Distribution._validate_args if validate_args is None else validate_args
+        if validate and holds(self._odds.isnan()):
+            if probs is not None:
+                raise reject("probs", "values out of range", "numbers from 0 to 1")
+            raise reject("logits", "values out of range", "log-odds, which may be infinite")
+        super().__init__(self._odds.shape, validate_args=False)
+        self._validate_args = validate
+
+    @property
+    def logits(self) -> Tensor:
+        return self._odds.to(self._dtype)
+
+    @property
+    def probs(self) -> Tensor:
+        return self._odds.sigmoid().to(self._dtype)
+
+    @property
+    def param_shape(self) -> torch.Size:
+        return self._odds.shape
+
+    @property
+    def mean(self) -> Tensor:
+        return self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        return (self._odds.sigmoid() * (-self._odds).sigmoid()).to(self._dtype)
+
+    @property
+    def mode(self) -> Tensor:
+        mode = (self._odds > 0).to(self._dtype)
+        # As torch has it: neither value is the mode of a fair coin.
+        return torch.where((self._odds == 0) | self._odds.isnan(), torch.nan, mode)
+
+    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        odds = self._odds.expand(self._extended_shape(sample_shape))
+        return self.estimator.gate(odds, generator=generator).to(self._dtype)
+
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        with torch.no_grad():
+            odds = self._odds.expand(self._extended_shape(sample_shape))
+            return _SAMPLE.gate(odds, generator=generator).to(self._dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        masses = _log_masses(self._odds)
+        weights = torch.stack([value, 1 - value]).to(torch.promote_types(value.dtype, self._dtype))
+        # 0 * -inf would be NaN: such a logarithm is replaced. All others stay, for the sample's derivative.
+        return (weights * masses.masked_fill((weights == 0) & (masses == -torch.inf), 0.0)).sum(0).to(weights)
+
+    def entropy(self) -> Tensor:
+        masses = _log_masses(self._odds)
+        return -(masses.exp() * masses.masked_fill(masses == -torch.inf, 0.0)).sum(0).to(self._dtype)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Bernoulli:
+        new: Bernoulli = self._get_checked_instance(Bernoulli, _instance)  # type: ignore[no-untyped-call]
+        batch_shape = torch.Size(batch_shape)
+        new.estimator, new._dtype = self.estimator, self._dtype
+        new._odds = self._odds.expand(batch_shape)
+        Distribution.__init__(new, batch_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        values = torch.arange(2, dtype=self._dtype, device=self._odds.device)
+        values = values.view((2,) + (1,) * len(self.batch_shape))
+        return values.expand((2, *self.batch_shape)) if expand else values
+
+
+def _log_masses(odds: Tensor) -> Tensor:
+    """The logarithms of the probabilities of 1 and 0, ``(2, *odds.shape)``; those of 0 have no slope."""
+    both = torch.stack([odds, -odds])
+    certain = both.isinf()
+    finite = torch.nn.functional.logsigmoid(both.masked_fill(certain, 0.0))
+    return torch.where(certain, both.detach().clamp(max=0.0), finite)
+
+
+@register_kl(Bernoulli, Bernoulli)  # type: ignore[no-untyped-call, untyped-decorator]
+@register_kl(Bernoulli, TorchBernoulli)  # type: ignore[no-untyped-call, untyped-decorator]
+@register_kl(TorchBernoulli, Bernoulli)  # type: ignore[no-untyped-call, untyped-decorator]
+def _divergence_of_gates(p: Any, q: Any) -> Tensor:
+    first, second = (_log_masses(d._odds if isinstance(d, Bernoulli) else d.logits) for d in (p, q))
+    return divergence(first, second, 0).to(torch.promote_types(p.logits.dtype, q.logits.dtype))

@@ -1,0 +1,38 @@
+"""What the distributions share: their parameters, and divergences in log space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.errors import GappedError, reject
+
+
+def only_one(name: str, probs: Tensor | None, logits: Tensor | None) -> Tensor:
+    """The parameter that was given."""
+    if logits is not None and probs is None:
+        return logits
+    if logits is None and probs is not None:
+        return probs
+    raise GappedError(f"{name}: give either probs or logits, not both or none")
+
+
+def log_of(probs: object) -> Tensor:
+    """Logits of `probs`; those of zeros, -inf, have no slope instead of an infinite one."""
+    accepted = "a floating-point tensor of probabilities"
+    if not isinstance(probs, Tensor):
+        raise reject("probs", f"an object of type {type(probs).__name__}", accepted)
+    if not probs.is_floating_point():
+        raise reject("probs", f"a tensor of dtype {probs.dtype}", accepted)
+    probs = simplex.computed(probs)
+    empty = probs == 0
+    return torch.where(empty, 1.0, probs).log().masked_fill(empty, -torch.inf)
+
+
+def divergence(log_p: Tensor, log_q: Tensor, dim: int) -> Tensor:
+    """The Kullback-Leibler divergence of two laws, whose outcomes lie on axis `dim`, by log-probabilities."""
+    mass = log_p.exp()
+    # Selected before multiplying: an outcome without mass must not bring 0 * inf into the gradient.
+    difference = torch.where(mass > 0, log_p, 0.0) - torch.where(mass > 0, log_q, 0.0)
+    return (mass * difference).sum(dim)

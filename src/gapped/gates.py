@@ -1,0 +1,49 @@
+"""Gates: samples that are 0 or 1 and carry a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gapped.pathwise import Pathwise
+from gapped.registry import resolve_pathwise
+
+
+def gate(
+    logits: Tensor,
+    tau: float | Tensor = 1.0,
+    hard: bool = False,
+    *,
+    estimator: Pathwise | str | None = None,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Gates: Bernoulli samples that carry a gradient, one number each.
+
+    The `logits` :math:`\varphi` are log-odds, of any shape; the result has their shape and dtype. With `hard`
+    it is exactly 0 or 1, drawn with :math:`P(1) = \sigma(\varphi)`; else it is the surrogate, from 0 to 1.
+
+    A gate is the first of a pair of categories with the logits :math:`(\varphi, 0)`, and its gradient is the
+    estimator's for that pair. Where :math:`q_m` is the mass of "on" in the estimator's points of the simplex,
+    and :math:`w_m` their weights, a gradient :math:`g` at the gate becomes
+    :math:`\sum_m w_m\, q_m (1 - q_m)\, g` at the logit. Straight-through is
+    :math:`\sigma'(\varphi/\tau)\,g/\tau`, and Gumbel-Softmax the binary concrete relaxation,
+    :math:`\sigma((\varphi + L)/\tau)` with logistic noise :math:`L`, as in torch's `RelaxedBernoulli`.
+
+    - `estimator`: a pathwise one, as an object or as text; None is the recommended default. Text and None are
+      taken at `tau` and `hard`; an object has its own, and arguments that say otherwise are refused.
+    - `tau`: a number, or a tensor that broadcasts against the logits' shape.
+    - `mask`: gates where the boolean mask is False do not exist: they are 0, with a gradient of 0.
+    - Odds of -inf and +inf are legal: such a gate is 0 or 1 for certain, with a gradient of 0. NaN gives NaN.
+
+    >>> logits = torch.tensor([-9.0, 0.0, 9.0], requires_grad=True)
+    >>> gates = gate(logits, tau=0.5, hard=True, generator=torch.Generator().manual_seed(0))
+    >>> gates.detach()
+    tensor([0., 0., 1.])
+    >>> gates.sum().backward()
+    >>> logits.grad[1] > logits.grad[0]
+    tensor(True)
+
+    References: Maddison, Mnih, Teh (2017) and Jang, Gu, Poole (2017) for the relaxation.
+    """
+    return resolve_pathwise(estimator, tau, hard).gate(logits, mask=mask, generator=generator)

@@ -1,0 +1,193 @@
+"""Gates forward and backward: the pair of logits (phi, 0) of each estimator, with one number in memory.
+
+The surrogate of a gate is the softmax of two scores. It is held as the `loss`, the score of the lesser less
+that of the greater, at most 0: with e = exp(loss) the masses are 1/(1 + e) and e/(1 + e), and their product,
+the slope of either, is e/(1 + e)^2, with all digits wherever they lie.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, rao_bits, words
+from gapped.kernels.sampling.surrogates import (
+    DECOUPLED,
+    GST,
+    GST_AUTO,
+    GUMBEL,
+    RAO,
+    REINMAX,
+    level,
+    log2_odds,
+    selected_gap,
+)
+
+# Four gates share a call of Philox, which returns four words.
+LANES = tl.constexpr(4)
+# The last word of a counter, as in `primitives`: what the noise is for.
+_GATES = tl.constexpr(2)
+
+
+@triton.jit
+def gate_bits(s_seed, b_counter):
+    """Four words of noise for each counter."""
+    b_low, b_high = words(b_counter)
+    return tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0 + _GATES)
+
+
+@triton.jit
+def uniforms(b_bits):
+    """A uniform and what is left of it to 1, both never 0, each with all its digits next to 0."""
+    b_u = (b_bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    b_v = ((b_bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    return b_u, b_v
+
+
+@triton.jit
+def _softplus2(b_x, FAST: tl.constexpr):
+    """log2(1 + 2^x)."""
+    return tl.maximum(b_x, 0.0) + log2(1.0 + exp2(-tl.abs(b_x), FAST), FAST)
+
+
+@triton.jit
+def _masses(b_loss, FAST: tl.constexpr):
+    """The masses of the greater and of the lesser score."""
+    b_e = exp2(b_loss * LOG2_E, FAST)
+    b_greater = 1.0 / (1.0 + b_e)
+    return b_greater, b_e * b_greater
+
+
+@triton.jit
+def draw_gates(b_phi, b_bits, b_tau_forward, MODE: tl.constexpr, FAST: tl.constexpr):
+    """Which gates are on, and the logistic noise of the estimators that use it, else 0."""
+    b_u, b_v = uniforms(b_bits)
+    if (MODE == GUMBEL) | (MODE == DECOUPLED):
+        b_noise = (log2(b_u, FAST) - log2(b_v, FAST)) * LN_2
+        b_on = b_phi / b_tau_forward + b_noise > 0
+    else:
+        # The less likely value is drawn by a uniform below its probability: a certain gate stays certain.
+        _, b_rare = _masses(-tl.abs(b_phi), FAST)
+        b_on = (b_phi > 0) ^ (b_u < b_rare)
+        b_noise = tl.zeros_like(b_phi)
+    return b_on, b_noise
+
+
+@triton.jit
+def _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE: tl.constexpr, EXPECTED: tl.constexpr, FAST: tl.constexpr):
+    """The surrogate's loss, and whether "on" is the greater score, for the estimators with one point."""
+    # How far the value that was drawn leads; negative if it is the less likely one.
+    b_lead = tl.where(b_on, b_phi, -b_phi)
+    if MODE == GST:
+        if EXPECTED:
+            b_p, b_q = _masses(-tl.abs(b_lead), FAST)
+            b_gap = selected_gap(tl.where(b_lead > 0, b_p, b_q))
+        b_loss, b_first = tl.minimum(tl.minimum(-b_lead, 0.0), -b_gap) / b_tau, b_on
+    elif MODE == GST_AUTO:
+        b_loss, b_first = log2_odds(-_softplus2(b_lead * LOG2_E, FAST), FAST) * LN_2 / b_tau, b_on
+    elif MODE == GUMBEL:
+        b_loss, b_first = -tl.abs(b_phi + b_noise) / b_tau, b_on
+    elif MODE == DECOUPLED:
+        b_scores = b_phi / b_tau + b_noise
+        b_loss, b_first = -tl.abs(b_scores), b_scores > 0
+    else:
+        b_loss, b_first = -tl.abs(b_phi) / b_tau, b_phi > 0
+    return b_loss, b_first
+
+
+@triton.jit
+def _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST: tl.constexpr):
+    """Sums over conditional draws: of the mass of the value that was not drawn, and of the products.
+
+    Given that the drawn value leads by y, its score exceeds the other by softplus(y + log v) - log u.
+    """
+    b_lead = tl.where(b_on, b_phi, -b_phi) * LOG2_E
+    b_mass, b_product = tl.zeros_like(b_lead), tl.zeros_like(b_lead)
+    for s_first in range(0, s_samples, 4):
+        b_words = rao_bits(s_seed, b_gates, s_first // 4)
+        for draw in tl.static_range(4):
+            b_u, b_v = uniforms(b_words[draw])
+            b_excess = _softplus2(b_lead + log2(b_v, FAST), FAST) - log2(b_u, FAST)
+            b_greater, b_lesser = _masses(-b_excess * LN_2 / b_tau, FAST)
+            b_counts = s_first + draw < s_samples
+            b_mass += tl.where(b_counts, b_lesser, 0.0)
+            b_product += tl.where(b_counts, b_greater * b_lesser, 0.0)
+    return b_mass, b_product
+
+
+@triton.jit
+def _lane(s_count, LANE: tl.constexpr, BLOCK: tl.constexpr):
+    """The numbers of the gates of one lane, and which of them exist."""
+    b_gates = (tl.program_id(0).to(tl.int64) * LANES + LANE) * BLOCK + tl.arange(0, BLOCK)
+    return b_gates, b_gates < s_count
+
+
+@triton.jit
+def gate_forward_kernel(
+    p_logits, p_seed, p_tau, p_gap, p_tau_forward, p_value, s_count, s_tau_every, s_gap_every,
+    s_tau_forward_every, s_tau, s_gap, s_tau_forward, s_samples,
+    MODE: tl.constexpr, EXPECTED_GAP: tl.constexpr, FAST: tl.constexpr, TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr, TAU_FORWARD_PER_ROW: tl.constexpr,
+    SOFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Draw gates: zeros and ones, or with `SOFT` the mass of "on" in the surrogate."""
+    s_seed = tl.load(p_seed)
+    b_words = gate_bits(s_seed, tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
+    for lane in tl.static_range(LANES):
+        b_gates, b_inside = _lane(s_count, lane, BLOCK)
+        b_phi = tl.load(p_logits + b_gates, mask=b_inside, other=0.0).to(tl.float32)
+        b_forward = level(
+            (p_tau_forward, s_tau_forward, s_tau_forward_every), b_gates, b_inside, TAU_FORWARD_PER_ROW
+        )
+        b_on, b_noise = draw_gates(b_phi, b_words[lane], b_forward, MODE, FAST)
+        b_value = tl.where(b_on, 1.0, 0.0)
+        if SOFT:
+            b_tau = level((p_tau, s_tau, s_tau_every), b_gates, b_inside, TAU_PER_ROW)
+            if MODE == RAO:
+                b_mass, _ = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
+                b_value = tl.where(b_on, 1.0 - b_mass / s_samples, b_mass / s_samples)
+            else:
+                b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
+                b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)
+                b_greater, b_lesser = _masses(b_loss, FAST)
+                b_value = tl.where(b_first, b_greater, b_lesser)
+        b_value = tl.where(b_phi == b_phi, b_value, float("nan"))
+        tl.store(p_value + b_gates, b_value.to(p_value.dtype.element_ty), mask=b_inside)
+
+
+@triton.jit
+def gate_backward_kernel(
+    p_logits, p_grad, p_seed, p_tau, p_gap, p_tau_forward, p_out, s_count, s_tau_every, s_gap_every,
+    s_tau_forward_every, s_tau, s_gap, s_tau_forward, s_samples,
+    MODE: tl.constexpr, EXPECTED_GAP: tl.constexpr, FAST: tl.constexpr, TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr, TAU_FORWARD_PER_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the logits: the slope of each gate, for the noise of the forward pass."""
+    s_seed = tl.load(p_seed)
+    b_words = gate_bits(s_seed, tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
+    for lane in tl.static_range(LANES):
+        b_gates, b_inside = _lane(s_count, lane, BLOCK)
+        b_phi = tl.load(p_logits + b_gates, mask=b_inside, other=0.0).to(tl.float32)
+        b_grad = tl.load(p_grad + b_gates, mask=b_inside, other=0.0).to(tl.float32)
+        b_forward = level(
+            (p_tau_forward, s_tau_forward, s_tau_forward_every), b_gates, b_inside, TAU_FORWARD_PER_ROW
+        )
+        b_tau = level((p_tau, s_tau, s_tau_every), b_gates, b_inside, TAU_PER_ROW)
+        b_on, b_noise = draw_gates(b_phi, b_words[lane], b_forward, MODE, FAST)
+        if MODE == RAO:
+            _, b_product = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
+            b_slope = b_product / (b_tau * s_samples)
+        else:
+            b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
+            b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)
+            b_greater, b_lesser = _masses(b_loss, FAST)
+            if MODE == REINMAX:
+                # With the tempered mass m of the value that was not drawn, 2 J is m (2 - m)/2.
+                b_other = tl.where(b_first == b_on, b_lesser, b_greater)
+                b_p, b_q = _masses(-tl.abs(b_phi), FAST)
+                b_slope = 0.5 * (b_other * (2.0 - b_other) - b_p * b_q)
+            else:
+                b_slope = b_greater * b_lesser / b_tau
+        b_slope = tl.where(b_phi == b_phi, b_slope, float("nan"))
+        tl.store(p_out + b_gates, (b_slope * b_grad).to(p_out.dtype.element_ty), mask=b_inside)

@@ -1,0 +1,207 @@
+"""The Bernoulli distribution beside torch's: attributes, samples, masks, certain gates, divergences."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_all_close, assert_close, every_member, normal, seeded
+from torch import Tensor
+from torch import distributions as td
+
+import gapped
+from gapped.distributions import Bernoulli
+
+ODDS, OTHER = normal(3, 2), normal(3, 2, seed=9)
+INF = math.inf
+
+
+@pytest.mark.parametrize("given", ["logits", "probs"])
+@pytest.mark.parametrize(
+    "quantity", ["mean", "variance", "mode", "probs", "logits", "batch_shape", "event_shape", "param_shape"]
+)
+def test_attributes_equal_torchs(given: str, quantity: str) -> None:
+    parameter = {given: ODDS if given == "logits" else torch.sigmoid(ODDS)}
+    ours, theirs = (getattr(kind(**parameter), quantity) for kind in (Bernoulli, td.Bernoulli))
+    if isinstance(theirs, torch.Size):
+        assert ours == theirs
+    else:
+        assert_close(ours, theirs)
+
+
+def test_the_mode_of_a_fair_coin_is_torchs() -> None:
+    probs = torch.tensor([0.2, 0.5, 0.8])
+    ours, theirs = (kind(probs).mode for kind in (Bernoulli, td.Bernoulli))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_positional_arguments_are_torchs(count: int) -> None:
+    arguments = (torch.tensor([0.2, 0.8]).double(), None, False)[:count]
+    ours, theirs = Bernoulli(*arguments), td.Bernoulli(*arguments)
+    assert_close(ours.probs, theirs.probs)
+    assert ours._validate_args == theirs._validate_args
+
+
+@pytest.mark.parametrize("given", ["logits", "probs"])
+@pytest.mark.parametrize(
+    "quantity", [lambda d, b: d.log_prob(b), lambda d, b: d.entropy()], ids=["log_prob", "entropy"]
+)
+def test_log_prob_and_entropy_equal_torchs_with_their_gradients(given: str, quantity: Any) -> None:
+    value = td.Bernoulli(logits=ODDS).sample()
+    results = []
+    for kind in (Bernoulli, td.Bernoulli):
+        leaf = (ODDS if given == "logits" else torch.sigmoid(ODDS)).clone().requires_grad_()
+        result = quantity(kind(**{given: leaf}), value)
+        results.append((result.detach(), torch.autograd.grad(result.sum(), leaf)[0]))
+    assert_all_close(*results)
+
+
+def test_the_derivative_of_log_prob_by_the_sample() -> None:
+    value = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    odds = torch.tensor([0.3, -1.2, INF], dtype=torch.float64)
+    (slope,) = torch.autograd.grad(Bernoulli(logits=odds).log_prob(value).sum(), value)
+    assert_close(slope[:2], odds[:2])
+    assert slope[2].isfinite()
+
+
+@every_member
+@pytest.mark.parametrize("sample_shape", [(), (5,), (2, 3)], ids=str)
+def test_rsample_is_the_estimators_gate(name: str, sample_shape: tuple[int, ...]) -> None:
+    mask = torch.tensor([True, False])
+    weight, results = normal(*sample_shape, 3, 2, seed=2), []
+    for draw in (
+        lambda x: Bernoulli(logits=x, estimator=name, mask=mask).rsample(sample_shape),
+        lambda x: gapped.estimator(name).gate(x.expand(*sample_shape, 3, 2), mask=mask),
+    ):
+        odds = ODDS.clone().requires_grad_()
+        torch.manual_seed(0)
+        sample = draw(odds)
+        results.append((sample.detach(), torch.autograd.grad(sample, odds, weight)[0]))
+    assert results[0][0].shape == (*sample_shape, 3, 2)
+    assert_all_close(*results)
+
+
+def test_samples_are_zeros_and_ones_without_a_gradient() -> None:
+    d = Bernoulli(logits=ODDS.clone().requires_grad_(), estimator=gapped.GST(hard=False))
+    sample = d.sample((1_000,), generator=seeded())
+    assert ((sample == 0) | (sample == 1)).all()
+    assert not sample.requires_grad
+    assert d.rsample().requires_grad
+    assert Bernoulli(logits=ODDS).estimator == gapped.GST(0.85, gap="auto")
+    assert Bernoulli.has_rsample
+
+
+@pytest.mark.parametrize("expand", [True, False])
+def test_the_support_is_enumerated_as_torchs_is(expand: bool) -> None:
+    ours, theirs = (kind(logits=ODDS).enumerate_support(expand) for kind in (Bernoulli, td.Bernoulli))
+    assert_close(ours, theirs)
+
+
+# Certain gates and masks
+
+CERTAIN = torch.tensor([INF, -INF, 0.7], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("given", ["logits", "probs", "mask"])
+def test_certain_gates_are_exact(given: str) -> None:
+    """0 log 0 = 0: neither their entropy nor any gradient is NaN."""
+    if given == "mask":
+        leaf = torch.tensor([0.3, torch.nan, 0.7], dtype=torch.float64, requires_grad=True)
+        d = Bernoulli(logits=leaf, mask=torch.tensor([False, False, True]))
+        expected = [0.0, 0.0, 1 / (1 + math.exp(-0.7))]
+    else:
+        leaf = (CERTAIN if given == "logits" else torch.sigmoid(CERTAIN)).clone().requires_grad_()
+        d = Bernoulli(**{given: leaf})
+        expected = [1.0, 0.0, 1 / (1 + math.exp(-0.7))]
+    assert_close(d.probs.detach(), torch.tensor(expected, dtype=torch.float64))
+    value = d.sample()
+    results = d.entropy(), d.log_prob(value), d.rsample(generator=seeded()), td.kl_divergence(d, d)
+    for result in results[:2]:
+        assert (result[:2] == 0).all()
+    (gradient,) = torch.autograd.grad(sum(each.sum() for each in results), leaf)
+    assert (gradient[:2] == 0).all()
+    assert gradient[2].isfinite()
+    impossible = d.log_prob(1 - value)
+    assert (impossible[:2] == -INF).all()
+
+
+# Divergences
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(Bernoulli, Bernoulli), (Bernoulli, td.Bernoulli), (td.Bernoulli, Bernoulli)]
+)
+def test_divergences_equal_torchs(first: Any, second: Any) -> None:
+    expected = td.kl_divergence(td.Bernoulli(logits=ODDS), td.Bernoulli(logits=OTHER))
+    assert_close(td.kl_divergence(first(logits=ODDS), second(logits=OTHER)), expected)
+
+
+def test_divergences_of_certain_gates() -> None:
+    fair, certain = Bernoulli(torch.tensor(0.5)), Bernoulli(torch.tensor(1.0))
+    assert_close(td.kl_divergence(certain, fair), torch.tensor(math.log(2)), 1e-6)
+    assert td.kl_divergence(fair, certain) == INF
+
+
+# Expand, dtypes, validation
+
+
+def test_expand_keeps_everything_and_works_inside_independent() -> None:
+    class Mixed(Bernoulli):
+        pass
+
+    d = Mixed(logits=ODDS, mask=torch.tensor([True, False]), estimator="reinmax")
+    wide = d.expand((5, 3, 2))
+    assert type(wide) is Mixed
+    assert wide.estimator == gapped.ReinMax()
+    assert wide.rsample((7,)).shape == (7, 5, 3, 2)
+    assert_close(wide.entropy(), d.entropy().expand(5, 3, 2))
+    joint = td.Independent(Bernoulli(logits=ODDS), 1)
+    plain = td.Independent(td.Bernoulli(logits=ODDS), 1)
+    value = plain.sample()
+    assert_close(joint.log_prob(value), plain.log_prob(value))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    odds = normal(500).to(dtype)
+    d, exact = Bernoulli(logits=odds), td.Bernoulli(logits=odds.double())
+    eps = torch.finfo(dtype).eps
+    for quantity in ("probs", "variance"):
+        assert getattr(d, quantity).dtype == dtype
+        torch.testing.assert_close(getattr(d, quantity).double(), getattr(exact, quantity), rtol=eps, atol=0)
+    value = exact.sample()
+    assert d.rsample().dtype == d.entropy().dtype == d.log_prob(value.to(dtype)).dtype == dtype
+    torch.testing.assert_close(
+        d.log_prob(value.to(dtype)).double(), exact.log_prob(value), rtol=eps, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "Bernoulli: give either probs or logits"),
+        ({"probs": ODDS.sigmoid(), "logits": ODDS}, "Bernoulli: give either probs or logits"),
+        ({"probs": [0.5]}, "probs: got an object of type list"),
+        ({"probs": torch.tensor([1])}, "probs: got a tensor of dtype torch.int64"),
+        ({"logits": torch.tensor([1])}, "logits: got a tensor of dtype torch.int64"),
+        ({"probs": torch.tensor([0.5, 1.5])}, "probs: got values out of range, expected numbers from 0 to 1"),
+        ({"probs": torch.tensor([-0.5])}, "probs: got values out of range"),
+        ({"logits": torch.tensor([torch.nan])}, "logits: got values out of range"),
+        ({"logits": ODDS, "mask": torch.ones(3)}, "mask: got"),
+        ({"logits": ODDS, "estimator": "rloo"}, "estimator: got 'rloo', expected a pathwise"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(gapped.GappedError, match=message):
+        Bernoulli(**given)
+
+
+@pytest.mark.parametrize("value", [torch.full((3, 2), 0.25), torch.ones(3, 3)], ids=["soft", "shape"])
+def test_values_are_validated_as_torch_does(value: Tensor) -> None:
+    for kind in (td.Bernoulli, Bernoulli):
+        with pytest.raises(ValueError, match=r"value|shape|support|broadcast"):
+            kind(logits=ODDS, validate_args=True).log_prob(value)

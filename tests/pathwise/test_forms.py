@@ -1,0 +1,218 @@
+"""One contract for gates and for the argmax of every registered estimator: see `forms.FORMS`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from conftest import DTYPES, assert_close, assert_equal, normal, seeded
+from forms import FORMS, every_form
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+SHAPES = [(5,), (7, 5), (2, 1, 5), (0, 5), (3, 1)]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def pulled(form: str, logits: Tensor, weight: Tensor, seed: int = 0, **how: Any) -> tuple[Tensor, Tensor]:
+    """A sample, and the gradient of the logits for the gradient `weight` at the sample."""
+    leaf = logits.detach().requires_grad_()
+    sample = FORMS[form].draw(leaf, generator=seeded(seed), **how)
+    return sample.detach(), torch.autograd.grad(sample, leaf, weight)[0]
+
+
+def problem(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    return normal(*shape, dtype=dtype), normal(*shape, seed=2, dtype=dtype)
+
+
+def assert_binary(form: str, sample: Tensor) -> None:
+    if FORMS[form].hard:
+        assert ((sample == 0) | (sample == 1)).all()
+    else:
+        assert ((sample >= 0) & (sample <= 1)).all()
+
+
+@every_form
+@every_dtype
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_samples_and_gradients(form: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    logits, weight = problem(*shape, dtype=dtype)
+    copy = logits.clone()
+    sample, gradient = pulled(form, logits, weight)
+    assert sample.shape == gradient.shape == shape
+    assert sample.dtype == gradient.dtype == dtype
+    assert_binary(form, sample)
+    assert gradient.isfinite().all()
+    if logits.numel() > 5 and shape[-1] > 1:
+        assert (gradient != 0).any()
+    with torch.no_grad():
+        assert torch.equal(FORMS[form].draw(logits, generator=seeded()), sample)
+    assert torch.equal(logits, copy)
+
+
+@every_form
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_float32_rounded_once(form: str, dtype: torch.dtype) -> None:
+    logits, weight = problem(40, 5, dtype=dtype)
+    half, half_gradient = pulled(form, logits, weight)
+    full, full_gradient = pulled(form, logits.float(), weight.float())
+    assert torch.equal(half, full.to(dtype))
+    assert_close(half_gradient, full_gradient.to(dtype), 2 * torch.finfo(dtype).eps)
+
+
+@every_form
+def test_what_is_masked_is_zero_and_gets_nothing(form: str) -> None:
+    """Whatever stands there; the others keep a sample and a gradient."""
+    logits, weight = problem(40, 5)
+    mask = torch.rand(40, 5, generator=seeded(3)) < 0.6
+    mask[:, 0] = True
+    sample, gradient = pulled(form, logits, weight, mask=mask)
+    assert (sample[~mask] == 0).all()
+    assert (gradient[~mask] == 0).all()
+    assert (gradient[mask] != 0).any()
+    poisoned = logits.masked_fill(~mask, torch.nan)
+    assert_equal(pulled(form, poisoned, weight, mask=mask), (sample, gradient))
+
+
+@every_form
+@pytest.mark.parametrize("extreme", [1e4, -1e4])
+def test_large_logits_give_finite_gradients(form: str, extreme: float) -> None:
+    logits = torch.tensor([[extreme, 0.0, -extreme], [extreme] * 3, [0.0] * 3])
+    sample, gradient = pulled(form, logits, torch.ones(3, 3))
+    assert_binary(form, sample)
+    assert gradient.isfinite().all()
+
+
+@every_form
+def test_the_generator_decides_and_the_backward_draws_nothing(form: str) -> None:
+    logits, generator = normal(50, 5).requires_grad_(), seeded(7)
+    default = torch.get_rng_state()
+    first = FORMS[form].draw(logits, generator=generator)
+    state = generator.get_state()
+    first.sum().backward()
+    assert torch.equal(generator.get_state(), state)
+    with torch.no_grad():
+        generator = seeded(7)
+        FORMS[form].draw(logits, generator=generator)
+    assert torch.equal(generator.get_state(), state), "the state depends on whether a gradient is wanted"
+    assert torch.equal(torch.get_rng_state(), default)
+    second = FORMS[form].draw(logits, generator=generator)
+    assert torch.equal(first, second) != FORMS[form].is_random
+
+
+@every_form
+def test_layout_and_changes_in_place(form: str) -> None:
+    """Strided logits; a sample that is written into, and logits that are, before the backward pass."""
+    logits, weight = problem(40, 5)
+    expected = pulled(form, logits, weight)
+    strided = torch.stack([logits, logits], -1)[..., 0]
+    assert_equal(pulled(form, strided, weight), expected)
+    leaf = logits.clone().requires_grad_()
+    copy = leaf * 1
+    sample = FORMS[form].draw(copy, generator=seeded())
+    copy *= 5
+    sample *= 2
+    (gradient,) = torch.autograd.grad(sample, leaf, weight)
+    assert_close(gradient, 2 * expected[1])
+
+
+@every_form
+@pytest.mark.parametrize("linear", [True, False])
+def test_differentiating_twice_is_refused(form: str, linear: bool) -> None:
+    logits = normal(4, 5).requires_grad_()
+    sample = FORMS[form].draw(logits, generator=seeded()) * normal(4, 5)
+    cost = sample.sum() if linear else sample.square().sum()
+    (gradient,) = torch.autograd.grad(cost, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        (gradient.square().sum() + logits.sum()).backward()
+
+
+@every_form
+def test_autocast_changes_nothing(form: str) -> None:
+    logits, weight = problem(40, 5, dtype=torch.float32)
+    expected = pulled(form, logits, weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sample, gradient = pulled(form, logits, weight)
+    assert torch.equal(sample, expected[0])
+    assert_close(gradient, expected[1], 1e-6)
+
+
+@every_form
+def test_vmap_and_gradients_per_sample(form: str) -> None:
+    """vmap(grad) draws for each entry by itself, and gives the gradient that the draw has."""
+    logits, weight = problem(60, 5)
+
+    def cost(row: Tensor, g: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        sample = FORMS[form].draw(row, mask=allowed)
+        return (sample * g).sum(), sample.detach()
+
+    transformed = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
+    mask = torch.tensor([True, True, False, True, True]).expand(60, 5)
+    gradient, sample = transformed(logits, weight, mask)
+    assert_binary(form, sample)
+    assert (sample[:, 2] == 0).all()
+    assert (gradient[:, 2] == 0).all()
+    assert gradient.isfinite().all()
+    assert (gradient != 0).any()
+    same = transformed(logits[:1].expand(60, 5), weight, mask)[1]
+    assert (len(same.unique(dim=0)) > 1) == FORMS[form].is_random
+
+
+@every_form
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.* is deprecated")
+def test_it_compiles_to_one_graph(form: str) -> None:
+    """Under the same seed, with a mask, the compiled program gives what the eager one gives."""
+    mask = torch.tensor([True, False, True, True, True])
+
+    def program(logits: Tensor) -> Tensor:
+        return FORMS[form].draw(logits, mask=mask)
+
+    results = []
+    torch.compiler.reset()
+    for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
+        logits, weight = problem(20, 5)
+        logits.requires_grad_()
+        torch.manual_seed(0)
+        sample = run(logits)
+        results.append((sample.detach(), torch.autograd.grad(sample, logits, weight)[0]))
+    torch.compiler.reset()
+    (eager, expected), (compiled, gradient) = results
+    if FORMS[form].has_own_noise:
+        assert_binary(form, compiled)
+        assert ((gradient != 0) == (expected != 0)).all()
+    else:
+        assert_close(compiled, eager, 1e-12)
+        assert_close(gradient, expected)
+
+
+@every_form
+def test_activation_checkpointing_gives_the_same_gradient(form: str) -> None:
+    gradients = []
+    for checkpointed in (False, True):
+        logits = normal(20, 5).requires_grad_()
+        torch.manual_seed(0)
+        if checkpointed:
+            sample = torch.utils.checkpoint.checkpoint(FORMS[form].draw, logits, use_reentrant=False)
+        else:
+            sample = FORMS[form].draw(logits)
+        gradients.append(torch.autograd.grad(sample, logits, normal(20, 5, seed=2))[0])
+    assert torch.equal(*gradients)
+
+
+@every_form
+def test_nothing_is_copied_from_the_host(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph could not capture a tensor made of a list of numbers."""
+    logits, weight = problem(4, 5)
+    for maker in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.delattr(torch, maker)
+    pulled(form, logits, weight)
+
+
+@every_form
+def test_tensors_without_values(form: str) -> None:
+    with FakeTensorMode():
+        sample = FORMS[form].draw(torch.empty(4, 5, requires_grad=True))
+    assert sample.shape == (4, 5)
+    assert sample.requires_grad

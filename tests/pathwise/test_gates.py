@@ -1,0 +1,334 @@
+"""Gates: law and gradient in closed form, in float64, and the pair of logits that they stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import INVERSE_CDF, MEMBERS, SOFT, assert_close, assert_equal, every_member, normal, seeded
+from scipy import integrate
+from statistical import require_law, require_rejected, two_sample
+from torch import Tensor
+
+import gapped
+from gapped import GappedError, simplex
+
+ODDS = torch.tensor([-3.0, -1.0, -0.2, 0.0, 0.4, 1.1, 2.5], dtype=torch.float64)
+COPIES = 400
+
+
+def pull(estimator: Any, odds: Tensor, weight: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+    leaf = odds.detach().requires_grad_()
+    gates = estimator.gate(leaf, generator=seeded(), **how)
+    return gates.detach(), torch.autograd.grad(gates, leaf, weight)[0]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+# Formulas: the slope of a gate in its logit given its value, one number at a time.
+Formula = Callable[[float, int], float]
+
+
+def straight_through(tau: float) -> Formula:
+    return lambda phi, _: sigmoid(phi / tau) * sigmoid(-phi / tau) / tau
+
+
+def gapped_straight_through(gap: Callable[[float], float], tau: float) -> Formula:
+    """The value that was not drawn keeps its distance from the larger logit, which is `gap` at least."""
+
+    def slope(phi: float, value: int) -> float:
+        selected = sigmoid(phi if value else -phi)
+        below = max((phi if value else -phi), 0.0)
+        lost = sigmoid(-max(below, gap(selected)) / tau)
+        return lost * (1 - lost) / tau
+
+    return slope
+
+
+def auto_gapped(tau: float) -> Formula:
+    """The weight of the value that was not drawn is its expected odds to the power of 1/tau."""
+
+    def slope(phi: float, value: int) -> float:
+        p = sigmoid(-phi if value else phi)
+        odds = integrate.quad(lambda u: p * u / (p + (1 - p) * u) ** 2, 0, 1, epsabs=1e-13, epsrel=1e-13)[0]
+        weight = odds ** (1 / tau)
+        return weight / (1 + weight) ** 2 / tau
+
+    return slope
+
+
+def reinmax(tau: float) -> Formula:
+    def slope(phi: float, value: int) -> float:
+        p, middle = sigmoid(phi), (sigmoid(phi / tau) + value) / 2
+        return 2 * middle * (1 - middle) - p * (1 - p) / 2
+
+    return slope
+
+
+def lemma_1(p: float) -> float:
+    q = p * (1 - 1e-5)
+    return -math.log(1 - q) / q
+
+
+CASES: dict[str, tuple[Any, Formula]] = {
+    "st": (gapped.StraightThrough(), straight_through(1.0)),
+    "st-cold": (gapped.StraightThrough(0.3), straight_through(0.3)),
+    "gst": (gapped.GST(), gapped_straight_through(lambda p: 1.0, 1.0)),
+    "gst-cold": (gapped.GST(0.5, gap=0.8), gapped_straight_through(lambda p: 0.8, 0.5)),
+    "gst-no-gap": (gapped.GST(gap=0.0), gapped_straight_through(lambda p: 0.0, 1.0)),
+    "gst-expected": (gapped.GST(0.5, gap=gapped.expected_gap), gapped_straight_through(lemma_1, 0.5)),
+    "gst-auto": (gapped.GST(0.7, gap="auto"), auto_gapped(0.7)),
+    "reinmax": (gapped.ReinMax(), reinmax(1.0)),
+    "reinmax-warm": (gapped.ReinMax(1.7), reinmax(1.7)),
+}
+
+
+def observed(estimator: Any) -> Tensor:
+    """Row b: the slopes that gates of these odds had whenever they were b; all copies must agree."""
+    gates, slopes = pull(estimator, ODDS.expand(COPIES, -1), torch.ones(COPIES, len(ODDS)).double())
+    table = torch.stack([slopes.masked_fill(gates != value, -torch.inf).amax(0) for value in (0, 1)])
+    assert table.isfinite().all(), "too few copies to see both values"
+    assert_close(slopes, torch.where(gates == 1, table[1], table[0]), 1e-13)
+    return table
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_given_the_value_equals_the_formula(case: str) -> None:
+    estimator, formula = CASES[case]
+    expected = [[formula(phi, value) for phi in ODDS.tolist()] for value in (0, 1)]
+    assert_close(observed(estimator), torch.tensor(expected, dtype=torch.float64), 1e-10)
+
+
+def test_the_formulas_are_told_apart() -> None:
+    tables = {case: [CASES[case][1](1.1, value) for value in (0, 1)] for case in CASES}
+    for case, table in tables.items():
+        alike = [other for other in tables if math.dist(tables[other], table) < 1e-3]
+        assert alike == [case]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "cost"),
+    [
+        (gapped.StraightThrough(), lambda b: 3 * b - 1),
+        (gapped.ReinMax(), lambda b: 2 * b * b - 3 * b + 1),
+    ],
+    ids=["linear", "quadratic"],
+)
+def test_the_mean_is_the_gradient_of_the_expected_cost(estimator: Any, cost: Any) -> None:
+    """p (1 - p) (f(1) - f(0)), where the estimator is exact: enumerated over both values."""
+    values = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    (derivative,) = torch.autograd.grad(cost(values).sum(), values)
+    p = torch.sigmoid(ODDS)
+    mean = (torch.stack([1 - p, p]) * observed(estimator) * derivative).sum(0)
+    assert_close(mean, p * (1 - p) * (cost(1.0) - cost(0.0)), 1e-10)
+
+
+@pytest.mark.parametrize("name", INVERSE_CDF)
+def test_the_law_is_one_uniform_below_the_probability(name: str) -> None:
+    odds = 2 * normal(3000)
+    uniform = torch.rand(3000, generator=seeded(), dtype=torch.float64)
+    gates = gapped.estimator(name).gate(odds, generator=seeded())
+    assert torch.equal(gates, (uniform < torch.sigmoid(odds)).double())
+
+
+# Noise replayed
+
+
+@pytest.mark.parametrize("tau", [0.4, 1.0, 2.0])
+@pytest.mark.parametrize("name", ["gumbel-softmax", "decoupled", "gumbel-rao"])
+def test_gradients_with_noise(name: str, tau: float) -> None:
+    """Logistic noise L, the difference of two Gumbels; for Gumbel-Rao given the value."""
+    odds, weight = normal(200), normal(200, seed=2)
+    both = torch.stack([odds, torch.zeros(200)], -1)
+    options: dict[str, Any] = {"gumbel-rao": {"samples": 4}, "decoupled": {"tau_forward": 1.5}}.get(name, {})
+    if name == "gumbel-rao":
+        generator = seeded()
+        gates = (torch.rand(200, generator=generator, dtype=torch.float64) < torch.sigmoid(odds)).double()
+        own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
+        scores = simplex.conditional_gumbel(torch.log_softmax(both, -1), (1 - gates).long(), 4, own)
+        q = torch.sigmoid((scores[..., 0] - scores[..., 1]) / tau)
+    else:
+        noise = simplex.gumbel(both, seeded())
+        logistic = noise[:, 0] - noise[:, 1]
+        forward = 1.5 if name == "decoupled" else 1.0
+        gates = (odds / forward + logistic > 0).double()
+        q = torch.sigmoid(odds / tau + logistic if name == "decoupled" else (odds + logistic) / tau)[None]
+    expected = (q * (1 - q)).mean(0) / tau * weight
+    for hard in (True, False):
+        value, gradient = pull(gapped.estimator(name, tau=tau, hard=hard, **options), odds, weight)
+        assert_close(value, gates if hard else q.mean(0), 1e-12)
+        assert_close(gradient, expected, 1e-12)
+
+
+def test_a_soft_gumbel_gate_is_torchs_relaxed_bernoulli() -> None:
+    torch.manual_seed(1)
+    theirs = torch.distributions.RelaxedBernoulli(torch.tensor(0.7), logits=torch.tensor(0.4))
+    sample = theirs.rsample((20_000,)).double()
+    ours = gapped.gate(torch.full((20_000,), 0.4), 0.7, estimator="gumbel-softmax", generator=seeded())
+    require_law(two_sample(ours.double(), sample))
+    wrong = gapped.gate(torch.full((20_000,), 0.6), 0.7, estimator="gumbel-softmax", generator=seeded())
+    require_rejected(two_sample(wrong.double(), sample))
+
+
+# A gate is a pair
+
+
+PAIRS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"hard": hard}) for name in MEMBERS for hard in (True, False) if hard or name in SOFT),
+    ("gst", {"gap": "auto"}),
+    ("gst", {"gap": gapped.expected_gap}),
+    ("gst", {"gap": 0.3, "detach": False}),
+    ("gst", {"gap": 0.3, "detach": False, "hard": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), PAIRS)
+@pytest.mark.parametrize("draw", ["sample", "argmax"])
+def test_a_gate_is_the_first_of_a_pair(name: str, options: dict[str, Any], draw: Any) -> None:
+    """Value and gradient are those of a sample of (logit, 0); temperatures are one per gate here."""
+    odds, weight = normal(8, 9), normal(8, 9, seed=2)
+    taus = torch.linspace(1, 2, 9, dtype=torch.float64)
+    estimator = gapped.estimator(name, tau=taus, draw=draw, **options)
+    leaf = odds.clone().requires_grad_()
+    sample = estimator.sample(torch.stack([leaf, torch.zeros_like(leaf)], -1), generator=seeded())[..., 0]
+    expected = sample.detach(), torch.autograd.grad(sample, leaf, weight)[0]
+    gates, gradient = pull(estimator, odds, weight)
+    assert torch.equal(gates, expected[0])
+    assert_close(gradient, expected[1])
+
+
+@every_member
+def test_in_blocks_with_a_level_per_gate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odds, weight = normal(7, 9), normal(7, 9, seed=2)
+    estimator = gapped.estimator(name, tau=torch.linspace(1, 2, 9, dtype=torch.float64))
+    whole = pull(estimator, odds, weight)
+    monkeypatch.setattr("gapped.gradient.BLOCK", 20)
+    pieces = pull(estimator, odds, weight)
+    if name in INVERSE_CDF:
+        assert_equal(pieces, whole)
+    else:
+        assert ((pieces[0] == 0) | (pieces[0] == 1)).all()
+        assert ((pieces[1] / weight) > 0).all()
+    with torch.no_grad():
+        assert torch.equal(estimator.gate(odds, generator=seeded()), pieces[0])
+
+
+@every_member
+def test_one_number_is_kept_for_each_gate(name: str) -> None:
+    kept: list[Tensor] = []
+    odds = normal(1000).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        gapped.estimator(name).gate(odds)
+    assert sum(each.untyped_storage().nbytes() for each in kept) <= 8 * 1000
+
+
+# Shapes, masks, certain gates
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (2, 0), (2, 1, 3)], ids=str)
+def test_any_shape(shape: tuple[int, ...]) -> None:
+    odds = torch.zeros(shape, requires_grad=True)
+    gates = gapped.gate(odds, 0.5, True)
+    assert gates.shape == shape
+    gates.sum().backward()
+    assert odds.grad.shape == shape
+    assert (odds.grad > 0).all()
+
+
+@every_member
+def test_masks_certain_gates_and_nan(name: str) -> None:
+    inf, nan = torch.inf, torch.nan
+    odds = torch.tensor([0.5, inf, -inf, nan, nan, 0.5], dtype=torch.float64)
+    mask = torch.tensor([True, True, True, True, False, False])
+    for hard in {True, name not in SOFT}:
+        estimator = gapped.estimator(name, hard=hard)
+        gates, gradient = pull(estimator, odds, torch.ones(6).double(), mask=mask)
+        assert gates[[1, 2, 4, 5]].tolist() == [1.0, 0.0, 0.0, 0.0]
+        assert gradient[[1, 2, 4, 5]].tolist() == [0.0] * 4
+        assert gates[3].isnan()
+        assert gradient[3].isnan()
+        assert gradient[0] > 0
+
+
+@every_member
+def test_a_mask_changes_nothing_elsewhere(name: str) -> None:
+    odds, weight = normal(40), normal(40, seed=2)
+    mask = torch.rand(40, generator=seeded(3)) < 0.5
+    gates, gradient = pull(gapped.estimator(name), odds, weight)
+    masked = pull(gapped.estimator(name), odds, weight, mask=mask)
+    assert torch.equal(masked[0], gates * mask)
+    if name != "gumbel-rao":
+        assert_close(masked[1], gradient * mask)
+
+
+@every_member
+def test_rare_and_nearly_certain_gates_keep_their_gradient(name: str) -> None:
+    """q (1 - q) as a product of both: 1 - q alone would be 0 in float32 from a logit of 17 on."""
+    odds, both = torch.tensor([-20.0, 20.0]), (torch.float32, torch.float64)
+    slopes = [pull(gapped.estimator(name), odds.to(d), torch.ones(2, dtype=d))[1] for d in both]
+    if name in INVERSE_CDF:
+        torch.testing.assert_close(slopes[0].double(), slopes[1], rtol=1e-4, atol=0)
+    assert (slopes[0] > 0).all()
+
+
+# The function
+
+
+def test_the_estimator_of_the_function() -> None:
+    odds = normal(30)
+    cases: list[tuple[dict[str, Any], gapped.Pathwise]] = [
+        ({}, gapped.GST(1.0, gap="auto", hard=False)),
+        ({"tau": 0.5, "hard": True}, gapped.GST(0.5, gap="auto")),
+        ({"hard": True, "estimator": "reinmax"}, gapped.ReinMax()),
+        ({"estimator": "gst:gap=1.2,tau=0.7", "hard": True}, gapped.GST(0.7, gap=1.2)),
+        ({"estimator": gapped.GST(0.7)}, gapped.GST(0.7)),
+        ({"tau": torch.full((30,), 0.5), "hard": True}, gapped.GST(0.5, gap="auto")),
+    ]
+    for given, estimator in cases:
+        ours = gapped.gate(odds, generator=seeded(), **given)
+        assert torch.equal(ours, estimator.gate(odds, generator=seeded()))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"logits": torch.zeros(3, dtype=torch.int64)}, "logits: got a tensor of dtype torch.int64"),
+        ({"logits": [0.0]}, "logits: got an object of type list, expected .*log-odds"),
+        ({"mask": torch.ones(4, dtype=torch.bool)}, "mask: got a tensor of shape"),
+        ({"mask": torch.ones(3)}, "mask: got a tensor of dtype"),
+        ({"generator": 3}, "generator: got 3"),
+        ({"tau": 0}, "tau: got 0"),
+        ({"tau": torch.ones(2)}, r"tau: got a tensor of shape \(2,\), expected .* \(3,\), the logits' shape"),
+        ({"estimator": "rloo"}, "estimator: got 'rloo', expected a pathwise estimator"),
+        ({"estimator": "reinmax"}, "hard: got False, expected True: ReinMax has no soft sample"),
+        ({"estimator": gapped.GST(0.5), "tau": 0.7}, "tau: got 0.7, but the estimator has tau=0.5"),
+    ],
+    ids=str,
+)
+def test_errors_are_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(GappedError, match=message) as caught:
+        gapped.gate(**{"logits": torch.zeros(3), **given})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_learned_temperature() -> None:
+    """The derivative of sigma((phi + L)/tau) in both, by torch's autograd."""
+    weight, results = normal(50, seed=2), []
+    for written_out in (False, True):
+        odds = normal(50).requires_grad_()
+        tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        if written_out:
+            noise = simplex.gumbel(torch.stack([odds, odds], -1), seeded())
+            gates = torch.sigmoid((odds + noise[:, 0] - noise[:, 1]) / tau)
+        else:
+            gates = gapped.gate(odds, tau, estimator="gumbel-softmax", generator=seeded())
+        results.append((gates.detach(), *torch.autograd.grad(gates, (odds, tau), weight)))
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs)
+    assert replace(gapped.GumbelSoftmax(tau), hard=False).gate(odds.detach()).requires_grad
