@@ -161,13 +161,11 @@ class Pathwise(ABC):
 
     def _fitted(self, logits: Tensor, dim: int) -> Self:
         """This estimator with levels that have as many axes as the logits, `dim` of size 1, without `dim`."""
-        levels: dict[str, Any] = {
-            name: level.squeeze(dim)
-            for name in self.levels
-            if isinstance(level := getattr(self, name), Tensor)
-            and level.dim() == logits.dim()
-            and level.shape[dim] == 1
-        }
+        levels: dict[str, Any] = {}
+        for name in self.levels:
+            level = getattr(self, name)
+            if isinstance(level, Tensor) and level.dim() == logits.dim() and level.shape[dim] == 1:
+                levels[name] = level.squeeze(dim)
         return replace(self, **levels) if levels else self
 
     def _backend_for(self, rows: Tensor) -> launch.Fused | None:
