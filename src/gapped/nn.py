@@ -1,4 +1,4 @@
-"""Sampling as a module."""
+"""Sampling as modules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gapped import simplex
 from gapped.checks import check_logits, check_mask
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
+from gapped.quantizers import Quantized as Quantized
+from gapped.quantizers import Quantizer as Quantizer
 from gapped.registry import resolve_pathwise
 
 
