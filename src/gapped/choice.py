@@ -28,8 +28,8 @@ class Choice:
 
     With the one-hot sample :math:`D` that is never written,
 
-    - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up, with one table for all rows
-      or one for each group;
+    - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up, with one table for all
+      rows or one for each group;
     - `gate`: the entry :math:`D_i = 1` of the selected category, to be multiplied with the result of the
       branch that a router selects. The results of the other branches count as zero.
     """

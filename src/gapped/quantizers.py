@@ -33,7 +33,7 @@ class Quantized(NamedTuple):
     """``(*positions, G, K)``."""
 
     def prob_perplexity(self, mask: Tensor | None = None) -> Tensor:
-        r"""The sum over groups of :math:`\exp H(\bar p)`: from :math:`G`, one code, to :math:`G K`, all alike.
+        r"""The sum over groups of :math:`\exp H(\bar p)`: from :math:`G` to :math:`G K`.
 
         wav2vec2's diversity loss is ``1 - prob_perplexity(mask) / (G * K)``.
         """
@@ -45,7 +45,7 @@ class Quantized(NamedTuple):
         return _perplexity(self._mean(simplex.one_hot(self.indices.view(shape[:-1]), shape[-1], dtype), mask))
 
     def divergence(self, mask: Tensor | None = None) -> Tensor:
-        r"""The average over positions of :math:`\mathrm{KL}(p\,\|\,\mathrm{uniform})` in nats, groups summed."""
+        r"""The average of :math:`\mathrm{KL}(p\,\|\,\mathrm{uniform})`, summed over groups, in nats."""
         log_p = torch.log_softmax(simplex.computed(self.logits), -1)
         return self._mean(log_p.exp() * (log_p + math.log(log_p.shape[-1])), mask).sum()
 

@@ -1,4 +1,4 @@
-"""`choice.select` with a table for each group: the product of the one-hot sample and the tables, not formed."""
+"""`choice.select` with a table for each group: the one-hot sample times the tables, not formed."""
 
 from __future__ import annotations
 
