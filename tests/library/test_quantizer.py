@@ -210,3 +210,18 @@ def test_bad_calls() -> None:
         quantizer().set_step(3)
     with pytest.raises(gapped.GappedError, match="step: got -1"):
         quantizer(schedule=(2.0, 0.5, 0.9)).set_step(-1)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.* is deprecated")
+def test_it_compiles_to_one_graph() -> None:
+    """Straight-through's gradient does not depend on what was drawn, so it is the eager one."""
+    torch.compiler.reset()
+    layer, slopes = quantizer(estimator="straight-through"), []
+    for use in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        x = normal(7, IN).requires_grad_()
+        result = use(x)
+        assert isinstance(result, Quantized)
+        cost = result.entries.sum() + result.prob_perplexity() + result.divergence()
+        slopes.append(torch.autograd.grad(cost, x)[0])
+    assert_close(*slopes)
+    torch.compiler.reset()
