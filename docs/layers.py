@@ -29,7 +29,7 @@ WORDS = {
     "objective": "expectation of a cost",
     "drop_in": "in torch's place",
     "gates": "samples of 0 or 1",
-    "nn": "sampling as a module",
+    "nn": "sampling as modules",
     "distributions": "with rsample",
     "diagnostics": "bias, variance, properties",
     "lab.records": "JSON lines on disk, typed",

@@ -7,6 +7,7 @@ or by explicit matrices; they share no code with the package.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import shutil
 import sys
@@ -82,6 +83,11 @@ USES: dict[str, Callable[..., Tensor]] = {
     ),
     "select": lambda estimator, logits, **how: estimator.choose(logits, **how).select(
         torch.arange(logits.shape[-1]).to(logits)
+    ),
+    "select by group": lambda estimator, logits, **how: (
+        estimator.choose(logits, **how)
+        .select(torch.arange(math.prod(logits.shape[-2:])).to(logits).view(*logits.shape[-2:], 1))
+        .squeeze(-1)
     ),
     "gate": lambda estimator, logits, **how: estimator.choose(logits, **how).gate(),
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.checks import in_eager_mode
 from gapped.errors import reject
 from gapped.gradient import Points, first_order, handle, jacobian_product, transformable
 from gapped.kernels.sampling import launch
@@ -27,7 +28,8 @@ class Choice:
 
     With the one-hot sample :math:`D` that is never written,
 
-    - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up;
+    - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up, with one table for all
+      rows or one for each group;
     - `gate`: the entry :math:`D_i = 1` of the selected category, to be multiplied with the result of the
       branch that a router selects. The results of the other branches count as zero.
     """
@@ -43,27 +45,44 @@ class Choice:
     """Versions of these tensors when the choice was drawn, if some of them are the caller's own."""
 
     def select(self, table: Tensor) -> Tensor:
-        """``table[index]`` for a table of shape ``(K, *rest)``: ``(*rows, *rest)``.
+        """The rows of `table` that the categories select.
+
+        - One table for all rows: ``(K, *rest)`` gives ``table[index]``, ``(*rows, *rest)``.
+        - One table for each group, as in a product quantizer: for logits ``(..., G, K)``, whose group axis
+          comes just before the categories, a table ``(G, K, *rest)`` gives ``(..., G, *rest)``.
+
+        A table is read as one for each group if it has at least three axes, of which the first two are the
+        last two of the logits, and as one for all rows otherwise.
 
         >>> import gapped
         >>> logits = torch.tensor([[0.0, 9.0], [9.0, 0.0]], requires_grad=True)
-        >>> g = torch.Generator().manual_seed(0)
-        >>> gapped.gst_index(logits, generator=g).select(torch.tensor([10.0, 20.0]))
+        >>> choice = gapped.gst_index(logits, generator=torch.Generator().manual_seed(0))
+        >>> choice.select(torch.tensor([10.0, 20.0]))
         tensor([20., 10.], grad_fn=<_SelectBackward>)
+        >>> choice.select(torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])).flatten()
+        tensor([20., 30.], grad_fn=<ViewBackward0>)
         """
-        categories = self._logits.shape[-1]
-        accepted = f"a tensor with {categories} rows, one per category"
+        table = self._one_table(table)
+        self._check_versions()
+        if not self._tensors:
+            return _look_up(table, self.index, self._logits.shape[-1])
+        return _Select.apply(self._logits, table, self.index, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+
+    def _one_table(self, table: Tensor) -> Tensor:
+        """`table` once it is checked; those of groups one after the other, ``(G * K, *rest)``."""
+        shape, last = tuple(getattr(table, "shape", ())), tuple(self._logits.shape[-2:])
+        is_grouped = len(shape) >= 3 and shape[:2] == last
+        accepted = f"a tensor with {last[-1]} rows, one per category"
+        if len(last) == 2:
+            accepted += f", or of shape ({last[0]}, {last[1]}, ...) with a table for each group"
         if not isinstance(table, Tensor):
             raise reject("table", f"an object of type {type(table).__name__}", accepted)
-        if table.shape[:1] != (categories,):
-            raise reject("table", f"a tensor of shape {tuple(table.shape)}", accepted)
+        if not (is_grouped or shape[:1] == last[-1:]):
+            raise reject("table", f"a tensor of shape {shape}", accepted)
         if not table.is_floating_point():
             accepted = "a floating-point tensor; for others take table[choice.index]"
             raise reject("table", f"a tensor of {table.dtype}", accepted)
-        self._check_versions()
-        if not self._tensors:
-            return _look_up(table, self.index)
-        return _Select.apply(self._logits, table, self.index, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return table.flatten(0, 1) if is_grouped else table
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
@@ -135,10 +154,31 @@ def _only_sampled(values: Tensor, index: Tensor, categories: int) -> Tensor:
     return torch.where(index > categories, torch.nan, values)
 
 
-def _look_up(table: Tensor, index: Tensor) -> Tensor:
-    categories = table.shape[0]
-    rows = table.index_select(0, index.reshape(-1).clamp(max=categories - 1))
+def _places(index: Tensor, categories: int, groups: int) -> Tensor:
+    """The row that each index selects in the tables of all groups, one after the other."""
+    where = index.clamp(max=categories - 1)
+    return where if groups == 1 else where + categories * torch.arange(groups, device=index.device)
+
+
+def _look_up(table: Tensor, index: Tensor, categories: int) -> Tensor:
+    where = _places(index, categories, table.shape[0] // categories)
+    rows = table.index_select(0, where.reshape(-1))
     return _only_sampled(rows.view(*index.shape, *table.shape[1:]), index, categories)
+
+
+def _at_sample(grad: Tensor, table: Tensor, categories: int) -> Tensor:
+    """The gradient at the one-hot sample ``(*rows, K)``, by that at the selected rows ``(*rows, width)``."""
+    groups, width = len(table) // categories, table.shape[-1]
+    if groups == 1:
+        return grad @ table.mT
+    tables = table.view(groups, categories, width).mT
+    by_group = grad.reshape(math.prod(grad.shape[:-2]), groups, width).transpose(0, 1)
+    if not in_eager_mode():
+        return torch.bmm(by_group, tables).transpose(0, 1).reshape(*grad.shape[:-1], categories)
+    # Written where it belongs: the transposed product would have to be copied.
+    dense = grad.new_empty(*grad.shape[:-1], categories)
+    torch.bmm(by_group, tables, out=dense.view(-1, groups, categories).transpose(0, 1))
+    return dense
 
 
 def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
@@ -153,28 +193,30 @@ class _Select(torch.autograd.Function):
         logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         # With an output without entries for the backward pass: what depends on it depends on the logits.
-        return _look_up(table, index), logits.new_empty(0)
+        return _look_up(table, index, logits.shape[-1]), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, table, index, ctx.pull, *tensors = inputs
+        logits, table, index, ctx.pull, *tensors = inputs
+        ctx.categories = logits.shape[-1]
         ctx.save_for_backward(output[1], table, index, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
         anchor, table, index, *tensors = ctx.saved_tensors
-        categories, width = table.shape[0], math.prod(table.shape[1:])
+        categories, width = ctx.categories, math.prod(table.shape[1:])
 
         def for_logits(grad: Tensor) -> Tensor:
             # A backward pass inside of autocast must not round the gradient to half precision.
             with torch.autocast(grad.device.type, enabled=False):
-                flat = grad.reshape(*index.shape, width) @ table.reshape(categories, width).mT
-            return cast(Tensor, ctx.pull(index, flat.to(anchor.dtype), False, *tensors))
+                flat = grad.reshape(*index.shape, width)
+                dense = _at_sample(flat, table.reshape(len(table), width), categories)
+            return cast(Tensor, ctx.pull(index, dense.to(anchor.dtype), False, *tensors))
 
         def for_table(grad: Tensor) -> Tensor:
             flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
-            where = index.clamp(max=categories - 1)
-            sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, categories, -1, False)
+            where = _places(index, categories, len(table) // categories)
+            sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, len(table), -1, False)
             return sums.view_as(table)
 
         wants = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)

@@ -1,4 +1,4 @@
-"""Sampling as a module."""
+"""Modules that sample: one of several categories, or gates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from gapped.registry import resolve_pathwise
 _MODE = StraightThrough(draw="argmax")
 
 
-class _Layer(torch.nn.Module):
-    """An estimator with a temperature that may be set, and what to do in eval mode."""
+class Estimated(torch.nn.Module):
+    """A module with an estimator, whose temperature may be set."""
 
-    def __init__(self, estimator: Pathwise | str | None, eval: Literal["sample", "argmax"]) -> None:
+    def __init__(self, estimator: Pathwise | str | None, tau: float | None = None) -> None:
         super().__init__()
-        if eval not in ("sample", "argmax"):
-            raise reject("eval", eval, "'sample' or 'argmax'")
-        self.estimator = resolve_pathwise(estimator)
-        self.eval_mode = eval
+        self.estimator = resolve_pathwise(estimator, tau)
 
     @property
     def tau(self) -> float | Tensor:
@@ -36,6 +33,16 @@ class _Layer(torch.nn.Module):
     def tau(self, tau: float | Tensor) -> None:
         self.estimator = replace(self.estimator, tau=tau)
 
+
+class _Sampler(Estimated):
+    """What to do in eval mode: sample as well, or take the mode."""
+
+    def __init__(self, estimator: Pathwise | str | None, eval: Literal["sample", "argmax"]) -> None:
+        super().__init__(estimator)
+        if eval not in ("sample", "argmax"):
+            raise reject("eval", eval, "'sample' or 'argmax'")
+        self.eval_mode = eval
+
     @property
     def _takes_mode(self) -> bool:
         return self.eval_mode == "argmax" and not self.training
@@ -44,7 +51,7 @@ class _Layer(torch.nn.Module):
         return f"{self.estimator}, eval={self.eval_mode!r}"
 
 
-class Sample(_Layer):
+class Sample(_Sampler):
     """Samples with an estimator while training; in eval mode samples as well, or takes the mode.
 
     `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or
@@ -78,7 +85,7 @@ class Sample(_Layer):
         return f"{self.estimator}, dim={self.dim}, eval={self.eval_mode!r}"
 
 
-class Gate(_Layer):
+class Gate(_Sampler):
     """Gates, as `gapped.gate` draws them, while training; in eval mode as well, or the likelier value.
 
     `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or

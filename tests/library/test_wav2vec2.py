@@ -1,0 +1,166 @@
+"""Hugging Face's wav2vec 2.0 with our samples, by `replacing_torch` and by `gapped.nn.Quantizer`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, normal, seeded
+from statistical import require_law, require_rejected, two_sample
+from torch import Tensor
+
+import gapped
+from gapped.nn import Quantizer
+
+wav2vec2 = pytest.importorskip("transformers.models.wav2vec2", reason="needs transformers")
+GROUPS, CODES, TAU = 2, 6, 2.0
+BATCH, STEPS, NEGATIVES = 2, 8, 4
+CONFIG = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "conv_dim": (8, 8),
+    "conv_kernel": (4, 4),
+    "conv_stride": (4, 4),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "feat_extract_norm": "layer",
+    "num_codevector_groups": GROUPS,
+    "num_codevectors_per_group": CODES,
+    "codevector_dim": 8,
+    "proj_codevector_dim": 8,
+    # The quantizer is the only source of randomness.
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "feat_quantizer_dropout": 0.0,
+    "layerdrop": 0.0,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A model with random weights, for training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = wav2vec2.Wav2Vec2ForPreTraining(wav2vec2.Wav2Vec2Config(**CONFIG))
+        # Its weights of the codes start at variance 1, which makes every choice certain.
+        with torch.no_grad():
+            model.quantizer.weight_proj.weight.mul_(0.5)
+    return model.train()
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, Tensor]:
+    """Sound, the time steps to predict, and the steps that each of them is to be told from."""
+    masked = torch.rand(BATCH, STEPS, generator=seeded()) < 0.6
+    negatives = torch.randint(BATCH * STEPS, (BATCH, STEPS, NEGATIVES), generator=seeded(1))
+    sound = normal(BATCH, 16 * STEPS, dtype=torch.float32)
+    return {
+        "input_values": sound,
+        "mask_time_indices": masked,
+        "sampled_negative_indices": negatives,
+    }
+
+
+def trained(model: Any, batch: dict[str, Tensor], seed: int = 3) -> tuple[Any, dict[str, Tensor]]:
+    """What one step computes, and the gradients that it leaves."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    output = model(**batch)
+    output.loss.backward()
+    return output, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+class Codes(Quantizer):
+    """Our quantizer behind the interface of theirs: entries and perplexity."""
+
+    def forward(self, hidden: Tensor, mask_time_indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        codes = super().forward(hidden)
+        kind = codes.prob_perplexity if self.training else codes.code_perplexity
+        return codes.entries, kind(mask_time_indices)
+
+
+def swapped(model: Any, estimator: str) -> Any:
+    """The model with our quantizer in the place of its own, of the same weights."""
+    twin, theirs = copy.deepcopy(model), model.quantizer
+    ours = Codes(8, 8, codes=CODES, groups=GROUPS, estimator=estimator)
+    ours.projection.load_state_dict(theirs.weight_proj.state_dict())
+    ours.codebook.data.copy_(theirs.codevectors.view_as(ours.codebook))
+    twin.quantizer = ours
+    return twin.train(model.training)
+
+
+NAMES = {
+    "quantizer.projection.weight": "quantizer.weight_proj.weight",
+    "quantizer.projection.bias": "quantizer.weight_proj.bias",
+    "quantizer.codebook": "quantizer.codevectors",
+}
+
+
+def assert_same_step(ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+    for name in ("loss", "contrastive_loss", "diversity_loss", "codevector_perplexity"):
+        assert_close(ours[0][name], theirs[0][name], 1e-5)
+    assert_close(ours[0].projected_quantized_states, theirs[0].projected_quantized_states, 1e-5)
+    assert {NAMES.get(name, name) for name in ours[1]} == set(theirs[1])
+    for name, gradient in ours[1].items():
+        expected = theirs[1][NAMES.get(name, name)]
+        assert_close(gradient, expected.view_as(gradient), 2e-5 * max(1.0, float(expected.abs().max())))
+
+
+def test_replaced_under_the_same_seed(model: Any, batch: dict[str, Tensor]) -> None:
+    """Our Gumbel noise out of torch's generator is torch's: the step is the same, down to each gradient."""
+    theirs = trained(model, batch)
+    with gapped.replacing_torch("gumbel-softmax"):
+        ours = trained(model, batch)
+        assert gapped.backend_used() == "torch"
+    assert_same_step(ours, theirs)
+    other = trained(model, batch, seed=4)
+    assert abs(other[0].loss - theirs[0].loss) > 1e-3, "the draw does not matter: the test sees nothing"
+
+
+def test_swapped_under_the_same_seed(model: Any, batch: dict[str, Tensor]) -> None:
+    assert_same_step(trained(swapped(model, f"gumbel-softmax:tau={TAU}"), batch), trained(model, batch))
+
+
+def test_swapped_in_eval_mode(model: Any, batch: dict[str, Tensor]) -> None:
+    """Both take the most likely code, and the perplexity is that of the codes taken."""
+    model.eval()
+    try:
+        theirs, ours = (trained(each, batch) for each in (model, swapped(model, "gst")))
+    finally:
+        model.train()
+    assert_same_step(ours, theirs)
+
+
+def draws(model: Any, batch: dict[str, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+    """The loss of many steps, and the length of the gradient that reaches the logits' weights."""
+    torch.manual_seed(seed)
+    weight = getattr(model.quantizer, "weight_proj", None) or model.quantizer.projection
+    losses = [model(**batch).loss for _ in range(100)]
+    slopes = [torch.autograd.grad(loss, weight.weight)[0].norm() for loss in losses]
+    return torch.stack(losses).detach(), torch.stack(slopes)
+
+
+def test_loss_and_gradient_agree_in_law(model: Any, batch: dict[str, Tensor]) -> None:
+    """GST draws from the same law, so its losses have one law; Gumbel-Rao of one draw has the gradient's too.
+
+    The twins: a sharper softmax, and a lower temperature.
+    """
+    losses, slopes = draws(model, batch, 0)
+    with gapped.replacing_torch("gst"):
+        require_law(two_sample(draws(model, batch, 1)[0], losses))
+    with gapped.replacing_torch("gumbel-rao:samples=1"):
+        require_law(two_sample(draws(model, batch, 2)[1], slopes))
+    with gapped.replacing_torch("gumbel-rao:samples=1,tau=0.5"):
+        require_rejected(two_sample(draws(model, batch, 2)[1], slopes))
+    ours = swapped(model, f"gumbel-rao:samples=1,tau={TAU}")
+    for own, theirs in zip(draws(ours, batch, 3), (losses, slopes), strict=True):
+        require_law(two_sample(own, theirs))
+    with torch.no_grad():
+        ours.quantizer.projection.weight.mul_(3)
+    require_rejected(two_sample(draws(ours, batch, 3)[0], losses))
