@@ -28,8 +28,9 @@ import gapped
 from gapped import simplex
 from gapped.gradient import with_points
 from gapped.kernels import runner
-from gapped.kernels.primitives import exponential, gumbel, rao_bits, row_block, store_rows
-from gapped.kernels.sampling import launch, short_rows, split_rows
+from gapped.kernels.primitives import gumbel, row_block, store_rows
+from gapped.kernels.sampling import launch, rao_sizes, split_rows
+from gapped.kernels.sampling.rao_weights import log2_uniform, rao_bits
 from gapped.pathwise import Draw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,11 +38,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU_MARKS = [pytest.mark.gpu] if torch.cuda.is_available() else []
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
-    runner.BLOCK = runner.LOOP_BLOCK = (1 << 16, 4)
+    runner.BLOCK = rao_sizes.BLOCK = (1 << 16, 4)
     runner.PROGRAMS = 1
     split_rows.SEGMENT_BYTES = 1 << 16
 # The examples have few rows, and tests of their own for what that changes.
-short_rows.SPREAD_ELEMENTS = 0
+rao_sizes.SPREAD_ELEMENTS = 0
 
 SAMPLES = 6
 ESTIMATORS: dict[str, gapped.Pathwise] = {
@@ -95,7 +96,9 @@ def _noise_kernel(
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
     s_seed = tl.load(p_seed)
     if CONDITIONAL:
-        b_noise = exponential(rao_bits(s_seed, b_element, s_block)[DRAW], FAST)
+        b_columns = block.columns[None, :]
+        b_bits = rao_bits(s_seed, block.rows[:, None], b_columns, b_columns * 0 + s_block, FAST)
+        b_noise = -log2_uniform(b_bits[DRAW], FAST)
     else:
         b_noise = gumbel(s_seed, b_element, FAST, FINE)
     store_rows(p_out, block, s_categories, b_noise)

@@ -28,7 +28,7 @@ from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
 from gapped import simplex
-from gapped.kernels.sampling import launch, long_rows, short_rows, split_rows
+from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows
 from gapped.kernels.sampling.launch import Fused
 
 pytestmark = GPU_MARKS
@@ -207,11 +207,11 @@ def test_draws_of_few_rows_are_shared_out(
     logits[5, 1] = torch.nan
     sample = launch.forward(logits, key(), fused, dense=False)
     alone = backward(logits, sample, grad, fused)
-    monkeypatch.setattr(short_rows, "SPREAD_ELEMENTS", 1 << 17)
-    launch._backward.cache_clear()
-    assert short_rows.shares_of(*logits.shape) == 8
+    monkeypatch.setattr(rao_sizes, "SPREAD_ELEMENTS", 1 << 17)
+    launch._rao.cache_clear()
+    assert rao_sizes.shares_of(*logits.shape) == 8
     spread = backward(logits, sample, grad, fused)
-    launch._backward.cache_clear()
+    launch._rao.cache_clear()
     torch.testing.assert_close(spread, alone, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert spread[5].isnan().all()
     assert spread[0].any()
