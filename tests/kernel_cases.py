@@ -41,6 +41,7 @@ if DEVICE.type == "cpu":
     runner.BLOCK = rao_sizes.BLOCK = (1 << 16, 4)
     runner.PROGRAMS = 1
     split_rows.SEGMENT_BYTES = 1 << 16
+    rao_sizes.VECTOR = 32
 # The examples have few rows, and tests of their own for what that changes.
 rao_sizes.SPREAD_ELEMENTS = 0
 

@@ -299,7 +299,7 @@ def _average_draws(
     kind = (_power(fused.tau), grad is None, at_index, logits.is_cuda)
     sizes = (logits.shape[-1], stride, grad_stride, every)
     if logits.shape[-1] <= LONGEST_BLOCK:
-        launch = _rao(kind, fused.samples % 4, (count, *sizes))
+        launch = _rao(kind, fused.samples % 4, logits.element_size(), (count, *sizes))
         launch((rows, index, grads, key, taus, out), numbers)
         return
     assert stats is not None
@@ -358,11 +358,11 @@ _RaoKind = tuple[int, bool, bool, bool]
 
 
 @lru_cache(maxsize=1024)
-def _rao(kind: _RaoKind, left: int, sizes: tuple[int, int, int, int, int]) -> Launch:
+def _rao(kind: _RaoKind, left: int, size: int, sizes: tuple[int, int, int, int, int]) -> Launch:
     """The launch of `_average_draws` for short rows."""
     from gapped.kernels.sampling.rao_rows import rao_kernel
 
-    programs, block = rao_sizes.block_of(*sizes[:2])
+    programs, block = rao_sizes.block_of(*sizes[:2], size)
     return Launch(rao_kernel, programs, sizes, _rao_flags(kind, sizes[-1]) | {"LEFT": left, **block})
 
 

@@ -27,11 +27,11 @@ def _bits(row, b_columns, s_batch, BATCH: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _chunk_odds(p_logits, s_start, row, POWER: tl.constexpr, BLOCK: tl.constexpr):
+def _chunk_odds(p_logits, s_start, row, POWER: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr):
     """Columns of a chunk, and what `rao_odds` says of them."""
     b_columns, b_logits = chunk(p_logits, s_start, row.categories, -float("inf"), BLOCK)
-    b_log2_p = (b_logits - row.shift) * LOG2_E - tl.log2(row.second)
-    b_odds, b_drop = rao_odds(b_log2_p, b_columns == row.index, row.tau, POWER)
+    b_log2_odds = tl.log2(row.second) - (b_logits - row.shift) * LOG2_E
+    b_odds, b_drop = rao_odds(b_log2_odds, b_columns == row.index, -1.0 / row.tau, POWER, FAST)
     return b_columns, b_odds, b_drop
 
 
@@ -51,7 +51,7 @@ def _sums(
     b_sums = (b_zero,) * BATCH
     b_dots = (b_zero,) * BATCH
     for s_start in range(0, row.categories, BLOCK):
-        b_columns, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK)
+        b_columns, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK, FAST)
         b_bits = _bits(row, b_columns, s_batch, BATCH, FAST)
         b_grad = b_odds
         if not SOFT:
@@ -133,19 +133,19 @@ def streamed_rao_kernel(
         # One thread has written these numbers, all are going to read them.
         tl.debug_barrier()
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK)
-            b_first = tl.zeros([BLOCK], tl.float32)
-            b_second = tl.zeros([BLOCK], tl.float32)
+            b_columns, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK, FAST)
+            b_grad = b_odds
+            if not SOFT:
+                b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK) - s_one
+            b_sum = tl.zeros([BLOCK], tl.float32)
             for s_batch in range(0, s_batches):
                 b_bits = _bits(row, b_columns, s_batch, BATCH, FAST)
                 p_draw = p_draws + 3 * BATCH * s_batch
                 for i in tl.static_range(BATCH):
                     s_winner = tl.load(p_draw + 3 * i)
                     b_weight = rao_weight(b_bits[i], s_winner, b_odds, b_drop, -1.0 / row.tau, POWER, FAST)
-                    b_first += b_weight * tl.load(p_draw + 3 * i + 1)
+                    b_share = tl.load(p_draw + 3 * i + 1)
                     if not SOFT:
-                        b_second += b_weight * tl.load(p_draw + 3 * i + 2)
-            if not SOFT:
-                b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK) - s_one
-                b_first = b_grad * b_first - b_second
-            write(p_out, b_columns, b_first, s_categories)
+                        b_share = b_grad * b_share - tl.load(p_draw + 3 * i + 2)
+                    b_sum += b_weight * b_share
+            write(p_out, b_columns, b_sum, s_categories)

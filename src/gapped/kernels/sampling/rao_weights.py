@@ -19,11 +19,10 @@ ROUNDS = tl.constexpr(7)
 _WIDE = "{{ .reg .b64 t; mul.wide.u32 t, $2, {}; mov.b64 {{$1, $0}}, t; }}"
 _A, _B = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _TIMES_A, _TIMES_B = tl.constexpr(_WIDE.format(0xD2511F53)), tl.constexpr(_WIDE.format(0xCD9E8D57))
-# What `log2_uniform` says, in the same order. The last instruction is executed for the smallest noise only.
+# What `log2_uniform` says. The last instruction is executed for the smallest noise only.
 _LOG2_UNIFORM = tl.constexpr(
-    "{ .reg .f32 r, y, s; .reg .pred p; "
-    "sub.f32 r, $1, 0f3F7FFFFF; sub.f32 y, 0f3F800000, r; setp.lt.f32 p, r, 0f3B800000; "
-    "fma.rn.f32 s, r, 0fBF38AA3B, 0fBFB8AA3B; lg2.approx.ftz.f32 $0, y; @p mul.f32 $0, r, s; }"
+    "{ .reg .f32 u, s; .reg .pred p; sub.f32 u, 0f40000000, $1; fma.rn.f32 s, $1, $1, 0fBF7FFFFE; "
+    "setp.lt.f32 p, $1, 0f3F808000; lg2.approx.ftz.f32 $0, u; @p mul.f32 $0, s, 0fBF38AA3B; }"
 )
 
 
@@ -67,8 +66,9 @@ def rao_bits(s_seed, b_row, b_column, b_block, FAST: tl.constexpr):
 def log2_uniform(b_bits, FAST: tl.constexpr):
     """The base-2 logarithm of a uniform, exponential noise but for its sign; never 0, never -inf.
 
-    The uniform is the middle of one of 2^23 equal pieces of (0, 1), as in `primitives.exponential`. Near 1 the
-    fast logarithm has no digits left. Two terms of the series have a relative error of 5e-6 where they begin.
+    The uniform is 2 - f, a multiple of 2^-23. Near 1, where the fast logarithm has no digits left, it is half
+    a piece smaller, as in `primitives.exponential`: for 1 - r it is -(r + r^2 / 2) log2(e) but for a relative
+    error below 2^-17, and 2 r + r^2 is (1 + r)^2 - 1, which one instruction rounds once.
     """
     # In [1, 2), made of the bits themselves.
     b_f = ((b_bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
@@ -78,24 +78,23 @@ def log2_uniform(b_bits, FAST: tl.constexpr):
             _LOG2_UNIFORM, "=f,f", [b_f], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        b_rest = b_f - 0.999999940395355224609375
-        b_series = b_rest * (b_rest * (-LOG2_E / 2) - LOG2_E)
-        return tl.where(b_rest < 0.00390625, b_series, tl.log2(1.0 - b_rest))
+        b_series = (tl.fma(b_f, b_f, b_f * 0 - 0.99999988079071044921875)) * (-LOG2_E / 2)
+        return tl.where(b_f < 1.00390625, b_series, tl.log2(2.0 - b_f))
 
 
 @triton.jit
-def rao_odds(b_log2_p, b_selected, b_tau, POWER: tl.constexpr):
-    """1/p and a logarithm to subtract, as `rao_weight` takes them; 0 and 0 for the selected category.
+def rao_odds(b_log2_odds, b_selected, b_slope, POWER: tl.constexpr, FAST: tl.constexpr):
+    """1/p, and a logarithm to subtract, as `rao_weight` takes them; 0 and 0 for the selected category.
 
     Beyond 2^90 it is so large that E_i does not count, and logarithms add up: the rest, over tau, is what to
-    subtract. With a `POWER` such weights are below 2^-60, and taken for 0.
+    subtract. With a `POWER` such weights are below 2^-60 and taken for 0, which a square is without more ado.
     """
-    b_odds = tl.exp2(tl.minimum(-b_log2_p, 90.0))
+    b_odds = exp2(tl.minimum(b_log2_odds, 90.0), FAST)
     b_drop = b_odds
     if POWER == 0:
-        b_drop = tl.where(b_selected, 0.0, tl.maximum(-b_log2_p - 90.0, 0.0) / b_tau)
-    else:
-        b_odds = tl.where(b_log2_p < -90.0, float("inf"), b_odds)
+        b_drop = tl.where(b_selected, 0.0, tl.minimum(90.0 - b_log2_odds, 0.0) * b_slope)
+    elif POWER == 1:
+        b_odds = tl.where(b_log2_odds > 90.0, float("inf"), b_odds)
     return tl.where(b_selected, 0.0, b_odds), b_drop
 
 
