@@ -22,9 +22,7 @@ def power(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 2)
 
 
-def partition(
-    rows: int, categories: int, block: tuple[int, int] | None = None
-) -> tuple[int, dict[str, int]]:
+def partition(rows: int, categories: int, block: tuple[int, int] | None = None) -> tuple[int, dict[str, int]]:
     """The number of programs, and the size of their blocks; `block` stands in for `BLOCK`."""
     elements, warps = block or BLOCK
     columns = power(categories)

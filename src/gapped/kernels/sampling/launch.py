@@ -289,7 +289,7 @@ def _average_draws(
     *,
     at_index: bool = False,
 ) -> None:
-    """Write the mean of Gumbel-Rao's conditional draws to `out`, or with `grad` the gradient of the logits."""
+    """Write the mean of Gumbel-Rao's draws to `out`, or with `grad` the gradient of the logits."""
     rows, count, stride = row_matrix(logits)
     if count == 0:
         return

@@ -93,7 +93,7 @@ def streamed_rao_kernel(
     VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`p_draws` has room for three numbers of every draw: the winner's noise, its share / Z, and m times that.
+    """`p_draws` has room for three numbers of every draw: the winner's noise, its share of Z, m times that.
 
     A `SOFT` sample has no use for `p_grad`.
     """
@@ -115,7 +115,7 @@ def streamed_rao_kernel(
         if not SOFT:
             s_unit = s_unit / row.tau
             s_one = tl.load(p_grad + (0 if AT_INDEX else s_index)).to(tl.float32)
-        for s_batch in range(0, s_batches):
+        for s_batch in range(s_batches):
             s_bits = _bits(row, s_index, s_batch, BATCH, FAST)
             s_winners = [rao_winner(s_word, POWER, FAST) for s_word in s_bits]
             b_sums, b_dots = _sums(
@@ -138,7 +138,7 @@ def streamed_rao_kernel(
             if not SOFT:
                 b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK) - s_one
             b_sum = tl.zeros([BLOCK], tl.float32)
-            for s_batch in range(0, s_batches):
+            for s_batch in range(s_batches):
                 b_bits = _bits(row, b_columns, s_batch, BATCH, FAST)
                 p_draw = p_draws + 3 * BATCH * s_batch
                 for i in tl.static_range(BATCH):

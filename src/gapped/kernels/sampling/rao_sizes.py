@@ -54,4 +54,5 @@ def batches_of(samples: int) -> tuple[int, dict[str, Any]]:
     # Bits come for four draws at a time.
     batch = samples if batches == 1 else -(-samples // (4 * batches)) * 4
     block = 32 * WARPS * VECTOR
-    return batches, {"BATCH": batch, "VECTOR": VECTOR, "BLOCK": block, "num_warps": WARPS, "maxnreg": REGISTERS}
+    flags = {"BATCH": batch, "VECTOR": VECTOR, "BLOCK": block}
+    return batches, flags | {"num_warps": WARPS, "maxnreg": REGISTERS}

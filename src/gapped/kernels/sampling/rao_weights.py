@@ -74,12 +74,11 @@ def log2_uniform(b_bits, FAST: tl.constexpr):
     b_f = ((b_bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
     if FAST:
         # Else the compiler would keep the outcomes of many comparisons, at more than an instruction each.
-        return tl.inline_asm_elementwise(
-            _LOG2_UNIFORM, "=f,f", [b_f], dtype=tl.float32, is_pure=True, pack=1
-        )
+        b_log = tl.inline_asm_elementwise(_LOG2_UNIFORM, "=f,f", [b_f], tl.float32, is_pure=True, pack=1)
     else:
-        b_series = (tl.fma(b_f, b_f, b_f * 0 - 0.99999988079071044921875)) * (-LOG2_E / 2)
-        return tl.where(b_f < 1.00390625, b_series, tl.log2(2.0 - b_f))
+        b_series = ((b_f - 1.0) * (b_f + 1.0) + 1.1920928955078125e-7) * (-LOG2_E / 2)
+        b_log = tl.where(b_f < 1.00390625, b_series, tl.log2(2.0 - b_f))
+    return b_log
 
 
 @triton.jit

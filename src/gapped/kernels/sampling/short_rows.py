@@ -33,6 +33,7 @@ from gapped.kernels.sampling.surrogates import (
     selected_gap,
 )
 
+
 @triton.jit
 def _shift(b_logits):
     """Logits relative to the largest of their row; a row without categories stays -inf."""
