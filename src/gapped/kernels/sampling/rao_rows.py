@@ -100,18 +100,19 @@ def rao_kernel(
     b_row, b_exists = b_row[None, :, None], b_exists[None, :, None]
     b_columns = (tl.arange(0, PIECES) * WIDTH)[:, None, None] + tl.arange(0, WIDTH)[None, None, :]
     b_inside = b_exists & (b_columns < s_categories)
+    b_drawn = b_exists & (b_index < s_categories)
     b_selected = b_columns == b_index
     b_logits = tl.load(p_logits + b_row * s_stride + b_columns, mask=b_inside, other=-float("inf"))
-    # Rows without a sample are computed as if they had one, and their result replaced.
-    b_logits = tl.where(b_index < s_categories, b_logits.to(tl.float32), 0.0)
+    # Rows without a sample are computed with other numbers, and their result replaced.
+    b_logits = tl.where(b_drawn, b_logits.to(tl.float32), 0.0)
     b_grad = b_logits
     if AT_INDEX:
-        b_one = tl.load(p_grad + b_row, mask=b_exists, other=0.0).to(tl.float32)
+        b_one = tl.load(p_grad + b_row, mask=b_drawn, other=0.0).to(tl.float32)
         b_grad = tl.where(b_selected, 0.0, -b_one)
     elif not SOFT:
         p_row = p_grad + b_row * s_grad_stride
-        b_one = tl.load(p_row + b_index, mask=b_exists & (b_index < s_categories), other=0.0).to(tl.float32)
-        b_grad = tl.load(p_row + b_columns, mask=b_inside, other=0.0).to(tl.float32) - b_one
+        b_one = tl.load(p_row + b_index, mask=b_drawn, other=0.0).to(tl.float32)
+        b_grad = tl.load(p_row + b_columns, mask=b_inside & b_drawn, other=0.0).to(tl.float32) - b_one
     b_shifted = (b_logits - tl.max(tl.max(b_logits, 0), 1)[None, :, None]) * LOG2_E
     b_log2_odds = log2(_total(exp2(b_shifted, FAST)), FAST) - b_shifted
     b_slope = -1.0 / b_tau
