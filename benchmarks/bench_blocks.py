@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.testing import do_bench
 
 from gapped.kernels import runner
-from gapped.kernels.sampling import launch, long_rows, short_rows, split_rows
+from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows
 from gapped.kernels.sampling.launch import Fused
 
 SHORT = ((1_048_576, 64), (262_144, 256))
-FEW = ((144, 64, 100), (576, 64, 100), (2_000, 64, 100))
-RAO = ((6_400, 64, 1000), (32_000, 64, 100), (120_000, 10, 100))
+FEW = ((144, 64, 100), (576, 64, 100), (2_000, 64, 100), (6_400, 64, 1000), (120_000, 10, 100))
+DRAWS = 10
+# Rows, categories, dtype, and the most milliseconds that forward and backward pass should take.
+TARGETS = (
+    (1_048_576, 64, torch.float32, 0.9),
+    (8_192, 32_000, torch.float32, 10),
+    (4_096, 128_256, torch.bfloat16, 15),
+)
+RAO_SHORT = (
+    ("BLOCK", "PIECES", "REGISTERS"),
+    (
+        ((128, 1), 1, 96), ((256, 1), 2, 112), ((256, 1), 2, 128), ((256, 1), 2, 160), ((512, 2), 2, 128),
+        ((1024, 4), 2, 128), ((512, 1), 4, 168), ((512, 1), 4, 255), ((1024, 2), 4, 255),
+    ),
+)  # fmt: skip
+RAO_LONG = (
+    ("WARPS", "VECTOR", "REGISTERS"),
+    ((4, 4, 128), (4, 4, 168), (8, 4, 128), (4, 2, 128), (8, 2, 128), (8, 2, 96), (4, 8, 255), (8, 1, 80)),
+)
 SEGMENTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 
@@ -27,7 +46,7 @@ LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 def milliseconds(logits: Tensor, fused: Fused) -> tuple[float, float]:
     """Median times of the forward and of the backward pass."""
     # Launches are kept, with the blocks that were set when they were made.
-    for cached in (launch._forward, launch._backward):
+    for cached in (launch._forward, launch._backward, launch._rao):
         cached.cache_clear()
     key = launch.draw_key(logits, None)
     grad = torch.randn_like(logits)
@@ -51,21 +70,54 @@ def time_short() -> Iterator[str]:
 
 
 def time_draws() -> Iterator[str]:
-    block, spread = runner.LOOP_BLOCK, short_rows.SPREAD_ELEMENTS
-    for rows, categories, samples in RAO:
-        logits = torch.randn(rows, categories, device="cuda")
-        for elements, warps in ((128, 1), (256, 2), (512, 4), (1024, 4)):
-            runner.LOOP_BLOCK = (elements, warps)
-            _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
-            what = f"{rows} x {categories}, {samples} draws, {elements} elements, {warps} warps"
-            yield f"{what}: {backward:.4f} ms"
-    runner.LOOP_BLOCK = block
+    """The targets with the sizes that are set, and with others; then few rows, whose draws are spread."""
+    for rows, categories, dtype, target in TARGETS:
+        logits = torch.randn(rows, categories, device="cuda", dtype=dtype)
+        shape = f"{rows} x {categories} {str(dtype).removeprefix('torch.')}, {DRAWS} draws"
+        for tau in (0.5, 0.7):
+            fused = Fused("gumbel-rao", tau, samples=DRAWS)
+            forward, backward = milliseconds(logits, fused)
+            times = f"{forward:.4f} + {backward:.4f} = {forward + backward:.4f} ms, target {target}"
+            yield f"{shape}, tau {tau}: {times}, {memory(logits, fused):.2f} tensors"
+        names, values = RAO_SHORT if categories <= launch.LONGEST_BLOCK else RAO_LONG
+        for value in values:
+            with sizes(dict(zip(names, value, strict=True))):
+                _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=DRAWS))
+            settings = ", ".join(f"{name} {each}" for name, each in zip(names, value, strict=True))
+            yield f"{shape}, {settings}: {backward:.4f} ms"
+        del logits
     for rows, categories, samples in FEW:
         logits = torch.randn(rows, categories, device="cuda")
-        for short_rows.SPREAD_ELEMENTS in (0, spread):
-            _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
-            what = f"{rows} x {categories}, {samples} draws, {short_rows.shares_of(rows, categories)} shares"
-            yield f"{what}: {backward:.4f} ms"
+        for spread in (0, rao_sizes.SPREAD_ELEMENTS):
+            with sizes({"SPREAD_ELEMENTS": spread}):
+                shares = rao_sizes.shares_of(rows, categories)
+                _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
+            yield f"{rows} x {categories}, {samples} draws, {shares} shares: {backward:.4f} ms"
+
+
+@contextmanager
+def sizes(changed: dict[str, Any]) -> Iterator[None]:
+    """Other sizes of Gumbel-Rao's kernels for a while."""
+    before = {name: getattr(rao_sizes, name) for name in changed}
+    for name, value in changed.items():
+        setattr(rao_sizes, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(rao_sizes, name, value)
+
+
+def memory(logits: Tensor, fused: Fused) -> float:
+    """The most that forward and backward pass hold beyond logits and incoming gradient, in such tensors."""
+    key, grad = launch.draw_key(logits, None), torch.randn_like(logits)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    value, index, stats = launch.forward(logits, key, fused)
+    gradient = launch.backward(logits, index, stats, key, grad, fused)
+    most = torch.cuda.max_memory_allocated() - before
+    del value, gradient
+    return most / (logits.numel() * logits.element_size())
 
 
 def time_long() -> Iterator[str]:

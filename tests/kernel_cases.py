@@ -28,8 +28,9 @@ import gapped
 from gapped import simplex
 from gapped.gradient import with_points
 from gapped.kernels import runner
-from gapped.kernels.primitives import exponential, gumbel, rao_bits, row_block, row_uniforms, store_rows
-from gapped.kernels.sampling import launch, short_rows, split_rows
+from gapped.kernels.primitives import gumbel, row_block, row_uniforms, store_rows
+from gapped.kernels.sampling import launch, rao_sizes, split_rows
+from gapped.kernels.sampling.rao_weights import log2_uniform, rao_bits
 from gapped.pathwise import Draw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,13 +38,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU_MARKS = [pytest.mark.gpu] if torch.cuda.is_available() else []
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
-    runner.BLOCK = runner.LOOP_BLOCK = (1 << 16, 4)
+    runner.BLOCK = rao_sizes.BLOCK = (1 << 16, 4)
     runner.PROGRAMS = 1
     split_rows.SEGMENT_BYTES = 1 << 16
+    rao_sizes.VECTOR = 32
 # The examples have few rows, and tests of their own for what that changes.
-short_rows.SPREAD_ELEMENTS = 0
+rao_sizes.SPREAD_ELEMENTS = 0
 
-SAMPLES = 6
 ESTIMATORS: dict[str, gapped.Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),
     "gst-expected": gapped.GST(tau=0.7, gap=gapped.expected_gap),
@@ -53,7 +54,7 @@ ESTIMATORS: dict[str, gapped.Pathwise] = {
     "reinmax": gapped.ReinMax(tau=1.3),
     "gumbel-softmax": gapped.GumbelSoftmax(tau=0.5),
     "decoupled": gapped.DecoupledGumbelSoftmax(tau=0.6, tau_forward=1.5),
-    "gumbel-rao": gapped.GumbelRao(tau=0.5, samples=SAMPLES),
+    "gumbel-rao": gapped.GumbelRao(tau=0.5, samples=6),
 }
 FUSED: dict[str, Any] = {name: estimator.fused() for name, estimator in ESTIMATORS.items()}
 # All but the NZ ablation have a kernel for long rows.
@@ -95,7 +96,9 @@ def _noise_kernel(
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
     s_seed = tl.load(p_seed)
     if CONDITIONAL:
-        b_noise = exponential(rao_bits(s_seed, b_element, s_block)[DRAW], FAST)
+        b_columns = block.columns[None, :]
+        b_bits = rao_bits(s_seed, block.rows[:, None], b_columns, b_columns * 0 + s_block, FAST)
+        b_noise = -log2_uniform(b_bits[DRAW], FAST)
     else:
         b_noise = gumbel(s_seed, b_element, FAST, FINE)
     store_rows(p_out, block, s_categories, b_noise)
@@ -138,8 +141,9 @@ def _reference(
     elif isinstance(estimator, gapped.DecoupledGumbelSoftmax):
         extra = -noise(rows, categories)
     elif isinstance(estimator, gapped.GumbelRao):
-        log_e = torch.stack([noise(rows, categories, draw) for draw in range(SAMPLES)]).double().log()
-        where = simplex.place(index, categories).expand(SAMPLES, rows, 1)
+        draws = range(estimator.samples)
+        log_e = torch.stack([noise(rows, categories, draw) for draw in draws]).double().log()
+        where = simplex.place(index, categories).expand(len(draws), rows, 1)
         winner = log_e.gather(-1, where)
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
@@ -151,13 +155,14 @@ def _reference(
     return points.mean(0), leaf.grad
 
 
-def assert_equals_reference(name: str, logits: Tensor) -> launch.Forward:
+def assert_equals_reference(estimator: gapped.Pathwise, logits: Tensor) -> launch.Forward:
     """Draw a sample; compare its gradient, and the soft sample if there is one, with the reference."""
-    estimator, fused, grad = ESTIMATORS[name], FUSED[name], incoming(*logits.shape)
+    fused, grad = estimator.fused(), incoming(*logits.shape)
+    assert fused is not None
     sample = launch.forward(logits, key(), fused)
     soft_reference, reference_gradient = _reference(estimator, logits, sample.indices.long(), grad)
     torch.testing.assert_close(backward(logits, sample, grad, fused), reference_gradient, **TOLERANCE)
-    if name != "reinmax":
+    if estimator.has_surrogate:
         soft = launch.forward(logits, key(), replace(fused, soft=True))
         assert torch.equal(soft.indices, sample.indices)
         torch.testing.assert_close(soft.value, soft_reference, **TOLERANCE)

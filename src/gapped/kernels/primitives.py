@@ -14,12 +14,8 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# The last word of a counter: what the noise is for.
+# The last word of a counter; the conditional draws of Gumbel-Rao have another.
 _FORWARD = tl.constexpr(0)
-_CONDITIONAL = tl.constexpr(1)
-# Rounds of Philox for the many draws of Gumbel-Rao. Seven are the fewest that pass all of BigCrush; the usual
-# ten are these and a margin (Salmon, Moraes, Dror, Shaw 2011).
-_ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
@@ -92,13 +88,6 @@ def row_uniforms(s_seed, b_rows):
     return b_first, b_second
 
 
-@triton.jit
-def rao_bits(s_seed, b_element, s_block):
-    """Bits for four conditional draws of each element; those of the selected one are the winner's."""
-    b_low, b_high = words(b_element)
-    return tl.philox(s_seed, b_low, b_high, b_low * 0 + s_block, b_low * 0 + _CONDITIONAL, _ROUNDS)
-
-
 class RowBlock(NamedTuple):
     """Rows and columns of a program, and masks of those that exist."""
 
@@ -109,15 +98,9 @@ class RowBlock(NamedTuple):
 
 
 @triton.jit
-def row_block(
-    s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, COPIES: tl.constexpr = False
-):
-    """The block of this program; with `COPIES`, copies of a single row."""
-    b_rows = tl.arange(0, BLOCK_ROWS)
-    if COPIES:
-        b_rows = tl.program_id(0).to(tl.int64) + b_rows * 0
-    else:
-        b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + b_rows
+def row_block(s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """The block of this program."""
+    b_rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     b_columns = tl.arange(0, BLOCK_COLUMNS)
     b_row_inside = b_rows < s_rows
     b_inside = b_row_inside[:, None] & (b_columns < s_categories)[None, :]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 # Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 BLOCK = (1024, 4)
-LOOP_BLOCK = (256, 2)
 # So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
 PROGRAMS = 256
 
@@ -23,9 +22,9 @@ def power(count: int) -> int:
     return max(1 << (count - 1).bit_length(), 2)
 
 
-def partition(rows: int, categories: int, *, loops: bool = False) -> tuple[int, dict[str, int]]:
-    """The number of programs, and the size of their blocks; `loops` if they loop over draws."""
-    elements, warps = LOOP_BLOCK if loops else BLOCK
+def partition(rows: int, categories: int, block: tuple[int, int] | None = None) -> tuple[int, dict[str, int]]:
+    """The number of programs, and the size of their blocks; `block` stands in for `BLOCK`."""
+    elements, warps = block or BLOCK
     columns = power(categories)
     height = max(min(elements // columns, 1 << (-(-rows // PROGRAMS) - 1).bit_length()), 1)
     # A row that is longer than a block has more threads instead.

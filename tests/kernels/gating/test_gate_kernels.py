@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import normal, seeded
-from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, SAMPLES, TOLERANCE, key, tl, triton
+from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, TOLERANCE, key, tl, triton
 from statistical import binomial, require_law, require_rejected
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from gapped import simplex
 from gapped.gradient import pair_slopes
 from gapped.kernels.gating import gate_launch
 from gapped.kernels.gating.gate_kernels import LANES, gate_bits
-from gapped.kernels.primitives import rao_bits
+from gapped.kernels.sampling.rao_weights import rao_bits
 from gapped.pathwise import Draw
 
 pytestmark = GPU_MARKS
@@ -48,7 +48,10 @@ def _bits_kernel(p_seed, p_out, s_count, DRAW: tl.constexpr, LANES: tl.constexpr
     b_words = gate_bits(s_seed, s_program * BLOCK + b_offset)
     for lane in tl.static_range(LANES):
         b_gates = (s_program * LANES + lane) * BLOCK + b_offset
-        b_word = b_words[lane] if DRAW < 0 else rao_bits(s_seed, b_gates, DRAW // 4)[DRAW % 4]
+        if DRAW < 0:
+            b_word = b_words[lane]
+        else:
+            b_word = rao_bits(s_seed, b_gates, b_gates * 0, b_gates * 0 + DRAW // 4, False)[DRAW % 4]
         tl.store(p_out + b_gates, b_word.to(tl.int64), mask=b_gates < s_count)
 
 
@@ -80,7 +83,7 @@ def reference(name: str, estimator: Any, odds: Tensor) -> tuple[Tensor, Tensor, 
     elif name == "gumbel-rao":
         # By the law of the difference of the two scores, given that it has this sign: inverted numerically.
         lead = torch.where(on, phi, -phi)
-        draws = torch.stack([uniforms(len(odds), draw) for draw in range(SAMPLES)])
+        draws = torch.stack([uniforms(len(odds), draw) for draw in range(estimator.samples)])
         tail = draws * torch.sigmoid(lead)
         excess = torch.where(lead.isinf(), torch.inf, lead + ((1 - tail) / tail).log())
         winner = simplex.one_hot(category, 2, torch.float64)

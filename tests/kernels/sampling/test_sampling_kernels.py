@@ -28,7 +28,7 @@ from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
 from gapped import simplex
-from gapped.kernels.sampling import launch, long_rows, short_rows, split_rows
+from gapped.kernels.sampling import launch, long_rows, split_rows
 from gapped.kernels.sampling.launch import Fused
 
 pytestmark = GPU_MARKS
@@ -65,7 +65,7 @@ def test_value_and_gradient_equal_the_reference(name: str, categories: int) -> N
     """Short rows in one block, long ones in chunks or segments."""
     rows = 37 if categories <= 1000 else 4
     logits = example(rows, categories)
-    sample = assert_equals_reference(name, logits)
+    sample = assert_equals_reference(ESTIMATORS[name], logits)
     index = sample.indices.long()
     assert torch.equal(sample.value, simplex.one_hot(index, categories, torch.float32))
     assert index[1] == categories
@@ -196,27 +196,6 @@ def test_samples_follow_the_logits(
     require_rejected(chi_squared(counts, wrong.double().softmax(-1)))
 
 
-@pytest.mark.parametrize("samples", [1, 6, 16, 33])
-@pytest.mark.parametrize("categories", [3, 40])
-def test_draws_of_few_rows_are_shared_out(
-    samples: int, categories: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The draws of one program are spread over several, and so added up in another order."""
-    fused = Fused("gumbel-rao", 0.5, samples=samples)
-    logits, grad = example(6, categories), incoming(6, categories)
-    logits[5, 1] = torch.nan
-    sample = launch.forward(logits, key(), fused, dense=False)
-    alone = backward(logits, sample, grad, fused)
-    monkeypatch.setattr(short_rows, "SPREAD_ELEMENTS", 1 << 17)
-    launch._backward.cache_clear()
-    assert short_rows.shares_of(*logits.shape) == 8
-    spread = backward(logits, sample, grad, fused)
-    launch._backward.cache_clear()
-    torch.testing.assert_close(spread, alone, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert spread[5].isnan().all()
-    assert spread[0].any()
-
-
 @pytest.mark.parametrize(
     ("shape", "every"),
     [((), 30), ((2, 1, 1), 15), ((2, 3, 1), 5), ((2, 3, 5), 1), ((3, 1), 1), ((5,), 1), ((2, 1, 5), 1)],
@@ -251,7 +230,7 @@ def test_chunks_far_below_cost_no_digits(name: str, filling: float) -> None:
     """Value and gradient where all but one of the chunks, first or last, hold a filling."""
     logits = torch.full((2, 37), filling, device=DEVICE)
     logits[0, 32:], logits[1, :5] = example(2, 5)
-    sample = assert_equals_reference(name, logits)
+    sample = assert_equals_reference(ESTIMATORS[name], logits)
     assert sample.indices[0] >= 32
     assert sample.indices[1] < 5
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, rao_bits, words
+from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, words
+from gapped.kernels.sampling.rao_weights import rao_bits
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
     GST,
     GST_AUTO,
     GUMBEL,
-    RAO,
+    MODES,
     REINMAX,
     level,
     log2_odds,
     selected_gap,
 )
 
+RAO = tl.constexpr(MODES["gumbel-rao"])
 # Four gates share a call of Philox, which returns four words.
 LANES = tl.constexpr(4)
 # The last word of a counter, as in `primitives`: what the noise is for.
@@ -104,7 +106,7 @@ def _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST: tl.constexpr
     b_lead = tl.where(b_on, b_phi, -b_phi) * LOG2_E
     b_mass, b_product = tl.zeros_like(b_lead), tl.zeros_like(b_lead)
     for s_first in range(0, s_samples, 4):
-        b_words = rao_bits(s_seed, b_gates, s_first // 4)
+        b_words = rao_bits(s_seed, b_gates, b_gates * 0, b_gates * 0 + s_first // 4, FAST)
         for draw in tl.static_range(4):
             b_u, b_v = uniforms(b_words[draw])
             b_excess = _softplus2(b_lead + log2(b_v, FAST), FAST) - log2(b_u, FAST)

@@ -6,6 +6,8 @@
 - `long_rows`: longer rows, each read in chunks by one program.
 - `split_rows`: the backward pass of long rows, each split over several programs.
 - `surrogates`: what the kernels of short and long rows share.
+- `rao_rows`, `rao_chunks`: Gumbel-Rao once the category is drawn, for short and for long rows; with
+  `rao_weights`, its noise and weights, and `rao_sizes`, all that can be tuned.
 
 The reference is the estimator itself: the methods `draw_category` and `points` of its file in
 `gapped.pathwise`, with the backward pass of `gapped.gradient.with_points`.

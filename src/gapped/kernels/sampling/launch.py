@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gapped.gradient import first_order
 from gapped.kernels.runner import Launch, partition, power, run
+from gapped.kernels.sampling import rao_sizes
 
 BACKENDS = ("auto", "torch", "triton")
 LONGEST_BLOCK = 4096
@@ -192,32 +193,34 @@ def forward(
     rows, count, stride = row_matrix(logits)
     categories = logits.shape[-1]
     is_long = categories > LONGEST_BLOCK
-    # Conditional draws of a long row are summed in the sample itself.
-    sums = is_long and fused.soft and fused.mode == "gumbel-rao"
+    # A soft sample of Gumbel-Rao is made once the category is known.
+    averages = dense and fused.soft and fused.mode == "gumbel-rao"
     assert out is None or not is_long
     value = out
     if value is None:
-        value = _empty(logits, torch.float32 if sums else None) if dense else logits.new_empty(0)
+        value = _empty(logits) if dense else logits.new_empty(0)
     index = torch.empty(count, dtype=index_dtype(categories), device=logits.device)
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if is_long else None
     if count == 0:
         return Forward(value, index, stats)
     tensors, every = level_tensors(fused, logits)
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
-    numbers = (*fused.numbers, fused.samples)
+    how = (fused.soft, dense and not averages)
     if stats is not None:
         from gapped.kernels.sampling import long_rows
 
         chunk, warps = long_rows.CHUNK, long_rows.WARPS
-        flags = _forward_flags(kind, fused.soft, dense, every)
+        flags = _forward_flags(kind, *how, every)
         flags |= {"CHUNKS": power(-(-categories // chunk)), "BLOCK": chunk, "num_warps": warps}
         pointers = (rows, key, *tensors, value, index, stats)
         sizes = (categories, stride, *every)
-        run(long_rows.streamed_forward_kernel, count, pointers, sizes, numbers, flags)
+        run(long_rows.streamed_forward_kernel, count, pointers, sizes, fused.numbers, flags)
     else:
-        launch = _forward(kind, fused.soft, dense, every, (count, categories, stride))
-        launch((rows, key, *tensors, value, index), numbers)
-    return Forward(value.to(logits.dtype) if sums else value, index, stats)
+        launch = _forward(kind, *how, every, (count, categories, stride))
+        launch((rows, key, *tensors, value, index), fused.numbers)
+    if averages:
+        _average_draws(logits, index, stats, key, None, fused, value)
+    return Forward(value, index, stats)
 
 
 def backward(
@@ -235,14 +238,16 @@ def backward(
 
     For short rows it may be written to `out`.
     """
-    rows, count, stride = row_matrix(logits)
-    grads, _, grad_stride = (grad.contiguous(), count, 1) if at_index else row_matrix(grad)
     categories = logits.shape[-1]
     is_long = categories > LONGEST_BLOCK
-    sums = is_long and fused.mode == "gumbel-rao"
     assert out is None or not is_long
     if out is None:
-        out = _empty(logits, torch.float32 if sums else None)
+        out = _empty(logits)
+    if fused.mode == "gumbel-rao":
+        _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index)
+        return out
+    rows, count, stride = row_matrix(logits)
+    grads, grad_stride = _gradient_rows(grad, at_index)
     if count == 0:
         return out
     (taus, gaps, _), every = level_tensors(fused, logits)
@@ -250,7 +255,7 @@ def backward(
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
     if not is_long:
         launch = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
-        launch((rows, index, grads, key, taus, gaps, out), (tau, gap, fused.samples))
+        launch((rows, index, grads, key, taus, gaps, out), (tau, gap))
         return out
     assert stats is not None
     from gapped.kernels.sampling import long_rows, split_rows
@@ -259,10 +264,9 @@ def backward(
     pointers = (rows, index, stats, grads, key, taus, gaps, out)
     sizes = (categories, stride, grad_stride, *every[:2])
     segments, segment_sizes = split_rows.segments_of(logits, fused.mode)
-    if sums or segments > split_rows.most_segments(logits.device):
+    if segments > split_rows.most_segments(logits.device):
         flags |= {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
-        numbers = (tau, gap, fused.samples)
-        run(long_rows.streamed_backward_kernel, count, pointers, sizes, numbers, flags)
+        run(long_rows.streamed_backward_kernel, count, pointers, sizes, (tau, gap), flags)
     else:
         # A word for the sums of each segment, and one more that only ReinMax needs.
         words = torch.zeros((count, 2, segments), dtype=torch.int64, device=logits.device)
@@ -271,7 +275,53 @@ def backward(
         for waits in (True,) if logits.is_cuda else (False, True):
             flags |= {"WAITS": waits, **segment_sizes}
             run(split_rows.split_backward_kernel, programs, (*pointers, words), sizes, (tau, gap), flags)
-    return out.to(logits.dtype) if sums else out
+    return out
+
+
+def _average_draws(
+    logits: Tensor,
+    index: Tensor,
+    stats: Tensor | None,
+    key: Tensor,
+    grad: Tensor | None,
+    fused: Fused,
+    out: Tensor,
+    *,
+    at_index: bool = False,
+) -> None:
+    """Write the mean of Gumbel-Rao's draws to `out`, or with `grad` the gradient of the logits."""
+    rows, count, stride = row_matrix(logits)
+    if count == 0:
+        return
+    grads, grad_stride = (rows, stride) if grad is None else _gradient_rows(grad, at_index)
+    (taus, *_), (every, *_) = level_tensors(fused, logits)
+    numbers = (fused.numbers[0], fused.samples)
+    kind = (_power(fused.tau), grad is None, at_index, logits.is_cuda)
+    sizes = (logits.shape[-1], stride, grad_stride, every)
+    if logits.shape[-1] <= LONGEST_BLOCK:
+        launch = _rao(kind, fused.samples % 4, logits.element_size(), (count, *sizes))
+        launch((rows, index, grads, key, taus, out), numbers)
+        return
+    assert stats is not None
+    from gapped.kernels.sampling.rao_chunks import streamed_rao_kernel
+
+    batches, flags = rao_sizes.batches_of(fused.samples)
+    draws = torch.empty((count, batches * flags["BATCH"], 3), dtype=torch.float32, device=logits.device)
+    pointers = (rows, index, stats, grads, key, taus, draws, out)
+    run(streamed_rao_kernel, count, pointers, sizes, numbers, _rao_flags(kind, every) | flags)
+
+
+def _power(tau: float | Tensor) -> int:
+    """1/tau where that is 1 or 2: then weights are powers of a reciprocal. Else 0."""
+    return {1.0: 1, 0.5: 2}.get(tau, 0) if isinstance(tau, (int, float)) else 0
+
+
+def _gradient_rows(grad: Tensor, at_index: bool) -> tuple[Tensor, int]:
+    """The gradient of the sample as `row_matrix` gives it; `at_index` says that rows have one entry."""
+    if at_index:
+        return grad.contiguous(), 1
+    rows, _, stride = row_matrix(grad)
+    return rows, stride
 
 
 _Kind = tuple[str, bool, bool]
@@ -286,7 +336,7 @@ def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[i
     """The launch of `forward` for short rows."""
     from gapped.kernels.sampling.short_rows import forward_kernel
 
-    programs, block = partition(*sizes[:2], loops=soft and kind[0] == "gumbel-rao")
+    programs, block = partition(*sizes[:2])
     flags = _forward_flags(kind, soft, dense, every) | block
     return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
@@ -296,16 +346,29 @@ def _backward(
     kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, int, int, int]
 ) -> Launch:
     """The launch of `backward` for short rows."""
-    from gapped.kernels.sampling.short_rows import backward_kernel, shares_of
+    from gapped.kernels.sampling.short_rows import backward_kernel
 
-    loops = kind[0] == "gumbel-rao"
-    programs, block = partition(*sizes[:2], loops=loops)
-    flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, "SPREAD": False, **block}
-    shares = shares_of(*sizes[:2]) if loops else 1
-    if shares > 1:
-        # One warp: sums over a row stay within it, and the shares hide each other's waiting.
-        programs, flags = sizes[0], flags | {"SPREAD": True, "BLOCK_ROWS": shares, "num_warps": 1}
+    programs, block = partition(*sizes[:2])
+    flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, **block}
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
+
+
+_RaoKind = tuple[int, bool, bool, bool]
+"""The power, whether the sample is wanted, whether the gradient is at the index, whether it runs on a GPU."""
+
+
+@lru_cache(maxsize=1024)
+def _rao(kind: _RaoKind, left: int, size: int, sizes: tuple[int, int, int, int, int]) -> Launch:
+    """The launch of `_average_draws` for short rows."""
+    from gapped.kernels.sampling.rao_rows import rao_kernel
+
+    programs, block = rao_sizes.block_of(*sizes[:2], size)
+    return Launch(rao_kernel, programs, sizes, _rao_flags(kind, sizes[-1]) | {"LEFT": left, **block})
+
+
+def _rao_flags(kind: _RaoKind, every: int) -> dict[str, Any]:
+    exponent, soft, at_index, fast = kind
+    return {"TAU_PER_ROW": every > 0, "POWER": exponent, "SOFT": soft, "AT_INDEX": at_index, "FAST": fast}
 
 
 def _flags(kind: _Kind, every: _Every) -> dict[str, Any]:
@@ -330,9 +393,9 @@ def row_matrix(x: Tensor) -> tuple[Tensor, int, int]:
     return matrix, len(matrix), matrix.stride(0)
 
 
-def _empty(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _empty(like: Tensor) -> Tensor:
     """A contiguous tensor of that shape. `torch.empty` takes longer to parse its arguments."""
-    return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def level_tensors(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:

@@ -21,9 +21,7 @@ from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
     exp2,
-    exponential,
     gumbel,
-    rao_bits,
     row_uniforms,
     safe_reciprocal,
 )
@@ -32,13 +30,10 @@ from gapped.kernels.sampling.surrogates import (
     GST,
     GST_AUTO,
     GUMBEL,
-    RAO,
     REINMAX,
     lawless,
     level,
     log2_odds,
-    rao_odds,
-    rao_weight,
     selected_gap,
 )
 
@@ -65,7 +60,7 @@ class Row(NamedTuple):
 
 
 @triton.jit
-def _chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL):
+def chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL):
     """Columns and float32 values of one chunk of a row; `EVICTION` tells the cache whether to keep them."""
     b_columns = s_start + tl.arange(0, BLOCK)
     b_values = tl.load(p + b_columns, mask=b_columns < s_categories, other=other, eviction_policy=EVICTION)
@@ -80,19 +75,19 @@ def write(p, b_columns, b_values, s_categories):
 
 
 @triton.jit
-def _gradient_chunk(
+def gradient_chunk(
     p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL
 ):
     """One chunk of the incoming gradient, which may be given at the selected category alone."""
     if AT_INDEX:
         b_grad = tl.where(s_start + tl.arange(0, BLOCK) == row.index, tl.load(p).to(tl.float32), 0.0)
     else:
-        _, b_grad = _chunk(p, s_start, row.categories, 0.0, BLOCK, EVICTION)
+        _, b_grad = chunk(p, s_start, row.categories, 0.0, BLOCK, EVICTION)
     return b_grad
 
 
 @triton.jit
-def _fill(p, s_value, s_categories, BLOCK: tl.constexpr):
+def fill(p, s_value, s_categories, BLOCK: tl.constexpr):
     for s_start in range(0, s_categories, BLOCK):
         write(p, s_start + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32) + s_value, s_categories)
 
@@ -168,74 +163,7 @@ def gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE: tl.co
     return b_out
 
 
-@triton.jit
-def _rao_weights(
-    p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK: tl.constexpr, FAST: tl.constexpr
-):
-    """Columns of a chunk, and their weights in four draws."""
-    b_columns, b_logits = _chunk(p_logits, s_start, row.categories, -float("inf"), BLOCK)
-    b_log2_p = (b_logits - row.shift) * LOG2_E - s_log2_total
-    b_odds, b_rest = rao_odds(b_log2_p, b_columns == row.index)
-    s_sharpness = 1.0 / row.tau
-    b_drop = b_rest * s_sharpness
-    b_bits = rao_bits(row.seed, row.number * row.categories + b_columns, s_block)
-    b_weights = [
-        rao_weight(exponential(b_bits[i], FAST), b_odds, b_drop, s_scales[i], s_sharpness, FAST)
-        for i in (0, 1, 2, 3)
-    ]
-    return b_columns, b_weights
-
-
-@triton.jit
-def _rao(
-    p_logits, p_grad, p_out, row, s_samples, SOFT: tl.constexpr, AT_INDEX: tl.constexpr,
-    BLOCK: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    """Conditional draws, four at a time: one pass over the row for their sums, one to add them to `p_out`.
-
-    `p_out` is float32 here, whatever the logits are: it is added to `s_samples / 4` times.
-    """
-    s_log2_total = tl.log2(row.second)
-    s_unit = 1.0 / s_samples
-    if not SOFT:
-        s_unit = s_unit / row.tau
-    for s_block in range(0, (s_samples + 3) // 4):
-        s_bits = rao_bits(row.seed, row.number * row.categories + row.index, s_block)
-        s_scales = [1.0 / exponential(s_word, FAST) for s_word in s_bits]
-        b_zeros = tl.zeros([BLOCK], tl.float32)
-        b_sums = (b_zeros, b_zeros, b_zeros, b_zeros)
-        b_dots = b_sums
-        for s_start in range(0, row.categories, BLOCK):
-            b_columns, b_weights = _rao_weights(
-                p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK, FAST
-            )
-            b_sums = [b_sums[i] + b_weights[i] for i in (0, 1, 2, 3)]
-            if not SOFT:
-                b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK)
-                b_dots = [b_dots[i] + b_weights[i] * b_grad for i in (0, 1, 2, 3)]
-        s_left = s_samples - 4 * s_block
-        s_norms = [safe_reciprocal(tl.sum(b_sum, 0)) for b_sum in b_sums]
-        s_means = [tl.sum(b_dots[i], 0) * s_norms[i] for i in (0, 1, 2, 3)]
-        s_norms = [
-            s_norms[i] * (s_unit if i == 0 else tl.where(s_left > i, s_unit, 0.0)) for i in (0, 1, 2, 3)
-        ]
-        for s_start in range(0, row.categories, BLOCK):
-            b_columns, b_weights = _rao_weights(
-                p_logits, row, s_scales, s_log2_total, s_start, s_block, BLOCK, FAST
-            )
-            b_terms = [b_weights[i] * s_norms[i] for i in (0, 1, 2, 3)]
-            if SOFT:
-                b_add = b_terms[0] + b_terms[1] + b_terms[2] + b_terms[3]
-            else:
-                b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK)
-                b_terms = [b_terms[i] * (b_grad - s_means[i]) for i in (0, 1, 2, 3)]
-                b_add = (b_terms[0] + b_terms[1]) + (b_terms[2] + b_terms[3])
-            b_inside = b_columns < row.categories
-            b_before = tl.load(p_out + b_columns, mask=b_inside & (s_block > 0), other=0.0)
-            tl.store(p_out + b_columns, b_before + b_add, mask=b_inside)
-
-
-@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_samples"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every"])
 def streamed_forward_kernel(
     p_logits,
     p_seed,
@@ -253,7 +181,6 @@ def streamed_forward_kernel(
     s_tau,
     s_gap,
     s_tau_forward,
-    s_samples,
     MODE: tl.constexpr,
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
@@ -281,7 +208,7 @@ def streamed_forward_kernel(
         b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
         b_where = tl.zeros([BLOCK], tl.int32) + s_categories
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+            b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
             b_broken |= lawless(b_logits).to(tl.int32)
             b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST, True)
             b_top = tl.maximum(b_max, b_logits)
@@ -303,7 +230,7 @@ def streamed_forward_kernel(
         b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+            b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
             b_broken |= lawless(b_logits).to(tl.int32)
             b_lead = b_logits - b_max
             b_weight = tl.exp(-tl.abs(b_lead))
@@ -336,21 +263,19 @@ def streamed_forward_kernel(
     row = Row(s_row, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
     if DENSE:
         if s_index > s_categories:
-            _fill(p_value, float("nan"), s_categories, BLOCK)
+            fill(p_value, float("nan"), s_categories, BLOCK)
         elif SOFT:
             if s_index == s_categories:
-                _fill(p_value, 0.0, s_categories, BLOCK)
-            elif MODE == RAO:
-                _rao(p_logits, p_logits, p_value, row, s_samples, True, False, BLOCK, FAST)
+                fill(p_value, 0.0, s_categories, BLOCK)
             else:
                 s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
                 b_sum = tl.zeros([BLOCK], tl.float32)
                 for s_start in range(0, s_categories, BLOCK):
-                    b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+                    b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
                     b_sum += weights(b_logits - s_shift, b_columns, row, s_gap, MODE, FAST)
                 s_scale = safe_reciprocal(tl.sum(b_sum, 0))
                 for s_start in range(0, s_categories, BLOCK):
-                    b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
+                    b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
                     b_weight = weights(b_logits - s_shift, b_columns, row, s_gap, MODE, FAST)
                     write(p_value, b_columns, b_weight * s_scale, s_categories)
         elif s_index < s_categories:
@@ -359,7 +284,7 @@ def streamed_forward_kernel(
             tl.store(p_value + s_index, (s_tau * 0 + 1.0).to(p_value.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_samples"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every"])
 def streamed_backward_kernel(
     p_logits,
     p_index,
@@ -376,7 +301,6 @@ def streamed_backward_kernel(
     s_gap_every,
     s_tau,
     s_gap,
-    s_samples,
     MODE: tl.constexpr,
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
@@ -394,18 +318,16 @@ def streamed_backward_kernel(
         s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
     )
     if s_index >= s_categories:
-        _fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
-    elif MODE == RAO:
-        _rao(p_logits, p_grad, p_out, row, s_samples, False, AT_INDEX, BLOCK, FAST)
+        fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
     else:
         s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         b_sum = tl.zeros([BLOCK], tl.float32)
         b_dot = b_sum
         b_plain_dot = b_sum
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_last")
+            b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_last")
             b_shifted = b_logits - row.shift
-            b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_last")
+            b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_last")
             b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
             b_sum += b_weight
             b_dot += b_weight * b_grad
@@ -416,9 +338,9 @@ def streamed_backward_kernel(
         s_last = (s_categories - 1) // BLOCK * BLOCK
         for s_done in range(0, s_categories, BLOCK):
             s_start = s_last - s_done
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_first")
+            b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_first")
             b_shifted = b_logits - row.shift
-            b_grad = _gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_first")
+            b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_first")
             b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
             b_out = gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE, FAST)
             write(p_out, b_columns, b_out, s_categories)

@@ -1,4 +1,4 @@
-"""What the kernels of short and long rows share: estimators by number, temperatures, gaps, conditional draws."""
+"""What the kernels of short and long rows share: estimators by number, temperatures, gaps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ GST_AUTO = tl.constexpr(MODES["gst-auto"])
 REINMAX = tl.constexpr(MODES["reinmax"])
 GUMBEL = tl.constexpr(MODES["gumbel-softmax"])
 DECOUPLED = tl.constexpr(MODES["decoupled"])
-RAO = tl.constexpr(MODES["gumbel-rao"])
 _GAP_GUARD = tl.constexpr(1e-5)
 
 
@@ -58,21 +57,3 @@ def log2_odds(b_log2_p, FAST: tl.constexpr):
         b_series = b_loss * b_series + 1.0 / (8 - n)
     b_ratio = tl.where(b_near, b_series, (b_log2_p * -LN_2 - b_loss) * reciprocal(b_square, FAST))
     return b_log2_p + log2(b_ratio, FAST)
-
-
-@triton.jit
-def rao_odds(b_log2_p, b_selected):
-    """1/p up to 2^90 and the base-2 logarithm of the rest; 0 and 0 for the selected category."""
-    b_rest = tl.maximum(-b_log2_p - 90.0, 0.0)
-    b_odds = tl.exp2(tl.minimum(-b_log2_p, 90.0))
-    return tl.where(b_selected, 0.0, b_odds), tl.where(b_selected, 0.0, b_rest)
-
-
-@triton.jit
-def rao_weight(b_noise, b_odds, b_drop, b_scale, b_sharpness, FAST: tl.constexpr):
-    """Weights of one conditional draw, relative to the winner's.
-
-    With exponential noise E they are (1 + E_j / (p_j E_i))^(-1/tau); `b_scale` is 1/E_i. Beyond 2^90 the
-    odds are so large that the 1 does not count and logarithms add up: `b_drop` is the rest over tau.
-    """
-    return exp2(-log2(1.0 + b_noise * b_odds * b_scale, FAST) * b_sharpness - b_drop, FAST)
