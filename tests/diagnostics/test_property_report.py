@@ -136,7 +136,7 @@ def test_temperatures_and_gaps_may_be_tensors() -> None:
 
 def test_it_prints_as_a_table() -> None:
     lines = str(measured(gapped.StraightThrough())).splitlines()
-    assert lines[0] == "StraightThrough(tau=1.0, hard=True)"
+    assert lines[0] == "StraightThrough(tau=1.0, hard=True, draw='sample')"
     assert [line.split()[0] for line in lines[1:]] == ["property", "0", "1", "2", "3"]
     assert "1 consistency                 does not hold" in lines[3]
     assert lines[3].endswith("12,800")
