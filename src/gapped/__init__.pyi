@@ -34,6 +34,7 @@ from gapped.score.arsm import ARSM as ARSM
 from gapped.score.disarm import DisARM as DisARM
 from gapped.score.disarm import DisARMSticks as DisARMSticks
 from gapped.score.disarm import DisARMTree as DisARMTree
+from gapped.score.double_cv import DoubleCV as DoubleCV
 from gapped.score.exact import Exact as Exact
 from gapped.score.muprop import MuProp as MuProp
 from gapped.score.nvil import NVIL as NVIL
