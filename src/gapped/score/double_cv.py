@@ -32,8 +32,8 @@ class DoubleCV(Trainable):
     variance.
 
     `alpha` is a parameter, one number or a tensor that broadcasts against ``batch``. Any value that does not
-    depend on the samples is unbiased; `variance_loss`, the mean of the squared norm of the gradient, trains it
-    for the calls that follow. The cost is called with one-hot rows alone, and must be differentiable there.
+    depend on the samples is unbiased; `variance_loss`, the mean of the squared norm of the gradient, trains
+    it for the calls that follow. The cost is called with one-hot rows alone, and is differentiated there.
 
     - Bias: none.
     - Cost: `samples` evaluations and one derivative of each; one uniform per row and sample.
