@@ -23,6 +23,8 @@ from gapped.pathwise.gumbel_rao import GumbelRao as GumbelRao
 from gapped.pathwise.gumbel_rao import gumbel_rao as gumbel_rao
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax as GumbelSoftmax
 from gapped.pathwise.gumbel_softmax import gumbel_softmax as gumbel_softmax
+from gapped.pathwise.mve import MVE as MVE
+from gapped.pathwise.mve import mve as mve
 from gapped.pathwise.reinmax import ReinMax as ReinMax
 from gapped.pathwise.reinmax import reinmax as reinmax
 from gapped.pathwise.straight_through import StraightThrough as StraightThrough

@@ -31,7 +31,7 @@ from gapped.checks import (
 )
 from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
-from gapped.gradient import Points, blocks, is_differentiated, needs_blocks, with_points
+from gapped.gradient import Points, Product, blocks, is_differentiated, needs_blocks, with_points
 from gapped.kernels.sampling import launch
 
 
@@ -168,6 +168,7 @@ class Pathwise(ABC):
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
         index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
         points: Tensor | None = None
+        product: Product | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
         for block in blocks(len(matrix), categories):
@@ -180,10 +181,11 @@ class Pathwise(ABC):
                     points = gradient.points.new_empty((len(gradient.points), *matrix.shape))
                 points[:, block] = gradient.points
                 weights.append(gradient.weights)
+                product = gradient.product
         if points is None:
             return Outcome(value, index, None)
         every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
-        return Outcome(value, index, Points(points.view(-1, *shape), every))
+        return Outcome(value, index, Points(points.view(-1, *shape), every, product))
 
     def _block(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, dense: bool

@@ -26,7 +26,7 @@ from gapped.score.nvil import NVIL
 from gapped.score.trainable import Perceptron, Trainable
 
 Group = tuple[int, int, Estimator]  # first run, last run exclusive, and the estimator of these
-_LEVELS = ("tau", "gap", "tau_forward", "eta", "alpha")
+_LEVELS = ("tau", "gap", "tau_forward", "eta", "alpha", "smoothing")
 
 
 def group_key(estimator: Estimator) -> Hashable:
@@ -60,9 +60,9 @@ class Part:
 class Grouped:
     """Samples logits ``(R, *rows, K)``, and estimates expectations, with each run's own estimator.
 
-    Neighbouring runs whose estimators differ only in numbers (`tau`, `gap`, `tau_forward`, `eta`, `alpha`)
-    are sampled together, with those numbers as tensors along the run axis. `tau` has one entry per run and
-    can be changed in place between steps: all pathwise groups are views of it.
+    Neighbouring runs whose estimators differ only in levels, numbers such as `tau` and `gap`, are sampled
+    together, with those numbers as tensors along the run axis. `tau` has one entry per run and can be
+    changed in place between steps: all pathwise groups are views of it.
     """
 
     groups: tuple[Group, ...]
