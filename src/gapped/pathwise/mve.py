@@ -129,11 +129,12 @@ def _potential(
     with zero row sums, to which :math:`d d^\top/\sum_i d_i`, with :math:`d` the diagonal, is added to fix the
     constant part of :math:`v`.
     """
-    others = p.unsqueeze(-2)
-    share = _ratio(others, (s.unsqueeze(-1) if isinstance(s, Tensor) else s) + p.unsqueeze(-1) + others)
+    own, others = p.unsqueeze(-1), p.unsqueeze(-2)
+    sums = own + others + (s.unsqueeze(-1) if isinstance(s, Tensor) else s)
+    share = others / sums.clamp(min=torch.finfo(p.dtype).tiny)
     q = torch.where(exists, share.sum(-1), 0.0)
-    apart = share - torch.diag_embed(torch.diagonal(share, dim1=-2, dim2=-1))
-    weights = p.unsqueeze(-1) * apart
+    weights = own * share
+    weights.diagonal(dim1=-2, dim2=-1).zero_()
     degree = weights.sum(-1)
     total = q.sum(-1, keepdim=True)
     rho = _ratio(q, total)
@@ -141,14 +142,15 @@ def _potential(
     mass = _ratio(d, d.sum(-1, keepdim=True))
 
     def matrix(v: Tensor) -> Tensor:
-        # Not as a matrix product: autocast and TF32 would round it.
-        laplacian = degree * v - (weights * v.unsqueeze(-2)).sum(-1)
+        laplacian = degree * v - (weights @ v.unsqueeze(-1)).squeeze(-1)
         diagonal = s * q * (v - (rho * v).sum(-1, keepdim=True))
         return laplacian + diagonal + d * (mass * v).sum(-1, keepdim=True)
 
     r = y - rho * (s * mean)
     # What is left of its sum is rounding, and belongs where the matrix is large.
-    v = _conjugate_gradients(matrix, d * (1 + mass), r - mass * r.sum(-1, keepdim=True))
+    r = r - mass * r.sum(-1, keepdim=True)
+    with torch.autocast(p.device.type, enabled=False):  # matrix products in half precision are no solution
+        v = _conjugate_gradients(matrix, d * (1 + mass), r)
     return v, _ratio(mean - (q * v).sum(-1, keepdim=True), total)
 
 
