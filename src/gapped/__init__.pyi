@@ -1,5 +1,6 @@
 """The public names, each once: type checkers, `gapped/__init__.py` and the registry read this file."""
 
+from gapped import counts as counts
 from gapped import distributions as distributions
 from gapped import nn as nn
 from gapped import simplex as simplex
