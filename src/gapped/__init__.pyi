@@ -28,6 +28,8 @@ from gapped.pathwise.mve import MVE as MVE
 from gapped.pathwise.mve import mve as mve
 from gapped.pathwise.reinmax import ReinMax as ReinMax
 from gapped.pathwise.reinmax import reinmax as reinmax
+from gapped.pathwise.reinmax_rao import ReinMaxRao as ReinMaxRao
+from gapped.pathwise.reinmax_rao import reinmax_rao as reinmax_rao
 from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
 from gapped.registry import estimator as estimator

@@ -28,7 +28,7 @@ class GumbelRao(Pathwise):
         super().__post_init__()
         check_count("samples", self.samples)
 
-    def fused(self) -> Fused:
+    def fused(self) -> Fused | None:
         return Fused("gumbel-rao", self.tau, samples=self.samples, soft=not self.hard)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
@@ -42,8 +42,12 @@ class GumbelRao(Pathwise):
                 return Draw(index)
             with suppress(RuntimeError):  # a fake tensor has no values
                 generator = torch.Generator("cpu").manual_seed(int(seed))
-        log_p = torch.log_softmax(logits, -1)
+        log_p = self.centre(logits, index)
         return Draw(index, simplex.conditional_gumbel(log_p, index, self.samples, generator))
+
+    def centre(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The log-probabilities that noise is added to, given the drawn categories."""
+        return torch.log_softmax(logits, -1)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
