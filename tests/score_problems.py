@@ -49,11 +49,13 @@ every_score = pytest.mark.parametrize("name", SCORES)
 MAKERS: dict[str, Callable[[int], Any]] = {
     "reinforce": lambda axes: gapped.Reinforce(samples=2),
     "rloo": lambda axes: gapped.RLOO(3),
+    "rodeo": lambda axes: gapped.RODEO(3, hidden=6),
     "relax": lambda axes: gapped.RELAX(Sum(axes)),
 }
 STATEFUL: dict[str, Callable[[], Any]] = {
     "double-cv": lambda: gapped.DoubleCV(alpha=0.7),
     "nvil": lambda: gapped.NVIL(torch.nn.Linear(3, 1)),
+    "rodeo": lambda: gapped.RODEO(hidden=6, alpha=0.4, beta=0.3),
     "rebar": lambda: gapped.REBAR(eta=0.5, tau=0.7),
     "relax": lambda: gapped.RELAX(Sum(1)),
 }

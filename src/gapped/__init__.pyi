@@ -47,6 +47,7 @@ from gapped.score.rebar import REBAR as REBAR
 from gapped.score.rebar import RELAX as RELAX
 from gapped.score.reinforce import RLOO as RLOO
 from gapped.score.reinforce import Reinforce as Reinforce
+from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
 
 _HOME: dict[str, str]

@@ -39,10 +39,87 @@ def test_double_control_variates_are_unbiased(alpha: float, theta: Tensor) -> No
 
 
 @pytest.mark.parametrize("name", ["1x3", "3x2", "2x3-masked"])
-def test_three_samples_are_unbiased(name: str) -> None:
+@pytest.mark.parametrize("kind", ["double-cv", "rodeo"])
+def test_three_samples_are_unbiased(kind: str, name: str) -> None:
     theta = PROBLEMS[name]
     noise, weights = independent(theta, 3)
-    assert_unbiased(*replay(gapped.DoubleCV(3, alpha=0.7), theta, noise, len(weights)), weights, theta)
+    options = {"alpha": 0.7} if kind == "double-cv" else {"alpha": 0.7, "beta": 0.4, "hidden": 7}
+    estimator = gapped.estimator(kind, samples=3, **options).double()
+    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
+
+
+@every_problem
+@pytest.mark.parametrize("factors", [(0.0, 0.0), (0.7, 0.0), (0.0, -0.6), (1.3, 0.4)], ids=str)
+def test_rodeo_is_unbiased_for_any_network(factors: tuple[float, float], theta: Tensor) -> None:
+    noise, weights = independent(theta, 2)
+    estimator = gapped.RODEO(hidden=7, alpha=factors[0], beta=factors[1]).double()
+    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
+
+
+def rodeo_by_hand(theta: Tensor, picks: Tensor, estimator: Any, whole: bool = True) -> Tensor:
+    """The definition for one tuple of samples ``(n, L)``, neighbour by neighbour.
+
+    Unless `whole`, resampling leaves out the present value: the operator of another chain, the wrong twin.
+    """
+    n, p, (variables, categories) = len(picks), torch.softmax(theta, -1), theta.shape
+    samples = [torch.nn.functional.one_hot(pick, categories).double().requires_grad_() for pick in picks]
+    costs = [cost(sample) for sample in samples]
+    slopes = [torch.autograd.grad(f, sample)[0] for f, sample in zip(costs, samples, strict=True)]
+    costs, samples = ([each.detach() for each in some] for some in (costs, samples))
+    parameters = dict(estimator.site.named_parameters())
+
+    def heights(i: int, y: Tensor) -> Tensor:
+        outputs = []
+        for j in set(range(n)) - {i}:
+            linear = (slopes[j] * (y - samples[j])).sum()
+            inner = parameters["linear"] * linear + parameters["level"] * costs[j] + parameters["bias"]
+            inner = torch.where(inner > 0, inner, 0.3 * inner)
+            outputs.append(inner @ parameters["outer"] + parameters["shift"])
+        return torch.stack(outputs).mean(0).detach()
+
+    def stein(i: int, h: Any) -> Tensor:
+        x, total = samples[i], torch.zeros(())
+        for variable in range(variables):
+            for category in range(categories):
+                y = x.clone()
+                y[variable] = torch.eye(categories, dtype=torch.float64)[category]
+                if whole or category != 0:
+                    total = total + p[variable, category] * (h(y) - h(x)) / variables
+        return total
+
+    alpha, beta = estimator.alpha.detach(), estimator.beta.detach()
+    first = [costs[i] + alpha * stein(i, lambda y, i=i: heights(i, y)[0]) for i in range(n)]
+    gradient = torch.zeros_like(theta)
+    for i in range(n):
+        baseline = sum(first[j] for j in range(n) if j != i) / (n - 1)
+        vector = stein(i, lambda y, i=i: heights(i, y)[1] * (y - p))
+        gradient = gradient + ((costs[i] - baseline) * (samples[i] - p) + beta * vector) / n
+    return gradient
+
+
+def rodeo() -> Any:
+    return gapped.RODEO(3, hidden=5, alpha=0.7, beta=0.4).double()
+
+
+@pytest.mark.parametrize("name", ["2x3-masked", "3x2"])
+def test_rodeo_follows_its_definition(name: str) -> None:
+    theta = PROBLEMS[name]
+    noise, weights = independent(theta, 3)
+    noise = noise[:, weights > 0]
+    noise = noise[:, :: noise.shape[1] // 20]
+    _, gradients = replay(rodeo(), theta, noise, noise.shape[1])
+    expected = torch.stack([rodeo_by_hand(theta, noise[:, i], rodeo()) for i in range(noise.shape[1])])
+    assert_close(gradients, expected, EXACT)
+
+
+def test_an_operator_without_mean_zero_is_biased() -> None:
+    """The twin that must fail: one category is never resampled."""
+    theta = PROBLEMS["1x2"]
+    noise, weights = independent(theta, 3)
+    gradients = torch.stack(
+        [rodeo_by_hand(theta, noise[:, i], rodeo(), whole=False) for i in range(len(weights))]
+    )
+    assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
 
 
 def by_hand(theta: Tensor, picks: Tensor, alpha: float, own: bool = False) -> Tensor:
@@ -139,3 +216,21 @@ def test_training_finds_the_factor_of_least_variance() -> None:
         optimiser.step()
     assert 0.1 < best < 0.9
     assert estimator.alpha.item() == pytest.approx(best, abs=0.08)
+
+
+def test_training_brings_rodeo_below_rloo() -> None:
+    """Exactly, over all pairs of samples, after some training on others."""
+    theta, f = SMALL["3x3"], network(1.5)
+    noise, weights = independent(theta, 2)
+    estimator = gapped.RODEO(hidden=20).double()
+    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.02)
+    for step in range(200):
+        estimate(f, theta.expand(200, *theta.shape), estimator, seed=step)
+        optimiser.zero_grad()
+        estimator.variance_loss().backward()
+        optimiser.step()
+    rloo, trained = (
+        variance_of(replay(e, theta, noise, len(weights), f=f)[1], weights)
+        for e in (gapped.RLOO(), estimator)
+    )
+    assert trained < 0.6 * rloo
