@@ -21,6 +21,7 @@ WORDS = {
     "gradient": "a value forward, an estimate backward",
     "kernels": "fused Triton kernels",
     "choice": "an index instead of a one-hot",
+    "counts": "Poisson, binomial",
     "pathwise": "the sample carries the gradient",
     "score": "the gradient comes from the cost",
     "subsets": "k of n, their law",

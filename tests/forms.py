@@ -29,25 +29,27 @@ class Form(NamedTuple):
     """Whether two samples differ."""
 
 
+# The noise of their gradients is drawn beside the category, in eager code by a generator of its own.
+RAO = ("gumbel-rao", "reinmax-rao")
+
+
 def make(name: str, **options: Any) -> Any:
     """An estimator at another temperature than 1, with few draws."""
-    few = {"samples": 3} if name == "gumbel-rao" else {}
+    few = {"samples": 3} if name in RAO else {}
     return gapped.estimator(name, **{"tau": TAU, **few, **options})
 
 
-# The noise of their gradients is drawn beside the category.
-NOISY = ("decoupled", "gumbel-rao", "gumbel-softmax")
+# Those that draw such noise given the largest logit.
+NOISY = ("decoupled", "gumbel-softmax", *RAO)
 
 FORMS: dict[str, Form] = {
     **{
         f"{name}-argmax": Form(make(name, draw="argmax").sample, True, name in NOISY, False)
         for name in MEMBERS
     },
-    **{f"{name}-gate": Form(make(name).gate, True, name == "gumbel-rao") for name in MEMBERS},
+    **{f"{name}-gate": Form(make(name).gate, True, name in RAO) for name in MEMBERS},
     **{
-        f"{name}-soft-gate": Form(
-            make(name, hard=False).gate, False, name == "gumbel-rao", name != "straight-through"
-        )
+        f"{name}-soft-gate": Form(make(name, hard=False).gate, False, name in RAO, name != "straight-through")
         for name in SOFT
     },
     "gst-auto-gate": Form(make("gst", gap="auto").gate),

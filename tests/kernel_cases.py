@@ -147,7 +147,7 @@ def _reference(
         winner = log_e.gather(-1, where)
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
-    points, weights = estimator.points(relative, Draw(index.clamp(max=categories - 1), extra))
+    points, weights, _ = estimator.points(relative, Draw(index.clamp(max=categories - 1), extra))
     points = torch.where(exists, points, 0.0)
     leaf = logits.clone().requires_grad_()
     with_points(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import normal, seeded
+from conftest import assert_close, normal, seeded
 from torch import Tensor
 
 import gapped
 from gapped import GappedError
 
 INF = float("inf")
+EXACT = 1e-10
 
 # Estimators, and a cost that records its calls
 
@@ -48,10 +49,13 @@ every_score = pytest.mark.parametrize("name", SCORES)
 MAKERS: dict[str, Callable[[int], Any]] = {
     "reinforce": lambda axes: gapped.Reinforce(samples=2),
     "rloo": lambda axes: gapped.RLOO(3),
+    "rodeo": lambda axes: gapped.RODEO(3, hidden=6),
     "relax": lambda axes: gapped.RELAX(Sum(axes)),
 }
 STATEFUL: dict[str, Callable[[], Any]] = {
+    "double-cv": lambda: gapped.DoubleCV(alpha=0.7),
     "nvil": lambda: gapped.NVIL(torch.nn.Linear(3, 1)),
+    "rodeo": lambda: gapped.RODEO(hidden=6, alpha=0.4, beta=0.3),
     "rebar": lambda: gapped.REBAR(eta=0.5, tau=0.7),
     "relax": lambda: gapped.RELAX(Sum(1)),
 }
@@ -148,6 +152,16 @@ BINARY = {
     "3x2-steep": rows_of([3.0, -1.0], [-0.2, 2.2], [0.1, 0.1]),
     "3x2-masked": rows_of([0.3, 0.9], [-INF, 0.4], [0.2, -1.0]),
 }
+# Further shapes, with one to three variables.
+SMALL = {
+    "1x2": normal(1, 2, seed=14),
+    "1x3": normal(1, 3, seed=15),
+    "2x3-masked": rows_of([0.3, -INF, 1.1], [0.9, 0.7, 0.2]),
+    "3x3": normal(3, 3, seed=16),
+    "1x7-steep": rows_of([3.0, -0.3, 0.4, 0.1, -1.0, 0.5, 1.2]),
+    "2x7": normal(2, 7, seed=17),
+    "2x7-masked": rows_of([0.3, -INF, 1.1, -0.4, 0.0, -INF, 0.2], [-INF, 0.7, -INF, 0.2, -INF, -INF, 1.0]),
+}
 every_setting = pytest.mark.parametrize("theta", SETTINGS.values(), ids=SETTINGS)
 
 
@@ -184,3 +198,35 @@ def oracle(theta: Tensor) -> tuple[Tensor, Tensor]:
     weights = p.gather(-1, values.unsqueeze(-1)).squeeze(-1).prod(-1)
     expected = (weights * cost(torch.nn.functional.one_hot(values, theta.shape[-1]).double())).sum()
     return expected.detach(), torch.autograd.grad(expected, leaf)[0]
+
+
+def independent(theta: Tensor, samples: int) -> Law:
+    """All tuples of independent samples, ``(samples, N, L)``."""
+    values, weights = joint(theta)
+    picks = torch.cartesian_prod(*[torch.arange(len(values))] * samples).reshape(-1, samples)
+    return Law(values[picks].movedim(1, 0), weights[picks].prod(-1))
+
+
+def replay(
+    estimator: Any, theta: Tensor, noise: Any, count: int, level: float = 0.0, f: Any = cost
+) -> tuple[Tensor, Tensor]:
+    """Values ``(N,)`` and gradients ``(N, L, K)`` of `count` examples with the given noise."""
+    logits = theta.expand(count, *theta.shape)
+    return estimate(lambda z: f(z) + level, logits, with_noise(estimator, noise))
+
+
+def mean_of(sample: Tensor, weights: Tensor) -> Tensor:
+    return (weights.view(-1, *(1 for _ in sample.shape[1:])) * sample).sum(0)
+
+
+def variance_of(sample: Tensor, weights: Tensor) -> float:
+    """The trace of the covariance."""
+    return float(mean_of((sample - mean_of(sample, weights)) ** 2, weights).sum())
+
+
+def assert_unbiased(values: Tensor, gradients: Tensor, weights: Tensor, theta: Tensor) -> None:
+    value, gradient = oracle(theta)
+    assert_close(weights.sum(), torch.ones((), dtype=torch.float64), EXACT)
+    assert_close(mean_of(values, weights), value, EXACT)
+    assert_close(mean_of(gradients, weights), gradient, EXACT)
+    assert (gradients[:, theta == -INF] == 0).all()

@@ -25,6 +25,7 @@ NAMES = {
     "__version__",
     "backend_used",
     "compare",
+    "counts",
     "diagnose",
     "diagnose_model",
     "distributions",

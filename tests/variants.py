@@ -19,7 +19,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoupled-warm": ("decoupled", {"tau_forward": 3.0}),
 }
 # With one sample Gumbel-Rao's surrogate is one softmax, so that its gradient follows from its value.
-SINGLE: dict[str, dict[str, Any]] = {"gumbel-rao": {"samples": 1}}
+SINGLE: dict[str, dict[str, Any]] = {"gumbel-rao": {"samples": 1}, "reinmax-rao": {"samples": 1}}
 
 every_variant = pytest.mark.parametrize("name", [*MEMBERS, *VARIANTS])
 every_soft_variant = pytest.mark.parametrize("name", [*SOFT, *VARIANTS])

@@ -1,5 +1,6 @@
 """The public names, each once: type checkers, `gapped/__init__.py` and the registry read this file."""
 
+from gapped import counts as counts
 from gapped import distributions as distributions
 from gapped import nn as nn
 from gapped import simplex as simplex
@@ -28,8 +29,12 @@ from gapped.pathwise.gumbel_rao import GumbelRao as GumbelRao
 from gapped.pathwise.gumbel_rao import gumbel_rao as gumbel_rao
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax as GumbelSoftmax
 from gapped.pathwise.gumbel_softmax import gumbel_softmax as gumbel_softmax
+from gapped.pathwise.mve import MVE as MVE
+from gapped.pathwise.mve import mve as mve
 from gapped.pathwise.reinmax import ReinMax as ReinMax
 from gapped.pathwise.reinmax import reinmax as reinmax
+from gapped.pathwise.reinmax_rao import ReinMaxRao as ReinMaxRao
+from gapped.pathwise.reinmax_rao import reinmax_rao as reinmax_rao
 from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
 from gapped.registry import estimator as estimator
@@ -39,6 +44,7 @@ from gapped.score.arsm import ARSM as ARSM
 from gapped.score.disarm import DisARM as DisARM
 from gapped.score.disarm import DisARMSticks as DisARMSticks
 from gapped.score.disarm import DisARMTree as DisARMTree
+from gapped.score.double_cv import DoubleCV as DoubleCV
 from gapped.score.exact import Exact as Exact
 from gapped.score.muprop import MuProp as MuProp
 from gapped.score.nvil import NVIL as NVIL
@@ -46,6 +52,7 @@ from gapped.score.rebar import REBAR as REBAR
 from gapped.score.rebar import RELAX as RELAX
 from gapped.score.reinforce import RLOO as RLOO
 from gapped.score.reinforce import Reinforce as Reinforce
+from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
 from gapped.subsets.subset_sampling import subset as subset
 

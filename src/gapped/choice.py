@@ -14,7 +14,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import in_eager_mode
 from gapped.errors import reject
-from gapped.gradient import Points, first_order, handle, jacobian_product, transformable
+from gapped.gradient import Points, Product, first_order, handle, jacobian_product, transformable
 from gapped.kernels.sampling import launch
 
 Pull = Callable[..., Tensor]
@@ -118,10 +118,11 @@ def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice
     """A choice drawn by torch."""
     if gradient is None:
         return Choice(index, rows, _pull_points, ())
-    points, weights = gradient
+    points, weights, product = gradient
+    pull = _pull_points if product is None else partial(_pull_points, product=product)
     if isinstance(weights, Tensor):
-        return Choice(index, handle(rows), _pull_points, (points, weights))
-    return Choice(index, handle(rows), partial(_pull_points, number=weights), (points,))
+        return Choice(index, handle(rows), pull, (points, weights))
+    return Choice(index, handle(rows), partial(pull, number=weights), (points,))
 
 
 def _pull_kernel(
@@ -139,12 +140,13 @@ def _pull_points(
     weights: Tensor | None = None,
     *,
     number: float | tuple[float, ...] = 1.0,
+    product: Product | None = None,
 ) -> Tensor:
     dense = grad
     if at_index:
         where = simplex.place(index, points.shape[-1])
         dense = torch.zeros_like(points[0]).scatter(-1, where, grad.to(points.dtype).unsqueeze(-1))
-    return jacobian_product(dense, points, number if weights is None else weights, grad)
+    return jacobian_product(dense, points, number if weights is None else weights, grad, product)
 
 
 def _only_sampled(values: Tensor, index: Tensor, categories: int) -> Tensor:

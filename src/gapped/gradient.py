@@ -18,6 +18,8 @@ from gapped.checks import in_eager_mode
 
 Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
+Product = Callable[[Tensor, Tensor, Weights], Tensor]
+"""``product(grad, points, weights)``: the gradient of the logits, linear in `grad`, row by row."""
 # On a CPU, larger inputs are computed so many numbers at a time: intermediate results take little memory and
 # stay in the cache.
 BLOCK = 1 << 17
@@ -30,6 +32,8 @@ class Points(NamedTuple):
     """Points of the simplex, ``(m, *rows, K)``."""
     weights: Weights
     """Their weights."""
+    product: Product | None = None
+    r"""What is done with them, if it is not :math:`\sum_m w_m J(q_m) g`."""
 
 
 def is_differentiated(logits: Tensor) -> bool:
@@ -90,22 +94,32 @@ class _FirstOrder(torch.autograd.Function):
         )
 
 
-def with_points(value: Tensor, logits: Tensor, points: Tensor, weights: Weights) -> Tensor:
+def with_points(
+    value: Tensor, logits: Tensor, points: Tensor, weights: Weights, product: Product | None = None
+) -> Tensor:
     r"""Return `value`, bit for bit, as a function of `logits` with gradient :math:`\sum_m w_m J(q_m) g`.
+
+    A `product` of an estimator's own takes the place of that sum.
 
     Shapes: `value` and `logits` ``(*rows, K)``, `points` ``(m, *rows, K)``. `value` must be the caller's to
     give away: outside of compilers and function transforms, it is what is returned. For the backward pass
     `points` and `weights` are kept and nothing else, so sample and logits may be changed in place.
     """
     if in_eager_mode():
-        return _WithPoints.apply(logits, value, points, weights)[0]  # type: ignore[no-any-return, no-untyped-call]
-    return _TransformedWithPoints.apply(logits, value, points, weights)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return _WithPoints.apply(logits, value, points, weights, product)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _TransformedWithPoints.apply(logits, value, points, weights, product)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
-def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tensor) -> Tensor:
-    r"""The product :math:`\sum_m w_m J(q_m) g`, computed in the dtype of `points`, in the dtype of `like`."""
+def jacobian_product(
+    grad: Tensor, points: Tensor, weights: Weights, like: Tensor, product: Product | None = None
+) -> Tensor:
+    r"""The sum :math:`\sum_m w_m J(q_m) g`, or the given `product`, in the dtype of `like`.
+
+    It is computed in the dtype of `points`.
+    """
+    product = product or _product
     if not needs_blocks(points):
-        return _product(grad.to(points.dtype), points, weights).to(like.dtype)
+        return product(grad.to(points.dtype), points, weights).to(like.dtype)
     categories = points.shape[-1]
     result = torch.empty(grad.shape, dtype=like.dtype, device=points.device)
     out, grad = result.view(-1, categories), grad.reshape(-1, categories)
@@ -114,19 +128,23 @@ def jacobian_product(grad: Tensor, points: Tensor, weights: Weights, like: Tenso
         weights = weights.expand(*result.shape[:-1], 1).reshape(-1, 1)
     for rows in blocks(len(out), points.numel() // max(len(out), 1)):
         these = weights[rows] if isinstance(weights, Tensor) else weights
-        out[rows] = _product(grad[rows].to(points.dtype), points[:, rows], these)
+        out[rows] = product(grad[rows].to(points.dtype), points[:, rows], these)
     return result
 
 
-def pair_slopes(points: Tensor, weights: Weights) -> Tensor:
+def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:
     r"""The slopes :math:`\sum_m w_m q_m (1 - q_m)` of the first entries of pairs, in their own logits.
 
     Shapes: `points` ``(m, *rows, 2)``; the result ``(*rows)``. It is the entry of :math:`\sum_m w_m J(q_m)`
-    that counts where nothing depends on the second entries, and their logits are fixed.
+    that counts where nothing depends on the second entries, and their logits are fixed. A `product` of an
+    estimator's own has such an entry, too.
     """
+    if product is not None:
+        first = (torch.arange(2, device=points.device) == 0).to(points.dtype).expand(points.shape[1:])
+        return product(first, points, weights)[..., 0].clone()
     products = points[..., 0] * points[..., 1]
     if isinstance(weights, tuple):
-        first, *others = (product * weight for product, weight in zip(products, weights, strict=True))
+        first, *others = (each * weight for each, weight in zip(products, weights, strict=True))
         total: Tensor = sum(others, first)
         return total
     return products.sum(0) * (weights.squeeze(-1) if isinstance(weights, Tensor) else weights)
@@ -166,7 +184,8 @@ def _weighted(grad: Tensor, point: Tensor, weight: float | Tensor) -> Tensor:
     return product if weight == 1 else product.mul_(weight)
 
 
-def _save(ctx: Any, anchor: Tensor, points: Tensor, weights: Weights) -> None:
+def _save(ctx: Any, anchor: Tensor, points: Tensor, weights: Weights, product: Product | None) -> None:
+    ctx.product = product
     ctx.number = None if isinstance(weights, Tensor) else weights
     ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
 
@@ -174,22 +193,23 @@ def _save(ctx: Any, anchor: Tensor, points: Tensor, weights: Weights) -> None:
 class _WithPoints(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, value: Tensor, points: Tensor, weights: Weights
+        ctx: Any, logits: Tensor, value: Tensor, points: Tensor, weights: Weights, product: Product | None
     ) -> tuple[Tensor, Tensor]:
         ctx.mark_dirty(value)
         ctx.set_materialize_grads(False)
         # An output without entries, saved for the backward pass: what depends on it depends on the logits.
         anchor = logits.new_empty(0)
-        _save(ctx, anchor, points, weights)
+        _save(ctx, anchor, points, weights, product)
         return value, anchor
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None:
-            return None, None, None, None
+            return None, None, None, None, None
         anchor, points, *tensors = ctx.saved_tensors
         weights = tensors[0] if tensors else ctx.number
-        return first_order(jacobian_product, anchor, grad, points, weights, anchor), None, None, None
+        gradient = first_order(jacobian_product, anchor, grad, points, weights, anchor, ctx.product)
+        return gradient, None, None, None, None
 
 
 @transformable
@@ -198,7 +218,7 @@ class _TransformedWithPoints(_WithPoints):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        logits: Tensor, value: Tensor, points: Tensor, weights: Weights
+        logits: Tensor, value: Tensor, points: Tensor, weights: Weights, product: Product | None
     ) -> tuple[Tensor, Tensor]:
         # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
         return value.clone(), logits.new_empty(0)

@@ -18,7 +18,8 @@ from conftest import (
 from statistical import LEVEL
 
 import gapped
-from gapped.diagnostics.reference_gradient import Coordinates
+from gapped.diagnostics.gradients import CostGradients
+from gapped.diagnostics.reference_gradient import Coordinates, reference_of
 from gapped.errors import GappedError
 from gapped.lab.cli.diagnose import find_problem
 
@@ -122,7 +123,7 @@ def test_coordinates_are_the_exact_gradient_in_the_mean(monkeypatch):
     assert_close(total, leaf.grad, 1e-12)
 
 
-@pytest.mark.parametrize("reference", ["coordinate", "rloo"])
+@pytest.mark.parametrize("reference", ["coordinate", "double-cv", "rloo"])
 def test_an_estimated_reference_has_an_interval_around_the_exact_length(reference):
     exact = measured("cubic", samples=100).norm.value
     diagnosis = measured("cubic", samples=400, reference=reference)
@@ -140,9 +141,39 @@ def test_a_given_gradient_is_taken_as_exact():
         measured("cubic", reference=leaf.grad[0])
 
 
-def test_the_reference_is_what_is_affordable():
-    for shape, kind in [((3, 4), "exact"), ((20, 4), "summed out"), ((300, 40), "RLOO")]:
-        assert kind in gapped.diagnose(square, torch.zeros(shape), [gapped.GST()], samples=16).reference
+def smooth(z):
+    return torch.tanh(z[..., 0].sum(-1) / z.shape[-2])
+
+
+def rough(z):
+    """Its slopes say nothing about its differences."""
+    return torch.cos(500 * z[..., 0].sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "f", "kind"),
+    [
+        ((3, 4), smooth, "exact"),
+        ((20, 4), smooth, "summed out"),
+        ((300, 40), smooth, "DoubleCV"),
+        ((300, 40), rough, "RLOO"),
+        ((300, 40), lambda z: z.argmax(-1).to(z.dtype).sum(-1), "RLOO"),
+    ],
+)
+def test_the_reference_is_what_is_affordable(shape, f, kind):
+    assert kind in gapped.diagnose(f, torch.zeros(shape), [gapped.RLOO(2)], samples=16).reference
+
+
+def test_slopes_make_the_reference_precise():
+    """Exactly known: a cost that is linear. The factor found is then 1, and the reference has no noise."""
+    slope = normal(4, seed=5)
+    logits = normal(30, 4)
+    p = logits.softmax(-1)
+    exact = (p * (slope - (p * slope).sum(-1, keepdim=True))).flatten()
+    source = CostGradients(lambda z: (z @ slope).sum(-1) + 3, logits, generator=seeded())
+    double, plain = (reference_of(source, kind, 64, None) for kind in ("double-cv", "rloo"))
+    assert_close(double.gradient, exact, 1e-6)
+    assert double.noise < 1e-10 * plain.noise
 
 
 # Evaluations, state, randomness, shapes and dtypes

@@ -31,7 +31,7 @@ def square(z: torch.Tensor) -> torch.Tensor:
         ("rloo:samples=4", {}, gapped.RLOO(4)),
         ("disarm-sticks:order=given", {}, gapped.DisARMSticks("given")),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_text_names_an_estimator(text: str, options: dict[str, Any], expected: Any) -> None:
     assert gapped.estimator(text, **options) == expected

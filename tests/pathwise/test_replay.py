@@ -43,6 +43,14 @@ def one_hot_argmax(x: Tensor) -> Tensor:
     return (x == x.max(-1, keepdim=True).values).to(x.dtype)
 
 
+def conditional_noise(logits: Tensor, log_p: Any, samples: int) -> tuple[Tensor, Tensor]:
+    """The draws of Gumbel-Rao, replayed: categories, and `log_p` of these with noise given that they win."""
+    generator = seeded()
+    index = simplex.draw_index(logits, generator)
+    own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
+    return index, simplex.conditional_gumbel(log_p(index), index, samples, own)
+
+
 def check(
     estimator: Any, logits: Tensor, g: Tensor, columns: Tensor, mask: Tensor | None, expected: Any
 ) -> None:
@@ -116,14 +124,30 @@ def test_decoupled(shape: tuple[int, ...], tau: float, mask: Tensor | None, tau_
 @pytest.mark.parametrize("samples", [1, 7])
 def test_gumbel_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, samples: int) -> None:
     logits, g, columns = problem(shape, mask)
-    generator = seeded()
     allowed = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
-    index = simplex.draw_index(allowed, generator)
-    own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
-    noisy = simplex.conditional_gumbel(torch.log_softmax(allowed, -1), index, samples, own)
+    index, noisy = conditional_noise(allowed, lambda _: torch.log_softmax(allowed, -1), samples)
     each = torch.softmax(noisy[..., columns] / tau, -1)
     hard = torch.eye(K, dtype=torch.float64)[index][..., columns]
     gradient = through_softmax(each, g[..., columns].expand_as(each), tau).mean(0)
     check(
         gapped.GumbelRao(tau=tau, samples=samples), logits, g, columns, mask, (hard, each.mean(0), gradient)
     )
+
+
+@every_shape
+@every_tau
+@every_mask
+@pytest.mark.parametrize("samples", [1, 7])
+def test_reinmax_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, samples: int) -> None:
+    """2 J_GR g - J(p) g / 2 with Gumbel-Rao at log((p + D) / 2)."""
+    logits, g, columns = problem(shape, mask)
+    allowed = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+    p, corners = torch.softmax(allowed, -1), torch.eye(K, dtype=torch.float64)
+    index, noisy = conditional_noise(allowed, lambda index: ((p + corners[index]) / 2).log(), samples)
+    each = torch.softmax(noisy[..., columns] / tau, -1)
+    own = g[..., columns]
+    expected = 2 * through_softmax(each, own.expand_as(each), tau).mean(0)
+    expected = expected - through_softmax(p[..., columns], own) / 2
+    value, slope = pull(gapped.ReinMaxRao(tau=tau, samples=samples), logits, g, mask=mask)
+    assert torch.equal(value, corners[index])
+    assert_close(slope[..., columns], expected, 1e-11)

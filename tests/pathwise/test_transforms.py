@@ -73,11 +73,14 @@ def per_row_gradients(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[T
     return gradient, sample
 
 
-def rao_gradient(logits: Tensor, g: Tensor, tau: Tensor, samples: int) -> Tensor:
+def rao_gradient(name: str, logits: Tensor, g: Tensor, tau: Tensor, samples: int) -> Tensor:
     """The closed form for noise out of torch's default generator, which compiled code draws from."""
-    noisy = simplex.conditional_gumbel(torch.log_softmax(logits, -1), simplex.draw_index(logits), samples)
+    index, p = simplex.draw_index(logits), torch.softmax(logits, -1)
+    halfway = (p + torch.eye(K, dtype=p.dtype)[index]) / 2
+    noisy = simplex.conditional_gumbel((p if name == "gumbel-rao" else halfway).log(), index, samples)
     tau = tau.unsqueeze(-1)
-    return (through_softmax(torch.softmax(noisy / tau, -1), g.expand_as(noisy)) / tau).mean(0)
+    rao = (through_softmax(torch.softmax(noisy / tau, -1), g.expand_as(noisy)) / tau).mean(0)
+    return rao if name == "gumbel-rao" else 2 * rao - through_softmax(p, g) / 2
 
 
 def eager_and_compiled(program: Callable[[Tensor], Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -108,9 +111,10 @@ def test_compiles_to_one_graph_forward_and_backward(name: str, masked: bool) -> 
 
     (eager, expected), (compiled, gradient) = eager_and_compiled(program)
     assert torch.equal(eager, compiled)
-    if name == "gumbel-rao":
+    if name in ("gumbel-rao", "reinmax-rao"):
         torch.manual_seed(0)
-        expected = rao_gradient(simplex.masked(normal(20, K), mask), normal(20, K, seed=2), taus, **options)
+        allowed = simplex.masked(normal(20, K), mask)
+        expected = rao_gradient(name, allowed, normal(20, K, seed=2), taus, **options)
     assert_close(expected, gradient)
 
 

@@ -235,8 +235,8 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     assert {z.dtype for z in model.seen} == {dtype}
     assert gradient.dtype == dtype
     _, exact = run(name, logits.float(), Model())
-    # Relaxed samples are rounded on their way to the cost.
-    if name not in ("muprop", "rebar", "relax"):
+    # Relaxed samples are rounded on their way to the cost, slopes on their way back.
+    if name not in ("muprop", "rebar", "relax", "double-cv"):
         assert torch.equal(gradient, exact.to(dtype))
     assert value.isfinite().all()
 

@@ -15,54 +15,23 @@ import torch
 from conftest import assert_close, normal
 from score_problems import (
     BINARY,
+    EXACT,
     INF,
     SETTINGS,
     Law,
+    assert_unbiased,
     cost,
     estimate,
     every_setting,
-    joint,
+    independent,
+    mean_of,
     oracle,
-    with_noise,
+    replay,
+    variance_of,
 )
 from torch import Tensor
 
 import gapped
-
-EXACT = 1e-10
-
-
-def independent(theta: Tensor, samples: int) -> Law:
-    """All tuples of independent samples, ``(samples, N, L)``."""
-    values, weights = joint(theta)
-    picks = torch.cartesian_prod(*[torch.arange(len(values))] * samples).reshape(-1, samples)
-    return Law(values[picks].movedim(1, 0), weights[picks].prod(-1))
-
-
-def replay(
-    estimator: Any, theta: Tensor, noise: Any, count: int, level: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Values ``(N,)`` and gradients ``(N, L, K)`` of `count` examples with the given noise."""
-    logits = theta.expand(count, *theta.shape)
-    return estimate(lambda z: cost(z) + level, logits, with_noise(estimator, noise))
-
-
-def mean_of(sample: Tensor, weights: Tensor) -> Tensor:
-    return (weights.view(-1, *(1 for _ in sample.shape[1:])) * sample).sum(0)
-
-
-def variance_of(sample: Tensor, weights: Tensor) -> float:
-    """The trace of the covariance."""
-    return float(mean_of((sample - mean_of(sample, weights)) ** 2, weights).sum())
-
-
-def assert_unbiased(values: Tensor, gradients: Tensor, weights: Tensor, theta: Tensor) -> None:
-    value, gradient = oracle(theta)
-    assert_close(weights.sum(), torch.ones((), dtype=torch.float64), EXACT)
-    assert_close(mean_of(values, weights), value, EXACT)
-    assert_close(mean_of(gradients, weights), gradient, EXACT)
-    assert (gradients[:, theta == -INF] == 0).all()
-
 
 SAMPLERS: dict[str, tuple[Any, int]] = {
     "reinforce": (gapped.Reinforce(), 1),

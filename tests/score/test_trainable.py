@@ -231,12 +231,17 @@ def test_a_learned_baseline_lowers_the_variance() -> None:
     assert variance(gapped.NVIL(scale=False)) > 0.5 * before
 
 
-@pytest.mark.parametrize("kind", ["rebar", "relax"])
+@pytest.mark.parametrize("kind", ["rebar", "relax", "double-cv", "rodeo"])
 def test_the_variance_loss_has_the_slope_of_the_squared_gradient(kind: str) -> None:
     """By finite differences with the same noise, for every number among the parameters."""
     theta = SETTINGS["2x4-masked"]
-    rebar = gapped.REBAR(eta=0.7, tau=0.6)
-    estimator = (rebar if kind == "rebar" else gapped.RELAX(free_network(theta), tau=0.6)).double()
+    kinds = {
+        "rebar": gapped.REBAR(eta=0.7, tau=0.6),
+        "relax": gapped.RELAX(free_network(theta), tau=0.6),
+        "double-cv": gapped.DoubleCV(3, alpha=0.7),
+        "rodeo": gapped.RODEO(3, hidden=5, alpha=0.7, beta=0.4),
+    }
+    estimator = kinds[kind].double()
 
     def squared() -> Tensor:
         _, gradient = estimate(cost, theta.expand(50, *theta.shape), estimator, seed=4)

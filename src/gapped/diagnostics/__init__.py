@@ -41,9 +41,10 @@ def diagnose(
     - `estimators`: objects of either family or their texts, or a mapping from labels to them.
     - `samples`: gradients drawn from each. Memory does not grow with it.
     - `reference`: ``"exact"``, enumeration; ``"coordinate"``, one variable summed out at a time, the others
-      drawn, averaged over `samples` / 4 draws; ``"rloo"``, a long unbiased run; ``"auto"``, the first of them
-      that is affordable; or the exact gradient itself, a tensor of the shape of `logits`. The intervals
-      account for the error of an estimated reference.
+      drawn, averaged over `samples` / 4 draws; ``"double-cv"`` or ``"rloo"``, a long unbiased run with or
+      without the slopes of the cost; ``"auto"``, the first of them that is affordable and possible; or the
+      exact gradient itself, a tensor of the shape of `logits`. The intervals account for the error of an
+      estimated reference.
 
     Estimators with parameters or a running baseline are measured as they are, and do not change.
     The intervals are described in ``docs/diagnose.md``.

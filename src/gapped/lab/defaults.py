@@ -34,6 +34,9 @@ TEMPERATURES: Mapping[str, float] = MappingProxyType(
         "straight-through": 1.0,
         # Not in that recipe: the better of two in the recipe `zoo`.
         "decoupled": 1.0,
+        # Not tuned.
+        "mve": 1.0,
+        "reinmax-rao": 1.0,
     }
 )
 

@@ -162,4 +162,5 @@ def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def _is_level(name: str, value: object) -> bool:
-    return name not in ("samples", "network") and isinstance(value, int) and not isinstance(value, bool)
+    whole = name in ("samples", "network", "hidden")
+    return not whole and isinstance(value, int) and not isinstance(value, bool)

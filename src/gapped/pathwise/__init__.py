@@ -39,6 +39,7 @@ from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
 from gapped.gradient import (
     Points,
+    Product,
     blocks,
     is_differentiated,
     needs_blocks,
@@ -255,6 +256,7 @@ class Pathwise(ABC):
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
         index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
         points: Tensor | None = None
+        product: Product | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
         for block, estimator in self._blocks(shape[:-1], categories):
@@ -266,10 +268,11 @@ class Pathwise(ABC):
                     points = gradient.points.new_empty((len(gradient.points), *matrix.shape))
                 points[:, block] = gradient.points
                 weights.append(gradient.weights)
+                product = gradient.product
         if points is None:
             return Outcome(value, index, None)
         every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
-        return Outcome(value, index, Points(points.view(-1, *shape), every))
+        return Outcome(value, index, Points(points.view(-1, *shape), every, product))
 
     def _blocks(self, shape: torch.Size, numbers: int) -> Iterator[tuple[slice, Self]]:
         """Blocks of rows, `shape` in all and of so many `numbers` each, with the estimator of each block."""

@@ -26,14 +26,18 @@ class GumbelRao(Pathwise):
         super().__post_init__()
         check_count("samples", self.samples)
 
-    def fused(self) -> Fused:
+    def fused(self) -> Fused | None:
         return Fused("gumbel-rao", self.tau, samples=self.samples, soft=not self.hard)
 
     def draw_given(
         self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
     ) -> Draw:
-        log_p = torch.log_softmax(logits, -1)
+        log_p = self.centre(logits, category)
         return Draw(category, conditional_noise(log_p, category, self.samples, generator, surrogate))
+
+    def centre(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The log-probabilities that noise is added to, given the drawn categories."""
+        return torch.log_softmax(logits, -1)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None

@@ -59,6 +59,9 @@ class Draws(NamedTuple):
     costs: Tensor
     """Their costs, ``(n, *batch)``, without a graph, in float64: costs far from zero keep their differences
     until a baseline is subtracted."""
+    slopes: Tensor | None = None
+    """The derivatives of the costs at the samples, ``(n, *batch, *variables, K)``, without a graph, for an
+    estimator that `needs_slopes`."""
 
 
 class Score(ABC):
@@ -68,6 +71,8 @@ class Score(ABC):
     """What the registry, the command line and records call it."""
     derivatives: ClassVar[int] = 0
     """How often the estimator itself differentiates the cost."""
+    needs_slopes: ClassVar[bool] = False
+    """Whether `gradient` needs the derivatives of the costs at the samples."""
     samples: int = 1
     """How many independent samples `draw` takes, unless overridden."""
 
@@ -106,11 +111,16 @@ class Score(ABC):
         with torch.no_grad():
             noise = self.draw(logits, generator)
             index = self.index(logits, noise)
-        costs = cost(self.points(logits, index))
+        points, slopes = self.points(logits, index), None
+        if wanted and self.needs_slopes:
+            costs, pull = pullback(cost, points)
+            slopes = pull(torch.ones_like(costs)).detach()
+        else:
+            costs = cost(points)
         value = costs.mean(0)
         if not wanted:
             return value, None
-        draws = Draws(noise, index, simplex.accumulated(costs.detach()))
+        draws = Draws(noise, index, simplex.accumulated(costs.detach()), slopes)
         with torch.no_grad():
             return value, self.gradient(cost, draws)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import ROWS, check_fit, check_level, holds
+from gapped.checks import ROWS, check_fit, check_level
 from gapped.errors import reject
 from gapped.score import Cost, Draws, one_hot_rows, pullback
-from gapped.score.trainable import Perceptron, Trainable, check_width, network_of
+from gapped.score.trainable import Perceptron, Trainable, check_width, factor, network_of
 
 # Stands for the logarithm of zero where minus infinity would turn derivatives into NaN.
 _LOWEST = -1e30
@@ -57,7 +56,7 @@ class REBAR(Trainable):
     def __init__(self, eta: float | Tensor = 1.0, tau: float | Tensor = 0.5) -> None:
         super().__init__()
         check_level("tau", tau, positive=True)
-        self.eta = torch.nn.Parameter(_as_factor(eta))
+        self.eta = torch.nn.Parameter(factor("eta", eta))
         self.log_tau = torch.nn.Parameter(torch.as_tensor(tau, dtype=torch.get_default_dtype()).log())
 
     @property
@@ -163,16 +162,6 @@ class RELAX(REBAR):
             accepted = f"that of the costs, {tuple(relaxed.shape)}"
             raise reject("network", f"a result of shape {tuple(free.shape)}", accepted)
         return relaxed + free, slope + pull(torch.ones_like(free))
-
-
-def _as_factor(eta: object) -> Tensor:
-    """`eta` as a tensor. Any finite factor will do: a negative one is as unbiased as another."""
-    if not isinstance(eta, bool | str) and not (isinstance(eta, Tensor) and eta.requires_grad):
-        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-            level = torch.as_tensor(eta, dtype=torch.get_default_dtype()).clone()
-            if not holds(~level.isfinite()):
-                return level
-    raise reject("eta", eta, "a finite number or tensor, without gradient")
 
 
 def conditional_scores(log_p: Tensor, noise: Tensor, index: Tensor) -> Tensor:

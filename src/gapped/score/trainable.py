@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from gapped.checks import in_eager_mode
+from gapped.checks import holds, in_eager_mode
 from gapped.errors import GappedError, reject
 from gapped.score import Score
 
@@ -150,6 +151,16 @@ def check_width(network: torch.nn.Module | None) -> None:
     ):
         accepted = "one that an ordinary call has given its width, or a torch.nn.Module"
         raise reject("network", "a number of hidden units, inside of a transform or compiled", accepted)
+
+
+def factor(name: str, value: object) -> Tensor:
+    """The factor of a control variate as a tensor: any finite one, negative ones included."""
+    if not isinstance(value, bool | str) and not (isinstance(value, Tensor) and value.requires_grad):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            level = torch.as_tensor(value, dtype=torch.get_default_dtype()).clone()
+            if not holds(~level.isfinite()):
+                return level
+    raise reject(name, value, "a finite number or tensor, without gradient")
 
 
 def network_of(network: torch.nn.Module | int) -> torch.nn.Module:

@@ -28,7 +28,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_compare_takes_both_families(capsys, tmp_path):
-    taus = {"rloo": None, "gst:gap=1.2": 0.5, "nvil:network=4": None, "relax:network=4": 0.5}
+    taus = {
+        "rloo": None,
+        "gst:gap=1.2": 0.5,
+        "nvil:network=4": None,
+        "relax:network=4": 0.5,
+        "rodeo:hidden=4": None,
+    }
     options = [word for text in taus for word in ("--estimator", text)]
     command = ["compare", *options, "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", "mine"]
     assert main(command) == 0
@@ -36,7 +42,7 @@ def test_compare_takes_both_families(capsys, tmp_path):
     assert output.err == ""
     runs = lines(tmp_path / "mine")
     assert {each["label"]: each["tau"] for each in runs} == taus
-    assert {(each["data"], each["epochs"], each["runs_in_fleet"]) for each in runs} == {("digits", 1, 4)}
+    assert {(each["data"], each["epochs"], each["runs_in_fleet"]) for each in runs} == {("digits", 1, 5)}
     assert all(each["metrics"]["gradient_variance"] > 0 for each in runs)
     for each in runs:
         row = next(line for line in output.out.splitlines() if line.startswith(f" {each['label']} "))

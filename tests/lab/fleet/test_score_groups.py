@@ -21,12 +21,14 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "nvil": {},
     "nvil-network": {"network": 6},
     "rebar": {"eta": 0.5},
+    "double-cv": {},
+    "rodeo": {"hidden": 5, "alpha": 0.2, "beta": 0.1},
     "relax": {"network": 6, "tau": 0.7},
 }
 
 
 def stateful(name: str) -> Any:
-    return gapped.estimator(name.partition("-")[0], **STATEFUL[name])
+    return gapped.estimator(name.removesuffix("-network"), **STATEFUL[name])
 
 
 def test_pathwise_runs_start_as_they_would_alone():
@@ -42,7 +44,7 @@ def test_pathwise_runs_start_as_they_would_alone():
 
 
 def test_every_family_learns():
-    trainer = fleet([Run(e, 1e-2) for e in (*PATHWISE, *SCORE, *map(stateful, STATEFUL))], [5] * 11)
+    trainer = fleet([Run(e, 1e-2) for e in (*PATHWISE, *SCORE, *map(stateful, STATEFUL))], [5] * 13)
     history = train(trainer)
     assert all(last < first for first, last in zip(history[0], history[-1], strict=True))
     assert trainer.alive.all()
@@ -109,7 +111,7 @@ def test_estimators_with_a_state_resume_from_a_checkpoint(name):
 
 
 def test_measuring_leaves_the_state_alone():
-    trainer = fleet([Run(stateful(name), 3e-3) for name in STATEFUL], [1, 2, 3, 4])
+    trainer = fleet([Run(stateful(name), 3e-3) for name in STATEFUL], [1, 2, 3, 4, 5, 6])
     trainer.train_steps(2)
     before = [{k: v.clone() for k, v in each.state_dict().items()} for _, each, _ in trainer.tuned]
     trainer.task.gradient_variance(trainer.sampler, seeded(), 3, 10)

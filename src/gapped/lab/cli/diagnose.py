@@ -54,7 +54,7 @@ def diagnose(
         list[str] | None, typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.")
     ] = None,
     metric: Annotated[str, typer.Option(help="What the heat map of a sweep shows.")] = "mse",
-    reference: Annotated[str, typer.Option(help="auto, exact, coordinate or rloo.")] = "auto",
+    reference: Annotated[str, typer.Option(help="auto, exact, coordinate, double-cv or rloo.")] = "auto",
     out: Annotated[Path, typer.Option(help="diagnosis.json and pictures go here.")] = Path("runs/diagnose"),
 ) -> None:
     """Measure bias, variance, mean squared error and cosine of estimators against the exact gradient.

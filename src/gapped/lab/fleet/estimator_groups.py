@@ -23,18 +23,18 @@ from gapped.pathwise import Pathwise
 from gapped.registry import Estimator
 from gapped.score import Cost, Draws, Score, draw_independent, one_hot_rows
 from gapped.score.nvil import NVIL
-from gapped.score.rebar import REBAR
+from gapped.score.rodeo import RODEO
 from gapped.score.trainable import Perceptron, Trainable
 
 Group = tuple[int, int, Estimator]  # first run, last run exclusive, and the estimator of these
-_LEVELS = ("tau", "gap", "tau_forward", "eta")
+_LEVELS = ("tau", "gap", "tau_forward", "eta", "alpha", "beta", "smoothing")
 
 
 def group_key(estimator: Estimator) -> Hashable:
     """What runs must have in common to be sampled by one call: everything but the numeric levels."""
     if isinstance(estimator, Trainable):
         network = getattr(estimator, "network", None)
-        rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples"))
+        rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples", "hidden"))
         return type(estimator), network.hidden if isinstance(network, Perceptron) else network, rest
     options = ((f.name, getattr(estimator, f.name)) for f in fields(estimator))  # type: ignore[arg-type]
     return type(estimator), tuple((name, value) for name, value in options if not is_level(name, value))
@@ -61,8 +61,8 @@ class Part:
 class Grouped:
     """Samples logits ``(R, *rows, K)``, and estimates expectations, with each run's own estimator.
 
-    Neighbouring runs whose estimators differ only in numbers (`tau`, `gap`, `tau_forward`, `eta`) are
-    sampled together, with those numbers as tensors along the run axis. `tau` has one entry per run and can be
+    Neighbouring runs whose estimators differ only in levels, numbers such as `tau` and `gap`, are sampled
+    together, with those numbers as tensors along the run axis. `tau` has one entry per run and can be
     changed in place between steps: all pathwise groups are views of it.
     """
 
@@ -342,12 +342,18 @@ def stack_trained(same: Sequence[Estimator], first: Trainable, rows: int, widths
     """
     runs, name = len(same), type(first).__name__
     stack = copy.deepcopy(first)
-    if isinstance(stack, REBAR):
-        for option, axes in (("eta", 1), ("log_tau", rows)):
-            values = [getattr(each, option).detach() for each in same]
-            if any(value.dim() for value in values):
-                raise reject(option.removeprefix("log_"), "a tensor", f"a number for each run of {name}")
-            setattr(stack, option, torch.nn.Parameter(torch.stack(values).view(-1, *(1,) * axes)))
+    # The factor of a control variate has one entry for each example, a temperature one for each row.
+    for option, axes in (("alpha", 1), ("beta", 1), ("eta", 1), ("log_tau", rows)):
+        if not hasattr(stack, option):
+            continue
+        values = [getattr(each, option).detach() for each in same]
+        if any(value.dim() for value in values):
+            raise reject(option.removeprefix("log_"), "a tensor", f"a number for each run of {name}")
+        setattr(stack, option, torch.nn.Parameter(torch.stack(values).view(-1, *(1,) * axes)))
+    if isinstance(stack, RODEO):
+        for key in dict(stack.site.named_parameters()):
+            values = [each.get_parameter(f"site.{key}").detach() for each in same if isinstance(each, RODEO)]
+            setattr(stack.site, key, torch.nn.Parameter(torch.stack(values).unsqueeze(1)))
     elif isinstance(stack, NVIL):
         for buffer in ("mean", "variance"):
             stack.register_buffer(buffer, torch.zeros(runs, 1, dtype=torch.float64))

@@ -1,0 +1,142 @@
+r"""Counts that carry a gradient: Poisson, binomial and negative binomial samples.
+
+A sample :math:`Z` goes forward exactly as it was drawn, and one weight :math:`w(Z)` comes back: a gradient
+:math:`g` at the sample becomes :math:`w(Z)\,g` at the parameter. With the mean :math:`\mu`, the variance
+:math:`V(\mu)`, :math:`v = V''/2` and :math:`d = Z - \mu`, the weight for the natural parameter is
+
+.. math:: w = V + \tfrac12 V' d \;-\; \frac{d^2 - V' d - V}{12\,(1 + v)\,V},
+
+without the last term for ``order=2``. Of all weights whose gradient is exact for costs that are polynomials
+of degree 2, or 3 with the last term, it is the one of least mean square. For other costs it is biased.
+
+References: He and Wu (2026), whose Fini-2 and Fini-3 these are; ``docs/field_estimators.md`` has the proof.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import broadcasts, check_generator, check_level, holds
+from gapped.errors import reject
+from gapped.gradient import is_differentiated, with_gradient
+
+
+def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | None = None) -> Tensor:
+    r"""Draw :math:`Z \sim \mathrm{Poisson}(\lambda)`, with a gradient for `log_rate`, :math:`\log\lambda`.
+
+    The sample has the shape and dtype of `log_rate`; a rate that is not finite gives NaN. `order` is the
+    degree of the polynomials, 2 or 3, for which the gradient is exact in the mean. The weights are
+
+    .. math:: w_2 = \tfrac12(Z + \lambda), \qquad
+              w_3 = \tfrac5{12}\lambda + \tfrac23 Z - \frac{Z(Z - 1)}{12\lambda}.
+
+    >>> log_rate = torch.zeros(1000, requires_grad=True)
+    >>> (poisson(log_rate) ** 2).mean().backward()
+    >>> bool(log_rate.grad.sum() > 2)  # it estimates 3, the slope of the expectation
+    True
+    """
+    _check(log_rate, "log_rate", order, generator)
+    eta = simplex.computed(log_rate)
+    rate = eta.detach().exp()
+    legal = rate.isfinite()
+    value = torch.poisson(torch.where(legal, rate, 0.0), generator=generator)
+    value = torch.where(legal, value, torch.nan)
+    weight = _weight(value, rate, rate, torch.ones_like(rate), torch.zeros_like(rate), order)
+    return _joined(value, eta, weight, log_rate)
+
+
+def binomial(
+    total: int | Tensor, logits: Tensor, *, order: int = 3, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""Draw :math:`Z \sim \mathrm{Binomial}(n, p)`, with a gradient for `logits`, :math:`\log p/(1 - p)`.
+
+    `total` is :math:`n`, a whole number or a tensor of them that broadcasts against `logits`. The sample has
+    the shape and dtype of `logits`; NaN logits give NaN. `order` is the degree of the polynomials, 2 or 3,
+    for which the gradient is exact in the mean; with :math:`n = 1` both are 2. The first weight is
+    :math:`w_2 = \tfrac12 n p + \tfrac12 (1 - 2p) Z`, and :math:`v = -1/n` in the second.
+
+    >>> z = binomial(8, torch.zeros(1000))
+    >>> bool(((z >= 0) & (z <= 8) & (z == z.round())).all())
+    True
+    """
+    _check(logits, "logits", order, generator)
+    accepted = "a whole number of at least 0, or a tensor of them that broadcasts against the logits"
+    if isinstance(total, Tensor):
+        if not broadcasts(tuple(total.shape), tuple(logits.shape)) or total.requires_grad:
+            raise reject("total", f"a tensor of shape {tuple(total.shape)}", accepted)
+        if holds((total < 0) | (total != total.round())):
+            raise reject("total", "a tensor with other values", accepted)
+    elif isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        raise reject("total", total, accepted)
+    eta = simplex.computed(logits)
+    p, q = torch.sigmoid(eta.detach()), torch.sigmoid(-eta.detach())
+    n = total.to(p).expand_as(p) if isinstance(total, Tensor) else torch.full_like(p, float(total))
+    legal = ~p.isnan()
+    value = torch.binomial(n, torch.where(legal, p, 0.0), generator=generator)
+    value = torch.where(legal, value, torch.nan)
+    weight = _weight(value, n * p, n * p * q, q - p, -1 / n, order)
+    return _joined(value, eta, weight, logits)
+
+
+def negative_binomial(
+    total: float | Tensor, logits: Tensor, *, order: int = 3, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""Draw from a negative binomial law, with a gradient for `logits`, :math:`\log p/(1 - p)`.
+
+    :math:`Z` is the number of successes of probability :math:`p` before the :math:`r`-th failure, as in
+    `torch.distributions.NegativeBinomial`: its mean is :math:`r p/(1 - p)`. `total` is :math:`r`, a positive
+    number or a tensor that broadcasts against `logits`. The sample has the shape and dtype of `logits`; a
+    mean that is not finite gives NaN. `order` is the degree of the polynomials, 2 or 3, for which the
+    gradient is exact in the mean. The first weight is :math:`w_2 = \tfrac12 r p + \tfrac12 (1 + p) Z`, and
+    :math:`v = 1/r` in the second; for the logits both are :math:`1 - p` times that of the natural parameter.
+
+    >>> z = negative_binomial(0.5, torch.zeros(1000))
+    >>> bool(((z >= 0) & (z == z.round())).all())
+    True
+    """
+    _check(logits, "logits", order, generator)
+    check_level("total", total, positive=True)
+    if isinstance(total, Tensor) and not broadcasts(tuple(total.shape), tuple(logits.shape)):
+        accepted = f"one that broadcasts against the logits' shape {tuple(logits.shape)}"
+        raise reject("total", f"a tensor of shape {tuple(total.shape)}", accepted)
+    eta = simplex.computed(logits)
+    odds, p, q = eta.detach().exp(), torch.sigmoid(eta.detach()), torch.sigmoid(-eta.detach())
+    r = total.to(p).expand_as(p) if isinstance(total, Tensor) else torch.full_like(p, float(total))
+    # A Poisson sample whose rate has a gamma law.
+    rate = torch._standard_gamma(r, generator=generator) * odds
+    legal = rate.isfinite() & (r * odds * (1 + odds)).isfinite()
+    value = torch.poisson(torch.where(legal, rate, 0.0), generator=generator)
+    value = torch.where(legal, value, torch.nan)
+    weight = q * _weight(value, r * odds, r * odds * (1 + odds), 1 + 2 * odds, 1 / r, order)
+    return _joined(value, eta, weight, logits)
+
+
+def _weight(
+    value: Tensor, mean: Tensor, variance: Tensor, slope: Tensor, curvature: Tensor, order: int
+) -> Tensor:
+    """The weight for the natural parameter; `slope` and `curvature` are those of the variance."""
+    apart = value - mean
+    weight = variance + slope * apart / 2
+    if order == 2:
+        return weight
+    scale = 12 * (1 + curvature) * variance
+    # Where nothing varies, or only between two values, there is no third degree.
+    usable = scale > 0
+    rest = apart.square() - slope * apart - variance
+    return weight - torch.where(usable, rest / torch.where(usable, scale, 1.0), 0.0)
+
+
+def _joined(value: Tensor, eta: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+    value = value.to(like.dtype)
+    return with_gradient(value, eta, weight) if is_differentiated(eta) else value
+
+
+def _check(parameter: object, name: str, order: object, generator: object) -> None:
+    if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
+        kind = parameter.dtype if isinstance(parameter, Tensor) else type(parameter).__name__
+        raise reject(name, f"an object of type {kind}", "a floating-point tensor")
+    if isinstance(order, bool) or order not in (2, 3):
+        raise reject("order", order, "2 or 3")
+    check_generator(generator, parameter)

@@ -1,0 +1,253 @@
+"""Counts: every weight by its own formula, and the exactness of these formulas by enumeration in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import assert_close, normal, seeded
+from statistical import chi_squared, counts_of, require_law, require_rejected
+from torch import Tensor
+
+import gapped
+from gapped import GappedError, counts
+
+EXACT = 1e-10
+SUPPORT = torch.arange(600, dtype=torch.float64)
+
+
+class Family(NamedTuple):
+    """A law of counts with the parameter eta, and the published weights as polynomials in the count."""
+
+    draw: Callable[..., Tensor]
+    log_p: Callable[[Tensor, Tensor], Tensor]
+    weights: dict[int, Callable[[Tensor, Tensor], Tensor]]
+
+
+def log_choose(n: Tensor, k: Tensor) -> Tensor:
+    return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+
+
+def poisson() -> Family:
+    def second(z: Tensor, eta: Tensor) -> Tensor:
+        return (z + eta.exp()) / 2
+
+    def third(z: Tensor, eta: Tensor) -> Tensor:
+        rate = eta.exp()
+        return 5 * rate / 12 + (8 * rate + 1) * z / (12 * rate) - z**2 / (12 * rate)
+
+    def log_p(z: Tensor, eta: Tensor) -> Tensor:
+        return z * eta - eta.exp() - torch.lgamma(z + 1)
+
+    return Family(counts.poisson, log_p, {2: second, 3: third})
+
+
+def binomial(n: int) -> Family:
+    def second(z: Tensor, eta: Tensor) -> Tensor:
+        p = torch.sigmoid(eta)
+        return n * p / 2 + (1 - 2 * p) * z / 2
+
+    def third(z: Tensor, eta: Tensor) -> Tensor:
+        p = torch.sigmoid(eta)
+        first = (12 * n * p**3 - 18 * n * p**2 + 8 * n * p - 12 * p**3 + 18 * p**2 - 8 * p + 1) * z
+        return n * p * (5 - 6 * p) / (12 * (1 - p)) + (first - z**2) / (12 * p * (n - 1) * (1 - p))
+
+    def log_p(z: Tensor, eta: Tensor) -> Tensor:
+        possible = z <= n
+        inside = torch.where(possible, z, 0.0)
+        value = log_choose(torch.tensor(float(n)).double(), inside) + inside * eta
+        return torch.where(possible, value - n * torch.nn.functional.softplus(eta), -torch.inf)
+
+    return Family(lambda eta, **how: counts.binomial(n, eta, **how), log_p, {2: second, 3: third})
+
+
+def negative_binomial(r: float) -> Family:
+    def second(z: Tensor, eta: Tensor) -> Tensor:
+        p = torch.sigmoid(eta)
+        return r * p / 2 + (1 + p) * z / 2
+
+    def third(z: Tensor, eta: Tensor) -> Tensor:
+        p = torch.sigmoid(eta)
+        first = 2 * p**3 * r + p**3 + 2 * p**2 * r + 5 * p**2 + 8 * p * r + 5 * p + 1
+        return p * r * (p + 5) / 12 + (first * z + (p - 1) ** 3 * z**2) / (12 * p * (r + 1))
+
+    def log_p(z: Tensor, eta: Tensor) -> Tensor:
+        law = torch.distributions.NegativeBinomial(torch.tensor(r, dtype=torch.float64), logits=eta)
+        return law.log_prob(z)
+
+    return Family(lambda eta, **how: counts.negative_binomial(r, eta, **how), log_p, {2: second, 3: third})
+
+
+FAMILIES = {
+    "poisson": poisson(),
+    "binomial-2": binomial(2),
+    "binomial-8": binomial(8),
+    "negative-binomial-0.7": negative_binomial(0.7),
+    "negative-binomial-8": negative_binomial(8.0),
+}
+every_family = pytest.mark.parametrize("name", FAMILIES)
+every_order = pytest.mark.parametrize("order", [2, 3])
+every_eta = pytest.mark.parametrize("eta", [-2.0, 0.3, 1.4])
+
+
+def pulled(family: Family, eta: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+    """Samples, and the weights that come back for a gradient of one."""
+    leaf = eta.clone().requires_grad_()
+    sample = family.draw(leaf, generator=seeded(), **how)
+    return sample.detach(), torch.autograd.grad(sample.sum(), leaf)[0]
+
+
+@every_family
+@every_order
+@every_eta
+def test_weights_follow_their_formulas(name: str, order: int, eta: float) -> None:
+    family, parameter = FAMILIES[name], torch.full((3000,), eta, dtype=torch.float64)
+    sample, weight = pulled(family, parameter, order=order)
+    assert len(sample.unique()) > 2
+    assert_close(weight, family.weights[order](sample, parameter), EXACT)
+
+
+def bias(name: str, order: int, eta: float, degree: int) -> float:
+    """How far E[w f'] is from d/d eta E f for the power f of `degree`, relative to the latter."""
+    family, leaf = FAMILIES[name], torch.tensor(eta, dtype=torch.float64, requires_grad=True)
+    p = family.log_p(SUPPORT, leaf).exp()
+    assert p.sum().item() == pytest.approx(1, abs=1e-12)
+    (exact,) = torch.autograd.grad((p * SUPPORT**degree).sum(), leaf)
+    weight = family.weights[order](SUPPORT, leaf.detach())
+    mean = (p.detach() * weight * degree * SUPPORT ** (degree - 1)).sum()
+    return float((mean - exact).abs() / exact)
+
+
+@every_family
+@every_order
+@every_eta
+def test_polynomials_up_to_the_order_are_exact_and_the_next_is_not(name: str, order: int, eta: float) -> None:
+    assert all(bias(name, order, eta, degree) < EXACT for degree in range(1, order + 1))
+    assert bias(name, order, eta, order + 1) > 1e-5
+
+
+@every_family
+@every_order
+def test_no_other_weight_has_a_smaller_mean_square(name: str, order: int) -> None:
+    """It is a polynomial of degree below the order, so orthogonal to all that changes no condition."""
+    eta = torch.tensor(0.3, dtype=torch.float64)
+    p, weight = FAMILIES[name].log_p(SUPPORT, eta).exp(), FAMILIES[name].weights[order](SUPPORT, eta)
+    powers = torch.stack([SUPPORT**k for k in range(order)])
+    change = normal(len(SUPPORT), seed=5)
+    root = p.sqrt()
+    # What is left of any change once its products with the powers below the order are taken out.
+    free = (
+        change - (torch.linalg.lstsq((root * powers).T, (root * change).unsqueeze(-1)).solution.T @ powers)[0]
+    )
+    assert float((p * weight * free).sum() / (p * weight.square()).sum()) == pytest.approx(0, abs=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@every_family
+def test_samples_are_whole_numbers_in_every_dtype(name: str, dtype: torch.dtype) -> None:
+    eta = normal(4, 50).to(dtype)
+    sample, weight = pulled(FAMILIES[name], eta)
+    assert sample.dtype == weight.dtype == dtype
+    assert sample.shape == eta.shape
+    assert (sample == sample.round()).all()
+    assert (sample >= 0).all()
+    assert weight.isfinite().all()
+    full, exact = pulled(FAMILIES[name], eta.float() if dtype != torch.float64 else eta)
+    assert torch.equal(sample, full.to(dtype))
+    assert torch.equal(weight, exact.to(dtype))
+    assert torch.equal(FAMILIES[name].draw(eta, generator=seeded()), sample)
+
+
+@every_family
+def test_laws(name: str) -> None:
+    family, eta = FAMILIES[name], torch.tensor(0.4, dtype=torch.float64)
+    index = family.draw(eta.expand(40_000), generator=seeded(3)).long()
+    assert index.max() < len(SUPPORT)
+    observed = counts_of(index, len(SUPPORT))
+    require_law(chi_squared(observed, family.log_p(SUPPORT, eta).exp()))
+    require_rejected(chi_squared(observed, family.log_p(SUPPORT, eta + 0.1).exp()))
+
+
+@every_family
+def test_extreme_parameters(name: str) -> None:
+    """No rate is a zero; a rate without bound is NaN, but n trials are n."""
+    eta = torch.tensor([-torch.inf, -200.0, -90.0, 200.0, torch.nan], dtype=torch.float32)
+    sample, weight = pulled(FAMILIES[name], eta)
+    assert (sample[:3] == 0).all()
+    assert (weight[:2] == 0).all()
+    assert sample[4].isnan()
+    assert weight[4].isnan()
+    if name.startswith("binomial"):
+        assert sample[3] == int(name.partition("-")[2])
+        assert weight[3].abs() < 1e-6
+    else:
+        assert sample[3].isnan()
+
+
+def test_parameters_per_entry() -> None:
+    eta = normal(3, 4)
+    total = torch.tensor([[1], [2], [5]])
+    sample, weight = pulled(Family(lambda e, **how: counts.binomial(total, e, **how), None, {}), eta)
+    assert (sample <= total).all()
+    for row, n in enumerate((2, 5), start=1):
+        assert_close(weight[row], binomial(n).weights[3](sample[row], eta[row]), EXACT)
+    # With one trial there is no third degree.
+    assert_close(weight[0], binomial(1).weights[2](sample[0], eta[0]), EXACT)
+    r = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    sample, weight = pulled(Family(lambda e, **how: counts.negative_binomial(r, e, **how), None, {}), eta)
+    for column, each in enumerate(r.tolist()):
+        expected = negative_binomial(each).weights[3](sample[:, column], eta[:, column])
+        assert_close(weight[:, column], expected, EXACT)
+
+
+def test_randomness_is_an_argument_and_one_derivative_is_all() -> None:
+    eta, state = normal(50).requires_grad_(), torch.get_rng_state()
+    for family in FAMILIES.values():
+        samples = [family.draw(eta, generator=seeded(5)) for _ in range(2)]
+        assert torch.equal(*samples)
+        (gradient,) = torch.autograd.grad(samples[0].square().sum(), eta, create_graph=True)
+        with pytest.raises(RuntimeError, match="twice"):
+            gradient.sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_training_reaches_the_best_rate() -> None:
+    """E (Z - 3)^2 = (rate - 3)^2 + rate is least at a rate of 2.5."""
+    eta = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimiser, generator = torch.optim.SGD([eta], lr=0.05), seeded()
+    for _ in range(100):
+        optimiser.zero_grad()
+        (gapped.counts.poisson(eta.expand(2000), generator=generator) - 3).square().mean().backward()
+        optimiser.step()
+    assert eta.exp().item() == pytest.approx(2.5, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: counts.poisson([0.0]), "log_rate: got an object of type list"),
+        (
+            lambda: counts.poisson(torch.zeros(2, dtype=torch.int64)),
+            "log_rate: got an object of type torch.int64",
+        ),
+        (lambda: counts.poisson(torch.zeros(2), order=4), "order: got 4, expected 2 or 3"),
+        (lambda: counts.poisson(torch.zeros(2), generator=3), "generator: got 3"),
+        (lambda: counts.binomial(-1, torch.zeros(2)), "total: got -1"),
+        (lambda: counts.binomial(2.0, torch.zeros(2)), "total: got 2.0"),
+        (
+            lambda: counts.binomial(torch.tensor([1.5]), torch.zeros(2)),
+            "total: got a tensor with other values",
+        ),
+        (lambda: counts.binomial(torch.ones(3), torch.zeros(2)), r"total: got a tensor of shape \(3,\)"),
+        (lambda: counts.negative_binomial(0, torch.zeros(2)), "total: got 0"),
+        (
+            lambda: counts.negative_binomial(torch.ones(3), torch.zeros(2)),
+            r"total: got a tensor of shape \(3,\)",
+        ),
+    ],
+)
+def test_errors(call: Any, message: str) -> None:
+    with pytest.raises(GappedError, match=message):
+        call()

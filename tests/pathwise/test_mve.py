@@ -1,0 +1,105 @@
+"""MVE's solver against dense matrices: many categories, extreme probabilities, single precision."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import assert_close, jacobian_of_softmax, normal, pull, through_softmax
+from torch import Tensor
+
+import gapped
+from gapped.pathwise.mve import _product
+
+
+def dense(theta: Tensor, sample: Tensor, g: Tensor, s: float) -> Tensor:
+    """One row by its formula, with the matrix inverted: a pseudo-inverse where it is singular."""
+    p = torch.softmax(theta.double(), -1)
+    x, identity = int(sample.argmax()), torch.eye(len(p), dtype=torch.float64)
+    sums = s + p.unsqueeze(-1) + p
+    weights = p.unsqueeze(-1) * p / sums
+    matrix = torch.diag(weights.sum(-1)) - weights + s * torch.diag((p / sums).sum(-1))
+    y = g.double() * (s + p) / (s + p + p[x])
+    y[x] -= (g.double() * p / (s + p + p[x])).sum()
+    u = (torch.linalg.pinv(matrix, rtol=1e-13, hermitian=True) if s == 0 else matrix.inverse()) @ y
+    rest = g[x].double() * p[x] / (s + 2 * p[x]) * (identity[x] - p)
+    return jacobian_of_softmax(p) @ ((s + p) / (s + 2 * p) * u) + rest
+
+
+def error(theta: Tensor, s: float) -> float:
+    """The largest error of a gradient, relative to the largest entry of its row, or to a tenth."""
+    g = normal(*theta.shape, seed=2, dtype=theta.dtype)
+    sample, gradient = pull(gapped.MVE(smoothing=s), theta, g)
+    expected = torch.stack([dense(*row, s) for row in zip(theta, sample, g, strict=True)])
+    return float(((gradient - expected).abs().amax(-1) / expected.abs().amax(-1).clamp(min=0.1)).max())
+
+
+@pytest.mark.parametrize("s", [0.0, 1e-6, 0.1, 1.0])
+@pytest.mark.parametrize("categories", [2, 3, 7, 64, 200])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+def test_the_solution_is_that_of_dense_matrices(scale: float, categories: int, s: float) -> None:
+    theta = scale * normal(20, categories)
+    assert error(theta, s) < 1e-8
+    assert error(theta.float(), s) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 10.0])
+def test_the_scaled_matrix_has_eigenvalues_of_order_one(scale: float) -> None:
+    """Which is why so few steps suffice. Its entries as they stand, without smoothing."""
+    p = torch.softmax(scale * normal(50, 40), -1)
+    weights = p.unsqueeze(-1) * p.unsqueeze(-2) / (p.unsqueeze(-1) + p.unsqueeze(-2))
+    weights = weights - torch.diag_embed(torch.diagonal(weights, dim1=-2, dim2=-1))
+    d = weights.sum(-1)
+    matrix = torch.diag_embed(d) - weights + d.unsqueeze(-1) * d.unsqueeze(-2) / d.sum(-1).view(-1, 1, 1)
+    scaled = matrix / (d.unsqueeze(-1) * d.unsqueeze(-2)).sqrt()
+    eigenvalues = torch.linalg.eigvalsh(scaled)
+    assert 0.3 < eigenvalues.min() < eigenvalues.max() < 2 + 1e-9
+
+
+def test_too_few_steps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: four steps give four digits, not eight."""
+    monkeypatch.setattr("gapped.pathwise.mve._STEPS", {torch.float64: 4})
+    assert 1e-8 < error(normal(20, 64), 0.0) < 1e-3
+
+
+def test_smoothing_leads_to_straight_through() -> None:
+    theta, g = normal(50, 6), normal(50, 6, seed=2)
+    _, gradient = pull(gapped.MVE(smoothing=1e9), theta, g)
+    assert_close(gradient, through_softmax(torch.softmax(theta, -1), g), 1e-7)
+
+
+def test_its_norm_is_less_than_reinmaxs() -> None:
+    """Both are exact for quadratic costs; MVE has the least mean square over all slopes."""
+    theta = normal(6)
+    p, squares = torch.softmax(theta, -1), {}
+    for estimator in (gapped.MVE(), gapped.ReinMax()):
+        # Enough copies to see each category, and each unit slope at each of them.
+        logits = theta.expand(2000, 6, 6)
+        sample, gradient = pull(estimator, logits, torch.eye(6, dtype=torch.float64).expand_as(logits))
+        norms = gradient.square().sum(-1)
+        index = sample.argmax(-1)
+        cells = [[norms[:, j][index[:, j] == x][0] for j in range(6)] for x in range(6)]
+        squares[estimator.name] = float((p * torch.tensor(cells).sum(-1)).sum())
+    assert 0.5 * squares["reinmax"] < squares["mve"] < squares["reinmax"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rare_draws_have_finite_gradients(dtype: torch.dtype) -> None:
+    """Probabilities down to the smallest numbers, and a category that is drawn nevertheless."""
+    theta = torch.tensor([0.0, -5.0, -20.0, -80.0, -200.0, -math.inf], dtype=dtype)
+    p = torch.softmax(theta, -1)
+    corners = torch.eye(6, dtype=dtype)[:5]
+    points = torch.stack([p.expand(5, 6), corners])
+    for s in (0.0, 1e-6, 1.0):
+        gradient = _product(normal(5, 6, dtype=dtype), points, s)
+        assert gradient.abs().max() < 10
+        assert (gradient[:, 5] == 0).all()
+
+
+def test_rows_in_blocks_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    theta, g = normal(4, 5, 7), normal(4, 5, 7, seed=2)
+    estimator = gapped.MVE(smoothing=torch.linspace(0, 1, 5))
+    expected = pull(estimator, theta, g)[1]
+    monkeypatch.setattr("gapped.pathwise.mve._ON_CPU", 3 * 49)
+    assert_close(pull(estimator, theta, g)[1], expected)

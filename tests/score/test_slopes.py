@@ -1,0 +1,236 @@
+"""Unbiased estimators that use the slopes of the cost at their samples, by enumeration in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, normal
+from score_problems import (
+    BINARY,
+    EXACT,
+    SETTINGS,
+    SMALL,
+    assert_unbiased,
+    cost,
+    estimate,
+    independent,
+    mean_of,
+    oracle,
+    replay,
+    variance_of,
+)
+from torch import Tensor
+
+import gapped
+
+PROBLEMS = {**BINARY, **SMALL}
+every_problem = pytest.mark.parametrize("theta", PROBLEMS.values(), ids=PROBLEMS)
+
+
+@every_problem
+@pytest.mark.parametrize("alpha", [-0.5, 0.7, 1.0])
+def test_double_control_variates_are_unbiased(alpha: float, theta: Tensor) -> None:
+    """In training mode: a call uses the factor that it finds, and only its loss changes that factor."""
+    estimator = gapped.DoubleCV(alpha=alpha)
+    noise, weights = independent(theta, 2)
+    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
+
+
+@pytest.mark.parametrize("name", ["1x3", "3x2", "2x3-masked"])
+@pytest.mark.parametrize("kind", ["double-cv", "rodeo"])
+def test_three_samples_are_unbiased(kind: str, name: str) -> None:
+    theta = PROBLEMS[name]
+    noise, weights = independent(theta, 3)
+    options = {"alpha": 0.7} if kind == "double-cv" else {"alpha": 0.7, "beta": 0.4, "hidden": 7}
+    estimator = gapped.estimator(kind, samples=3, **options).double()
+    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
+
+
+@every_problem
+@pytest.mark.parametrize("factors", [(0.0, 0.0), (0.7, 0.0), (0.0, -0.6), (1.3, 0.4)], ids=str)
+def test_rodeo_is_unbiased_for_any_network(factors: tuple[float, float], theta: Tensor) -> None:
+    noise, weights = independent(theta, 2)
+    estimator = gapped.RODEO(hidden=7, alpha=factors[0], beta=factors[1]).double()
+    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
+
+
+def rodeo_by_hand(theta: Tensor, picks: Tensor, estimator: Any, whole: bool = True) -> Tensor:
+    """The definition for one tuple of samples ``(n, L)``, neighbour by neighbour.
+
+    Unless `whole`, resampling leaves out the present value: the operator of another chain, the wrong twin.
+    """
+    n, p, (variables, categories) = len(picks), torch.softmax(theta, -1), theta.shape
+    samples = [torch.nn.functional.one_hot(pick, categories).double().requires_grad_() for pick in picks]
+    costs = [cost(sample) for sample in samples]
+    slopes = [torch.autograd.grad(f, sample)[0] for f, sample in zip(costs, samples, strict=True)]
+    costs, samples = ([each.detach() for each in some] for some in (costs, samples))
+    parameters = dict(estimator.site.named_parameters())
+
+    def heights(i: int, y: Tensor) -> Tensor:
+        outputs = []
+        for j in set(range(n)) - {i}:
+            linear = (slopes[j] * (y - samples[j])).sum()
+            inner = parameters["linear"] * linear + parameters["level"] * costs[j] + parameters["bias"]
+            inner = torch.where(inner > 0, inner, 0.3 * inner)
+            outputs.append(inner @ parameters["outer"] + parameters["shift"])
+        return torch.stack(outputs).mean(0).detach()
+
+    def stein(i: int, h: Any) -> Tensor:
+        x, total = samples[i], torch.zeros(())
+        for variable in range(variables):
+            for category in range(categories):
+                y = x.clone()
+                y[variable] = torch.eye(categories, dtype=torch.float64)[category]
+                if whole or category != 0:
+                    total = total + p[variable, category] * (h(y) - h(x)) / variables
+        return total
+
+    alpha, beta = estimator.alpha.detach(), estimator.beta.detach()
+    first = [costs[i] + alpha * stein(i, lambda y, i=i: heights(i, y)[0]) for i in range(n)]
+    gradient = torch.zeros_like(theta)
+    for i in range(n):
+        baseline = sum(first[j] for j in range(n) if j != i) / (n - 1)
+        vector = stein(i, lambda y, i=i: heights(i, y)[1] * (y - p))
+        gradient = gradient + ((costs[i] - baseline) * (samples[i] - p) + beta * vector) / n
+    return gradient
+
+
+def rodeo() -> Any:
+    return gapped.RODEO(3, hidden=5, alpha=0.7, beta=0.4).double()
+
+
+@pytest.mark.parametrize("name", ["2x3-masked", "3x2"])
+def test_rodeo_follows_its_definition(name: str) -> None:
+    theta = PROBLEMS[name]
+    noise, weights = independent(theta, 3)
+    noise = noise[:, weights > 0]
+    noise = noise[:, :: noise.shape[1] // 20]
+    _, gradients = replay(rodeo(), theta, noise, noise.shape[1])
+    expected = torch.stack([rodeo_by_hand(theta, noise[:, i], rodeo()) for i in range(noise.shape[1])])
+    assert_close(gradients, expected, EXACT)
+
+
+def test_an_operator_without_mean_zero_is_biased() -> None:
+    """The twin that must fail: one category is never resampled."""
+    theta = PROBLEMS["1x2"]
+    noise, weights = independent(theta, 3)
+    gradients = torch.stack(
+        [rodeo_by_hand(theta, noise[:, i], rodeo(), whole=False) for i in range(len(weights))]
+    )
+    assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
+
+
+def by_hand(theta: Tensor, picks: Tensor, alpha: float, own: bool = False) -> Tensor:
+    """The definition for one tuple of samples ``(n, L)``; with `own` slopes, the wrong twin."""
+    n, p = len(picks), torch.softmax(theta, -1)
+    samples = [torch.nn.functional.one_hot(pick, theta.shape[-1]).double().requires_grad_() for pick in picks]
+    costs = [cost(sample) for sample in samples]
+    slopes = [torch.autograd.grad(f, sample)[0] for f, sample in zip(costs, samples, strict=True)]
+    costs, samples = ([each.detach() for each in some] for some in (costs, samples))
+    gradient = torch.zeros_like(theta)
+    heights, signals = [], []
+    for i in range(n):
+        heights.append(sum(slopes[j] for j in range(n) if own or j != i) / (n if own else n - 1))
+        signals.append(costs[i] - alpha * (heights[i] * (samples[i] - p)).sum())
+    for i in range(n):
+        baseline = sum(signals[j] for j in range(n) if j != i) / (n - 1)
+        straight = torch.stack([row * (h - row @ h) for row, h in zip(p, heights[i], strict=True)])
+        gradient = gradient + ((signals[i] - baseline) * (samples[i] - p) + alpha * straight) / n
+    return gradient
+
+
+@pytest.mark.parametrize("name", ["2x3-masked", "3x3"])
+def test_double_control_variates_follow_their_definition(name: str) -> None:
+    theta = PROBLEMS[name]
+    noise, weights = independent(theta, 3)
+    noise = noise[:, weights > 0]
+    noise = noise[:, :: noise.shape[1] // 40]
+    _, gradients = replay(gapped.DoubleCV(3, alpha=0.75), theta, noise, noise.shape[1])
+    expected = torch.stack([by_hand(theta, noise[:, i], 0.75) for i in range(noise.shape[1])])
+    assert_close(gradients, expected, EXACT)
+
+
+def test_slopes_that_contain_the_sample_s_own_are_biased() -> None:
+    """The twin that must fail."""
+    theta = PROBLEMS["1x3"]
+    noise, weights = independent(theta, 2)
+    gradients = torch.stack([by_hand(theta, noise[:, i], 0.75, own=True) for i in range(len(weights))])
+    assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
+
+
+def test_without_its_factor_it_is_rloo() -> None:
+    logits = normal(50, 2, 3)
+    plain, double = (estimate(cost, logits, e) for e in (gapped.RLOO(4), gapped.DoubleCV(4, alpha=0.0)))
+    assert_close(double[1], plain[1], EXACT)
+
+
+def test_linear_costs_have_no_variance() -> None:
+    theta, slope = SETTINGS["2x4"].expand(20, 2, 4), normal(8, seed=4)
+    _, gradients = estimate(lambda z: z.flatten(-2) @ slope, theta, gapped.DoubleCV())
+    assert_close(gradients, gradients[:1].expand(20, 2, 4))
+
+
+def network(scale: float, seed: int = 0) -> Any:
+    """A random cost: 64 hidden units whose inputs have the given scale, tanh."""
+
+    def f(z: Tensor) -> Tensor:
+        flat = z.flatten(-2)
+        inner = normal(flat.shape[-1], 64, seed=30 + seed) * scale / z.shape[-2] ** 0.5
+        return torch.tanh(flat @ inner) @ normal(64, seed=60 + seed)
+
+    return f
+
+
+@pytest.mark.parametrize(("scale", "alpha", "most"), [(0.5, 1.0, 0.2), (0.5, 0.5, 0.4), (1.5, 0.5, 0.7)])
+def test_less_variance_than_rloo_on_smooth_networks(scale: float, alpha: float, most: float) -> None:
+    """Exactly, over all pairs of samples: the smoother the cost, the more."""
+    theta, ratios = SMALL["3x3"], []
+    noise, weights = independent(theta, 2)
+    for seed in range(4):
+        f = network(scale, seed)
+        rloo, double = (
+            variance_of(replay(e, theta, noise, len(weights), f=f)[1], weights)
+            for e in (gapped.RLOO(2), gapped.DoubleCV(2, alpha=alpha))
+        )
+        ratios.append(double / rloo)
+    assert max(ratios) < most, ratios
+
+
+def test_training_finds_the_factor_of_least_variance() -> None:
+    """The gradient is linear in alpha, so the best one is known: the loss is flat there."""
+    theta, f = SMALL["3x3"], network(3.0)
+    noise, weights = independent(theta, 2)
+    at = {a: replay(gapped.DoubleCV(alpha=a), theta, noise, len(weights), f=f)[1] for a in (0.0, 1.0)}
+    change = at[1.0] - at[0.0]
+    best = float(
+        -(weights.view(-1, 1, 1) * change * at[0.0]).sum() / (weights.view(-1, 1, 1) * change**2).sum()
+    )
+    estimator = gapped.DoubleCV().double()
+    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.05)
+    for step in range(150):
+        estimate(f, theta.expand(512, *theta.shape), estimator, seed=step)
+        optimiser.zero_grad()
+        estimator.variance_loss().backward()
+        optimiser.step()
+    assert 0.1 < best < 0.9
+    assert estimator.alpha.item() == pytest.approx(best, abs=0.08)
+
+
+def test_training_brings_rodeo_below_rloo() -> None:
+    """Exactly, over all pairs of samples, after some training on others."""
+    theta, f = SMALL["3x3"], network(1.5)
+    noise, weights = independent(theta, 2)
+    estimator = gapped.RODEO(hidden=20).double()
+    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.02)
+    for step in range(200):
+        estimate(f, theta.expand(200, *theta.shape), estimator, seed=step)
+        optimiser.zero_grad()
+        estimator.variance_loss().backward()
+        optimiser.step()
+    rloo, trained = (
+        variance_of(replay(e, theta, noise, len(weights), f=f)[1], weights)
+        for e in (gapped.RLOO(), estimator)
+    )
+    assert trained < 0.6 * rloo
