@@ -43,5 +43,6 @@ from gapped.score.rebar import RELAX as RELAX
 from gapped.score.reinforce import RLOO as RLOO
 from gapped.score.reinforce import Reinforce as Reinforce
 from gapped.simplex import expected_gap as expected_gap
+from gapped.vocabulary import linear_choice as linear_choice
 
 _HOME: dict[str, str]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from gapped import simplex
+from gapped import linear_choices, simplex
 from gapped.checks import (
     ROWS,
     check_fit,
@@ -33,6 +33,7 @@ from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
 from gapped.gradient import Points, blocks, is_differentiated, needs_blocks, with_points
 from gapped.kernels.sampling import launch
+from gapped.linear_choices import LinearChoice
 
 
 class Draw(NamedTuple):
@@ -137,10 +138,7 @@ class Pathwise(ABC):
         generator: torch.Generator | None = None,
     ) -> Choice:
         """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
-        if not self.hard:
-            raise reject("hard", False, "True: a choice is a hard sample")
-        if self.has_learned_tau():
-            raise reject("tau", "a tensor that requires grad", "one without: a choice has no path to it")
+        self.check_choice()
         rows, fitted = self._masked(logits, dim, mask, generator).movedim(dim, -1), self._fitted(logits, dim)
         kernel = fitted._backend_for(rows)
         wants_gradient = is_differentiated(rows)
@@ -149,6 +147,26 @@ class Pathwise(ABC):
             return fused_choice(rows, kernel, launch.draw_key(rows, generator))
         _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
+
+    def choose_linear(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> LinearChoice:
+        """`choose` for the logits ``hidden @ weight.T + bias``, never held: see `gapped.linear_choice`."""
+        self.check_choice()
+        return linear_choices.choose(self, hidden, weight, bias, mask, generator)
+
+    def check_choice(self) -> None:
+        """Raise an error unless the samples can be given by their index."""
+        if not self.hard:
+            raise reject("hard", False, "True: a choice is a hard sample")
+        if self.has_learned_tau():
+            raise reject("tau", "a tensor that requires grad", "one without: a choice has no path to it")
 
     def _masked(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
@@ -266,6 +284,10 @@ class Pathwise(ABC):
     def draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         """Draw a category per row, and, if `surrogate`, the noise that only the surrogate needs."""
         return Draw(simplex.inverse_cdf(logits.exp(), generator))
+
+    def law(self, logits: Tensor) -> tuple[Tensor, float | Tensor]:
+        """The logits of the law that categories are drawn from, and their slope in the given ones."""
+        return logits, 1.0
 
     @abstractmethod
     def points(self, logits: Tensor, draw: Draw) -> Points:

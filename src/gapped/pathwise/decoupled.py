@@ -39,6 +39,10 @@ class DecoupledGumbelSoftmax(Pathwise):
         may_be_nan = isinstance(tau_forward, Tensor)
         return Draw(simplex.argmax_index(scores) if may_be_nan else scores.argmax(-1), log_e)
 
+    def law(self, logits: Tensor) -> tuple[Tensor, float | Tensor]:
+        tau_forward = per_row(self.tau_forward, logits)
+        return divide(logits, tau_forward), 1 / tau_forward
+
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
