@@ -50,6 +50,7 @@ class Whole:
     def draw(self, estimator: Any, logits: Tensor, key: Tensor) -> Tensor:
         """The category of each row, drawn with noise from `key`."""
         kernel = estimator.kernel(logits)
+        launch.note_backend("torch" if kernel is None else "triton")
         if kernel is not None:
             return launch.forward(logits, key, kernel, dense=False).indices.long()
         index: Tensor = estimator.outcome(logits, seeded(key), False, dense=False).category

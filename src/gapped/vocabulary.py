@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gapped.linear_choices import LinearChoice
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve_pathwise
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def linear_choice(
@@ -18,6 +23,7 @@ def linear_choice(
     estimator: Pathwise | str | None = None,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    group: ProcessGroup | None = None,
 ) -> LinearChoice:
     r"""Draw one of `V` categories per row by the logits ``hidden @ weight.T + bias``, which are never held.
 
@@ -34,6 +40,11 @@ def linear_choice(
       `weight` itself, `gate` for routers, and `log_prob`. Their gradients reach `hidden`, `weight`, `bias` and
       the table, and cannot be differentiated again.
 
+    - `group`: a process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
+      `bias`, `mask` and tables are the rank's own part, `hidden` is the same on every rank, and so are the
+      results: index, log-probability, selected rows, the gradient of `hidden`. Rank 0 of the group decides
+      the noise. Every rank must make the same calls.
+
     Each use costs one more pass over the chunks in its backward: with `select`, five products of the size
     ``rows x d x V`` in all. torch.compile leaves the function and the uses of its result to eager code.
 
@@ -45,4 +56,9 @@ def linear_choice(
 
     docs/vocabulary.md has the derivation and measurements.
     """
-    return resolve_pathwise(estimator).choose_linear(hidden, weight, bias, mask=mask, generator=generator)
+    resolved = resolve_pathwise(estimator)
+    if group is None:
+        return resolved.choose_linear(hidden, weight, bias, mask=mask, generator=generator)
+    from gapped.shards import choose_sharded
+
+    return choose_sharded(resolved, group, hidden, weight, bias, mask, generator)
