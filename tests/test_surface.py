@@ -33,6 +33,7 @@ NAMES = {
     "expectation",
     "expected_gap",
     "gst_index",
+    "linear_choice",
     "nn",
     "properties",
     "replacing_torch",

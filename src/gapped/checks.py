@@ -180,7 +180,8 @@ def check_linear(hidden: object, weight: object, bias: object) -> torch.dtype:
             raise reject(name, f"a tensor of {value.dtype}, {value.layout}", accepted)
         if value.dim() == 0 or dims not in (None, value.dim()) or (dims and len(value) == 0):
             raise reject(name, f"a tensor of shape {tuple(value.shape)}", f"{accepted}, V at least 1")
-    assert isinstance(hidden, Tensor) and isinstance(weight, Tensor)
+    assert isinstance(hidden, Tensor)
+    assert isinstance(weight, Tensor)
     if weight.shape[1] != hidden.shape[-1]:
         accepted = f"(V, {hidden.shape[-1]}) as hidden has {hidden.shape[-1]} features"
         raise reject("weight", f"a tensor of shape {tuple(weight.shape)}", accepted)

@@ -62,8 +62,8 @@ class Whole:
         if kernel is not None:
             _, indices, stats = launch.forward(logits, key, kernel, dense=False)
             return launch.backward(logits, indices, stats, key, grad, kernel)
-        gradient = estimator.outcome(logits, seeded(key), True, dense=False).gradient
-        return jacobian_product(grad, *gradient, logits)
+        points, weights = estimator.outcome(logits, seeded(key), True, dense=False).gradient
+        return jacobian_product(grad, points, weights, logits)
 
     def place(self, index: Tensor) -> Tensor:
         """Where the categories of these rows stand here; anywhere, if they do not."""
@@ -101,7 +101,7 @@ class Chunk(NamedTuple):
 class Draws(NamedTuple):
     """What is known of rows once their categories are drawn: one number of each kind per row."""
 
-    index: Tensor
+    category: Tensor
     """The category: `V` in a row that has none, `V + 1` in one that holds a NaN or +inf."""
     log_sum: Tensor
     """The logarithm of the sum of exponentials that the law is normalised by."""

@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 
 
 def _uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function that torch.compile leaves to eager code: the noise of a chunk has a seed that it must see."""
+    """A function that torch.compile leaves to eager code: the noise of a chunk needs a seed."""
 
     @wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -73,7 +73,7 @@ class LinearChoice:
         >>> gapped.linear_choice(hidden, weight).select(weight).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
         """
-        part, index = self._head.part, self._draws.index
+        part, index = self._head.part, self._draws.category
         accepted = f"a floating-point tensor on {index.device} with {part.here} rows, one per category"
         if not isinstance(table, Tensor):
             raise reject("table", f"an object of type {type(table).__name__}", accepted)
@@ -89,7 +89,7 @@ class LinearChoice:
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
-        part, index = self._head.part, self._draws.index
+        part, index = self._head.part, self._draws.category
 
         def ones() -> Tensor:
             return part.total(part.own(torch.ones_like(index, dtype=self._head.dtype), index))
@@ -140,7 +140,7 @@ def choose(
         draws, log_prob = head.draw(layer)
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
-    return LinearChoice(draws.index.view(shape), draws, log_prob, head, layer, _versions(layer))
+    return LinearChoice(draws.category.view(shape), draws, log_prob, head, layer, _versions(layer))
 
 
 def _levels(estimator: Any, shape: torch.Size) -> dict[str, Tensor]:
@@ -167,21 +167,21 @@ class _Use(NamedTuple):
 def _pull_rows(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
     assert table is not None
     dense = (_matrix(grad) @ _matrix(table).mT).to(chunk.logits.dtype)
-    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.index, dense)
+    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.category, dense)
 
 
 def _pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
-    dense = _at_index(head.part, grad, draws.index, chunk.logits)
-    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.index, dense)
+    dense = _at_index(head.part, grad, draws.category, chunk.logits)
+    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.category, dense)
 
 
 def _pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
     # d log p(i) = e_i - p, in rows that have a category.
     law, slope = chunk.estimator.law(simplex.computed(chunk.logits))
-    grad = torch.where(draws.index == head.part.categories, 0.0, grad)
+    grad = torch.where(draws.category == head.part.categories, 0.0, grad)
     p = torch.where(law == -torch.inf, 0.0, (law - draws.log_sum.unsqueeze(-1)).exp_())
-    gradient = _at_index(head.part, grad, draws.index, law).addcmul_(p, grad.unsqueeze(-1), value=-1)
-    return (gradient * slope).to(chunk.logits.dtype)
+    gradient = _at_index(head.part, grad, draws.category, law).addcmul_(p, grad.unsqueeze(-1), value=-1)
+    return gradient.mul_(slope).to(chunk.logits.dtype)
 
 
 def _matrix(values: Tensor) -> Tensor:
@@ -232,7 +232,8 @@ def _gradients(
     ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of table, hidden states, weight and bias."""
-    head, wants_table, *wanted = ctx.head, *ctx.needs_input_grad[4:8]
+    head: Head = ctx.head
+    wants_table, *wanted = ctx.needs_input_grad[4:8]
     used = layer.weight if ctx.is_tied else table
 
     def pull(chunk: Chunk) -> Tensor:
@@ -246,6 +247,6 @@ def _gradients(
         for_table = torch.zeros_like(_matrix(used), dtype=simplex.computed(used[:0]).dtype)
     into = for_weight if ctx.is_tied else for_table
     if into is not None:
-        flat = head.part.own(_matrix(grad), draws.index)
-        into.index_add_(0, head.part.place(draws.index), flat.to(into.dtype))
+        flat = head.part.own(_matrix(grad), draws.category)
+        into.index_add_(0, head.part.place(draws.category), flat.to(into.dtype))
     return for_table, for_hidden, for_weight, for_bias

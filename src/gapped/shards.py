@@ -1,6 +1,6 @@
 """A vocabulary whose categories are split over the ranks of a process group, for linear heads.
 
-A rank holds the logits of its own categories alone. Maxima, sums and the selected entries of a row are reduced
+A rank holds the logits of its own categories alone. Maxima, sums and selected entries of rows are reduced
 over the group, and each estimator's surrogate is written in terms of them.
 """
 
@@ -226,5 +226,7 @@ def _check(estimator: Pathwise, group: object) -> None:
         names = listing(sorted(kind.name for kind in SURROGATES))
         raise reject("estimator", estimator, f"one of {names} where the vocabulary is split over ranks")
     if callable(gap) and gap is not simplex.expected_gap:
-        accepted = "a number, a tensor, gapped.expected_gap or 'auto' where the vocabulary is split over ranks"
+        accepted = (
+            "a number, a tensor, gapped.expected_gap or 'auto' where the vocabulary is split over ranks"
+        )
         raise reject("gap", "a function", accepted)

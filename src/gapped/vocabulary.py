@@ -37,8 +37,8 @@ def linear_choice(
       score-function gradient multiply `log_prob` with the reward.
     - `mask`: boolean, broadcasts to ``(*rows, V)``; categories where it is False do not exist.
     - The result has `index` ``(*rows)``, `select` for the rows of a table such as an embedding, which may be
-      `weight` itself, `gate` for routers, and `log_prob`. Their gradients reach `hidden`, `weight`, `bias` and
-      the table, and cannot be differentiated again.
+      `weight` itself, `gate` for routers, and `log_prob`. Their gradients reach `hidden`, `weight`, `bias`
+      and the table, and cannot be differentiated again.
 
     - `group`: a process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
       `bias`, `mask` and tables are the rank's own part, `hidden` is the same on every rank, and so are the
