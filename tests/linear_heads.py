@@ -10,8 +10,6 @@ import torch
 from conftest import normal, seeded
 from torch import Tensor
 
-from gapped import chunks
-
 D, V, STEP = 6, 11, 4
 ROWS = (3, 5)
 
@@ -35,7 +33,6 @@ def problem(rows: tuple[int, ...] = ROWS, categories: int = V, dtype: torch.dtyp
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of `STEP` rows, whatever the estimator."""
-    monkeypatch.setattr(chunks, "rows_of_a_chunk", lambda *_: STEP)
     monkeypatch.setattr("gapped.linear_choices.rows_of_a_chunk", lambda *_: STEP)
 
 

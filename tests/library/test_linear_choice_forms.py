@@ -200,6 +200,7 @@ def test_nothing_of_the_size_of_the_logits_is_kept_or_allocated(
 ) -> None:
     rows, categories, width = 40, 20_000, 2
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * categories)
+    monkeypatch.setattr(chunks, "FEWEST_ROWS", 1)
     hidden = normal(rows, width, dtype=torch.float32).requires_grad_()
     weight = normal(categories, width, seed=2, dtype=torch.float32).requires_grad_()
     estimator = make(name, **({"samples": 1} if name == "gumbel-rao" else {}))
