@@ -4,8 +4,8 @@
 
 Three ways: torch's one-hot Gumbel-softmax times the table, GST's index on dense logits, and
 `gapped.linear_choice`, which holds no logits. The table is the weight itself. Memory is the peak beyond what
-exists before the call, gradients included. Calls take turns; the fastest counts, in seconds of processor time,
-so that a busy machine disturbs little.
+exists before the call, gradients included. Calls take turns; the fastest counts, in processor time, so that
+a busy machine disturbs little.
 """
 
 from __future__ import annotations

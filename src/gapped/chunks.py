@@ -20,8 +20,8 @@ from gapped.kernels.sampling import launch
 # Bytes of the logits of one chunk in float32; four tensors of that size exist at a time.
 CHUNK_BYTES = 1 << 23
 GPU_CHUNK_BYTES = 1 << 28
-# With fewer rows the products wait for the weight and for the sum of its gradients: on a CPU, at 32,000 x 256,
-# chunks of 64, 32 and 16 rows take 1.08, 1.35 and 1.64 times as long as chunks of 128.
+# With fewer rows the products wait for the weight and for the sum of its gradients: on a CPU, at 32,000 x
+# 256, chunks of 64, 32 and 16 rows take 1.08, 1.35 and 1.64 times as long as chunks of 128.
 FEWEST_ROWS = 64
 
 
