@@ -192,7 +192,7 @@ class Head:
         """
         layer, sums = self.matrices(layer), simplex.computed(layer.weight[:0, :0])
         hidden, weight = layer.hidden, layer.weight
-        for_hidden = torch.empty_like(hidden) if wanted[0] else None
+        for_hidden = hidden.new_empty(hidden.shape) if wanted[0] else None
         for_weight = sums.new_zeros(weight.shape) if wanted[1] else None
         for_bias = sums.new_zeros(len(weight)) if wanted[2] else None
         for chunk in self.chunks(layer):
