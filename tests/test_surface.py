@@ -36,6 +36,7 @@ NAMES = {
     "gate",
     "gst_index",
     "nm_mask",
+    "linear_choice",
     "nn",
     "properties",
     "replacing_torch",

@@ -55,5 +55,6 @@ from gapped.score.reinforce import Reinforce as Reinforce
 from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
 from gapped.subsets.subset_sampling import subset as subset
+from gapped.vocabulary import linear_choice as linear_choice
 
 _HOME: dict[str, str]

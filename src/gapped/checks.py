@@ -172,3 +172,39 @@ def check_generator(generator: object, logits: Tensor) -> None:
         raise reject("generator", generator, accepted)
     if generator.device.type != logits.device.type:
         raise reject("generator", f"one on {generator.device.type}", accepted)
+
+
+def check_linear(hidden: object, weight: object, bias: object) -> torch.dtype:
+    """Check a linear layer, and return the dtype of its product: what autocast says, if it is enabled."""
+    for name, value, dims in (("hidden", hidden, None), ("weight", weight, 2), ("bias", bias, 1)):
+        if value is None and name == "bias":
+            continue
+        shape = {None: "(..., d)", 2: "(V, d)", 1: "(V)"}[dims]
+        accepted = f"a dense floating-point tensor of shape {shape}"
+        if not isinstance(value, Tensor):
+            raise reject(name, f"an object of type {type(value).__name__}", accepted)
+        if not value.is_floating_point() or value.layout != torch.strided or value.is_nested:
+            raise reject(name, f"a tensor of {value.dtype}, {value.layout}", accepted)
+        if value.dim() == 0 or dims not in (None, value.dim()) or (dims and len(value) == 0):
+            raise reject(name, f"a tensor of shape {tuple(value.shape)}", f"{accepted}, V at least 1")
+    assert isinstance(hidden, Tensor)
+    assert isinstance(weight, Tensor)
+    if weight.shape[1] != hidden.shape[-1]:
+        accepted = f"(V, {hidden.shape[-1]}) as hidden has {hidden.shape[-1]} features"
+        raise reject("weight", f"a tensor of shape {tuple(weight.shape)}", accepted)
+    if isinstance(bias, Tensor) and bias.shape != weight.shape[:1]:
+        raise reject("bias", f"a tensor of shape {tuple(bias.shape)}", f"{tuple(weight.shape[:1])}")
+    return _dtype_of_product(hidden, weight, bias if isinstance(bias, Tensor) else weight)
+
+
+def _dtype_of_product(hidden: Tensor, weight: Tensor, bias: Tensor) -> torch.dtype:
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value.device != hidden.device:
+            raise reject(name, f"a tensor on {value.device}", f"one on {hidden.device}, as hidden")
+    dtypes = {hidden.dtype, weight.dtype, bias.dtype}
+    if torch.is_autocast_enabled(hidden.device.type) and torch.float64 not in dtypes:
+        return torch.get_autocast_dtype(hidden.device.type)
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value.dtype != hidden.dtype:
+            raise reject(name, f"a tensor of {value.dtype}", f"one of {hidden.dtype}, as hidden")
+    return hidden.dtype

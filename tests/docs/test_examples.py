@@ -156,6 +156,32 @@ def test_the_relevant_features_are_found(run: Runner) -> None:
     assert (picks.sum(-1) == names["PICKS"]).all()
 
 
+def test_sudoku_counts_violations_and_learns(run: Runner) -> None:
+    names = run.names("sudoku")
+    generator = torch.Generator().manual_seed(0)
+    grid = names["solution"](generator)
+    one_hot = torch.nn.functional.one_hot(grid, 9).float()
+    assert names["violations"](one_hot) == 0
+    one_hot[[0, 1]] = one_hot[[1, 0]]  # their row and box stay right, two columns have two faults each
+    assert names["violations"](one_hot) == 2 * 2
+    first, last = (run.table("sudoku", steps, "straight-through") for steps in (1, 60))
+    cost = "least violations"
+    assert last["straight-through"][cost][0] < first["straight-through"][cost][0] / 2
+    assert last["straight-through"]["steps"][0] <= 60
+
+
+@pytest.mark.parametrize("estimator", [gapped.GST(), gapped.RLOO(4)], ids=repr)
+def test_the_word_model_is_tuned_by_its_reward(run: Runner, estimator: Any) -> None:
+    names = run.names("word_model")
+    # The functions of an example look their constants up among its names.
+    names["train"].__globals__.update(PRETRAINING=3, WORDS=300, BATCH=8, LENGTH=4)
+    result = names["train"](estimator, 12, 0)
+    assert len(result["reward by quarter of the steps"]) == 4
+    assert result["reward by quarter of the steps"][-1] > result["reward by quarter of the steps"][0]
+    heads = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()]
+    assert ["estimator", *result] in heads
+
+
 @pytest.mark.parametrize("estimator", [gapped.GST(), gapped.RLOO(4), gapped.Exact()], ids=repr)
 def test_the_policy_takes_no_action_that_is_masked(run: Runner, estimator: Any) -> None:
     names = run.names("policy")

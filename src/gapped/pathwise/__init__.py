@@ -49,6 +49,8 @@ from gapped.gradient import (
 )
 from gapped.kernels.gating import gate_launch
 from gapped.kernels.sampling import launch
+from gapped.linear import linear_choices
+from gapped.linear.linear_choices import LinearChoice
 
 Source = Literal["sample", "argmax"]
 """Where a category comes from: the softmax of the logits, or their argmax."""
@@ -162,10 +164,7 @@ class Pathwise(ABC):
         generator: torch.Generator | None = None,
     ) -> Choice:
         """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
-        if not self.hard:
-            raise reject("hard", False, "True: a choice is a hard sample")
-        if self.has_learned_tau():
-            raise reject("tau", "a tensor that requires grad", "one without: a choice has no path to it")
+        self.check_choice()
         rows, fitted = self._masked(logits, dim, mask, generator).movedim(dim, -1), self._fitted(logits, dim)
         kernel = fitted._backend_for(rows)
         wants_gradient = is_differentiated(rows)
@@ -219,6 +218,26 @@ class Pathwise(ABC):
             if slopes is not None and own is not None:
                 slopes.view(-1)[block] = own
         return value, slopes
+
+    def choose_linear(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> LinearChoice:
+        """`choose` for the logits ``hidden @ weight.T + bias``, never held: see `gapped.linear_choice`."""
+        self.check_choice()
+        return linear_choices.choose(self, hidden, weight, bias, mask, generator)
+
+    def check_choice(self) -> None:
+        """Raise an error unless the samples can be given by their index."""
+        if not self.hard:
+            raise reject("hard", False, "True: a choice is a hard sample")
+        if self.has_learned_tau():
+            raise reject("tau", "a tensor that requires grad", "one without: a choice has no path to it")
 
     def _masked(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
@@ -352,6 +371,10 @@ class Pathwise(ABC):
     ) -> Draw:
         """The draw whose category is given: if `surrogate`, with the noise that the surrogate needs."""
         return Draw(category)
+
+    def law(self, logits: Tensor) -> tuple[Tensor, float | Tensor]:
+        """The logits of the law that categories are drawn from, and their slope in the given ones."""
+        return logits, 1.0
 
     @abstractmethod
     def points(self, logits: Tensor, draw: Draw) -> Points:

@@ -49,6 +49,10 @@ class DecoupledGumbelSoftmax(Pathwise):
         # The noise alone, its sign reversed. A category that does not exist has none.
         return Draw(category, torch.where(log_p == -torch.inf, 0.0, log_p - scores[0]))
 
+    def law(self, logits: Tensor) -> tuple[Tensor, float | Tensor]:
+        tau_forward = per_row(self.tau_forward, logits)
+        return divide(logits, tau_forward), 1 / tau_forward
+
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)

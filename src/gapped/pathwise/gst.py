@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,10 +52,10 @@ class GST(Pathwise):
         gap = None if callable(self.gap) else self.gap
         return Fused("gst", self.tau, gap=gap, detach=self.detach, soft=not self.hard)
 
-    def choose(self, logits: Tensor, **options: Any) -> Choice:
+    def check_choice(self) -> None:
+        super().check_choice()
         if not self.detach:
             raise reject("detach", False, "True: a choice has no path through its perturbation")
-        return super().choose(logits, **options)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)

@@ -1,0 +1,174 @@
+"""A small language model that is fine-tuned by a reward through the words that it samples.
+
+The model is a recurrent network over the 3,000 most frequent words of Python's own reference manual, which
+the standard library contains (`pydoc_data.topics`). First it learns to predict the next word. Then it writes
+twelve words after each context, and the reward asks that they have six letters on average, whichever they
+are: minus the squared difference, for each text. A sampled word is fed back as its embedding.
+
+`gapped.linear_choice` goes from the hidden states to the sampled words and their embeddings without a tensor
+of logits. A pathwise estimator sends the reward's gradient back through the words; RLOO needs the rewards and
+`log_prob` alone. All have as many texts a step: RLOO writes four for each of a quarter of the contexts.
+The table has the mean reward in each quarter of the steps, what the model's prediction of held-out text lost
+by it in nats a word, the standard deviation of the first gradient over the norm of its mean, processor time
+of a step, and the peak memory of a gradient. Run with `python examples/word_model.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from copy import deepcopy
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from common import compare, options
+from torch import Tensor, nn
+
+import gapped
+from gapped.lab.bench.timing import peak_memory
+
+WORDS, WIDTH, CONTEXT, LENGTH, BATCH = 3000, 64, 16, 12, 32
+PRETRAINING, LETTERS = 300, 6.0
+
+
+@cache
+def text() -> tuple[Tensor, Tensor]:
+    """The numbers of all words, and how many letters each word of the vocabulary has."""
+    from pydoc_data.topics import topics
+
+    words = re.findall(r"[a-z]+|[^\sa-z]", " ".join(topics[name] for name in sorted(topics)).lower())
+    known = [word for word, _ in Counter(words).most_common(WORDS - 1)]
+    number = {word: n for n, word in enumerate(known, 1)}
+    letters = [0, *(len(word) if word.isalpha() else 0 for word in known)]
+    return torch.tensor([number.get(word, 0) for word in words]), torch.tensor(letters, dtype=torch.float32)
+
+
+class Model(nn.Module):
+    """Words to hidden states whose products with the embeddings are the next word's logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.randn(WORDS, WIDTH) / WIDTH**0.5)
+        self.bias = nn.Parameter(torch.zeros(WORDS))
+        self.cell = nn.GRU(WIDTH, 2 * WIDTH, batch_first=True)
+        self.out = nn.Linear(2 * WIDTH, WIDTH)
+
+    def loss(self, words: Tensor) -> Tensor:
+        """Nats per word of texts ``(batch, time)``."""
+        states, _ = self.cell(self.embedding[words[:, :-1]])
+        logits = self.out(states) @ self.embedding.T + self.bias
+        return F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+
+    def write(self, context: Tensor, estimator: gapped.Pathwise | None) -> tuple[Tensor, Tensor]:
+        """The letters of each sampled word and its log-probability, ``(batch, LENGTH)`` both."""
+        table = torch.cat([self.embedding, text()[1].unsqueeze(1)], 1)
+        state, memory = self.cell(self.embedding[context])
+        letters, log_probs = [], []
+        for _ in range(LENGTH):
+            hidden = self.out(state[:, -1])
+            choice = gapped.linear_choice(hidden, self.embedding, self.bias, estimator=estimator)
+            word = choice.select(table) if estimator else table[choice.index]
+            letters.append(word[:, -1])
+            log_probs.append(choice.log_prob)
+            state, memory = self.cell(word[:, None, :-1], memory)
+        return torch.stack(letters, 1), torch.stack(log_probs, 1)
+
+
+def batch(size: int, length: int, generator: torch.Generator, is_test: bool = False) -> Tensor:
+    """Texts ``(size, length)`` from the first nine tenths of the manual, or from the last."""
+    words, _ = text()
+    words = words[len(words) * 9 // 10 :] if is_test else words[: len(words) * 9 // 10]
+    starts = torch.randint(len(words) - length, (size, 1), generator=generator)
+    return words[starts + torch.arange(length)]
+
+
+@cache
+def pretrained() -> Model:
+    torch.manual_seed(0)
+    model, data = Model(), torch.Generator().manual_seed(0)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(PRETRAINING):
+        optimiser.zero_grad()
+        model.loss(batch(BATCH, 2 * CONTEXT, data)).backward()
+        optimiser.step()
+    return model
+
+
+def test_loss(model: Model) -> float:
+    with torch.no_grad():
+        return float(model.loss(batch(200, 2 * CONTEXT, torch.Generator().manual_seed(1), is_test=True)))
+
+
+def objective(
+    model: Model, context: Tensor, estimator: gapped.Pathwise | gapped.Score
+) -> tuple[Tensor, Tensor]:
+    """Something whose gradient estimates that of the mean reward, and the mean reward."""
+    if isinstance(estimator, gapped.Pathwise):
+        letters, _ = model.write(context, estimator)
+        reward = -(letters.mean(1) - LETTERS).square()
+        return reward.mean(), reward.mean().detach()
+    assert isinstance(estimator, gapped.RLOO)
+    texts = context[: len(context) // estimator.samples].repeat(estimator.samples, 1)
+    letters, log_probs = model.write(texts, None)
+    reward = -(letters.detach().mean(1) - LETTERS).square().view(estimator.samples, -1)
+    advantage = (reward - reward.mean(0)) * estimator.samples / (estimator.samples - 1)
+    return (advantage.flatten() * log_probs.sum(1)).mean(), reward.mean()
+
+
+def spread(
+    model: Model, context: Tensor, estimator: gapped.Pathwise | gapped.Score, draws: int = 16
+) -> float:
+    """The standard deviation of the gradient over its mean's norm, at the same contexts."""
+    gradients = []
+    for _ in range(draws):
+        surrogate, _ = objective(model, context, estimator)
+        parts = torch.autograd.grad(surrogate, list(model.parameters()))
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    variance, mean = torch.var_mean(torch.stack(gradients).double(), 0)
+    # The mean of so many draws has a part of the variance.
+    return float((variance.sum() / (mean.square().sum() - variance.sum() / draws).clamp(min=1e-12)).sqrt())
+
+
+def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> dict[str, float | list[float]]:
+    model, data = deepcopy(pretrained()), torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    context = batch(BATCH, CONTEXT, data)
+    noise = spread(model, context, estimator)
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-4)
+    rewards = torch.empty(steps)
+    began = time.process_time()
+    for step in range(steps):
+        optimiser.zero_grad()
+        surrogate, rewards[step] = objective(model, batch(BATCH, CONTEXT, data), estimator)
+        (-surrogate).backward()
+        optimiser.step()
+    seconds = (time.process_time() - began) / steps
+
+    def gradient() -> object:
+        return torch.autograd.grad(objective(model, context, estimator)[0], list(model.parameters()))
+
+    return {
+        "reward by quarter of the steps": [float(part.mean()) for part in rewards.tensor_split(4)],
+        "nats lost": test_loss(model) - test_loss(pretrained()),
+        "gradient sd / mean": noise,
+        "ms a step": 1e3 * seconds,
+        "MiB a step": peak_memory(gradient, torch.device("cpu")) / 2**20,
+    }
+
+
+def main() -> None:
+    estimators = [
+        "gumbel-softmax",
+        "gst:gap=auto,tau=0.85",
+        "gumbel-rao:samples=10,tau=0.5",
+        "rloo:samples=4",
+    ]
+    arguments = options(__doc__, steps=60, estimators=estimators, seeds=2, family=object).parse_args()
+    print(f"{len(text()[0])} words of text; {test_loss(pretrained()):.2f} nats a word before\n")
+    compare(train, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""A choice from linear logits that are never written, and the gradients of what uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask
+from gapped.errors import reject
+from gapped.gradient import first_order
+from gapped.kernels.sampling import launch
+from gapped.linear.chunks import Chunk, Draws, Head, Layer, Whole, rows_of_a_chunk
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that torch.compile leaves to eager code: the noise of a chunk needs a seed."""
+
+    @wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **options)  # type: ignore[no-any-return, no-untyped-call]
+        return function(*args, **options)
+
+    return call
+
+
+@dataclass(frozen=True)
+class LinearChoice:
+    r"""One category per row of ``hidden @ weight.T + bias``, and ways to use it: see `gapped.linear_choice`.
+
+    With the one-hot sample :math:`D` that is never written, as for a `gapped.choice.Choice`: `select` is
+    :math:`D V` for a table :math:`V`, and `gate` is the entry :math:`D_i = 1`. Besides there is `log_prob`.
+    The backward pass of each use computes the logits once more.
+    """
+
+    index: Tensor
+    """The selected categories, int64, ``(*rows)``. A row without categories has index `V`, one with a NaN
+    or +inf `V + 1`."""
+    _draws: Draws = field(repr=False)
+    _log_prob: Tensor = field(repr=False)
+    _head: Head = field(repr=False)
+    _layer: Layer = field(repr=False)
+    _versions: tuple[int, ...] = field(repr=False)
+    """Versions of the layer's tensors when the choice was drawn."""
+
+    @property
+    def log_prob(self) -> Tensor:
+        """The log-probability of `index`, ``(*rows)``, in float32 or float64, with its exact gradient.
+
+        It is what a score-function estimator multiplies with a reward. It is 0 in a row without categories.
+
+        >>> import gapped
+        >>> hidden, weight = torch.zeros(2, 3, requires_grad=True), torch.zeros(4, 3)
+        >>> gapped.linear_choice(hidden, weight).log_prob.exp()
+        tensor([0.2500, 0.2500], grad_fn=<ExpBackward0>)
+        """
+        return self._used(_Use(self._log_prob.clone, _pull_log_prob))
+
+    def select(self, table: Tensor) -> Tensor:
+        """``table[index]`` for a table of shape ``(V, *rest)``, which may be the weight: ``(*rows, *rest)``.
+
+        >>> import gapped
+        >>> hidden, weight = torch.tensor([[99.0, 0.0], [0.0, 99.0]]), torch.eye(2, requires_grad=True)
+        >>> gapped.linear_choice(hidden, weight).select(weight).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        """
+        part, index = self._head.part, self._draws.category
+        accepted = f"a floating-point tensor on {index.device} with {part.here} rows, one per category"
+        if not isinstance(table, Tensor):
+            raise reject("table", f"an object of type {type(table).__name__}", accepted)
+        if table.shape[:1] != (part.here,) or not table.is_floating_point() or table.device != index.device:
+            got = f"a tensor of shape {tuple(table.shape)} and {table.dtype} on {table.device}"
+            raise reject("table", got, accepted)
+
+        def rows() -> Tensor:
+            entries = _matrix(table.detach()).index_select(0, part.place(index))
+            return part.total(part.own(entries, index))
+
+        return self._used(_Use(rows, _pull_rows), table)
+
+    def gate(self) -> Tensor:
+        """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
+        part, index = self._head.part, self._draws.category
+
+        def ones() -> Tensor:
+            return part.total(part.own(torch.ones_like(index, dtype=self._head.dtype), index))
+
+        return self._used(_Use(ones, _pull_gates))
+
+    @_uncompiled
+    def _used(self, use: _Use, table: Tensor | None = None) -> Tensor:
+        if self._versions != _versions(self._layer):
+            raise RuntimeError(
+                "gapped: the hidden states, weight, bias or mask of a choice were changed after it was drawn"
+            )
+        # A table that is the weight needs no gradient of its own beside that of the weight.
+        is_tied = table is self._layer.weight
+        result, _ = _Attached.apply(
+            use, self._head, self._draws, is_tied, None if is_tied else table, *self._layer
+        )  # type: ignore[no-untyped-call]
+        rest = () if table is None else table.shape[1:]
+        return result.view((*self._head.shape, *rest))  # type: ignore[no-any-return]
+
+
+def _versions(layer: Layer) -> tuple[int, ...]:
+    return tuple(each._version for each in layer if each is not None)
+
+
+@_uncompiled
+def choose(
+    estimator: Any,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    generator: torch.Generator | None,
+    part: Whole | None = None,
+) -> LinearChoice:
+    """Draw one category per row with a `gapped.Pathwise`; `part` says of what the weight is a part."""
+    dtype, shape = check_linear(hidden, weight, bias), hidden.shape[:-1]
+    part = Whole(len(weight)) if part is None else part
+    # A stand-in for the logits, without entries of its own.
+    check_mask(mask, hidden.new_empty(()).expand(*shape, part.here))
+    check_generator(generator, hidden)
+    levels = _levels(estimator, shape)
+    step = rows_of_a_chunk(estimator, part.here, hidden.device)
+    keys = part.agreed(launch.draw_key(hidden, generator, -(-shape.numel() // step)))
+    head = Head(part, estimator, levels, shape, dtype, keys, step)
+    layer = Layer(hidden, weight, bias, mask)
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        draws, log_prob = head.draw(layer)
+    if not torch.is_grad_enabled():
+        layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
+    return LinearChoice(draws.category.view(shape), draws, log_prob, head, layer, _versions(layer))
+
+
+def _levels(estimator: Any, shape: torch.Size) -> dict[str, Tensor]:
+    """The options that are tensors; one with as many axes as the logits has a last one of size 1."""
+    levels = {}
+    for name in estimator.levels:
+        level = getattr(estimator, name)
+        if isinstance(level, Tensor):
+            is_kept = level.dim() == len(shape) + 1 and level.shape[-1] == 1
+            levels[name] = level.squeeze(-1) if is_kept else level
+            check_fit(name, levels[name], shape, ROWS)
+    return levels
+
+
+class _Use(NamedTuple):
+    """A way to use a choice."""
+
+    value: Callable[[], Tensor]
+    """The result, with the rows on one axis."""
+    pull: Callable[[Head, Chunk, Draws, Tensor, Tensor | None], Tensor]
+    """The gradient of a chunk's logits, by that of the result and the table."""
+
+
+def _pull_rows(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
+    assert table is not None
+    dense = (_matrix(grad) @ _matrix(table).mT).to(chunk.logits.dtype)
+    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.category, dense)
+
+
+def _pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
+    dense = _at_index(head.part, grad, draws.category, chunk.logits)
+    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.category, dense)
+
+
+def _pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
+    # d log p(i) = e_i - p, in rows that have a category.
+    law, slope = chunk.estimator.law(simplex.computed(chunk.logits))
+    grad = torch.where(draws.category == head.part.categories, 0.0, grad)
+    p = torch.where(law == -torch.inf, 0.0, (law - draws.log_sum.unsqueeze(-1)).exp_())
+    gradient = _at_index(head.part, grad, draws.category, law).addcmul_(p, grad.unsqueeze(-1), value=-1)
+    return gradient.mul_(slope).to(chunk.logits.dtype)
+
+
+def _matrix(values: Tensor) -> Tensor:
+    """`values` with all axes but the first made one."""
+    return values.unsqueeze(-1).flatten(1)
+
+
+def _at_index(part: Whole, values: Tensor, index: Tensor, like: Tensor) -> Tensor:
+    """Rows that have `values` at the selected categories and are zero elsewhere."""
+    own = part.own(values.to(like.dtype), index).unsqueeze(-1)
+    return torch.zeros_like(like).scatter_(-1, part.place(index).unsqueeze(-1), own)
+
+
+class _Attached(torch.autograd.Function):
+    """What a use of a choice returns, with gradients to the layer and to the table."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, use: _Use, head: Head, draws: Draws, is_tied: bool, table: Tensor | None, *layer: Any
+    ) -> tuple[Tensor, Tensor]:
+        # Not the choice itself: what offloads or recomputes saved tensors must see all that are large.
+        ctx.pull, ctx.head, ctx.is_tied = use.pull, head, is_tied
+        value = use.value()
+        # An output without entries, for the backward pass: what depends on it depends on the layer.
+        anchor = value.new_empty(0)
+        ctx.save_for_backward(anchor, *draws, table, *layer)
+        return value, anchor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+        anchor, index, log_sum, table, *tensors = ctx.saved_tensors
+        draws, layer = Draws(index, log_sum), Layer(*tensors)
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+            found = _gradients(ctx, draws, layer, table, grad)
+        inputs = (table, *layer[:3])
+        with_graph = (
+            None if each is None else first_order(_in_form_of, anchor, grad, each, like)
+            for each, like in zip(found, inputs, strict=True)
+        )
+        return None, None, None, None, *with_graph, None
+
+
+def _in_form_of(grad: Tensor, gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.view(like.shape).to(like.dtype)
+
+
+def _gradients(
+    ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of table, hidden states, weight and bias."""
+    head: Head = ctx.head
+    wants_table, *wanted = ctx.needs_input_grad[4:8]
+    used = layer.weight if ctx.is_tied else table
+
+    def pull(chunk: Chunk) -> Tensor:
+        own = Draws(*(each[chunk.rows] for each in draws))
+        gradient: Tensor = ctx.pull(head, chunk, own, grad[chunk.rows], used)
+        return gradient
+
+    for_hidden, for_weight, for_bias = head.gradients(layer, wanted, pull) if any(wanted) else (None,) * 3
+    for_table = None
+    if used is not None and wants_table:
+        for_table = torch.zeros_like(_matrix(used), dtype=simplex.computed(used[:0]).dtype)
+    into = for_weight if ctx.is_tied else for_table
+    if into is not None:
+        flat = head.part.own(_matrix(grad), draws.category)
+        into.index_add_(0, head.part.place(draws.category), flat.to(into.dtype))
+    return for_table, for_hidden, for_weight, for_bias

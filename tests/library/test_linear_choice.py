@@ -1,0 +1,153 @@
+"""A choice from a linear head equals that from logits which are written out: index, values, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import MEMBERS, assert_close, normal, seeded
+from linear_heads import ROWS, D, Dense, Problem, V, dense, problem, small_chunks
+from statistical import chi_squared, counts_of, require_law, require_rejected
+from torch import Tensor
+from variants import VARIANTS, make
+
+import gapped
+
+__all__ = ["small_chunks"]
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+CHOOSING = [*MEMBERS, *(name for name in VARIANTS if not name.startswith("nz-"))]
+every_choice = pytest.mark.parametrize("name", CHOOSING)
+MASKS = {
+    "none": None,
+    "shared": torch.arange(V) % 3 > 0,
+    "per row": normal(*ROWS, V, seed=9) > -0.5,
+    "per batch": normal(ROWS[0], 1, V, seed=9) > -0.5,
+}
+
+
+def uses(estimator: Any, parts: Problem, bias: Tensor | None, table: Tensor, mask: Tensor | None) -> Dense:
+    choice = gapped.linear_choice(
+        parts.hidden, parts.weight, bias, estimator=estimator, mask=mask, generator=seeded()
+    )
+    return Dense(choice.index, choice.select(table), choice.gate(), choice.log_prob)
+
+
+def gradients(result: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    upstream = normal(1, *result.shape, seed=5, dtype=result.dtype)[0]
+    return list(torch.autograd.grad(result, leaves, upstream, materialize_grads=True, retain_graph=True))
+
+
+def assert_same(ours: Dense, theirs: Dense, leaves: list[Tensor]) -> None:
+    assert torch.equal(ours.index, theirs.index)
+    for own, expected in zip(ours[1:], theirs[1:], strict=True):
+        assert_close(own, expected, 1e-10)
+        for gradient, other in zip(gradients(own, leaves), gradients(expected, leaves), strict=True):
+            assert_close(gradient, other, 1e-10)
+
+
+@every_choice
+@pytest.mark.parametrize("mask", list(MASKS))
+def test_every_value_and_gradient_is_that_of_the_dense_path(name: str, mask: str) -> None:
+    parts = problem()
+    arguments = (make(name), parts, parts.bias, parts.table, MASKS[mask])
+    assert_same(uses(*arguments), dense(*arguments), list(parts))
+
+
+@every_choice
+def test_without_bias_and_with_the_weight_as_table(name: str) -> None:
+    parts = problem()
+    arguments = (make(name), parts, None, parts.weight, None)
+    assert_same(uses(*arguments), dense(*arguments), [parts.hidden, parts.weight])
+
+
+@every_choice
+@pytest.mark.parametrize("keeps_axis", [False, True])
+def test_levels_per_row(name: str, keeps_axis: bool) -> None:
+    parts, kind = problem(), make(name)
+    options = {
+        level: torch.linspace(1.0, 2.0, 15, dtype=torch.float64).view(ROWS)
+        for level in kind.levels
+        if not callable(getattr(kind, level)) and not isinstance(getattr(kind, level), str)
+    }
+    ours = make(name, **{level: t.unsqueeze(-1) if keeps_axis else t for level, t in options.items()})
+    rest = (parts, parts.bias, parts.table, None)
+    assert_same(uses(ours, *rest), dense(make(name, **options), *rest), list(parts))
+
+
+@every_choice
+@pytest.mark.parametrize("rows", [(), (1,), (0,), (2, 0), (9,)], ids=str)
+def test_shapes_of_rows(name: str, rows: tuple[int, ...]) -> None:
+    parts = problem(rows)
+    ours = uses(make(name), parts, parts.bias, parts.table, None)
+    assert [each.shape for each in ours] == [rows, (*rows, 2, 3), rows, rows]
+    if 0 in rows:
+        for result in ours[1:]:
+            assert all((each == 0).all() for each in gradients(result, list(parts)))
+    else:
+        assert_same(ours, dense(make(name), parts, parts.bias, parts.table), list(parts))
+
+
+@every_choice
+def test_one_category(name: str) -> None:
+    parts = problem(categories=1)
+    ours = uses(make(name), parts, parts.bias, parts.table, None)
+    assert not ours.index.any()
+    assert (ours.gates == 1).all()
+    assert not ours.log_prob.any()
+    for gradient in gradients(ours.rows, [parts.hidden, parts.weight, parts.bias]):
+        assert_close(gradient, torch.zeros_like(gradient))
+
+
+@every_choice
+def test_a_row_without_categories_and_one_with_a_nan(name: str) -> None:
+    """The first is zero with a gradient of zero, the second NaN; other rows do not notice."""
+    parts = problem((6,))
+    with torch.no_grad():
+        parts.hidden[4, 2] = torch.nan
+    mask = torch.ones(6, V, dtype=torch.bool)
+    mask[1] = False
+    ours = uses(make(name), parts, parts.bias, parts.table, mask)
+    others = [0, 2, 3, 5]
+    assert (ours.index[[1, 4]] == torch.tensor([V, V + 1])).all()
+    assert (ours.index[others] < V).all()
+    for result in ours[1:]:
+        for values in (result, *gradients(result, [parts.hidden])):
+            assert not values[1].any()
+            assert values[4].isnan().all()
+            assert values[others].isfinite().all()
+
+
+def test_the_gradient_of_log_prob_is_exact() -> None:
+    """e_i - p, times the inner derivative, written out."""
+    parts = problem((5,))
+    choice = gapped.linear_choice(parts.hidden, parts.weight, parts.bias, generator=seeded())
+    p = torch.softmax(parts.hidden @ parts.weight.T + parts.bias, -1).detach()
+    score = torch.eye(V, dtype=torch.float64)[choice.index] - p
+    expected = [score @ parts.weight.detach(), score.T @ parts.hidden.detach(), score.sum(0)]
+    found = torch.autograd.grad(choice.log_prob.sum(), [parts.hidden, parts.weight, parts.bias])
+    for gradient, other in zip(found, expected, strict=True):
+        assert_close(gradient, other, 1e-10)
+
+
+def test_estimators_as_objects_text_and_the_default() -> None:
+    parts = problem()
+
+    def index(estimator: Any) -> Tensor:
+        head = (parts.hidden, parts.weight)
+        return gapped.linear_choice(*head, estimator=estimator, generator=seeded()).index
+
+    assert torch.equal(index(None), index("gst:gap=auto,tau=0.85"))
+    assert torch.equal(index("gumbel-softmax"), index(gapped.GumbelSoftmax()))
+    assert not torch.equal(index("gumbel-softmax"), index(None))
+
+
+def test_the_law_is_the_softmax_of_the_logits() -> None:
+    """Every chunk has noise of its own: rows that are alike draw independently."""
+    hidden, weight = normal(1, D).expand(4000, D), normal(V, D, seed=2)
+    index = gapped.linear_choice(hidden, weight, generator=seeded()).index
+    p = torch.softmax(hidden[0] @ weight.T, -1)
+    require_law(chi_squared(counts_of(index, V), p))
+    repeated = index[:4].repeat(1000)  # as if all chunks had the same noise
+    require_rejected(chi_squared(counts_of(repeated, V), p))
