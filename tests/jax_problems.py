@@ -1,0 +1,90 @@
+"""What the tests of `gapped.jax` share: estimators of both libraries, and noise that both are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TAU, seeded
+from torch import Tensor
+from variants import VARIANTS
+
+import gapped
+from gapped import simplex
+
+jax = pytest.importorskip("jax", reason="needs jax, which the extra jax brings")
+import gapped.jax  # noqa: E402
+
+# Every registered estimator of torch's that JAX has, and those variants that it has.
+PATHWISE = [name for name in gapped.estimators("pathwise") if name in gapped.jax.estimators()]
+EVERY = [*PATHWISE, *(name for name, (_, options) in VARIANTS.items() if "detach" not in options)]
+SOFT = [name for name in EVERY if name != "reinmax"]
+every_name = pytest.mark.parametrize("name", EVERY)
+DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    """JAX has float64 in a test, and not after it."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def to_jax(tensor: Tensor) -> Any:
+    """The same numbers as an array of JAX, in the same dtype."""
+    if tensor.dtype == torch.bfloat16:
+        return jax.numpy.asarray(tensor.float().numpy()).astype("bfloat16")
+    return jax.numpy.asarray(tensor.detach().numpy())
+
+
+def to_torch(array: Any) -> Tensor:
+    """The same numbers as a tensor, half precision widened."""
+    wide = array.astype("float32") if array.dtype == "bfloat16" else array
+    return torch.from_numpy(np.array(wide))
+
+
+def translated(estimator: Any) -> Any:
+    """The estimator of `gapped.jax` that has the name and the options of one of torch's."""
+    options = {field.name: getattr(estimator, field.name) for field in fields(estimator)}
+    options = {name: value for name, value in options.items() if name not in ("backend", "detach")}
+    if options.get("gap") is gapped.expected_gap:
+        options["gap"] = gapped.jax.expected_gap
+    values = {name: to_jax(v) if isinstance(v, Tensor) else v for name, v in options.items()}
+    return gapped.jax.estimator(estimator.name, **values)
+
+
+def make(name: str, **options: Any) -> Any:
+    """A member or a variant in JAX, at another temperature than 1."""
+    member, own = VARIANTS.get(name, (name, {}))
+    return translated(gapped.estimator(member, **{"tau": TAU, **own, **options}))
+
+
+def replayed(estimator: Any, **methods: Any) -> Any:
+    """A copy of an estimator of JAX, some of whose methods return what is given here."""
+    results = {name: lambda self, *_, result=result: result for name, result in methods.items()}
+    kind = type("Replayed", (type(estimator),), results)
+    return kind(**{field.name: getattr(estimator, field.name) for field in fields(estimator)})
+
+
+def noise_of(estimator: Any, rows: Tensor, seed: int = 0) -> Any:
+    """What torch's estimator draws for these rows with that seed, in the form that JAX's takes."""
+    logits, generator = simplex.computed(rows), seeded(seed)
+    if estimator.name in ("gumbel-softmax", "decoupled"):
+        return to_jax(simplex.log_exponential(logits, generator))
+    u = to_jax(torch.rand(rows.shape[:-1], generator=generator, dtype=torch.float64))[None]
+    if estimator.name != "gumbel-rao":
+        return u
+    own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
+    return u, to_jax(simplex.log_exponential(logits.expand(estimator.samples, *logits.shape), own))
+
+
+def pull(estimator: Any, logits: Any, weight: Any, *, seed: int = 0, **how: Any) -> tuple[Any, Any]:
+    """One sample, and the gradient that reaches the logits when `weight` is the gradient at the sample."""
+    key = jax.random.key(seed)
+    sample, back = jax.vjp(lambda x: estimator.sample(key, x, **how), logits)
+    return sample, back(weight)[0]
