@@ -23,16 +23,25 @@ import gapped.jax  # noqa: E402
 PATHWISE = [name for name in gapped.estimators("pathwise") if name in gapped.jax.estimators()]
 EVERY = [*PATHWISE, *(name for name, (_, options) in VARIANTS.items() if "detach" not in options)]
 SOFT = [name for name in EVERY if name != "reinmax"]
-every_name = pytest.mark.parametrize("name", EVERY)
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def _switched(option: str) -> Iterator[None]:
+    jax.config.update(option, True)
+    yield
+    jax.config.update(option, False)
 
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
     """JAX has float64 in a test, and not after it."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
+    yield from _switched("jax_enable_x64")
+
+
+@pytest.fixture(autouse=True)
+def _quick_compilation() -> Iterator[None]:
+    """Small programs that run once take far longer to optimise than to run."""
+    yield from _switched("jax_disable_most_optimizations")
 
 
 def to_jax(tensor: Tensor) -> Any:
@@ -85,6 +94,10 @@ def noise_of(estimator: Any, rows: Tensor, seed: int = 0) -> Any:
 
 def pull(estimator: Any, logits: Any, weight: Any, *, seed: int = 0, **how: Any) -> tuple[Any, Any]:
     """One sample, and the gradient that reaches the logits when `weight` is the gradient at the sample."""
-    key = jax.random.key(seed)
-    sample, back = jax.vjp(lambda x: estimator.sample(key, x, **how), logits)
-    return sample, back(weight)[0]
+
+    @jax.jit  # as a whole: one by one, its operations take longer to compile
+    def both(logits: Any, weight: Any) -> tuple[Any, Any]:
+        sample, back = jax.vjp(lambda x: estimator.sample(jax.random.key(seed), x, **how), logits)
+        return sample, back(weight)[0]
+
+    return both(logits, weight)  # type: ignore[no-any-return]
