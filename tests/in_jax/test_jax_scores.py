@@ -162,7 +162,7 @@ def test_rows_without_a_law() -> None:
     logits = normal(2, 2, 4)
     logits[0, 1] = -torch.inf
     seen = []
-    for estimator in ("rloo", "disarm-tree", "exact"):
+    for estimator in ("disarm-tree", "exact"):
         key = jax.random.key(0)
         gradient = jax.grad(lambda x, e=estimator, k=key: gapped.jax.expectation(k, cost_in_jax, x, e).sum())(
             to_jax(logits)

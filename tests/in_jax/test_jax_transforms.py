@@ -15,8 +15,8 @@ import gapped.jax
 jnp = jax.numpy
 LOGITS = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 WEIGHT = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
-# One of each way to draw; with one conditional sample, which is what a small compilation needs.
-FEW = ["gst-auto", "gumbel-softmax", "gumbel-rao-1"]
+# One of each kind: the backward pass of Gumbel-Rao draws again.
+FEW = ["gst-auto", "gumbel-rao-1"]
 few_names = pytest.mark.parametrize("name", FEW)
 
 
@@ -86,7 +86,8 @@ def own(logits, weight):
     return slope(jax.random.fold_in(jax.random.key(0), jax.lax.axis_index("rows")), logits, weight)
 
 mapped = jax.jit(jax.shard_map(own, mesh=mesh, in_specs=(spec, spec), out_specs=spec))(logits, weight)
-parts = [slope(jax.random.fold_in(jax.random.key(0), i), logits[4 * i :][:4], weight[4 * i :][:4]) for i in (0, 1)]
+keys = [jax.random.fold_in(jax.random.key(0), i) for i in (0, 1)]
+parts = [slope(key, x, w) for key, x, w in zip(keys, np.split(logits, 2), np.split(weight, 2))]
 np.testing.assert_allclose(mapped, np.concatenate(parts), rtol=1e-5, atol=1e-6)
 sharded = jax.device_put((logits, weight), NamedSharding(mesh, spec))
 whole = jax.jit(slope)(jax.random.key(0), *sharded)

@@ -48,7 +48,7 @@ def check_level(name: str, level: Any, *, positive: bool) -> None:
             raise reject(name, described(level), accepted)
         return
     least = float(_FLOAT32.tiny) if positive else 0.0
-    if isinstance(level, bool) or not isinstance(level, Real) or not least <= level <= _FLOAT32.max:
+    if isinstance(level, bool) or not isinstance(level, Real) or not least <= float(level) <= _FLOAT32.max:
         raise reject(name, level, accepted)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from gapped.errors import reject
@@ -34,13 +35,13 @@ class Rows(NamedTuple):
         """Whether a row has a distribution, ``(*rows, 1)``."""
         return jnp.isfinite(self.top)
 
-    def index(self, category: Array) -> Array:
+    def marked(self, category: Array) -> Array:
         """The drawn categories, marked where a row has no distribution."""
         categories = self.logits.shape[-1]
         outside = jnp.where(self.top == -jnp.inf, categories, categories + 1).astype(category.dtype)
         return jnp.where(self.lawful[..., 0], category, outside[..., 0])
 
-    def points(self, points: Array) -> Array:
+    def filled(self, points: Array) -> Array:
         """Points of the simplex, zero or NaN where a row has no distribution."""
         return jnp.where(self.lawful, points, jnp.where(self.top == -jnp.inf, 0.0, jnp.nan))
 
@@ -134,7 +135,7 @@ def expected_gap(p: Array) -> Array:
     Array([1.       , 1.3862882], dtype=float32)
     """
     guarded = computed(jnp.asarray(p)) * (1 - _GAP_GUARD)
-    limits = jnp.finfo(guarded.dtype)
+    limits = np.finfo(guarded.dtype)
     # For small p the quotient loses digits; the series is then exact to the last one.
     series = 1 + guarded * (1 / 2 + guarded * (1 / 3 + guarded / 4))
     quotient = -jnp.log1p(-guarded) / jnp.maximum(guarded, limits.tiny)

@@ -53,7 +53,7 @@ class Draw(NamedTuple):
 
     category: Array
     """The category of each row, ``(*rows)``."""
-    noise: Array | None = None
+    noise: Any = None
     """Further noise of the surrogate, in the estimator's own form."""
 
 
@@ -99,7 +99,7 @@ class Pathwise(ABC):
         estimator, scores = self._prepared(key, logits, axis, where)
         rows, draw, points = estimator._outcome(key, scores)
         if self.hard:
-            value = one_hot(rows.index(draw.category), scores.shape[-1], scores.dtype)
+            value = one_hot(rows.marked(draw.category), scores.shape[-1], scores.dtype)
         else:
             value = points.points.mean(0).astype(scores.dtype)
         sample = attach(jacobian_product, value, scores, *points)
@@ -115,7 +115,7 @@ class Pathwise(ABC):
             raise reject("hard", False, "True: a choice is a hard sample")
         estimator, scores = self._prepared(key, logits, axis, where)
         rows, draw, points = estimator._outcome(key, scores)
-        return Choice(rows.index(draw.category), scores, *points)
+        return Choice(rows.marked(draw.category), scores, *points)
 
     def _prepared(self, key: Array, logits: Array, axis: int, where: Array | None) -> tuple[Self, Array]:
         """This estimator with levels that fit, and the masked logits with the categories last."""
@@ -131,7 +131,7 @@ class Pathwise(ABC):
         rows = rows_of(scores)
         draw = self.draw(rows.logits, self.noise(key, rows.logits))
         points, weights = self.points(rows.logits, draw)
-        return rows, draw, Points(rows.points(points), weights)
+        return rows, draw, Points(rows.filled(points), weights)
 
     def noise(self, key: Array, logits: Array) -> Any:
         """All that is random: by default, that of `inverse_cdf`."""
@@ -266,7 +266,8 @@ class GumbelRao(Pathwise):
     def sample(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
         """`Pathwise.sample`; the backward pass draws the noise again instead of keeping it."""
         # The points are `samples` times as large as the logits, and a hard sample does not need them.
-        return jax.checkpoint(partial(super().sample, axis=axis))(key, logits, where=where)
+        again: Callable[..., Array] = jax.checkpoint(partial(super().sample, axis=axis))
+        return again(key, logits, where=where)
 
     def noise(self, key: Array, logits: Array) -> tuple[Array, Array]:
         first, second = jax.random.split(key)
@@ -278,7 +279,6 @@ class GumbelRao(Pathwise):
         return Draw(category, conditional_gumbel(jax.nn.log_softmax(logits, -1), category, noise[1]))
 
     def points(self, logits: Array, draw: Draw) -> Points:
-        assert draw.noise is not None
         tau = self._tau(logits)
         scores = draw.noise - draw.noise.max(-1, keepdims=True)
         return Points(jax.nn.softmax(scores / tau, -1), 1 / (tau * self.samples))

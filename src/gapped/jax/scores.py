@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from gapped.errors import GappedError, reject
@@ -27,7 +28,7 @@ LIMIT = 65_536
 class Costs(NamedTuple):
     """Samples and what they cost, without a gradient."""
 
-    index: Array
+    category: Array
     """The categories, ``(n, *batch, *variables)``."""
     costs: Array
     """Their costs, ``(n, *batch)``."""
@@ -88,7 +89,7 @@ class RLOO(Score):
         check_count("samples", self.samples, 2)
 
     def gradient(self, logits: Array, noise: Any, draws: Costs) -> Array:
-        off = one_hot(draws.index, logits.shape[-1], logits.dtype) - probabilities(logits)
+        off = one_hot(draws.category, logits.shape[-1], logits.dtype) - probabilities(logits)
         return (spread(leave_one_out(draws.costs), off) * off).mean(0)
 
 
@@ -126,7 +127,7 @@ class DoubleCV(Score):
     def gradient(self, logits: Array, noise: Any, draws: Costs) -> Array:
         assert draws.slopes is not None
         p = probabilities(logits)
-        off = one_hot(draws.index, logits.shape[-1], logits.dtype) - p
+        off = one_hot(draws.category, logits.shape[-1], logits.dtype) - p
         slopes = draws.slopes.astype(logits.dtype)
         others = (slopes.sum(0) - slopes) / (self.samples - 1)
         axes = tuple(range(draws.costs.ndim, off.ndim))
@@ -161,7 +162,7 @@ class DisARMTree(Score):
 
     def gradient(self, logits: Array, noise: Any, draws: Costs) -> Array:
         delta = (draws.costs[0] - draws.costs[1]).astype(logits.dtype)
-        direction = self._direction(logits, draws.index)
+        direction = self._direction(logits, draws.category)
         return spread(delta, direction) * direction
 
     def _direction(self, logits: Array, index: Array) -> Array:
@@ -174,7 +175,7 @@ class DisARMTree(Score):
         leaves = jnp.arange(logits.shape[-1], dtype=jnp.int32)
         sides = (leaves >> height) == (index[..., None].astype(jnp.int32) >> height)
         weights = jnp.exp(logits) * sides
-        mass = jnp.maximum(weights.sum(-1, keepdims=True), jnp.finfo(logits.dtype).tiny)
+        mass = jnp.maximum(weights.sum(-1, keepdims=True), np.finfo(logits.dtype).tiny)
         # sigma(-|phi|) is the lesser side's part of both.
         lesser = mass.min(0) / mass.sum(0)
         apart = one_hot(index, logits.shape[-1], logits.dtype) - weights * (lesser / mass)
@@ -221,7 +222,7 @@ class Exact(Score):
         return (noise[1].astype(costs.dtype) * costs).sum(0)
 
     def gradient(self, logits: Array, noise: tuple[Array, Array], draws: Costs) -> Array:
-        off = one_hot(draws.index, logits.shape[-1], logits.dtype) - probabilities(logits)
+        off = one_hot(draws.category, logits.shape[-1], logits.dtype) - probabilities(logits)
         # Relative to one cost, which changes nothing but the rounding.
         signal = noise[1] * (draws.costs - draws.costs[0])
         return (spread(signal, off) * off).sum(0)
