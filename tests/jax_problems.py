@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TAU, seeded
+from conftest import seeded
 from torch import Tensor
 from variants import VARIANTS
+from variants import make as make_torch
 
 import gapped
 from gapped import simplex
@@ -19,9 +20,21 @@ from gapped import simplex
 jax = pytest.importorskip("jax", reason="needs jax, which the extra jax brings")
 import gapped.jax  # noqa: E402
 
+
+def options_in_jax(estimator: Any) -> dict[str, Any] | None:
+    """The options of an estimator of torch's, if JAX has it with these options."""
+    kind = gapped.jax.estimators().get(estimator.name)
+    options = {field.name: getattr(estimator, field.name) for field in fields(estimator)}
+    known = set() if kind is None else {field.name for field in fields(kind)}
+    others = [field for field in fields(estimator) if field.name not in known]
+    if kind is None or any(options[field.name] != field.default for field in others):
+        return None
+    return {name: value for name, value in options.items() if name in known}
+
+
 # Every registered estimator of torch's that JAX has, and those variants that it has.
 PATHWISE = [name for name in gapped.estimators("pathwise") if name in gapped.jax.estimators()]
-EVERY = [*PATHWISE, *(name for name, (_, options) in VARIANTS.items() if "detach" not in options)]
+EVERY = [*PATHWISE, *(name for name in VARIANTS if options_in_jax(make_torch(name)) is not None)]
 SOFT = [name for name in EVERY if name != "reinmax"]
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -59,8 +72,8 @@ def to_torch(array: Any) -> Tensor:
 
 def translated(estimator: Any) -> Any:
     """The estimator of `gapped.jax` that has the name and the options of one of torch's."""
-    options = {field.name: getattr(estimator, field.name) for field in fields(estimator)}
-    options = {name: value for name, value in options.items() if name not in ("backend", "detach")}
+    options = options_in_jax(estimator)
+    assert options is not None
     if options.get("gap") is gapped.expected_gap:
         options["gap"] = gapped.jax.expected_gap
     values = {name: to_jax(v) if isinstance(v, Tensor) else v for name, v in options.items()}
@@ -69,8 +82,7 @@ def translated(estimator: Any) -> Any:
 
 def make(name: str, **options: Any) -> Any:
     """A member or a variant in JAX, at another temperature than 1."""
-    member, own = VARIANTS.get(name, (name, {}))
-    return translated(gapped.estimator(member, **{"tau": TAU, **own, **options}))
+    return translated(make_torch(name, **options))
 
 
 def replayed(estimator: Any, **methods: Any) -> Any:
