@@ -117,7 +117,7 @@ def dream(weights: Any, key: Any, carry: Any, times: int) -> Any:
     return jax.vmap(one)(jax.random.split(key, 8)).mean(0)
 
 
-def train(text: str, steps: int, seed: int) -> tuple[float, float]:
+def train(text: str, steps: int, seed: int) -> tuple[Any, Any]:
     """Negative bound and prediction error on unseen sequences."""
     estimator = gapped.jax.estimator(text)
     key, first = jax.random.split(jax.random.key(seed))
@@ -134,7 +134,7 @@ def train(text: str, steps: int, seed: int) -> tuple[float, float]:
         slope, bound = jax.grad(loss, has_aux=True)(weights_of(state))
         return update(number, slope, state), bound
 
-    state = start(initial(first))
+    state = jax.jit(lambda key: start(initial(key)))(first)
     for number in range(steps):
         state, bound = advance(state, number)
         if (number + 1) % 100 == 0:
@@ -142,22 +142,24 @@ def train(text: str, steps: int, seed: int) -> tuple[float, float]:
     return evaluate(estimator, weights_of(state))
 
 
-def evaluate(estimator: Any, weights: Any) -> tuple[float, float]:
+@partial(jax.jit, static_argnums=0)
+def evaluate(estimator: Any, weights: Any) -> tuple[Any, Any]:
     unseen = sequences(jax.random.key(1_000_000), 512)
     keys = jax.random.split(jax.random.key(1))
     _, (_, bound) = observe(estimator, weights, keys[0], unseen)
     state, _ = observe(estimator, weights, keys[0], unseen[:SEEN])
     ahead = dream(weights, keys[1], state, TIMES - SEEN)
-    return float(bound.sum(0).mean()), float(((ahead - unseen[SEEN:]) ** 2).sum(-1).mean())
+    return bound.sum(0).mean(), ((ahead - unseen[SEEN:]) ** 2).sum(-1).mean()
 
 
-def carried_on() -> float:
+@jax.jit
+def carried_on() -> Any:
     """The error of going on at the last observed speed."""
     unseen = sequences(jax.random.key(1_000_000), 512)
     angle = jnp.arctan2(unseen[..., 1], unseen[..., 0])
     speed = jnp.angle(jnp.exp(1j * (angle[SEEN - 1] - angle[SEEN - 2])))
     ahead = angle[SEEN - 1] + speed * jnp.arange(1, TIMES - SEEN + 1)[:, None]
-    return float(((jnp.stack([jnp.cos(ahead), jnp.sin(ahead)], -1) - unseen[SEEN:]) ** 2).sum(-1).mean())
+    return ((jnp.stack([jnp.cos(ahead), jnp.sin(ahead)], -1) - unseen[SEEN:]) ** 2).sum(-1).mean()
 
 
 def main() -> None:

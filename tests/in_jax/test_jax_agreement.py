@@ -42,19 +42,26 @@ SHAPE = (5, 5, 5)
 MASK = torch.rand(SHAPE, generator=seeded(3)) < 0.6
 MASK[torch.arange(5), torch.arange(5)] = True
 EMPTIED = MASK & (torch.arange(5) != 2).view(5, 1)
-# Every axis with a mask that has all axes; one mask leaves rows without a category.
-PLACES: list[tuple[Tensor | None, int]] = [(MASK, 0), (MASK, 1), (EMPTIED, -1), (None, -1)]
+# Whether the sample is hard, its mask, its axis. One mask leaves rows without a category.
+PLACES: list[tuple[bool, Tensor | None, int]] = [
+    (True, MASK, 0),
+    (True, EMPTIED, 1),
+    (True, None, -1),
+    (False, MASK, -1),
+]
+FREE = 2
 
 
 @lru_cache
 def program(name: str) -> Any:
     """Samples and gradients of all kinds and places at once, compiled once for each dtype."""
 
-    def run(logits: Any, weight: Any, noises: Any, masks: Any) -> list[tuple[Any, Any]]:
+    def run(logits: Any, weight: Any, noises: Any) -> list[tuple[Any, Any]]:
         results = []
-        for (hard, dim), noise, mask in zip(kinds(name), noises, masks, strict=True):
+        for (hard, mask, dim), noise in zip(places(name), noises, strict=True):
             estimator = replayed(make(name, hard=hard), noise=noise)
-            draw = partial(estimator.sample, jax.random.key(0), axis=dim, where=mask)
+            where = None if mask is None else to_jax(mask)
+            draw = partial(estimator.sample, jax.random.key(0), axis=dim, where=where)
             sample, back = jax.vjp(draw, logits)
             results.append((sample, back(weight)[0]))
         return results
@@ -62,23 +69,19 @@ def program(name: str) -> Any:
     return jax.jit(run)
 
 
-def kinds(name: str) -> list[tuple[bool, int]]:
-    """Whether each result is hard, and its axis: hard ones at all places, soft ones at two."""
-    hard = [(True, dim) for _, dim in PLACES]
-    return hard + ([(False, dim) for _, dim in PLACES[1:3]] if name in SOFT else [])
+def places(name: str) -> list[tuple[bool, Tensor | None, int]]:
+    return [place for place in PLACES if place[0] or name in SOFT]
 
 
 def compared(name: str, logits: Tensor, weight: Tensor, tolerance: float) -> list[tuple[Tensor, Tensor]]:
     """Samples and gradients of JAX, for the noise that torch drew, after comparing them with torch's."""
-    masks = [mask for mask, _ in (PLACES + PLACES[1:3])[: len(kinds(name))]]
     theirs, noises = [], []
-    for (hard, dim), mask in zip(kinds(name), masks, strict=True):
+    for hard, mask, dim in places(name):
         estimator = make_torch(name, hard=hard)
         theirs.append(torch_pull(estimator, logits, weight, dim=dim, mask=mask))
         noises.append(noise_of(estimator, logits.movedim(dim, -1).contiguous()))
-    where = [None if mask is None else to_jax(mask) for mask in masks]
-    ours = program(name)(to_jax(logits), to_jax(weight), noises, where)
-    for (hard, _), result, expected in zip(kinds(name), ours, theirs, strict=True):
+    ours = program(name)(to_jax(logits), to_jax(weight), noises)
+    for (hard, *_), result, expected in zip(places(name), ours, theirs, strict=True):
         for array, tensor in zip(result, expected, strict=True):
             assert str(array.dtype) == str(tensor.dtype).removeprefix("torch.")
             exactly = hard and array is result[0]
@@ -106,7 +109,7 @@ def test_the_same_noise_gives_the_same_sample_and_gradient(name: str, dtype: tor
         assert gradient.abs().sum() > 1
     if dtype == torch.float64:
         logits = wild_logits()
-        sample, gradient = compared(name, logits, weight, 1e-12)[len(PLACES) - 1]
+        sample, gradient = compared(name, logits, weight, 1e-12)[FREE]
         for result in (sample, gradient):
             rows = result.view(25, 5)
             assert rows[[1, 2, 5]].isnan().all()

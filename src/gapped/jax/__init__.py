@@ -16,30 +16,30 @@ from gapped.errors import GappedError, require
 
 require("gapped.jax", "jax", extra="jax")
 
+from gapped.jax.antithetic import DisARMTree  # noqa: E402
 from gapped.jax.categories import expected_gap, unimix  # noqa: E402
 from gapped.jax.choices import Choice  # noqa: E402
 from gapped.jax.expected import expectation  # noqa: E402
 from gapped.jax.functions import (  # noqa: E402
-    choose,
     decoupled_gumbel_softmax,
-    gate,
     gst,
     gumbel_rao,
     gumbel_softmax,
     reinmax,
     straight_through,
 )
-from gapped.jax.named import estimator, estimators  # noqa: E402
-from gapped.jax.samplers import (  # noqa: E402
+from gapped.jax.members import (  # noqa: E402
     GST,
     DecoupledGumbelSoftmax,
     GumbelRao,
     GumbelSoftmax,
-    Pathwise,
     ReinMax,
     StraightThrough,
 )
-from gapped.jax.scores import RLOO, DisARMTree, DoubleCV, Exact, Score  # noqa: E402
+from gapped.jax.named import estimator, estimators  # noqa: E402
+from gapped.jax.samplers import Pathwise  # noqa: E402
+from gapped.jax.scores import RLOO, DoubleCV, Exact, Score  # noqa: E402
+from gapped.jax.uses import choose, gate  # noqa: E402
 
 __all__ = [
     "GST",

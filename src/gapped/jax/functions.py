@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jax import Array
 
-from gapped.jax.arguments import check_key, check_logits, check_where
-from gapped.jax.categories import masked
-from gapped.jax.choices import Choice
-from gapped.jax.named import resolve_pathwise
-from gapped.jax.samplers import (
+from gapped.jax.members import (
     GST,
     DecoupledGumbelSoftmax,
     Gap,
     GumbelRao,
     GumbelSoftmax,
-    Level,
-    Pathwise,
     ReinMax,
     StraightThrough,
 )
+from gapped.jax.samplers import Level
 
 
 def gst(
@@ -53,7 +47,7 @@ def gst(
 
     The sample has the shape and dtype of the logits. It is differentiated once, in reverse mode.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> gst(jax.random.key(0), jnp.zeros((2, 3)), 0.5, True).sum(-1)
     Array([1., 1.], dtype=float32)
 
@@ -77,7 +71,7 @@ def gumbel_softmax(
     hard sample is the one-hot argmax of :math:`\theta + G`; the gradient is that of :math:`h`, also by an
     array `tau`. Other arguments: see `gst`.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> gumbel_softmax(jax.random.key(0), jnp.zeros(3), hard=True).sum()
     Array(1., dtype=float32)
 
@@ -99,7 +93,7 @@ def straight_through(
 
     The surrogate is :math:`\mathrm{softmax}(\theta/\tau)`, whatever was drawn. Other arguments: see `gst`.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> straight_through(jax.random.key(0), jnp.zeros(2))
     Array([0.5, 0.5], dtype=float32)
 
@@ -123,7 +117,7 @@ def gumbel_rao(
     Draw :math:`D \sim p`, then `samples` times :math:`z = \theta + G` given that its argmax is :math:`D`;
     the surrogate is the mean of :math:`\mathrm{softmax}(z/\tau)`. Other arguments: see `gst`.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> gumbel_rao(jax.random.key(0), jnp.zeros(3), 0.5, True, samples=10).sum()
     Array(1., dtype=float32)
 
@@ -149,7 +143,7 @@ def reinmax(
 
     There is no soft sample, so `hard` must be True. Other arguments: see `gst`.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> reinmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
 
@@ -173,7 +167,7 @@ def decoupled_gumbel_softmax(
     With one noise :math:`G`, :math:`D` is the one-hot argmax of :math:`\theta/\tau_f + G` and the surrogate
     :math:`\mathrm{softmax}(\theta/\tau + G)`. Other arguments: see `gst`.
 
-    >>> import jax
+    >>> import jax, jax.numpy as jnp
     >>> decoupled_gumbel_softmax(jax.random.key(0), jnp.zeros(3), 2.0, True).sum()
     Array(1., dtype=float32)
 
@@ -181,57 +175,3 @@ def decoupled_gumbel_softmax(
     """
     estimator = DecoupledGumbelSoftmax(tau, hard, tau_forward)
     return estimator.sample(key, logits, axis=axis, where=where)
-
-
-def choose(
-    key: Array,
-    logits: Array,
-    tau: Level = 1.0,
-    *,
-    estimator: Pathwise | str | None = None,
-    axis: int = -1,
-    where: Array | None = None,
-) -> Choice:
-    """Draw one category per row without ever writing its one-hot vector, for look-ups and routers.
-
-    `estimator` is an object or its text; None is the recommended default at `tau`. Values and gradients are
-    those of the hard sample.
-
-    >>> import jax
-    >>> choice = choose(jax.random.key(0), jnp.zeros((2, 4)), 0.5)
-    >>> choice.index.shape, choice.select(jnp.eye(4)).shape, choice.gate()
-    ((2,), (2, 4), Array([1., 1.], dtype=float32))
-    """
-    return resolve_pathwise(estimator, tau, True).choose(key, logits, axis=axis, where=where)
-
-
-def gate(
-    key: Array,
-    logits: Array,
-    tau: Level = 1.0,
-    hard: bool = False,
-    *,
-    estimator: Pathwise | str | None = None,
-    where: Array | None = None,
-) -> Array:
-    r"""Bernoulli samples that carry a gradient, for masks and switches.
-
-    Each logit is the log-odds of a 1: the hard sample is 1 with probability :math:`\sigma(\theta)`, else 0,
-    and value and gradient are those of the first entry of the estimator's sample of :math:`(\theta, 0)`.
-
-    - `logits`: any shape. `tau` broadcasts against it.
-    - `estimator`: a pathwise estimator or its text; None is the recommended default at `tau`.
-    - `where`: gates where it is False are 0, without gradient, as are those of -inf.
-
-    >>> import jax
-    >>> gate(jax.random.key(0), jnp.asarray([99.0, -99.0]), hard=True)
-    Array([1., 0.], dtype=float32)
-    """
-    check_key(key)
-    # A gate has no category axis: for the checks, its logits get one.
-    expanded = logits[..., None] if hasattr(logits, "ndim") else logits
-    check_logits(expanded)
-    check_where(where, logits)
-    resolved = resolve_pathwise(estimator, tau, hard)
-    odds = masked(jnp.asarray(logits), where)
-    return resolved.sample(key, jnp.stack([odds, jnp.zeros_like(odds)], -1))[..., 0]

@@ -8,19 +8,19 @@ from typing import Any
 
 from gapped import texts
 from gapped.errors import reject
+from gapped.jax.antithetic import DisARMTree
 from gapped.jax.arguments import described
 from gapped.jax.categories import expected_gap
-from gapped.jax.samplers import (
+from gapped.jax.members import (
     GST,
     DecoupledGumbelSoftmax,
     GumbelRao,
     GumbelSoftmax,
-    Level,
-    Pathwise,
     ReinMax,
     StraightThrough,
 )
-from gapped.jax.scores import RLOO, DisARMTree, DoubleCV, Exact, Score
+from gapped.jax.samplers import Level, Pathwise
+from gapped.jax.scores import RLOO, DoubleCV, Exact, Score
 
 Estimator = Pathwise | Score
 _PATHWISE = (GST, GumbelSoftmax, StraightThrough, GumbelRao, ReinMax, DecoupledGumbelSoftmax)
