@@ -15,6 +15,8 @@ TARGET = Path(__file__).parent / "figures" / "layers.svg"
 # Each room in a few words. The modules directly in `lab/` are one room.
 WORDS = {
     "errors": "one error family",
+    "texts": "estimators as text",
+    "jax": "the same in JAX, no torch",
     "checks": "of arguments",
     "simplex": "softmax, draws, Gumbel noise",
     "mixtures": "with the uniform law",
@@ -134,7 +136,7 @@ def draw(edges: dict[str, set[str]]) -> str:
     bands = (
         ("laboratory: gapped.lab", [[r for r in layer if r.startswith("lab")] for layer in reversed(below)]),
         (
-            "library: torch alone",
+            "library: torch alone; gapped.jax: jax alone",
             [[r for r in layer if not r.startswith("lab")] for layer in reversed(below)],
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("lab", "ray", "triton")
+EXTRAS = ("jax", "lab", "ray", "triton")
 
 
 def floors() -> list[str]:

@@ -12,7 +12,7 @@ from gapped.lab import criterion
 from gapped.lab.defaults import TEMPERATURES
 from gapped.lab.records import Record
 from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
-from gapped.registry import DEFAULT
+from gapped.texts import DEFAULT
 
 Values = dict[str, Any]
 Cell = tuple[str, float | None]

@@ -13,7 +13,8 @@ from torch import Tensor
 from gapped.checks import ignore_eps
 from gapped.errors import reject
 from gapped.pathwise import Pathwise, cached_estimator
-from gapped.registry import DEFAULT, resolve_pathwise, split_text
+from gapped.registry import resolve_pathwise
+from gapped.texts import DEFAULT, split_text
 
 
 @contextmanager

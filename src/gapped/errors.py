@@ -7,6 +7,11 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any
 
+TWICE = (
+    "gapped: an estimated gradient cannot be differentiated twice: it is the estimator's choice, "
+    "not the derivative of a function of the logits"
+)
+
 
 class GappedError(ValueError):
     """Bad input, in one line: which argument, what came, what is accepted."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gapped.checks import in_eager_mode
+from gapped.errors import TWICE
 
 Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
@@ -88,10 +89,7 @@ class _FirstOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        raise RuntimeError(
-            "gapped: an estimated gradient cannot be differentiated twice: it is the estimator's choice, "
-            "not the derivative of a function of the logits"
-        )
+        raise RuntimeError(TWICE)
 
 
 def with_points(

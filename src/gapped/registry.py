@@ -13,23 +13,16 @@ import torch
 from torch import Tensor
 
 import gapped
-from gapped.errors import GappedError, reject, suggestion
+from gapped import texts
+from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.score import Score
 from gapped.simplex import expected_gap
+from gapped.texts import DEFAULT, DEFAULT_TAU, check_agreement, kind_of, split_text
 
 Estimator = Pathwise | Score
-Option = bool | int | float | str
-
-DEFAULT = "gst:gap=auto"
-"""The estimator to take where nothing is known yet: `gapped.lab.defaults` says how records decide."""
-DEFAULT_TAU = 0.85
-"""Its temperature where nothing is known yet."""
-
 # The functions that an option may name.
 _FUNCTIONS = MappingProxyType({"expected": expected_gap})
-# What a function that takes the place of `F.gumbel_softmax` takes where nothing is said.
-_UNSAID = MappingProxyType({"tau": 1.0, "hard": False})
 
 
 def _members(family: type[Estimator]) -> Mapping[str, type[Estimator]]:
@@ -73,11 +66,7 @@ def estimator(text: str, **options: Any) -> Estimator:
     >>> estimator("gst", gap=1.2) == estimator("gst:gap=1.2")
     True
     """
-    name, own = split_text(text)
-    for option in options:
-        if option in own:
-            raise _given_twice(text, option)
-    return build(_REGISTRY, name, {**own, **options})
+    return texts.read(_REGISTRY, text, options, _FUNCTIONS)
 
 
 def options_of(name: str) -> list[str]:
@@ -86,42 +75,12 @@ def options_of(name: str) -> list[str]:
     >>> options_of("rloo")
     ['samples']
     """
-    return list(signature(_kind(_REGISTRY, name)).parameters)
-
-
-def split_text(text: object) -> tuple[str, dict[str, Option]]:
-    """The name and the options in an estimator's text, as they stand there.
-
-    >>> split_text("gst:gap=1.2,tau=0.5")
-    ('gst', {'gap': 1.2, 'tau': 0.5})
-    """
-    if not isinstance(text, str):
-        raise reject("estimator", text, _known(_REGISTRY))
-    name, _, rest = text.strip().partition(":")
-    options: dict[str, Option] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (key and equals and value):
-            raise reject("estimator", text, "name or name:option=value,..., such as gst:gap=1.2,tau=0.5")
-        if key in options:
-            raise _given_twice(text, key)
-        options[key] = _value(value)
-    return name, options
+    return list(signature(kind_of(_REGISTRY, name)).parameters)
 
 
 def build(kinds: Mapping[str, type[Estimator]], name: str, options: Mapping[str, Any]) -> Estimator:
     """The estimator of that name among `kinds`; options that name a function become that function."""
-    kind = _kind(kinds, name)
-    names = list(signature(kind).parameters)
-    for option in options:
-        if option not in names:
-            accepted = f"one of {', '.join(names)}" if names else "none"
-            message = f"{name}: unknown option {option!r}, expected {accepted}"
-            raise GappedError(message + suggestion(option, names))
-    values: dict[str, Any] = {
-        key: _FUNCTIONS.get(v, v) if isinstance(v, str) else v for key, v in options.items()
-    }
-    return kind(**values)
+    return texts.build(kinds, name, options, _FUNCTIONS)
 
 
 def resolve(
@@ -144,9 +103,7 @@ def resolve(
     """
     given = {name: value for name, value in (("tau", tau), ("hard", hard)) if value is not None}
     if isinstance(estimator, Pathwise | Score):
-        _check_agreement(
-            given, {name: getattr(estimator, name) for name in given if hasattr(estimator, name)}
-        )
+        check_agreement(given, {name: getattr(estimator, name) for name in given if hasattr(estimator, name)})
         return estimator
     if estimator is None:
         estimator, given = DEFAULT, {"tau": DEFAULT_TAU, **given}
@@ -154,7 +111,7 @@ def resolve(
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2), or its text such as 'gst:gap=1.2'"
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     name, own = split_text(estimator)
-    _check_agreement(given, own)
+    check_agreement(given, own)
     known = options_of(name)
     return build(_REGISTRY, name, {**{key: v for key, v in given.items() if key in known}, **own})
 
@@ -181,39 +138,3 @@ def _pathwise(estimator: Pathwise | str | None, tau: float | Tensor | None, hard
 
 
 _cached_pathwise = lru_cache(maxsize=256, typed=True)(_pathwise)
-
-
-def _kind(kinds: Mapping[str, type[Estimator]], name: str) -> type[Estimator]:
-    if name not in kinds:
-        raise reject("estimator", name, _known(kinds) + suggestion(name, kinds))
-    return kinds[name]
-
-
-def _known(kinds: Mapping[str, type[Estimator]]) -> str:
-    return f"one of {', '.join(sorted(kinds))}"
-
-
-def _check_agreement(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    for name in given.keys() & own.keys():
-        if not any(_same(given[name], value) for value in (own[name], _UNSAID[name])):
-            got = f"{given[name]}, but the estimator has {name}={own[name]} of its own"
-            raise reject(name, got, "one of them")
-
-
-def _same(a: object, b: object) -> bool:
-    return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and a == b)
-
-
-def _given_twice(text: str, option: str) -> GappedError:
-    return GappedError(f"estimator: {text}: option {option!r} is given twice")
-
-
-def _value(text: str) -> Option:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

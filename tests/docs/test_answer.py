@@ -12,7 +12,7 @@ from evidence import Evidence, gather
 from gapped.errors import GappedError
 from gapped.lab.defaults import TEMPERATURES
 from gapped.lab.records import Record
-from gapped.registry import DEFAULT
+from gapped.texts import DEFAULT
 
 ROOT = Path(__file__).parents[2]
 CALL = 'gapped.gst(logits, tau=0.85, hard=True, gap="auto")'

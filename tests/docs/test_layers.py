@@ -13,9 +13,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 LAYERS = runpy.run_path(str(DOCS / "layers.py"))
 MODULES = LAYERS["modules"]()
 # What `import gapped` needs; kernels import Triton, diagnostics numpy and pandas, where these are installed.
-CORE = sorted(
-    name for name in MODULES if not name.startswith(("gapped.lab", "gapped.kernels", "gapped.diagnostics"))
-)
+OTHERS = ("gapped.lab", "gapped.kernels", "gapped.diagnostics", "gapped.jax")
+CORE = sorted(name for name in MODULES if not name.startswith(OTHERS))
 
 
 def crossing(source: str, module: str) -> list[str]:
@@ -59,6 +58,22 @@ def test_the_picture_is_drawn_from_the_imports() -> None:
 def test_the_core_needs_torch_and_nothing_else(module: str) -> None:
     roots = {name.split(".")[0] for name in LAYERS["imports"](MODULES[module], module)}
     assert roots - set(sys.stdlib_module_names) <= {"torch", "gapped"}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("gapped.jax")])
+def test_jax_needs_no_torch(module: str) -> None:
+    """Of the library it imports what imports no other package."""
+    names = LAYERS["imports"](MODULES[module], module)
+    roots = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert roots <= {"jax", "numpy", "gapped"} | ({"numpyro"} if module.endswith("numpyro") else set())
+    rooms = {LAYERS["room_of"](name) for name in names} - {None, "jax"}
+    assert rooms <= {"errors", "texts"}
+
+
+@pytest.mark.parametrize("module", ["gapped.errors", "gapped.texts"])
+def test_what_jax_imports_needs_no_package(module: str) -> None:
+    roots = {name.split(".")[0] for name in LAYERS["imports"](MODULES[module], module)}
+    assert roots <= {"gapped"} | set(sys.stdlib_module_names)
 
 
 def test_no_two_modules_share_a_name() -> None:

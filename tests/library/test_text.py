@@ -11,7 +11,8 @@ from conftest import MEMBERS, every_member, normal, seeded
 
 import gapped
 from gapped import GappedError
-from gapped.registry import DEFAULT, resolve, resolve_pathwise
+from gapped.registry import resolve, resolve_pathwise
+from gapped.texts import DEFAULT
 
 
 def square(z: torch.Tensor) -> torch.Tensor:

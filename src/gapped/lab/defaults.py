@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gapped.lab.estimator_text import options_of, parse
-from gapped.registry import DEFAULT, DEFAULT_TAU
+from gapped.texts import DEFAULT, DEFAULT_TAU
 
 CANDIDATES = (
     DEFAULT,

@@ -7,7 +7,8 @@ from typing import Any
 
 from gapped import registry
 from gapped.lab.paper_variants import VARIANTS
-from gapped.registry import Estimator, Option, build, split_text
+from gapped.registry import Estimator, build
+from gapped.texts import Option, split_text
 
 
 def parse(text: str) -> tuple[str, dict[str, Option]]:

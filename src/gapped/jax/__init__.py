@@ -1,0 +1,72 @@
+"""The estimators of gapped in JAX: the same definitions, without torch.
+
+>>> import jax, jax.numpy as jnp, gapped.jax
+>>> logits = jnp.zeros((4, 10))
+>>> z = gapped.jax.gst(jax.random.key(0), logits, tau=0.85, hard=True, gap="auto")
+>>> z.sum(-1)
+Array([1., 1., 1., 1.], dtype=float32)
+
+Everything works under `jit`, `vmap`, `grad`, `scan`, `checkpoint` and `shard_map`. It is an extra: ``pip
+install "gapped[jax]"``. `gapped.jax.numpyro` has a distribution for numpyro.
+"""
+
+from __future__ import annotations
+
+from gapped.errors import GappedError, require
+
+require("gapped.jax", "jax", extra="jax")
+
+from gapped.jax.antithetic import DisARMTree  # noqa: E402
+from gapped.jax.categories import expected_gap, unimix  # noqa: E402
+from gapped.jax.choices import Choice  # noqa: E402
+from gapped.jax.expected import expectation  # noqa: E402
+from gapped.jax.functions import (  # noqa: E402
+    decoupled_gumbel_softmax,
+    gst,
+    gumbel_rao,
+    gumbel_softmax,
+    reinmax,
+    straight_through,
+)
+from gapped.jax.members import (  # noqa: E402
+    GST,
+    DecoupledGumbelSoftmax,
+    GumbelRao,
+    GumbelSoftmax,
+    ReinMax,
+    StraightThrough,
+)
+from gapped.jax.named import estimator, estimators  # noqa: E402
+from gapped.jax.samplers import Pathwise  # noqa: E402
+from gapped.jax.scores import RLOO, DoubleCV, Exact, Score  # noqa: E402
+from gapped.jax.uses import choose, gate  # noqa: E402
+
+__all__ = [
+    "GST",
+    "RLOO",
+    "Choice",
+    "DecoupledGumbelSoftmax",
+    "DisARMTree",
+    "DoubleCV",
+    "Exact",
+    "GappedError",
+    "GumbelRao",
+    "GumbelSoftmax",
+    "Pathwise",
+    "ReinMax",
+    "Score",
+    "StraightThrough",
+    "choose",
+    "decoupled_gumbel_softmax",
+    "estimator",
+    "estimators",
+    "expectation",
+    "expected_gap",
+    "gate",
+    "gst",
+    "gumbel_rao",
+    "gumbel_softmax",
+    "reinmax",
+    "straight_through",
+    "unimix",
+]

@@ -1,0 +1,123 @@
+"""Checks of arguments, as far as shapes and dtypes tell: values may be traced and are not looked at."""
+
+from __future__ import annotations
+
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from gapped.errors import reject
+
+_FLOAT32 = np.finfo(np.float32)
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is an array of JAX, traced or not, or of numpy."""
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def described(value: Any) -> str:
+    """What came, in a few words."""
+    if is_array(value):
+        return f"a {value.dtype} array of shape {value.shape}"
+    return f"an object of type {type(value).__name__}"
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Check an option that is either on or off, which a traced value cannot be."""
+    if not isinstance(flag, bool):
+        raise reject(name, described(flag) if is_array(flag) else flag, "True or False")
+
+
+def check_count(name: str, count: object, least: int = 1) -> None:
+    """Check a whole number that has a least value."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise reject(name, count, "a positive integer" if least == 1 else f"an integer of at least {least}")
+
+
+def check_level(name: str, level: Any, *, positive: bool) -> None:
+    """Check a temperature or a gap: a number in float32's range, or a real array."""
+    accepted = f"a {'positive' if positive else 'non-negative'} number or array"
+    if is_array(level):
+        if not (jnp.issubdtype(level.dtype, jnp.floating) or jnp.issubdtype(level.dtype, jnp.integer)):
+            raise reject(name, described(level), accepted)
+        return
+    least = float(_FLOAT32.tiny) if positive else 0.0
+    if isinstance(level, bool) or not isinstance(level, Real) or not least <= float(level) <= _FLOAT32.max:
+        raise reject(name, level, accepted)
+
+
+def check_key(key: Any) -> None:
+    """Check a random key, of the new style or the old one."""
+    is_new = is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    is_old = is_array(key) and key.dtype == jnp.uint32 and key.ndim == 1
+    if not (is_new or is_old):
+        raise reject("key", described(key), "a random key such as jax.random.key(0); it comes first")
+
+
+def check_logits(logits: Any, axis: object = -1) -> None:
+    """Check logits and their category axis."""
+    accepted = "a floating-point array of scores, one per category"
+    if not is_array(logits) or not jnp.issubdtype(logits.dtype, jnp.floating) or logits.ndim == 0:
+        raise reject("logits", described(logits), accepted)
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -logits.ndim <= axis < logits.ndim:
+        raise reject("axis", axis, f"an axis of logits of shape {logits.shape}")
+    if logits.shape[axis] == 0:
+        raise reject("logits", described(logits), f"at least one category on axis {axis}")
+
+
+def check_where(where: Any, logits: Array, axis: int = -1) -> None:
+    """Check a mask of the categories that exist."""
+    if where is None:
+        return
+    accepted = f"a boolean array that broadcasts to the logits' shape {logits.shape}"
+    if not is_array(where) or where.dtype != jnp.bool_ or not broadcasts(where.shape, logits.shape):
+        raise reject("where", described(where), accepted)
+    if where.ndim < logits.ndim and axis not in (-1, logits.ndim - 1):
+        # Broadcasting would take its last axis for the logits' last one, which is not that of the categories.
+        accepted = f"one with all {logits.ndim} axes of the logits, since axis={axis} is not the last of them"
+        raise reject("where", described(where), accepted)
+
+
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `target` without enlarging it."""
+    extra = len(target) - len(shape)
+    return extra >= 0 and all(n in (1, m) for n, m in zip(shape, target[extra:], strict=True))
+
+
+def fitted(name: str, level: Any, logits: Array, axis: int) -> Any:
+    """A level that is an array, without the category axis; one with all axes of the logits has it as 1."""
+    if not is_array(level):
+        return level
+    if level.ndim == logits.ndim and level.shape[axis] == 1:
+        level = level.squeeze(axis)
+    target = tuple(np.delete(logits.shape, axis).tolist())
+    if not broadcasts(level.shape, target):
+        accepted = f"a shape that broadcasts to {target}, the logits' shape without the category axis"
+        raise reject(name, described(level), accepted)
+    return level
+
+
+def per_row(name: str, level: Any, like: Array) -> Array:
+    """A level that `fitted` returned, so that it broadcasts against ``(*rows, K)``; NaN where negative."""
+    if not is_array(level):
+        return jnp.asarray(float(level), like.dtype)
+    level = constant(name, jnp.asarray(level, like.dtype))[..., None]
+    return jnp.where(level >= 0, level, jnp.nan)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def constant(name: str, level: Array) -> Array:
+    """`level`, which must not be differentiated: a gradient of zero would be a silent error."""
+    return level
+
+
+@constant.defjvp
+def _refuse(name: str, primals: Any, tangents: Any) -> Any:
+    accepted = "a constant: the estimator has no gradient for it, take jax.lax.stop_gradient"
+    raise reject(name, "an array that is differentiated", accepted)

@@ -1,0 +1,186 @@
+"""Arithmetic on the probability simplex, along the last axis: the same definitions as `gapped.simplex`.
+
+A category whose logit is -inf does not exist: it gets exactly zero mass. A row without a sample has an index
+outside of the categories: `K` if it has no category (all -inf), `K + 1` if it holds a NaN or +inf.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from gapped.errors import reject
+from gapped.jax.arguments import check_logits, check_where
+
+_GAP_GUARD = 1e-5
+# In float32 the running sum of so many weights loses no more than the uniform that is compared with it.
+_FEW = 256
+
+
+class Rows(NamedTuple):
+    """Logits ready for an estimator, without a gradient."""
+
+    logits: Array
+    """Relative to the largest of their row, in float32 or float64; 0 in rows without a distribution."""
+    top: Array
+    """The largest logit of each row, ``(*rows, 1)``."""
+
+    @property
+    def lawful(self) -> Array:
+        """Whether a row has a distribution, ``(*rows, 1)``."""
+        return jnp.isfinite(self.top)
+
+    def marked(self, category: Array) -> Array:
+        """The drawn categories, marked where a row has no distribution."""
+        categories = self.logits.shape[-1]
+        outside = jnp.where(self.top == -jnp.inf, categories, categories + 1).astype(category.dtype)
+        return jnp.where(self.lawful[..., 0], category, outside[..., 0])
+
+    def filled(self, points: Array) -> Array:
+        """Points of the simplex, zero or NaN where a row has no distribution."""
+        return jnp.where(self.lawful, points, jnp.where(self.top == -jnp.inf, 0.0, jnp.nan))
+
+
+def computed(values: Array) -> Array:
+    """`values` in the dtype that arithmetic is done in: float64 stays, all else becomes float32."""
+    return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
+
+
+def masked(logits: Array, where: Array | None) -> Array:
+    """Logits with -inf where `where` is False, before anything is normalised: masking equals deleting."""
+    return logits if where is None else jnp.where(where, logits, -jnp.inf)
+
+
+def rows_of(logits: Array) -> Rows:
+    """The rows of masked logits, categories last."""
+    logits = computed(jax.lax.stop_gradient(logits))
+    top = logits.max(-1, keepdims=True)
+    lawful = jnp.isfinite(top)
+    return Rows(jnp.where(lawful, logits - jnp.where(lawful, top, 0.0), 0.0), top)
+
+
+def log_softmax(logits: Array) -> Array:
+    """Log-softmax whose rows without categories stay -inf instead of turning NaN."""
+    exists = logits.max(-1, keepdims=True) != -jnp.inf
+    # Replaced before, too: what is not selected must have a gradient that zero can be multiplied with.
+    return jnp.where(exists, jax.nn.log_softmax(jnp.where(exists, logits, 0.0), -1), -jnp.inf)
+
+
+def uniform(key: Array, logits: Array, samples: tuple[int, ...] = ()) -> Array:
+    """The noise of `inverse_cdf`, ``(levels, *samples, *rows)``: one float64 per row, where there is one.
+
+    Without ``jax_enable_x64`` it is one float32 for rows of up to 256 categories, else two.
+    """
+    dtype = jnp.result_type(float)
+    levels = 2 if dtype == jnp.float32 and logits.shape[-1] > _FEW else 1
+    return jax.random.uniform(key, (levels, *samples, *logits.shape[:-1]), dtype)
+
+
+def inverse_cdf(weights: Array, u: Array) -> Array:
+    r"""Draw one category per row in proportion to `weights`: the first whose running sum exceeds u times all.
+
+    `u` has the shape ``(levels, *rows)``. The running sum is kept in the dtype of `u`. With two levels the
+    first uniform draws one of about :math:`\sqrt K` blocks and the second a category inside of it, so that
+    no sum is long. A category without weight is never drawn.
+    """
+    if len(u) == 1:
+        return _first_above(weights, u[0])
+    side = isqrt(weights.shape[-1] - 1) + 1
+    ends = [(0, 0)] * (weights.ndim - 1) + [(0, side * side - weights.shape[-1])]
+    blocks = jnp.pad(weights, ends).reshape(*weights.shape[:-1], side, side)
+    block = _first_above(blocks.sum(-1), u[0])
+    blocks = jnp.broadcast_to(blocks, (*block.shape, side, side))
+    inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
+    return block * side + _first_above(inside, u[1])
+
+
+def _first_above(weights: Array, u: Array) -> Array:
+    cumulative = jnp.cumsum(weights.astype(u.dtype), -1)
+    # Parallel sums are not monotone: an absent category may round to more than its neighbour.
+    exists = weights > 0
+    total = jnp.where(exists, cumulative, 0.0).max(-1)
+    return jnp.argmax(exists & (cumulative > (u * total)[..., None]), -1)
+
+
+def log_exponential(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """The logarithm of unit exponentials: Gumbel noise with its sign reversed; always finite."""
+    return -jax.random.gumbel(key, shape, dtype)
+
+
+def conditional_gumbel(log_p: Array, index: Array, log_e: Array) -> Array:
+    r"""The scores :math:`\log p + G` given that `index` wins, for noise ``(samples, *rows, K)``."""
+    selected = jnp.arange(log_p.shape[-1]) == index[..., None]
+    winner = jnp.where(selected, log_e, 0.0).sum(-1, keepdims=True)
+    return -jnp.where(selected, winner, jnp.logaddexp(log_e - log_p, winner))
+
+
+def one_hot(index: Array, categories: int, dtype: Any) -> Array:
+    """One-hot rows, exactly 0 and 1; zero where the index is `K`, NaN where it is `K + 1`."""
+    rows = (jnp.arange(categories) == index[..., None]).astype(dtype)
+    return jnp.where(index[..., None] > categories, jnp.asarray(jnp.nan, dtype), rows)
+
+
+def expected_gap(p: Array) -> Array:
+    r"""The expected gap between the two largest perturbed logits, given a winner of probability `p`.
+
+    :math:`-\log(1 - p)/p` (Lemma 1 of the paper), with :math:`p (1 - 10^{-5})` in the place of :math:`p`, as
+    in the published experiments. It is a gap for `gst`.
+
+    >>> expected_gap(jnp.asarray([0.0, 0.5]))
+    Array([1.       , 1.3862882], dtype=float32)
+    """
+    guarded = computed(jnp.asarray(p)) * (1 - _GAP_GUARD)
+    limits = np.finfo(guarded.dtype)
+    # For small p the quotient loses digits; the series is then exact to the last one.
+    series = 1 + guarded * (1 / 2 + guarded * (1 / 3 + guarded / 4))
+    quotient = -jnp.log1p(-guarded) / jnp.maximum(guarded, limits.tiny)
+    return jnp.where(guarded < limits.eps**0.25 / 4, series, quotient).astype(jnp.asarray(p).dtype)
+
+
+def log_expected_odds(log_p: Array) -> Array:
+    """The logarithm of a losing category's expected odds against the winner: see `gapped.simplex`."""
+    loss = -jnp.expm1(log_p)
+    # Next to 1 the numerator and the square vanish together; the series is then exact to the last digit.
+    near = loss < (0.03 if log_p.dtype == jnp.float32 else 1e-3)
+    series = 1 / 2 + loss * (1 / 3 + loss * (1 / 4 + loss * (1 / 5 + loss / 6)))
+    exists = log_p != -jnp.inf
+    finite = jnp.where(exists, log_p, 0.0)
+    quotient = (-finite - loss) / jnp.where(near, 1.0, loss) ** 2
+    return jnp.where(exists, finite + jnp.log(jnp.where(near | ~exists, series, quotient)), -jnp.inf)
+
+
+def unimix(logits: Array, amount: float = 0.01, *, axis: int = -1, where: Array | None = None) -> Array:
+    r"""Logits of a mixture with the uniform distribution, so that no category becomes impossible.
+
+    For `amount` :math:`a`, from 0 to 1, and :math:`n` categories that exist,
+
+    .. math:: \log\Bigl((1 - a)\,\mathrm{softmax}(\theta)_k + \frac{a}{n}\Bigr),
+
+    in log space: normalised logits in the shape and dtype of `logits`, with their ordinary gradient.
+    Categories where `where` is False, or whose logit is -inf, do not exist, and theirs is -inf. World models
+    such as DreamerV3 take 1% of it, before sampling: ``gst(key, unimix(logits))``.
+
+    >>> jnp.exp(unimix(jnp.asarray([100.0, 0.0]), 0.5))
+    Array([0.75, 0.25], dtype=float32)
+
+    References: Hafner, Pasukonis, Ba, Lillicrap (2023).
+    """
+    check_logits(logits, axis)
+    check_where(where, logits, axis)
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount <= 1:
+        raise reject("amount", amount, "a number from 0 to 1")
+    rows = jnp.moveaxis(computed(masked(jnp.asarray(logits), where)), axis, -1)
+    exists = rows != -jnp.inf
+    log_p = log_softmax(rows)
+    if amount > 0:
+        count = exists.sum(-1, keepdims=True).astype(log_p.dtype)
+        # Replaced before adding: the slope of a sum of two zeros is NaN in log space.
+        kept = jnp.where(exists, log_p, 0.0) + jnp.log1p(-jnp.asarray(amount, log_p.dtype))
+        mixed = jnp.logaddexp(kept, jnp.log(amount) - jnp.log(count))
+        log_p = jnp.where(exists, mixed, -jnp.inf)
+    return jnp.moveaxis(log_p, -1, axis).astype(logits.dtype)

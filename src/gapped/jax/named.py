@@ -1,0 +1,77 @@
+"""Estimators by name, by text, or the recommended one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gapped import texts
+from gapped.errors import reject
+from gapped.jax.antithetic import DisARMTree
+from gapped.jax.arguments import described
+from gapped.jax.categories import expected_gap
+from gapped.jax.members import (
+    GST,
+    DecoupledGumbelSoftmax,
+    GumbelRao,
+    GumbelSoftmax,
+    ReinMax,
+    StraightThrough,
+)
+from gapped.jax.samplers import Level, Pathwise
+from gapped.jax.scores import RLOO, DoubleCV, Exact, Score
+
+Estimator = Pathwise | Score
+_PATHWISE = (GST, GumbelSoftmax, StraightThrough, GumbelRao, ReinMax, DecoupledGumbelSoftmax)
+_SCORE = (RLOO, DoubleCV, DisARMTree, Exact)
+_KINDS: Mapping[str, type[Estimator]] = MappingProxyType({k.name: k for k in (*_PATHWISE, *_SCORE)})
+_FUNCTIONS = MappingProxyType({"expected": expected_gap})
+
+
+def estimators() -> Mapping[str, type[Estimator]]:
+    """All known estimators, name to class, read-only."""
+    return _KINDS
+
+
+def estimator(text: str, **options: Any) -> Estimator:
+    """The estimator that `text` names, ``name`` or ``name:option=value,...``: see `gapped.estimator`.
+
+    >>> estimator("gst:gap=1.2", tau=0.5)
+    GST(tau=0.5, hard=True, gap=1.2)
+    """
+    return texts.read(_KINDS, text, options, _FUNCTIONS)
+
+
+def resolve(
+    estimator: Estimator | str | None, tau: Level | None = None, hard: bool | None = None
+) -> Estimator:
+    """The object that an argument called `estimator` stands for; None is the recommended default.
+
+    `tau` and `hard` are used where text leaves them open. An object has both itself; arguments that say
+    otherwise, and are not the defaults of the functions, are refused.
+    """
+    given = {name: value for name, value in (("tau", tau), ("hard", hard)) if value is not None}
+    if isinstance(estimator, Pathwise | Score):
+        own = {name: getattr(estimator, name) for name in given if hasattr(estimator, name)}
+        texts.check_agreement(given, own)
+        return estimator
+    if estimator is None:
+        estimator, given = texts.DEFAULT, {"tau": texts.DEFAULT_TAU, **given}
+    elif not isinstance(estimator, str):
+        accepted = "an estimator such as gapped.jax.GST() or gapped.jax.RLOO(2), or its text such as 'gst'"
+        raise reject("estimator", described(estimator), accepted)
+    name, options = texts.split_text(estimator)
+    texts.check_agreement(given, options)
+    return texts.build(_KINDS, name, {**given, **options}, _FUNCTIONS)
+
+
+def resolve_pathwise(
+    estimator: Estimator | str | None, tau: Level | None = None, hard: bool | None = None
+) -> Pathwise:
+    """`resolve` for callers that draw a sample: estimators of the other family are refused."""
+    resolved = resolve(estimator, tau, hard)
+    if not isinstance(resolved, Pathwise):
+        accepted = "a pathwise estimator such as gapped.jax.GST() or 'gst'; others go into expectation"
+        raise reject("estimator", estimator, accepted)
+    return resolved

@@ -1,0 +1,102 @@
+"""Estimators as text, ``name`` or ``name:option=value,...``: the part that needs no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from numbers import Number
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from gapped.errors import GappedError, reject, suggestion
+
+Option = bool | int | float | str
+
+DEFAULT = "gst:gap=auto"
+"""The estimator to take where nothing is known yet: `gapped.lab.defaults` says how records decide."""
+DEFAULT_TAU = 0.85
+"""Its temperature where nothing is known yet."""
+
+# What a function that takes the place of `F.gumbel_softmax` takes where nothing is said.
+_UNSAID = MappingProxyType({"tau": 1.0, "hard": False})
+_E = TypeVar("_E")
+
+
+def split_text(text: object) -> tuple[str, dict[str, Option]]:
+    """The name and the options in an estimator's text, as they stand there.
+
+    >>> split_text("gst:gap=1.2,tau=0.5")
+    ('gst', {'gap': 1.2, 'tau': 0.5})
+    """
+    accepted = "name or name:option=value,..., such as gst:gap=1.2,tau=0.5"
+    if not isinstance(text, str):
+        raise reject("estimator", text, accepted)
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, Option] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise reject("estimator", text, accepted)
+        if key in options:
+            raise GappedError(f"estimator: {text}: option {key!r} is given twice")
+        options[key] = _value(value)
+    return name, options
+
+
+def kind_of(kinds: Mapping[str, type[_E]], name: object) -> type[_E]:
+    """The class of that name; an unknown name is an error that lists the known ones."""
+    if not isinstance(name, str) or name not in kinds:
+        hint = suggestion(name, kinds) if isinstance(name, str) else ""
+        raise reject("estimator", name, f"one of {', '.join(sorted(kinds))}{hint}")
+    return kinds[name]
+
+
+def read(
+    kinds: Mapping[str, type[_E]], text: object, options: Mapping[str, Any], functions: Mapping[str, Any]
+) -> _E:
+    """The estimator among `kinds` that `text` names, with its options and further ones."""
+    if not isinstance(text, str):
+        kind_of(kinds, text)
+    name, own = split_text(text)
+    for option in options:
+        if option in own:
+            raise GappedError(f"estimator: {text}: option {option!r} is given twice")
+    return build(kinds, name, {**own, **options}, functions)
+
+
+def build(
+    kinds: Mapping[str, type[_E]], name: str, options: Mapping[str, Any], functions: Mapping[str, Any]
+) -> _E:
+    """The estimator of that name among `kinds`; options that name one of the `functions` become it."""
+    kind = kind_of(kinds, name)
+    names = list(signature(kind).parameters)
+    for option in options:
+        if option not in names:
+            accepted = f"one of {', '.join(names)}" if names else "none"
+            message = f"{name}: unknown option {option!r}, expected {accepted}"
+            raise GappedError(message + suggestion(option, names))
+    return kind(**{key: functions.get(v, v) if isinstance(v, str) else v for key, v in options.items()})
+
+
+def check_agreement(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a `tau` or `hard` that differs from the estimator's own and is not a function's default."""
+    for name in given.keys() & own.keys():
+        if not any(_same(given[name], value) for value in (own[name], _UNSAID[name])):
+            got = f"{given[name]}, but the estimator has {name}={own[name]} of its own"
+            raise reject(name, got, "one of them")
+
+
+def _same(a: object, b: object) -> bool:
+    # Only numbers are compared: the comparison of two arrays is no answer.
+    return a is b or (isinstance(a, Number) and isinstance(b, Number) and a == b)
+
+
+def _value(text: str) -> Option:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
