@@ -35,6 +35,16 @@ needs_ray = pytest.mark.skipif(ray_engine.ray is None, reason="ray is not instal
 MEMBERS = {"low": gapped.GST(tau=0.5), "middle": "gst:tau=0.6", "high": "gumbel-softmax:tau=9"}
 
 
+# That of JAX, where another test of the same process imported it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes start as if no other test had imported JAX."""
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+
+
 @pytest.fixture(autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the folders of comparisons without one of their own are."""
@@ -443,8 +453,14 @@ def test_bad_arguments_are_one_line(arguments: dict[str, Any], message: str) -> 
         gapped.compare(**{"train": numbers, "estimators": ["gst"], **arguments})
 
 
-def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+@pytest.mark.parametrize("threads", ["cuda", "jax"])
+def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(
+    threads: str, monkeypatch: Any
+) -> None:
+    if threads == "cuda":
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    else:
+        monkeypatch.setitem(sys.modules, "jax", object())
     with pytest.raises(GappedError, match="a function at the top of a module"):
         gapped.compare(lambda estimator, seed: 1.0, ["gst"], workers=2)
 

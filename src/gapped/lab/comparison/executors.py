@@ -67,7 +67,8 @@ def _task(train: Train, runs: Sequence[UserRun], place: int) -> Lines:
 
 def _context(train: Train, runs: Sequence[UserRun]) -> Any:
     """How processes start: by a fork, which takes any function, where that is safe; else the safe way."""
-    if sys.platform == "linux" and not uses_cuda():
+    # A fork leaves behind the threads of CUDA and JAX, for which its process may wait in vain.
+    if sys.platform == "linux" and not uses_cuda() and "jax" not in sys.modules:
         return get_context("fork")
     try:
         pickle.dumps((train, runs))
