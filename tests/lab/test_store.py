@@ -138,7 +138,15 @@ def add(own):
         curves = [Curve(id=each.id, more={"text": "x" * 3000}) for each in runs(f"shared{n}")]
         store.add(runs(f"shared{n}") + runs(f"own{own}-{n}") + curves)
 
-crowd = [context.Process(target=add, args=(own,)) for own in range(4)]
+def try_to(own):
+    try:
+        add(own)
+    except BaseException:
+        # Nobody need wait for this one.
+        barrier.abort()
+        raise
+
+crowd = [context.Process(target=try_to, args=(own,)) for own in range(4)]
 for each in crowd:
     each.start()
 for each in crowd:
