@@ -12,7 +12,7 @@ demo: $(LAB)
 	$(BIN)/gapped compare
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ WITHOUT_TORCH = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "package", "steps", "most"),
     [
