@@ -26,6 +26,7 @@ from gapped.kernels.sampling import long_rows, rao_chunks, rao_rows, short_rows,
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
+from gapped.kernels.subsets import subset_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32"}
@@ -105,6 +106,19 @@ for n, m in ((2, 4), (4, 8)):
             assert "shfl" not in code.asm["ptx"]
 """
 
+SUBSETS = """
+POINTERS |= {"p_chosen": "*u8", "p_base": "*fp64", "p_rare": "*fp32", "p_out": "*fp32"}
+for rows, columns in ((32, 32), (1, 1024)):
+    size = {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
+    draw = compiles(subset_kernels.subset_draw_kernel, "*fp32", 4, size)
+    rare = compiles(subset_kernels.subset_rare_kernel, "*fp32", 4, size)
+    # Loops are not unrolled, so that kernels stay in the cache of instructions.
+    assert all(code.asm["ptx"].count("\\n") < 6000 for code in (draw, rare))
+for what in range(3):
+    flags = {"WHAT": what, "FREQUENCIES": 32, "PART": 32, "FAST": True, "BLOCK": 1024}
+    compiles(subset_kernels.subset_sums_kernel, "*bf16", 4, flags)
+"""
+
 
 def run(program: str, *arguments: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -134,3 +148,7 @@ def test_the_score_kernels_compile_and_count_rows_in_64_bits() -> None:
 
 def test_the_mask_kernels_compile_and_keep_a_group_of_four_within_a_thread() -> None:
     run(MASKS)
+
+
+def test_the_subset_kernels_compile_for_a_gpu() -> None:
+    run(SUBSETS)
