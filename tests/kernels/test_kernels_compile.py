@@ -27,6 +27,7 @@ from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
 from gapped.kernels.subsets import subset_kernels
+from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32"}
@@ -119,6 +120,14 @@ for what in range(3):
     compiles(subset_kernels.subset_sums_kernel, "*bf16", 4, flags)
 """
 
+TABLES = """
+POINTERS["p_sums"] = "*fp32"
+for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel):
+    code = compiles(kernel, "*bf16", 4, {"ROWS": 16, "WIDTH": 128}, True)
+    # Rows times their width, and groups times their tables, may need more bits.
+    assert not re.search(r"arith\\.muli .*tensor<.*i32>", code.asm["ttir"]), code.asm["ttir"]
+"""
+
 
 def run(program: str, *arguments: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -152,3 +161,7 @@ def test_the_mask_kernels_compile_and_keep_a_group_of_four_within_a_thread() -> 
 
 def test_the_subset_kernels_compile_for_a_gpu() -> None:
     run(SUBSETS)
+
+
+def test_the_table_kernels_compile_and_count_numbers_in_64_bits() -> None:
+    run(TABLES)
