@@ -83,6 +83,8 @@ for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kern
     code = compiles(kernel, "*bf16", 4, flags)
     # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
     assert name == "gumbel-rao" or not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
+    # Noise is drawn by the threads that use it.
+    assert compiles(kernel, "*fp32", 4, flags, True).metadata.shared == 0
 """
 
 SCORES = """
@@ -98,7 +100,8 @@ MASKS = """
 POINTERS["p_chosen"] = "*u8"
 for n, m in ((2, 4), (4, 8)):
     for soft in (False, True):
-        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
+        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "FAST": True}
+        flags |= {"BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
         forward = compiles(mask_kernels.mask_forward_kernel, "*fp32", 4, flags, True)
     backward = compiles(mask_kernels.mask_backward_kernel, "*bf16", 4, flags, True)
     if m == 4:

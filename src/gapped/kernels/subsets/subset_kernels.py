@@ -24,8 +24,8 @@ from gapped.kernels.primitives import load_rows, reciprocal, row_block, store_ro
 
 _INF = tl.constexpr(float("inf"))
 _PI = tl.constexpr(3.141592653589793)
-# The last word of a counter, as in `primitives`: what the noise is for.
-_SUBSETS = tl.constexpr(3)
+# The last word of a counter, as in `primitives`: what the noise is for. Odd ones belong to Gumbel-Rao.
+_SUBSETS = tl.constexpr(4)
 # The rare event of a certain choice: never drawn, without weight in a sum, but with a sign.
 _NEVER = tl.constexpr(2.0**-100)
 # Halvings of the interval of the shift, which is at most 64 + 1 + log n long.
