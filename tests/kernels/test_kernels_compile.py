@@ -84,7 +84,7 @@ for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kern
     # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
     assert name == "gumbel-rao" or not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
     # Noise is drawn by the threads that use it.
-    assert compiles(kernel, "*fp32", 4, flags, True).metadata.shared == 0
+    assert name == "gumbel-rao" or compiles(kernel, "*fp32", 4, flags, True).metadata.shared == 0
 """
 
 SCORES = """
