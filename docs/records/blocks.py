@@ -64,9 +64,6 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "bench-headline": speed.bench_headline,
 }
 
-# Blocks of a recipe of the same name, to be put on a page when its records exist.
-LATER = ("tuned", "soft")
-
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
 BLOCK = re.compile(r"<!-- records:([\w.-]+) -->.*?<!-- /records:\1 -->", flags=re.S)
 
