@@ -128,6 +128,13 @@ def test_all_workloads_have_sizes_for_both_devices() -> None:
     assert tasks(["rao", "gates", "rao"], CPU) == tasks(["gates", "rao"], CPU)
 
 
+def test_logits_of_a_vocabulary_are_of_ordinary_size() -> None:
+    problem = task("vocabulary", "64x100x50:f64").problem
+    inputs = Inputs(problem.inputs, problem.result, torch.float64, CPU, problem.scale)
+    (product,) = problem.parts.values()
+    assert 0.8 < product(*inputs.leaves[0]).std() < 1.2
+
+
 def test_inputs_take_turns_and_fill_more_than_a_cache() -> None:
     inputs = Inputs([(1024, 256), (256, 8)], (1024, 8), torch.float32, CPU)
     seen: list[int] = []
@@ -201,6 +208,7 @@ def test_jax_samples_are_one_hot_and_both_results_are_computed(monkeypatch: pyte
     monkeypatch.setattr(jax_ways.JaxInputs, "prepare", watched)
     (lines,) = bench.run([task("jax", SMALL["jax"])], CPU, seconds=0.001)
     assert [line.way for line in lines] == ["Gumbel-softmax in jnp", "gapped.jax.gst"]
+    assert lines[0].environment["jax"] == jax.__version__
     for line, (call, memory) in zip(lines, calls, strict=True):
         assert (line.status, line.memory) == ("ok", memory)
         assert line.milliseconds.median > 0

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gapped.lab.bench.cases import DTYPES, REFERENCE, Case, Job, Shape
 from gapped.lab.bench.inputs import Inputs, attempt
+from gapped.lab.bench.jax_ways import installed_version
 from gapped.lab.bench.timing import CLOCKS, Call, free_memory, interleaved, quantiles
 from gapped.lab.bench.workloads import Task
 from gapped.lab.bench.works import measure_work
@@ -42,7 +43,10 @@ def run(
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if isinstance(job, Task):
-            yield [Work(**common, **line) for line in measure_work(job, device, seconds, watch)]
+            lines = measure_work(job, device, seconds, watch)
+            versions = {"jax": installed_version()} if job.problem.jax else {}
+            environment = {**common["environment"], **versions}
+            yield [Work(**{**common, "environment": environment}, **line) for line in lines]
             continue
         if any(case.backend == "compiled" for case in job.cases):
             # Compiled code is cached by function, up to a limit: each shape starts afresh.

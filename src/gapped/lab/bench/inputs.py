@@ -28,7 +28,7 @@ def turns(entries: int, dtype: torch.dtype) -> int:
 
 
 class Inputs:
-    """Normal tensors of these shapes, and incoming gradients of the shape `result`, or none if it is None."""
+    """Normal tensors of these shapes and this `scale`; incoming gradients of the shape `result`, if any."""
 
     def __init__(
         self,
@@ -36,15 +36,16 @@ class Inputs:
         result: tuple[int, ...] | None,
         dtype: torch.dtype,
         device: torch.device,
+        scale: float = 1.0,
     ) -> None:
         generator = torch.Generator(device).manual_seed(0)
 
-        def normal(shape: tuple[int, ...]) -> Tensor:
-            return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+        def normal(shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+            return torch.randn(shape, dtype=dtype, device=device, generator=generator).mul_(scale)
 
         sets = turns(sum(map(math.prod, [*shapes, *([result] if result else [])])), dtype)
         self.device = device
-        self.leaves = [tuple(normal(shape).requires_grad_() for shape in shapes) for _ in range(sets)]
+        self.leaves = [tuple(normal(shape, scale).requires_grad_() for shape in shapes) for _ in range(sets)]
         self.gradients = [normal(result) if result else None for _ in range(sets)]
 
     def prepare(self, forward: Callable[..., Any], alone: bool = False) -> tuple[Call, int]:

@@ -6,6 +6,8 @@ import itertools
 import os
 import time
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
     from jax import Array
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+
+
+def installed_version() -> str | None:
+    """The version of JAX, if it is installed."""
+    return version("jax") if find_spec("jax") else None
 
 
 def gumbel_softmax(key: Array, logits: Array) -> Array:
@@ -52,10 +59,12 @@ class JaxInputs:
         with jax.default_device(self.device):
             keys = jax.random.split(jax.random.key(0), (sets, 3))
             kind = DTYPES[dtype]
-            self.sets = [
+            made = [
                 (draw, jax.random.normal(first, shape, kind), jax.random.normal(second, shape, kind))
                 for draw, first, second in keys
             ]
+        # Bound to the device: programs are compiled for where their arguments are.
+        self.sets = jax.device_put(made, self.device)
 
     def prepare(self, way: Callable[[Array, Array], Array]) -> tuple[Call, int | None]:
         """Sample and gradient by one compiled program; the bytes that it allocates."""

@@ -39,6 +39,8 @@ class Problem:
     """What every way contains, to compare with: forward alone."""
     logits: Sizes | None = None
     """The shape of the logits, where they are not the first input."""
+    scale: float = 1.0
+    """The standard deviation of the inputs: logits that are made of them have 1."""
     jax: bool = False
     """Whether the ways are functions of a JAX key and JAX arrays."""
 
@@ -157,6 +159,7 @@ def vocabulary(rows: int, width: int, categories: int) -> Problem:
         inputs=((rows, width), (categories, width), (categories, width)),
         result=(rows, width),
         logits=(rows, categories),
+        scale=width**-0.25,
         ways={
             "F.gumbel_softmax": lambda hidden, weight, table: (
                 F.gumbel_softmax(hidden @ weight.T, hard=True) @ table
@@ -178,6 +181,7 @@ def decoding(rows: int, width: int, categories: int) -> Problem:
         inputs=((rows, width), (categories, width)),
         result=None,
         logits=(rows, categories),
+        scale=width**-0.25,
         ways={
             "torch.multinomial": lambda hidden, weight: torch.multinomial(
                 torch.softmax(hidden @ weight.T, -1, dtype=torch.float32), 1

@@ -50,6 +50,6 @@ def _ways(task: Task, problem: Problem, device: torch.device) -> Mapping[str, Pr
         (shape,) = problem.inputs
         arrays = jax_ways.JaxInputs(shape, task.dtype, device, turns(2 * math.prod(shape), dtype))
         return {name: partial(arrays.prepare, way) for name, way in problem.ways.items()}
-    inputs = Inputs(problem.inputs, problem.result, dtype, device)
+    inputs = Inputs(problem.inputs, problem.result, dtype, device, problem.scale)
     ways = {name: partial(inputs.prepare, way) for name, way in problem.ways.items()}
     return ways | {name: partial(inputs.prepare, part, alone=True) for name, part in problem.parts.items()}
