@@ -60,7 +60,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "speed": speed.speed,
     "bench": speed.bench_tables,
     "bench-index": speed.bench_index_tables,
-    "bench-targets": speed.bench_targets,
+    "bench-work": speed.bench_work,
     "bench-headline": speed.bench_headline,
 }
 

@@ -235,6 +235,30 @@ class Bench(JsonLine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work(JsonLine):
+    """Time and memory of one way to do a workload; `status` says why where there are none."""
+
+    FILE = "bench.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "work"})
+
+    run: Name
+    work: Name
+    sizes: Annotated[list[Size], Within(1, 8)]
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    way: Name
+    status: str
+    milliseconds: Timing | None = None
+    memory: Count | None = None
+    """The most bytes that a call holds beyond its inputs."""
+    gradients: Count = 0
+    """How many of these bytes are the gradients of the inputs; 0 where the forward pass alone is measured."""
+    logits: Size
+    """The bytes of a tensor of all logits."""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Startup(JsonLine):
     """What an import costs."""
 
