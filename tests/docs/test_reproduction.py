@@ -388,7 +388,9 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
     assert "| RLOO | 104.00 ± 0.00 | 99.00 ± 0.00 | 5 | 104.03 ± 0.23 |" in text
     assert "Not run yet" in render_block(with_runs(evidence, "coupled-own"), "coupled-own")
     values = CLAIMS["divergence"](with_runs(evidence, "coupled-linear", linear))
-    assert values["linear"] == "5 of 5 within 80 epochs, so what diverges is the arithmetic, not the estimator"
+    assert (
+        values["linear"] == "5 of 5 within 80 epochs, so what diverges is the arithmetic, not the estimator"
+    )
 
 
 @pytest.mark.parametrize(
