@@ -26,6 +26,8 @@ from gapped.kernels.sampling import long_rows, rao_chunks, rao_rows, short_rows,
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
+from gapped.kernels.subsets import subset_kernels
+from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32"}
@@ -81,6 +83,8 @@ for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kern
     code = compiles(kernel, "*bf16", 4, flags)
     # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
     assert name == "gumbel-rao" or not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
+    # Noise is drawn by the threads that use it.
+    assert compiles(kernel, "*fp32", 4, flags, True).metadata.shared == 0
 """
 
 SCORES = """
@@ -96,13 +100,35 @@ MASKS = """
 POINTERS["p_chosen"] = "*u8"
 for n, m in ((2, 4), (4, 8)):
     for soft in (False, True):
-        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
+        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "FAST": True}
+        flags |= {"BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
         forward = compiles(mask_kernels.mask_forward_kernel, "*fp32", 4, flags, True)
     backward = compiles(mask_kernels.mask_backward_kernel, "*bf16", 4, flags, True)
     if m == 4:
         # A group lies within a thread, so that sums over it need no other thread.
         for code in (forward, backward):
             assert "shfl" not in code.asm["ptx"]
+"""
+
+SUBSETS = """
+POINTERS |= {"p_chosen": "*u8", "p_base": "*fp64", "p_rare": "*fp32", "p_out": "*fp32"}
+for rows, columns in ((32, 32), (1, 1024)):
+    size = {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
+    draw = compiles(subset_kernels.subset_draw_kernel, "*fp32", 4, size)
+    rare = compiles(subset_kernels.subset_rare_kernel, "*fp32", 4, size)
+    # Loops are not unrolled, so that kernels stay in the cache of instructions.
+    assert all(code.asm["ptx"].count("\\n") < 6000 for code in (draw, rare))
+for what in range(3):
+    flags = {"WHAT": what, "FREQUENCIES": 32, "PART": 32, "FAST": True, "BLOCK": 1024}
+    compiles(subset_kernels.subset_sums_kernel, "*bf16", 4, flags)
+"""
+
+TABLES = """
+POINTERS["p_sums"] = "*fp32"
+for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel):
+    code = compiles(kernel, "*bf16", 4, {"ROWS": 16, "WIDTH": 128}, True)
+    # Rows times their width, and groups times their tables, may need more bits.
+    assert not re.search(r"arith\\.muli .*tensor<.*i32>", code.asm["ttir"]), code.asm["ttir"]
 """
 
 
@@ -134,3 +160,11 @@ def test_the_score_kernels_compile_and_count_rows_in_64_bits() -> None:
 
 def test_the_mask_kernels_compile_and_keep_a_group_of_four_within_a_thread() -> None:
     run(MASKS)
+
+
+def test_the_subset_kernels_compile_for_a_gpu() -> None:
+    run(SUBSETS)
+
+
+def test_the_table_kernels_compile_and_count_numbers_in_64_bits() -> None:
+    run(TABLES)
