@@ -15,11 +15,10 @@ GPU_CHUNK_BYTES = 1 << 25
 FEWEST_ROWS = 64
 # Where kernels compute: bytes beyond the gradients, the result of `select` included, and what numbers per row
 # and kernels need of them.
-MEMORY, MARGIN = 1 << 28, 1 << 23
+MEMORY, MARGIN = 1 << 28, 1 << 22
 # Rows of a product come in multiples of this, as its tiles do.
 TILE = 128
-# A half-precision gradient of the weight is rounded after each span of rows. With more spans than this its
-# sum is kept in float32.
+# On a GPU a half-precision gradient of the weight is rounded after each span of rows: no more than so often.
 MOST_ROUNDINGS = 32
 
 
@@ -41,28 +40,46 @@ def rows_of_a_chunk(estimator: Any, categories: int, device: torch.device) -> in
     return max(most // (4 * categories * samples), FEWEST_ROWS // samples, 1)
 
 
-def spans_of_chunks(step: int, row_bytes: int, spare: int) -> Spans:
+class Pass(NamedTuple):
+    """What decides how many rows a backward pass holds."""
+
+    rows: int
+    """All of them."""
+    row_bytes: int
+    """Of the logits of a row."""
+    spare: int
+    """Bytes that are there anyway, for the gradient of a table, which is filled last."""
+    result: int
+    """Bytes that the caller holds: the result whose gradient comes in."""
+    is_dense: bool
+    """Whether the incoming gradient has a number for each logit, not one for each row."""
+    is_rounded: bool
+    """Whether the gradient of the weight is rounded after each span."""
+
+    @property
+    def least(self) -> int:
+        """Rows that a span must have."""
+        return -(-self.rows // (MOST_ROUNDINGS * TILE)) * TILE if self.is_rounded else 1
+
+
+def spans_of_chunks(this: Pass, step: int) -> Spans:
     """Rows of a backward pass in torch, whose noise belongs to chunks of `step` rows.
 
-    The span fits into `spare` bytes, but is one chunk at least.
+    The span fits where there is room to spare, but has one chunk at least.
     """
-    return Spans(step, max(spare // (step * row_bytes), 1) * step)
+    return Spans(step, max(this.spare // (step * this.row_bytes), -(-this.least // step)) * step)
 
 
-def spans_of_kernels(rows: int, row_bytes: int, spare: int, result: int, is_dense: bool) -> Spans:
-    """Rows of a backward pass by kernels, whose noise does not depend on how rows are divided.
-
-    `spare` bytes are there anyway, for the gradient of a table, which is filled last. `result` bytes are held
-    by the caller. Unless `is_dense`, the incoming gradient has one number per row.
-    """
-    free = max(MEMORY - MARGIN - result, MEMORY // 4)
-    if not is_dense:
-        span = equal_rows(rows, max(spare, free) // row_bytes)
+def spans_of_kernels(this: Pass) -> Spans:
+    """Rows of a backward pass by kernels, whose noise does not depend on how rows are divided."""
+    free = max(MEMORY - MARGIN - this.result, MEMORY // 4)
+    if not this.is_dense:
+        span = equal_rows(this.rows, max(max(this.spare, free) // this.row_bytes, this.least))
         return Spans(span, span)
     # Without room to spare, a third is for the incoming gradient.
-    most, rest = (spare, free) if 3 * spare >= 2 * free else (2 * free // 3, free // 3)
-    span = equal_rows(rows, most // row_bytes)
-    return Spans(equal_rows(span, rest // row_bytes), span)
+    most, rest = (this.spare, free) if 3 * this.spare >= 2 * free else (2 * free // 3, free // 3)
+    span = equal_rows(this.rows, max(most // this.row_bytes, this.least))
+    return Spans(equal_rows(span, rest // this.row_bytes), span)
 
 
 def equal_rows(rows: int, most: int) -> int:

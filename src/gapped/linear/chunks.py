@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.linear import chunk_sizes
-from gapped.linear.chunk_sizes import Spans, slices
+from gapped.linear.chunk_sizes import Pass, Spans, slices
 from gapped.linear.parts import Chunk, Draws, Whole
 
 
@@ -113,11 +113,13 @@ class Head:
             self.part.draw(chunk, draws.of(own))
         return draws
 
-    def spans(self, spare: int, result: int, is_dense: bool) -> Spans:
-        """How many rows a backward pass holds: see `chunk_sizes`."""
-        if not self.streams:
-            return chunk_sizes.spans_of_chunks(self.step, self.row_bytes, spare)
-        return chunk_sizes.spans_of_kernels(self.shape.numel(), self.row_bytes, spare, result, is_dense)
+    def spans(self, weight: Tensor, spare: int, result: int, is_dense: bool) -> Spans:
+        """How many rows a backward pass holds: see `chunk_sizes.Pass`."""
+        is_rounded = _sum_dtype(weight).itemsize == 2
+        this = Pass(self.shape.numel(), self.row_bytes, spare, result, is_dense, is_rounded)
+        if self.streams:
+            return chunk_sizes.spans_of_kernels(this)
+        return chunk_sizes.spans_of_chunks(this, self.step)
 
     def gradients(
         self, layer: Layer, wanted: tuple[bool, ...], spans: Spans, spare: int, pull: Callable[[Chunk], None]
@@ -126,15 +128,15 @@ class Head:
 
         Logits are in a buffer of at least `spare` bytes, which another gradient may have when this returns.
         """
-        dtypes = self._sum_dtypes(layer, -(-self.shape.numel() // spans.span))
+        dtype = _sum_dtype(layer.weight)
         layer = self.matrices(layer)
         hidden, weight = layer.hidden, layer.weight
         held = min(spans.span, len(hidden))
         buffer = hidden.new_empty(max(spare, held * self.row_bytes), dtype=torch.uint8)
         logits = buffer[: held * self.row_bytes].view(self.dtype).view(held, self.part.here)
         for_hidden = hidden.new_empty(hidden.shape) if wanted[0] else None
-        for_weight = _sum_like(weight, dtypes[0], hidden) if wanted[1] else None
-        for_bias = hidden.new_zeros(len(weight), dtype=dtypes[1]) if wanted[2] else None
+        for_weight = _sum_like(weight, dtype, hidden) if wanted[1] else None
+        for_bias = simplex.computed(weight[:0]).new_zeros(len(weight)) if wanted[2] else None
         for rows in slices(len(hidden), spans.span):
             own = self.write_logits(layer, rows, logits[: rows.stop - rows.start])
             for part in slices(len(own), spans.part):
@@ -150,11 +152,10 @@ class Head:
                 for_bias += own.sum(0, dtype=for_bias.dtype)
         return for_hidden, for_weight, for_bias
 
-    def _sum_dtypes(self, layer: Layer, spans: int) -> tuple[torch.dtype, torch.dtype]:
-        """Those that sums over so many spans are kept in: gradients of weight and bias."""
-        exact = simplex.computed(layer.weight[:0]).dtype
-        is_rounded = layer.weight.is_cuda and spans <= chunk_sizes.MOST_ROUNDINGS
-        return layer.weight.dtype if is_rounded else exact, exact
+
+def _sum_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype that the weight's gradient is added up in: on a GPU its own, to need no copy in float32."""
+    return weight.dtype if weight.is_cuda else simplex.computed(weight[:0]).dtype
 
 
 def _sum_like(weight: Tensor, dtype: torch.dtype, hidden: Tensor) -> Tensor:

@@ -247,7 +247,7 @@ def _gradients(
     spare = table.nbytes if table is not None and wants_table else 0
     gradients: tuple[Tensor | None, ...] = (None,) * 3
     if any(wanted):
-        spans = head.spans(spare, grad.nbytes, ctx.is_dense)
+        spans = head.spans(layer.weight, spare, grad.nbytes, ctx.is_dense)
         matrices = None
         if ctx.is_dense:
             assert used is not None

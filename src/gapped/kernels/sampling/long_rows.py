@@ -49,6 +49,8 @@ FEW_ROWS, FEW_CHUNK, FEW_WARPS = 128, 8192, 32
 # Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
+# Farther from the largest logit than any that counts, and not too large to be divided by a temperature.
+_FAR = tl.constexpr(1e30)
 _NORMAL = tl.constexpr("")
 
 
@@ -242,7 +244,7 @@ def streamed_forward_kernel(
             b_noise = gumbel(s_seed, s_number * s_categories + b_columns, FAST, True)
             b_top = tl.maximum(b_max, b_logits)
             if LAW:
-                b_sum = _grown(b_sum, (b_logits - b_max) / s_tau_forward)
+                b_sum = _grown(b_sum, tl.minimum(b_logits - b_max, _FAR) / s_tau_forward)
             b_best += b_max - b_top
             b_scores = b_noise * s_tau_forward + (b_logits - b_top)
             b_where = tl.where(b_scores > b_best, b_columns, b_where)
@@ -255,7 +257,7 @@ def streamed_forward_kernel(
         s_best = tl.max(b_best, 0)
         s_index = tl.min(tl.where(b_best == s_best, b_where, s_categories), 0)
         s_second = s_best
-        s_total = tl.sum(_shares(b_sum, (b_max - s_shift) / s_tau_forward), 0)
+        s_total = tl.sum(_shares(b_sum, tl.maximum(b_max - s_shift, -_FAR) / s_tau_forward), 0)
         b_broken |= (s_tau_forward != s_tau_forward).to(tl.int32)
     else:
         s_tau_forward = 1.0
@@ -292,12 +294,14 @@ def streamed_forward_kernel(
     tl.store(p_stats + 2 * s_row, s_shift)
     tl.store(p_stats + 2 * s_row + 1, s_second)
     if LAW:
-        s_log_sum = tl.log(s_total.to(tl.float32))
-        s_logit = tl.load(p_logits + s_index, mask=s_index < s_categories, other=0.0).to(tl.float32)
-        s_log_prob = (s_logit - s_shift) / s_tau_forward - s_log_sum
+        s_lawful = s_index < s_categories
+        s_log_sum = tl.log(tl.where(s_lawful, s_total.to(tl.float32), 1.0))
+        s_top = tl.where(s_lawful, s_shift, 0.0)
+        s_logit = tl.load(p_logits + s_index, mask=s_lawful, other=0.0).to(tl.float32)
+        s_log_prob = (s_logit - s_top) / s_tau_forward - s_log_sum
         s_nothing = tl.where(s_broken, float("nan"), 0.0)
-        tl.store(p_law + 2 * s_row, tl.where(s_index < s_categories, s_log_prob, s_nothing))
-        tl.store(p_law + 2 * s_row + 1, s_shift / s_tau_forward + s_log_sum)
+        tl.store(p_law + 2 * s_row, tl.where(s_lawful, s_log_prob, s_nothing))
+        tl.store(p_law + 2 * s_row + 1, s_top / s_tau_forward + s_log_sum)
     row = Row(s_row, s_number, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
     if DENSE:
         if s_index > s_categories:
