@@ -250,7 +250,7 @@ class Startup(JsonLine):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearTiming(JsonLine):
-    """Time and memory from hidden states to a sampled category's row of a table, and back to the gradients."""
+    """Time and memory from hidden states to a sampled row of a table, and back to their gradients."""
 
     FILE = "vocabulary.jsonl"
     TAGS = MappingProxyType({"schema": SCHEMA, "kind": "linear"})
@@ -279,7 +279,6 @@ class Tuning(JsonLine):
     FILE = "tuning.jsonl"
     TAGS = MappingProxyType({"schema": SCHEMA, "kind": "tuning"})
 
-    run: Name
     estimator: Name
     seed: Count
     rewards: list[float]
