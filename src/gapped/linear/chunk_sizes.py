@@ -16,6 +16,8 @@ FEWEST_ROWS = 64
 # Where kernels compute: bytes beyond the gradients, the result of `select` included, and what numbers per row
 # and kernels need of them.
 MEMORY, MARGIN = 1 << 28, 1 << 22
+# Bytes of a mask that is broadcast over some of the rows, or not contiguous, as far as it exists at a time.
+MASK_BYTES = 1 << 22
 # Rows of a product come in multiples of this, as its tiles do.
 TILE = 128
 # On a GPU a half-precision gradient of the weight is rounded after each span of rows: no more than so often.

@@ -76,10 +76,19 @@ class Head:
         else:
             torch.addmm(bias, hidden[rows], weight.mT, out=out)
         if mask is not None:
-            is_shared = mask.shape[-1:] == out.shape[-1:] and mask.numel() == out.shape[-1]
-            exists = mask.reshape(-1) if is_shared else self._entries(mask, rows, 1)
-            torch.where(exists, out, out.new_full((), -torch.inf), out=out)
+            self._write_mask(mask, rows, out)
         return out
+
+    def _write_mask(self, mask: Tensor, rows: slice, out: Tensor) -> None:
+        """Write -inf where a category does not exist, without a mask of the size of the logits."""
+        categories, nothing = out.shape[-1], out.new_full((), -torch.inf)
+        if mask.shape[-1:] == (categories,) and mask.numel() == categories:
+            torch.where(mask.reshape(-1), out, nothing, out=out)
+            return
+        for block in slices(len(out), max(chunk_sizes.MASK_BYTES // categories, 1)):
+            own = out[block]
+            exists = self._entries(mask, slice(rows.start + block.start, rows.start + block.stop), 1)
+            torch.where(exists, own, nothing, out=own)
 
     def _entries(self, values: Tensor, rows: slice, further: int) -> Tensor:
         """The entries of these rows in a tensor that broadcasts to ``(*shape, ...)``, `further` axes more."""
