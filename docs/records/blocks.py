@@ -15,6 +15,7 @@ import beyond
 import paper_blocks
 import speed
 import tree_blocks
+import vocabulary_blocks
 from claims import claims
 from conclusions import conclusions
 from decomposition import decomposition
@@ -62,6 +63,8 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "bench-index": speed.bench_index_tables,
     "bench-work": speed.bench_work,
     "bench-headline": speed.bench_headline,
+    "vocabulary": vocabulary_blocks.vocabulary,
+    "word-model": vocabulary_blocks.word_model,
 }
 
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")

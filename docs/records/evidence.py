@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapped.errors import GappedError
-from gapped.lab.records import Bench, Curve, Gradient, Record, Startup, Trees, Work, read
+from gapped.lab.records import (
+    Bench,
+    Curve,
+    Gradient,
+    LinearTiming,
+    Record,
+    Startup,
+    Trees,
+    Tuning,
+    Work,
+    read,
+)
 from gapped.lab.report.cells import Cell, cells, finished_runs
 from gapped.lab.report.statistics import Difference, Summary, difference, summary
 
@@ -34,6 +45,8 @@ class Evidence:
     works: Sequence[Work]
     startups: Sequence[Startup]
     gradients: Sequence[Gradient] = ()
+    linear: Sequence[LinearTiming] = ()
+    tunings: Sequence[Tuning] = ()
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -69,6 +82,8 @@ def gather(folder: Path) -> Evidence:
         read(folder, Work),
         read(folder, Startup),
         read(folder, Gradient),
+        read(folder, LinearTiming),
+        read(folder, Tuning),
     )
 
 

@@ -272,6 +272,52 @@ class Startup(JsonLine):
     environment: dict[str, Scalar] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinearTiming(JsonLine):
+    """Time and memory from hidden states to a sampled row of a table, and back to their gradients."""
+
+    FILE = "vocabulary.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "linear"})
+
+    run: Name
+    rows: Size
+    width: Size
+    categories: Size
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    way: Name
+    """Who computes, or a product of hidden states and weight alone."""
+    table: Literal["own", "weight", "none"]
+    """What rows are selected from; none where an index is drawn without a gradient."""
+    status: str = "ok"
+    milliseconds: Timing | None = None
+    memory: float | None = None
+    """MiB beyond the inputs and their gradients."""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(JsonLine):
+    """A word model that was tuned by a reward: `examples/word_model.py`."""
+
+    FILE = "tuning.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "tuning"})
+
+    estimator: Name
+    seed: Count
+    rewards: list[float]
+    """The mean reward of each step."""
+    nats_lost: float
+    """What the prediction of held-out text lost, in nats a word."""
+    spread: float
+    """The standard deviation of the first gradient over the norm of its mean."""
+    milliseconds: Duration
+    """Processor time of a step."""
+    memory: Duration
+    """MiB of a step at their peak."""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
 L = TypeVar("L", bound=JsonLine)
 
 
