@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from gapped.kernels.gating import gate_kernels
-from gapped.kernels.sampling import long_rows, rao_chunks, rao_rows, short_rows, split_rows
+from gapped.kernels.sampling import log_prob_rows, long_rows, rao_chunks, rao_rows, short_rows, split_rows
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
@@ -30,7 +30,7 @@ from gapped.kernels.subsets import subset_kernels
 from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
-POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32"}
+POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
 NUMBERS = ("s_tau", "s_gap", "s_tau_forward")
 
 
@@ -54,7 +54,7 @@ SAMPLING = """
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENSE": True, "DETACHED": False}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "CHUNKS": 2, "BLOCK": 1024}
-flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True}
+flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True, "LAW": True, "IN_PLACE": True}
 flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
 compiles(short_rows.forward_kernel, "*bf16", 4, flags)
 compiles(short_rows.backward_kernel, "*bf16", 4, flags)
@@ -62,11 +62,13 @@ compiles(long_rows.streamed_forward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_backward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
 compiles(split_rows.split_backward_kernel, "*bf16", 4, flags)
+compiles(log_prob_rows.log_prob_backward_kernel, "*bf16", 4, flags)
 """
 
 RAO = """
 power, soft, per_row = (int(word) for word in sys.argv[1:])
 flags = {"POWER": power, "SOFT": bool(soft), "TAU_PER_ROW": bool(per_row), "AT_INDEX": False, "FAST": True}
+flags["IN_PLACE"] = True
 short = flags | {"LEFT": 2, "SPREAD": False, "PIECES": 2, "BLOCK_ROWS": 4, "WIDTH": 32}
 code = compiles(rao_rows.rao_kernel, "*fp32", 1, short)
 # Noise is drawn by the threads that use it: a block of it would take a kilobyte to exchange.

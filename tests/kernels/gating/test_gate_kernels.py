@@ -162,6 +162,7 @@ def test_a_gate_with_the_backend_triton(name: str) -> None:
     assert estimator.gate(torch.zeros(0, 3, device=DEVICE)).shape == (0, 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 def test_where_there_is_no_kernel() -> None:
     odds = torch.zeros(4, device=DEVICE)
     for estimator, logits in (

@@ -5,6 +5,7 @@
 - `short_rows`: rows of up to 4,096 categories, each in one block.
 - `long_rows`: longer rows, each read in chunks by one program.
 - `split_rows`: the backward pass of long rows, each split over several programs.
+- `log_prob_rows`: the gradient of a log-probability, for long rows.
 - `surrogates`: what the kernels of short and long rows share.
 - `rao_rows`, `rao_chunks`: Gumbel-Rao once the category is drawn, for short and for long rows; with
   `rao_weights`, its noise and weights, and `rao_sizes`, all that can be tuned.

@@ -203,24 +203,53 @@ def forward(
     stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if is_long else None
     if count == 0:
         return Forward(value, index, stats)
-    tensors, every = level_tensors(fused, logits)
-    kind = (fused.mode, fused.gap is None, logits.is_cuda)
-    how = (fused.soft, dense and not averages)
     if stats is not None:
-        from gapped.kernels.sampling import long_rows
-
-        chunk, warps = long_rows.CHUNK, long_rows.WARPS
-        flags = _forward_flags(kind, *how, every)
-        flags |= {"CHUNKS": power(-(-categories // chunk)), "BLOCK": chunk, "num_warps": warps}
-        pointers = (rows, key, *tensors, value, index, stats)
-        sizes = (categories, stride, *every)
-        run(long_rows.streamed_forward_kernel, count, pointers, sizes, fused.numbers, flags)
+        stream(logits, key, fused, Streamed(index, stats), value if dense and not averages else None)
     else:
-        launch = _forward(kind, *how, every, (count, categories, stride))
+        tensors, every = level_tensors(fused, logits)
+        kind = (fused.mode, fused.gap is None, logits.is_cuda)
+        launch = _forward(kind, fused.soft, dense and not averages, every, (count, categories, stride))
         launch((rows, key, *tensors, value, index), fused.numbers)
     if averages:
         _average_draws(logits, index, stats, key, None, fused, value)
     return Forward(value, index, stats)
+
+
+class Streamed(NamedTuple):
+    """What a forward pass of long rows leaves of each row."""
+
+    indices: Tensor
+    """The rows' indices, flat, in any integer dtype that holds them."""
+    stats: Tensor
+    """Two numbers that the backward pass needs, ``(rows, 2)`` in float32."""
+    law: Tensor | None = None
+    """If wanted, the log-probability of the index, 0 in a row without categories, and the logarithm of the
+    sum of exponentials that the law is normalised by; ``(rows, 2)`` in float32."""
+
+
+def stream(
+    logits: Tensor, key: Tensor, fused: Fused, to: Streamed, value: Tensor | None = None, first: int = 0
+) -> None:
+    """Draw categories of long rows, and write the sample to `value` if there is one.
+
+    `first` is the number of the first row among those that share the key.
+    """
+    from gapped.kernels.sampling import long_rows
+
+    rows, count, stride = row_matrix(logits)
+    if count == 0:
+        return
+    chunk, warps = long_rows.CHUNK, long_rows.WARPS
+    if count <= long_rows.FEW_ROWS:
+        chunk, warps = long_rows.FEW_CHUNK, long_rows.FEW_WARPS
+    tensors, every = level_tensors(fused, logits)
+    kind = (fused.mode, fused.gap is None, logits.is_cuda)
+    flags = _forward_flags(kind, fused.soft, value is not None, every) | {"LAW": to.law is not None}
+    flags |= {"CHUNKS": power(-(-logits.shape[-1] // chunk)), "BLOCK": chunk, "num_warps": warps}
+    stand_in = to.stats if to.law is None else to.law
+    pointers = (rows, key, *tensors, rows if value is None else value, to.indices, to.stats, stand_in)
+    sizes = (logits.shape[-1], stride, *every)
+    run(long_rows.streamed_forward_kernel, count, pointers, sizes, (*fused.numbers, first), flags)
 
 
 def backward(
@@ -233,18 +262,20 @@ def backward(
     *,
     at_index: bool = False,
     out: Tensor | None = None,
+    first: int = 0,
 ) -> Tensor:
     """The gradient of the logits; with `at_index` that of the sample is given for the selected entries only.
 
-    For short rows it may be written to `out`.
+    It may be written to `out`, which may be the logits themselves if rows are long. Of long rows, `first` is
+    the number of the first among those that share the key.
     """
     categories = logits.shape[-1]
     is_long = categories > LONGEST_BLOCK
-    assert out is None or not is_long
+    assert is_long or (out is not logits and first == 0)
     if out is None:
         out = _empty(logits)
     if fused.mode == "gumbel-rao":
-        _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index)
+        _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index, first=first)
         return out
     rows, count, stride = row_matrix(logits)
     grads, grad_stride = _gradient_rows(grad, at_index)
@@ -265,8 +296,9 @@ def backward(
     sizes = (categories, stride, grad_stride, *every[:2])
     segments, segment_sizes = split_rows.segments_of(logits, fused.mode)
     if segments > split_rows.most_segments(logits.device):
-        flags |= {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
-        run(long_rows.streamed_backward_kernel, count, pointers, sizes, (tau, gap), flags)
+        flags |= {"IN_PLACE": out is logits, "BLOCK": long_rows.BACKWARD_CHUNK}
+        flags |= {"num_warps": long_rows.BACKWARD_WARPS}
+        run(long_rows.streamed_backward_kernel, count, pointers, sizes, (tau, gap, first), flags)
     else:
         # A word for the sums of each segment, and one more that only ReinMax needs.
         words = torch.zeros((count, 2, segments), dtype=torch.int64, device=logits.device)
@@ -274,8 +306,26 @@ def backward(
         # The interpreter runs one program after the other: there, all publish before any waits.
         for waits in (True,) if logits.is_cuda else (False, True):
             flags |= {"WAITS": waits, **segment_sizes}
-            run(split_rows.split_backward_kernel, programs, (*pointers, words), sizes, (tau, gap), flags)
+            numbers = (tau, gap, first)
+            run(split_rows.split_backward_kernel, programs, (*pointers, words), sizes, numbers, flags)
     return out
+
+
+def pull_log_prob(logits: Tensor, drawn: Streamed, grad: Tensor, fused: Fused) -> None:
+    """Write the gradient of long rows of logits in their place, by that of the drawn log-probabilities."""
+    from gapped.kernels.sampling import log_prob_rows
+
+    assert drawn.law is not None
+    count, categories = logits.shape
+    if count == 0:
+        return
+    (_, _, taus), (_, _, every) = level_tensors(fused, logits)
+    blocks = -(-categories // log_prob_rows.BLOCK)
+    block = {"BLOCK": log_prob_rows.BLOCK, "num_warps": log_prob_rows.WARPS}
+    flags = {"TAU_FORWARD_PER_ROW": every > 0, "FAST": logits.is_cuda, **block}
+    pointers = (logits, drawn.indices, drawn.law, grad.contiguous(), taus)
+    sizes, numbers = (categories, blocks, every), fused.numbers[2:]
+    run(log_prob_rows.log_prob_backward_kernel, count * blocks, pointers, sizes, numbers, flags)
 
 
 def _average_draws(
@@ -288,6 +338,7 @@ def _average_draws(
     out: Tensor,
     *,
     at_index: bool = False,
+    first: int = 0,
 ) -> None:
     """Write the mean of Gumbel-Rao's draws to `out`, or with `grad` the gradient of the logits."""
     rows, count, stride = row_matrix(logits)
@@ -308,7 +359,8 @@ def _average_draws(
     batches, flags = rao_sizes.batches_of(fused.samples)
     draws = torch.empty((count, batches * flags["BATCH"], 3), dtype=torch.float32, device=logits.device)
     pointers = (rows, index, stats, grads, key, taus, draws, out)
-    run(streamed_rao_kernel, count, pointers, sizes, numbers, _rao_flags(kind, every) | flags)
+    flags |= _rao_flags(kind, every) | {"IN_PLACE": out is logits}
+    run(streamed_rao_kernel, count, pointers, sizes, (*numbers, first), flags)
 
 
 def _power(tau: float | Tensor) -> int:

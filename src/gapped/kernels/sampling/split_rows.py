@@ -100,7 +100,7 @@ def _again(b_x, FAST: tl.constexpr):
     return b_x.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_first"])
 def split_backward_kernel(
     p_logits,
     p_index,
@@ -118,6 +118,7 @@ def split_backward_kernel(
     s_gap_every,
     s_tau,
     s_gap,
+    s_first,
     MODE: tl.constexpr,
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
@@ -129,7 +130,11 @@ def split_backward_kernel(
     WAITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`p_words` are two zeros for each segment. Without `WAITS` a program ends where it would begin to wait."""
+    """`p_words` are two zeros for each segment. Without `WAITS` a program ends where it would begin to wait.
+
+    The gradient may take the place of the logits: a program writes its segment once all programs of the row
+    have published, and what they publish depends on all that they read of the logits.
+    """
     s_program = tl.program_id(0)
     s_row = (s_program // SEGMENTS).to(tl.int64)
     s_segment = s_program % SEGMENTS
@@ -153,7 +158,7 @@ def split_backward_kernel(
         write(p_out, b_columns, tl.zeros([BLOCK], tl.float32) + s_nothing, s_categories)
     else:
         row = row_of_sample(
-            s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
+            s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
         )
         s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         b_shifted = b_logits.to(tl.float32) - row.shift
