@@ -62,7 +62,8 @@ def subset(
       It needs all axes of the logits unless `dim` is the last one.
     - Forward law (hard): exact, in any dtype. Bias: biased, but for ``"simple"`` with linear costs.
     - Cost: one evaluation of what follows; about ``n * min(k, n - k)`` operations and one uniform per
-      element, or, where there are no more than 70 subsets, one uniform per row.
+      element, or, where there are no more than 70 subsets, one uniform per row. On CUDA kernels take about
+      ``n * sqrt(k)`` operations and keep no table, for float32 or less and `n` up to 8,192.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> logits = torch.zeros(2, 6, requires_grad=True)

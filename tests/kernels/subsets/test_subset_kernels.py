@@ -108,6 +108,23 @@ def test_how_many_points_sums_take() -> None:
     assert subset_launch.frequencies(1024, 64) == 32
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="takes minutes in the interpreter")
+@pytest.mark.parametrize(("n", "k"), [(1024, 64), (1024, 512), (8192, 4096)])
+def test_thousands_of_elements(n: int, k: int) -> None:
+    scores = torch.cat([awkward(n)[:3], scores_of(n, 1.0, 0.1)])
+    grad, exact = incoming(*scores.shape), scores.double()
+    assert_close(subset_launch.marginals(scores, k).double(), law.marginals(exact, k), 5e-6)
+    expected = law.covariance_product(grad.double(), exact, k)
+    assert_close(subset_launch.covariance_product(grad, scores, k).double(), expected, 1e-5)
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    chosen = subset_launch.draw(scores.repeat(2000, 1), k, generator).view(2000, 5, n)
+    assert (chosen.sum(-1) == k).all()
+    # Each mean within six standard deviations, for all of 40,000 elements.
+    p = law.marginals(exact, k)
+    slack = 6 * (p * (1 - p) / 2000).sqrt() + 0.01
+    assert ((chosen.double().mean(0) - p).abs() < slack).all()
+
+
 # Samples.
 
 
