@@ -1,0 +1,81 @@
+"""Launching the kernels of rows too long for a block, which lie one after the other or side by side."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapped.kernels.runner import power, run
+from gapped.kernels.sampling import strip_sizes
+from gapped.kernels.sampling.row_layout import Rows
+
+
+class Call(NamedTuple):
+    """What a kernel is launched with, besides the geometry of its rows."""
+
+    pointers: tuple[Tensor, ...]
+    every: tuple[int, ...]
+    """How many rows share an entry of each temperature or gap."""
+    numbers: tuple[float, ...]
+    flags: dict[str, Any]
+
+
+def forward(rows: Rows, call: Call) -> None:
+    """Draw samples."""
+    categories = rows.tensor.shape[-1]
+    if rows.inner > 1:
+        from gapped.kernels.sampling.strips import strip_forward_kernel as kernel
+
+        programs, sizes = strip_sizes.forward_sizes(rows.count, categories, rows.tensor.element_size())
+        geometry = (rows.count, categories, *rows[2:])
+    else:
+        from gapped.kernels.sampling import long_rows
+
+        kernel, programs = long_rows.streamed_forward_kernel, rows.count
+        chunks = power(-(-categories // long_rows.CHUNK))
+        sizes = {"CHUNKS": chunks, "BLOCK": long_rows.CHUNK, "num_warps": long_rows.WARPS}
+        geometry = (categories, rows.stride)
+    run(kernel, programs, call.pointers, (*geometry, *call.every), call.numbers, call.flags | sizes)
+
+
+def backward(rows: Rows, grads: Rows, mode: str, call: Call) -> bool:
+    """Write gradients; False if rows side by side are too long for the programs that would share them."""
+    categories, device = rows.tensor.shape[-1], rows.tensor.device
+    if rows.inner > 1:
+        strips, sizes = strip_sizes.backward_sizes(rows.count, categories, rows.tensor.element_size())
+        if sizes["SEGMENTS"] > strip_sizes.most_segments(device):
+            return False
+        from gapped.kernels.sampling.split_strips import strip_backward_kernel as kernel
+
+        geometry = (rows.count, categories, *rows[2:], grads.stride, grads.step)
+        _share(kernel, strips, sizes["STRIP"], geometry, call, sizes)
+        return True
+    from gapped.kernels.sampling import long_rows, split_rows
+
+    geometry = (categories, rows.stride, grads.stride)
+    segments, sizes = split_rows.segments_of(rows.tensor, mode)
+    if segments <= split_rows.most_segments(device):
+        _share(split_rows.split_backward_kernel, rows.count, 1, geometry, call, sizes)
+        return True
+    sizes = {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
+    where = (*geometry, *call.every)
+    run(
+        long_rows.streamed_backward_kernel, rows.count, call.pointers, where, call.numbers, call.flags | sizes
+    )
+    return True
+
+
+def _share(
+    kernel: Any, groups: int, width: int, geometry: tuple[int, ...], call: Call, sizes: dict[str, Any]
+) -> None:
+    """Launch programs that share groups of rows, so many in each, and exchange sums."""
+    segments, device = sizes["SEGMENTS"], call.pointers[0].device
+    # A word for the sums of each segment of a row, and one more that only ReinMax needs.
+    words = torch.zeros((groups, 2, segments, width), dtype=torch.int64, device=device)
+    # The interpreter runs one program after the other: there, all publish before any waits.
+    for waits in (True,) if device.type == "cuda" else (False, True):
+        flags = call.flags | sizes | {"WAITS": waits}
+        pointers, where = (*call.pointers, words), (*geometry, *call.every)
+        run(kernel, groups * segments, pointers, where, call.numbers, flags)
