@@ -113,7 +113,7 @@ def row_starts(p, b_rows, s_stride, s_inner=1):
 
     Groups of `s_inner` rows lie side by side, and a group begins `s_stride` after the one before it.
     """
-    return p + ((b_rows // s_inner) * s_stride + b_rows % s_inner)[:, None]
+    return p + ((b_rows // s_inner).to(tl.int64) * s_stride + b_rows % s_inner)[:, None]
 
 
 @triton.jit

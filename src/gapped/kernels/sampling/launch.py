@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -66,6 +66,14 @@ class Fused:
     def tensors(self) -> tuple[Tensor, ...]:
         """Those of them that are tensors."""
         return tuple(level for level in (self.tau, self.gap, self.tau_forward) if isinstance(level, Tensor))
+
+    def at_argmax(self) -> Fused | None:
+        """The same estimator given the category of the largest logit; None if that has no kernel."""
+        if self.mode == "decoupled":
+            return None
+        # Gumbel noise given its winner is what Gumbel-Rao draws.
+        given = "gumbel-rao" if self.mode == "gumbel-softmax" else self.mode
+        return replace(self, mode=given, argmax=True)
 
 
 class Forward(NamedTuple):
@@ -146,10 +154,17 @@ def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) 
     return torch.randint(2**62, (count,), device=logits.device, generator=generator)
 
 
+def key_of(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
+    """The key of a sample; where nothing is random, one that is not drawn."""
+    if fused.argmax and fused.mode != "gumbel-rao":
+        return torch.zeros(1, dtype=torch.int64, device=logits.device)
+    return draw_key(logits, generator)
+
+
 def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
     """A sample of ``(*rows, K)`` logits that carries the gradient of the estimator `fused`."""
     logits = readable(logits, fused)
-    key = draw_key(logits, generator)
+    key = key_of(logits, fused, generator)
     if torch.compiler.is_compiling():
         from gapped.kernels.sampling import operators
 
@@ -361,7 +376,7 @@ def _forward(
     """The launch of `forward` for short rows."""
     from gapped.kernels.sampling.short_rows import forward_kernel
 
-    programs, block = _partition(*sizes[:3])
+    programs, block = partition(*sizes[:2])
     flags = _forward_flags(kind, argmax, soft, dense, every) | block
     return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
@@ -371,14 +386,9 @@ def _backward(kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: t
     """The launch of `backward` for short rows."""
     from gapped.kernels.sampling.short_rows import backward_kernel
 
-    programs, block = _partition(*sizes[:3])
+    programs, block = partition(*sizes[:2])
     flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, **block}
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
-
-
-def _partition(count: int, categories: int, inner: int) -> tuple[int, dict[str, int]]:
-    """The blocks of short rows; those of rows side by side have room for more of them."""
-    return partition(count, categories, strip_sizes.BLOCK if inner > 1 else None)
 
 
 _RaoKind = tuple[int, bool, bool, bool]

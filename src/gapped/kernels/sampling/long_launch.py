@@ -44,7 +44,7 @@ def backward(rows: Rows, grads: Rows, mode: str, call: Call) -> bool:
     """Write gradients; False if rows side by side are too long for the programs that would share them."""
     categories, device = rows.tensor.shape[-1], rows.tensor.device
     if rows.inner > 1:
-        strips, sizes = strip_sizes.backward_sizes(rows.count, categories, rows.tensor.element_size())
+        strips, sizes = strip_sizes.backward_sizes(rows.count, categories, rows.tensor.element_size(), mode)
         if sizes["SEGMENTS"] > strip_sizes.most_segments(device):
             return False
         from gapped.kernels.sampling.split_strips import strip_backward_kernel as kernel
@@ -73,7 +73,8 @@ def _share(
     """Launch programs that share groups of rows, so many in each, and exchange sums."""
     segments, device = sizes["SEGMENTS"], call.pointers[0].device
     # A word for the sums of each segment of a row, and one more that only ReinMax needs.
-    words = torch.zeros((groups, 2, segments, width), dtype=torch.int64, device=device)
+    shape = (groups if segments > 1 else 0, 2, segments, width)
+    words = torch.zeros(shape, dtype=torch.int64, device=device)
     # The interpreter runs one program after the other: there, all publish before any waits.
     for waits in (True,) if device.type == "cuda" else (False, True):
         flags = call.flags | sizes | {"WAITS": waits}

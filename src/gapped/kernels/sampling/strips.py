@@ -31,8 +31,8 @@ class Strip(NamedTuple):
 
 @triton.jit
 def strip_of(s_strip, s_rows, STRIP: tl.constexpr):
-    b_rows = s_strip.to(tl.int64) * STRIP + tl.arange(0, STRIP)
-    return Strip(b_rows, (b_rows < s_rows)[:, None], tl.minimum(b_rows, s_rows - 1)[:, None])
+    b_rows = s_strip * STRIP + tl.arange(0, STRIP)
+    return Strip(b_rows, (b_rows < s_rows)[:, None], tl.minimum(b_rows, s_rows - 1).to(tl.int64)[:, None])
 
 
 @triton.jit
@@ -45,6 +45,15 @@ def _chunk(p_rows, s_start, s_categories, s_step, strip, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _chunks(p_rows, s_start, s_categories, s_step, strip, BLOCK: tl.constexpr, PIECES: tl.constexpr):
+    """So many chunks, all of them read before the first is used."""
+    chunks = ()
+    for s_piece in tl.static_range(PIECES):
+        chunks = chunks + (_chunk(p_rows, s_start + s_piece * BLOCK, s_categories, s_step, strip, BLOCK),)
+    return chunks
+
+
+@triton.jit
 def write_strip(p_rows, b_columns, b_values, s_categories, s_step, b_row_inside):
     """Store one chunk of the rows that are inside, bypassing the cache: nothing reads the output again."""
     b_inside = b_row_inside & (b_columns < s_categories)
@@ -53,21 +62,21 @@ def write_strip(p_rows, b_columns, b_values, s_categories, s_step, b_row_inside)
 
 
 @triton.jit
-def _drawn(
-    p_logits, s_seed, strip, b_max, b_share, s_categories, s_step, CHUNKS: tl.constexpr, BLOCK: tl.constexpr
-):
+def _drawn(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """Sums of weights and drawn categories: first a lane by its share of its row, then one of its elements."""
     b_lanes = tl.arange(0, BLOCK)[None, :]
     b_running = tl.cumsum(b_share.to(tl.float64), 1)
     b_total = tl.max(b_running, 1)[:, None]
-    b_u, b_v = row_uniforms(s_seed, strip.number)
-    b_lane = tl.min(tl.where((b_running > b_u * b_total) & (b_share > 0), b_lanes, BLOCK), 1)[:, None]
+    b_u, b_v = row_uniforms(s_seed, strip.rows.to(tl.int64))
+    b_wins = (b_running > b_u[:, None] * b_total) & (b_share > 0)
+    b_lane = tl.min(tl.where(b_wins, b_lanes, BLOCK), 1)[:, None]
     b_columns = b_lane + tl.arange(0, CHUNKS)[None, :] * BLOCK
     b_inside = strip.inside & (b_columns < s_categories) & (b_lane < BLOCK)
     b_logits = tl.load(p_logits + b_columns * s_step, mask=b_inside, other=-float("inf")).to(tl.float32)
-    b_weight = tl.exp(b_logits - tl.max(tl.where(b_lanes == b_lane, b_max, LOWEST), 1)[:, None])
+    # Relative to the lane's largest; lower than any where the row has none.
+    b_weight = tl.exp(b_logits - tl.maximum(tl.max(b_logits, 1), LOWEST)[:, None])
     b_running = tl.cumsum(b_weight.to(tl.float64), 1)
-    b_wins = (b_running > b_v * tl.max(b_running, 1)[:, None]) & (b_weight > 0)
+    b_wins = (b_running > b_v[:, None] * tl.max(b_running, 1)[:, None]) & (b_weight > 0)
     b_index = tl.min(tl.where(b_wins, b_columns, s_categories), 1)[:, None]
     return b_total.to(tl.float32), b_index
 
@@ -111,6 +120,7 @@ def strip_forward_kernel(
     FAST: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
     STRIP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -122,45 +132,49 @@ def strip_forward_kernel(
     p_value = row_starts(p_value, strip.rows, s_out * s_categories, s_inner)
     s_seed = tl.load(p_seed)
     b_zero = tl.zeros([STRIP, BLOCK], tl.float32)
-    b_broken = tl.zeros([STRIP, BLOCK], tl.int32)
     b_max = b_zero + LOWEST
-    b_where = b_broken + s_categories
+    b_where = tl.zeros([STRIP, BLOCK], tl.int32) + s_categories
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
         tau_forward = (p_tau_forward, s_tau_forward, s_tau_forward_every)
         b_tau_forward = level(tau_forward, strip.number, strip.inside, TAU_FORWARD_PER_ROW)
         b_best = b_zero - float("inf")
-        for s_start in tl.range(0, s_categories, BLOCK, num_stages=STAGES):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, BLOCK)
-            b_broken |= lawless(b_logits).to(tl.int32)
-            b_noise = gumbel(s_seed, strip.number * s_categories + b_columns, FAST, True)
-            b_max, b_best, b_where = add_scores(
-                b_max, b_best, b_where, b_logits, b_noise * b_tau_forward, b_columns
-            )
-            if DENSE and not SOFT:
-                write_strip(p_value, b_columns, b_zero, s_categories, s_out, strip.inside)
+        b_broken = b_where * 0
+        for s_start in tl.range(0, s_categories, BLOCK * PIECES, num_stages=STAGES):
+            chunks = _chunks(p_logits, s_start, s_categories, s_step, strip, BLOCK, PIECES)
+            for s_piece in tl.static_range(PIECES):
+                b_columns, b_logits = chunks[s_piece]
+                b_broken |= lawless(b_logits).to(tl.int32)
+                b_noise = gumbel(s_seed, strip.number * s_categories + b_columns, FAST, True)
+                b_max, b_best, b_where = add_scores(
+                    b_max, b_best, b_where, b_logits, b_noise * b_tau_forward, b_columns
+                )
+                if DENSE and not SOFT:
+                    write_strip(p_value, b_columns, b_zero, s_categories, s_out, strip.inside)
         b_shift = tl.max(b_max, 1)[:, None]
         b_best += b_max - b_shift
         b_second = tl.max(b_best, 1)[:, None]
         b_index = tl.min(tl.where(b_best == b_second, b_where, s_categories), 1)[:, None]
         b_broken |= (b_tau_forward != b_tau_forward).to(tl.int32)
+        b_lawless = (tl.max(b_broken, 1) > 0)[:, None]
     else:
         b_sum = b_zero
-        for s_start in tl.range(0, s_categories, BLOCK, num_stages=STAGES):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, BLOCK)
-            b_broken |= lawless(b_logits).to(tl.int32)
-            b_max, b_sum, b_where = add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX)
-            if DENSE and not SOFT:
-                write_strip(p_value, b_columns, b_zero, s_categories, s_out, strip.inside)
-        b_shift = tl.max(b_max, 1)[:, None]
+        for s_start in tl.range(0, s_categories, BLOCK * PIECES, num_stages=STAGES):
+            chunks = _chunks(p_logits, s_start, s_categories, s_step, strip, BLOCK, PIECES)
+            for s_piece in tl.static_range(PIECES):
+                b_columns, b_logits = chunks[s_piece]
+                b_max, b_sum, b_where = add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX)
+                if DENSE and not SOFT:
+                    write_strip(p_value, b_columns, b_zero, s_categories, s_out, strip.inside)
+        # A NaN stays in the sum of its lane.
+        b_shift = tl.max(tl.where(b_sum == b_sum, b_max, float("inf")), 1)[:, None]
+        b_lawless = b_shift == float("inf")
         b_share = tl.where(b_sum > 0, b_sum * tl.exp(b_max - b_shift), 0.0)
         if ARGMAX:
             b_second = tl.sum(b_share, 1)[:, None]
             b_index = tl.min(tl.where(b_max == b_shift, b_where, s_categories), 1)[:, None]
         else:
-            b_second, b_index = _drawn(
-                p_logits, s_seed, strip, b_max, b_share, s_categories, s_step, CHUNKS, BLOCK
-            )
-    b_index = tl.where((tl.max(b_broken, 1) > 0)[:, None], s_categories + 1, b_index)
+            b_second, b_index = _drawn(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS, BLOCK)
+    b_index = tl.where(b_lawless, s_categories + 1, b_index)
     tl.store(p_index + strip.number, b_index, mask=strip.inside)
     tl.store(p_stats + 2 * strip.number, b_shift, mask=strip.inside)
     tl.store(p_stats + 2 * strip.number + 1, b_second, mask=strip.inside)
