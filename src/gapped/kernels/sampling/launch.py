@@ -256,15 +256,15 @@ def forward(
     value = out
     if value is None:
         value = empty_rows(logits, axes) if dense else logits.new_empty(0)
-    index = torch.empty(rows.count, dtype=index_dtype(categories), device=logits.device)
-    stats = torch.empty((rows.count, 2), dtype=torch.float32, device=logits.device) if is_long else None
-    if rows.count == 0:
+    index = torch.empty(rows.number, dtype=index_dtype(categories), device=logits.device)
+    stats = torch.empty((rows.number, 2), dtype=torch.float32, device=logits.device) if is_long else None
+    if rows.number == 0:
         return Forward(value, index, stats)
     tensors, every = level_tensors(fused, logits)
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
     how = (fused.argmax, fused.soft, dense and not averages)
     if stats is None:
-        launch = _forward(kind, *how, every, (rows.count, categories, *rows[2:]))
+        launch = _forward(kind, *how, every, (rows.number, categories, *rows[2:]))
         launch((rows.tensor, key, *tensors, value, index), fused.numbers)
     else:
         pointers, flags = (rows.tensor, key, *tensors, value, index, stats), _forward_flags(kind, *how, every)
@@ -301,14 +301,14 @@ def backward(
         _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index)
         return out
     rows = rows_of(logits, axes)
-    grads = Rows(grad.contiguous(), rows.count, 1, 1, 1) if at_index else rows_of(grad, axes)
-    if rows.count == 0:
+    grads = Rows(grad.contiguous(), rows.number, 1, 1, 1) if at_index else rows_of(grad, axes)
+    if rows.number == 0:
         return out
     (taus, gaps, _), every = level_tensors(fused, logits)
     tau, gap, _ = fused.numbers
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
     if not is_long:
-        sizes = (rows.count, categories, *rows[2:], grads.stride, grads.step)
+        sizes = (rows.number, categories, *rows[2:], grads.stride, grads.step)
         launch = _backward(kind, fused.detach, at_index, every, sizes)
         launch((rows.tensor, index, grads.tensor, key, taus, gaps, out), (tau, gap))
         return out
@@ -376,7 +376,7 @@ def _forward(
     """The launch of `forward` for short rows."""
     from gapped.kernels.sampling.short_rows import forward_kernel
 
-    programs, block = partition(*sizes[:2])
+    programs, block = partition(sizes[0], sizes[1])
     flags = _forward_flags(kind, argmax, soft, dense, every) | block
     return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
@@ -386,7 +386,7 @@ def _backward(kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: t
     """The launch of `backward` for short rows."""
     from gapped.kernels.sampling.short_rows import backward_kernel
 
-    programs, block = partition(*sizes[:2])
+    programs, block = partition(sizes[0], sizes[1])
     flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, **block}
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
 

@@ -25,15 +25,16 @@ class Call(NamedTuple):
 def forward(rows: Rows, call: Call) -> None:
     """Draw samples."""
     categories = rows.tensor.shape[-1]
+    geometry: tuple[int, ...]
     if rows.inner > 1:
         from gapped.kernels.sampling.strips import strip_forward_kernel as kernel
 
-        programs, sizes = strip_sizes.forward_sizes(rows.count, categories, rows.tensor.element_size())
-        geometry = (rows.count, categories, *rows[2:])
+        programs, sizes = strip_sizes.forward_sizes(rows.number, categories, rows.tensor.element_size())
+        geometry = (rows.number, categories, *rows[2:])
     else:
         from gapped.kernels.sampling import long_rows
 
-        kernel, programs = long_rows.streamed_forward_kernel, rows.count
+        kernel, programs = long_rows.streamed_forward_kernel, rows.number
         chunks = power(-(-categories // long_rows.CHUNK))
         sizes = {"CHUNKS": chunks, "BLOCK": long_rows.CHUNK, "num_warps": long_rows.WARPS}
         geometry = (categories, rows.stride)
@@ -43,13 +44,14 @@ def forward(rows: Rows, call: Call) -> None:
 def backward(rows: Rows, grads: Rows, mode: str, call: Call) -> bool:
     """Write gradients; False if rows side by side are too long for the programs that would share them."""
     categories, device = rows.tensor.shape[-1], rows.tensor.device
+    geometry: tuple[int, ...]
     if rows.inner > 1:
-        strips, sizes = strip_sizes.backward_sizes(rows.count, categories, rows.tensor.element_size(), mode)
+        strips, sizes = strip_sizes.backward_sizes(rows.number, categories, rows.tensor.element_size(), mode)
         if sizes["SEGMENTS"] > strip_sizes.most_segments(device):
             return False
         from gapped.kernels.sampling.split_strips import strip_backward_kernel as kernel
 
-        geometry = (rows.count, categories, *rows[2:], grads.stride, grads.step)
+        geometry = (rows.number, categories, *rows[2:], grads.stride, grads.step)
         _share(kernel, strips, sizes["STRIP"], geometry, call, sizes)
         return True
     from gapped.kernels.sampling import long_rows, split_rows
@@ -57,13 +59,11 @@ def backward(rows: Rows, grads: Rows, mode: str, call: Call) -> bool:
     geometry = (categories, rows.stride, grads.stride)
     segments, sizes = split_rows.segments_of(rows.tensor, mode)
     if segments <= split_rows.most_segments(device):
-        _share(split_rows.split_backward_kernel, rows.count, 1, geometry, call, sizes)
+        _share(split_rows.split_backward_kernel, rows.number, 1, geometry, call, sizes)
         return True
+    kernel, where = long_rows.streamed_backward_kernel, (*geometry, *call.every)
     sizes = {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
-    where = (*geometry, *call.every)
-    run(
-        long_rows.streamed_backward_kernel, rows.count, call.pointers, where, call.numbers, call.flags | sizes
-    )
+    run(kernel, rows.number, call.pointers, where, call.numbers, call.flags | sizes)
     return True
 
 

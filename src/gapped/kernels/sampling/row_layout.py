@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     """Rows as kernels find them: number `r` begins at ``r // inner * stride + r % inner``."""
 
     tensor: Tensor
-    count: int
+    number: int
     inner: int
     """How many lie side by side."""
     stride: int
@@ -44,8 +44,8 @@ def inner_axes(x: Tensor) -> int:
 def rows_of(x: Tensor, axes: int) -> Rows:
     """The rows of `x`, copied only if they do not lie as `axes` says."""
     if axes == 0:
-        matrix, count, stride = row_matrix(x)
-        return Rows(matrix, count, 1, stride, 1)
+        matrix, number, pitch = row_matrix(x)
+        return Rows(matrix, number, 1, pitch, 1)
     first = x.dim() - 1 - axes
     stride = _common_stride(x.shape[:first], x.stride()[:first])
     if stride is None or _common_stride(x.shape[first:-1], x.stride()[first:-1]) != 1:
