@@ -118,7 +118,7 @@ def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
 
 def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     """A choice drawn by the kernels."""
-    logits = rows.detach()
+    logits = launch.readable(rows.detach(), kernel)
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
     tensors = (logits, index, stats, key, *kernel.tensors)
     index = index.view(rows.shape[:-1])

@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from gapped.kernels.gating import gate_kernels
 from gapped.kernels.sampling import log_prob_rows, long_rows, rao_chunks, rao_rows, short_rows, split_rows
+from gapped.kernels.sampling import split_strips, strip_sizes, strips
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
@@ -32,6 +33,7 @@ from gapped.kernels.tables import table_kernels
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
 NUMBERS = ("s_tau", "s_gap", "s_tau_forward")
+MULTIPLES = ("s_rows", "s_inner", "s_stride", "s_step", "s_grad_stride", "s_grad_step")
 
 
 def kind(name, dtype, flags):
@@ -45,7 +47,9 @@ def kind(name, dtype, flags):
 def compiles(kernel, dtype, warps, flags, aligned=False):
     flags = {name: value for name, value in flags.items() if name in kernel.arg_names}
     kinds = {name: kind(name, dtype, flags) for name in kernel.arg_names}
-    pointers = [(i,) for i, name in enumerate(kernel.arg_names) if aligned and name.startswith("p_")]
+    known = [name for name in MULTIPLES if name not in (kernel.do_not_specialize or ())]
+    whole = [name for name in kernel.arg_names if name.startswith("p_") or name in known]
+    pointers = [(kernel.arg_names.index(name),) for name in whole if aligned]
     source = ASTSource(kernel, kinds, flags, {pointer: [["tt.divisibility", 16]] for pointer in pointers})
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 """
@@ -54,7 +58,7 @@ SAMPLING = """
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENSE": True, "DETACHED": False}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "CHUNKS": 2, "BLOCK": 1024}
-flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True, "LAW": True, "IN_PLACE": True}
+flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True, "LAW": True, "IN_PLACE": True, "ARGMAX": False}
 flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
 compiles(short_rows.forward_kernel, "*bf16", 4, flags)
 compiles(short_rows.backward_kernel, "*bf16", 4, flags)
@@ -63,6 +67,26 @@ compiles(long_rows.streamed_backward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
 compiles(split_rows.split_backward_kernel, "*bf16", 4, flags)
 compiles(log_prob_rows.log_prob_backward_kernel, "*bf16", 4, flags)
+compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False, "ARGMAX": True})
+"""
+
+STRIPS = r"""
+name, dtype = sys.argv[1:]
+size = 4 if dtype == "*fp32" else 2
+flags = {"MODE": MODES[name], "EXPECTED_GAP": False, "FAST": True, "DENSE": True, "DETACHED": True}
+flags |= {"TAU_PER_ROW": False, "GAP_PER_ROW": False, "TAU_FORWARD_PER_ROW": False, "AT_INDEX": False}
+flags |= {"SOFT": False, "ARGMAX": False, "WAITS": True}
+_, forward = strip_sizes.forward_sizes(65_536, 8192, size)
+_, backward = strip_sizes.backward_sizes(65_536, 8192, size, name)
+short = {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 64, "num_warps": 4}
+cases = (strips.strip_forward_kernel, forward), (split_strips.strip_backward_kernel, backward)
+cases += (short_rows.forward_kernel, short), (short_rows.backward_kernel, short)
+for kernel, sizes in cases:
+    code = compiles(kernel, dtype, sizes["num_warps"], flags | sizes, True)
+    # Neighbouring rows are read and written 16 bytes at a time.
+    for instruction in ("ld", "st"):
+        assert re.search(instruction + r"\.global[\w.:]*\.v4\.b32", code.asm["ptx"]), (kernel, instruction)
+compiles(strips.strip_forward_kernel, dtype, 16, flags | forward | {"SOFT": name != "reinmax"}, True)
 """
 
 RAO = """
@@ -144,6 +168,11 @@ def run(program: str, *arguments: str) -> None:
 @pytest.mark.parametrize("name", ["gst", "gst-auto", "reinmax", "decoupled"])
 def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     run(SAMPLING, name)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gst", "*fp32"), ("gst", "*bf16"), ("reinmax", "*fp32")])
+def test_rows_side_by_side_are_read_16_bytes_at_a_time(name: str, dtype: str) -> None:
+    run(STRIPS, name, dtype)
 
 
 @pytest.mark.parametrize("name", ["gst", "decoupled", "gumbel-rao"])

@@ -48,7 +48,7 @@ CHUNK, WARPS = 4096, 16
 FEW_ROWS, FEW_CHUNK, FEW_WARPS = 128, 8192, 32
 # Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
-_LOWEST = tl.constexpr(-3.4028234663852886e38)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 # Farther from the largest logit than any that counts, and not too large to be divided by a temperature.
 _FAR = tl.constexpr(1e30)
 _NORMAL = tl.constexpr("")
@@ -115,12 +115,15 @@ def row_of_sample(s_row, s_first, s_categories, s_index, p_stats, p_seed, tau, T
 
 
 @triton.jit
-def row_gap(source, p_logits, row, MODE: tl.constexpr, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr):
-    """The gap of GST; a number without use for the other estimators."""
+def row_gap(
+    source, p_logits, row, MODE: tl.constexpr, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr, s_step=1
+):
+    """The gap of GST; a number without use for the other estimators. Categories are `s_step` apart."""
     s_gap = row.tau
     if MODE == GST:
         if EXPECTED:
-            s_logit = tl.load(p_logits + row.index, mask=row.index < row.categories, other=0.0).to(tl.float32)
+            p_selected = p_logits + row.index * s_step
+            s_logit = tl.load(p_selected, mask=row.index < row.categories, other=0.0).to(tl.float32)
             s_gap = selected_gap(tl.exp(s_logit - row.shift) * safe_reciprocal(row.second))
         else:
             s_gap = level(source, row.place, row.place >= 0, PER_ROW)
@@ -149,7 +152,7 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
 
 
 @triton.jit
-def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr):
+def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr, s_step=1):
     """From a row's sums, what `gradient` takes: 1 / sum and mean gradient, of the surrogate and of softmax."""
     s_scale = safe_reciprocal(s_sum)
     s_mean = s_dot * s_scale
@@ -157,7 +160,7 @@ def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX
     if MODE == REINMAX:
         p_selected = p_grad
         if not AT_INDEX:
-            p_selected += row.index
+            p_selected += row.index * s_step
         s_mean = (s_mean + tl.load(p_selected).to(tl.float32)) / 2
     return s_scale, s_mean, s_plain, s_plain_dot * s_plain
 
@@ -189,6 +192,33 @@ def _shares(b_sum, b_lead):
     return tl.where(b_sum > 0, b_sum * tl.exp(b_lead), 0.0)
 
 
+@triton.jit
+def add_scores(b_max, b_best, b_where, b_logits, b_noise, b_columns):
+    """Lanes after a chunk with noise: their largest logit, their best score, and the column that has it.
+
+    Scores are relative to the largest logit that their lane has seen, times the temperature of the noise:
+    whatever came before, the noise of a winner keeps its digits.
+    """
+    b_top = tl.maximum(b_max, b_logits)
+    b_best += b_max - b_top
+    b_scores = b_noise + (b_logits - b_top)
+    b_where = tl.where(b_scores > b_best, b_columns, b_where)
+    return b_top, tl.maximum(b_best, b_scores), b_where
+
+
+@triton.jit
+def add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX: tl.constexpr):
+    """Lanes after a chunk: their largest logit, their sum of weights, and with `ARGMAX` that logit's column.
+
+    A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
+    """
+    b_lead = b_logits - b_max
+    if ARGMAX:
+        # The lowest finite logit is no larger than what a lane begins with, but it may be the first.
+        b_where = tl.where((b_lead > 0) | ((b_lead == 0) & (b_sum == 0)), b_columns, b_where)
+    return tl.maximum(b_max, b_logits), _grown(b_sum, b_lead), b_where
+
+
 @triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_first"])
 def streamed_forward_kernel(
     p_logits,
@@ -214,6 +244,7 @@ def streamed_forward_kernel(
     GAP_PER_ROW: tl.constexpr,
     TAU_FORWARD_PER_ROW: tl.constexpr,
     EXPECTED_GAP: tl.constexpr,
+    ARGMAX: tl.constexpr,
     SOFT: tl.constexpr,
     DENSE: tl.constexpr,
     LAW: tl.constexpr,
@@ -229,27 +260,22 @@ def streamed_forward_kernel(
     s_tau = level((p_tau, s_tau, s_tau_every), s_row, s_row >= 0, TAU_PER_ROW)
     b_lanes = tl.arange(0, BLOCK)
     b_broken = tl.zeros([BLOCK], tl.int32)
+    b_max = tl.zeros([BLOCK], tl.float32) + LOWEST
+    b_where = tl.zeros([BLOCK], tl.int32) + s_categories
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
         tau_forward = (p_tau_forward, s_tau_forward, s_tau_forward_every)
         s_tau_forward = level(tau_forward, s_row, s_row >= 0, TAU_FORWARD_PER_ROW)
-        # Scores are relative to the largest logit that their lane has seen, times the temperature: whatever
-        # came before, the noise of a winner keeps its digits.
-        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
-        b_where = tl.zeros([BLOCK], tl.int32) + s_categories
         b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
             b_broken |= lawless(b_logits).to(tl.int32)
             b_noise = gumbel(s_seed, s_number * s_categories + b_columns, FAST, True)
-            b_top = tl.maximum(b_max, b_logits)
             if LAW:
                 b_sum = _grown(b_sum, tl.minimum(b_logits - b_max, _FAR) / s_tau_forward)
-            b_best += b_max - b_top
-            b_scores = b_noise * s_tau_forward + (b_logits - b_top)
-            b_where = tl.where(b_scores > b_best, b_columns, b_where)
-            b_best = tl.maximum(b_best, b_scores)
-            b_max = b_top
+            b_max, b_best, b_where = add_scores(
+                b_max, b_best, b_where, b_logits, b_noise * s_tau_forward, b_columns
+            )
             if DENSE and not SOFT:
                 write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
         s_shift = tl.max(b_max, 0)
@@ -261,32 +287,32 @@ def streamed_forward_kernel(
         b_broken |= (s_tau_forward != s_tau_forward).to(tl.int32)
     else:
         s_tau_forward = 1.0
-        # A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
-        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
             b_broken |= lawless(b_logits).to(tl.int32)
-            b_sum = _grown(b_sum, b_logits - b_max)
-            b_max = tl.maximum(b_max, b_logits)
+            b_max, b_sum, b_where = add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX)
             if DENSE and not SOFT:
                 write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
         s_shift = tl.max(b_max, 0)
         b_share = _shares(b_sum, b_max - s_shift)
         b_running = tl.cumsum(b_share.to(tl.float64), 0)
         s_total = tl.max(b_running, 0)
-        s_u, s_v = row_uniforms(s_seed, s_number)
-        s_lane = tl.min(tl.where((b_running > s_u * s_total) & (b_share > 0), b_lanes, BLOCK), 0)
-        # The lane's own elements, one from each chunk.
-        b_own_columns = s_lane + tl.arange(0, CHUNKS) * BLOCK
-        b_own_inside = (b_own_columns < s_categories) & (s_lane < BLOCK)
-        b_own_logits = tl.load(p_logits + b_own_columns, mask=b_own_inside, other=-float("inf")).to(
-            tl.float32
-        )
-        b_own_weight = tl.exp(b_own_logits - tl.max(tl.where(b_lanes == s_lane, b_max, _LOWEST), 0))
-        b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
-        b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
-        s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
+        if ARGMAX:
+            s_index = tl.min(tl.where(b_max == s_shift, b_where, s_categories), 0)
+        else:
+            s_u, s_v = row_uniforms(s_seed, s_number)
+            s_lane = tl.min(tl.where((b_running > s_u * s_total) & (b_share > 0), b_lanes, BLOCK), 0)
+            # The lane's own elements, one from each chunk.
+            b_own_columns = s_lane + tl.arange(0, CHUNKS) * BLOCK
+            b_own_inside = (b_own_columns < s_categories) & (s_lane < BLOCK)
+            b_own_logits = tl.load(p_logits + b_own_columns, mask=b_own_inside, other=-float("inf"))
+            b_own_logits = b_own_logits.to(tl.float32)
+            s_own_max = tl.max(tl.where(b_lanes == s_lane, b_max, LOWEST), 0)
+            b_own_weight = tl.exp(b_own_logits - s_own_max)
+            b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
+            b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
+            s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
         s_second = s_total.to(tl.float32)
     s_broken = tl.max(b_broken, 0) > 0
     s_index = tl.where(s_broken, s_categories + 1, s_index)
