@@ -64,6 +64,7 @@ compiles(short_rows.forward_kernel, "*bf16", 4, flags)
 compiles(short_rows.backward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_forward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_backward_kernel, "*bf16", 4, flags)
+POINTERS["p_index"] = "*i64"
 compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
 compiles(split_rows.split_backward_kernel, "*bf16", 4, flags)
 compiles(log_prob_rows.log_prob_backward_kernel, "*bf16", 4, flags)

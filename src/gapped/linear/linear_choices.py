@@ -15,7 +15,7 @@ from gapped.errors import reject
 from gapped.gradient import first_order
 from gapped.kernels.sampling import launch
 from gapped.linear.chunk_sizes import rows_of_a_chunk
-from gapped.linear.chunks import Head, Layer
+from gapped.linear.chunks import Gradients, Head, Layer
 from gapped.linear.parts import Chunk, Draws, Whole
 from gapped.linear.row_sums import add_rows
 
@@ -239,28 +239,11 @@ def _gradients(
     ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of table, hidden states, weight and bias."""
-    head: Head = ctx.head
-    part = head.part
-    wants_table, *wanted = ctx.needs_input_grad[4:8]
-    used = layer.weight if ctx.is_tied else table
-    # What the gradient of the table needs in the end holds logits before.
+    part: Whole = ctx.head.part
+    wants_table = table is not None and ctx.needs_input_grad[4]
+    # Whatever holds logits is free again before the gradient of the table is made, in the same room.
     spare = table.nbytes if table is not None and wants_table else 0
-    gradients: tuple[Tensor | None, ...] = (None,) * 3
-    if any(wanted):
-        spans = head.spans(layer.weight, spare, grad.nbytes, ctx.is_dense)
-        matrices = None
-        if ctx.is_dense:
-            assert used is not None
-            rows = min(spans.part, head.shape.numel())
-            product = torch.empty((rows, part.here), dtype=head.dtype, device=grad.device)
-            matrices = _Matrices(_matrix(used), product)
-
-        def pull(chunk: Chunk) -> None:
-            ctx.pull(head, chunk, draws.of(chunk.rows), grad[chunk.rows], matrices)
-
-        gradients = head.gradients(layer, tuple(wanted), spans, spare, pull)
-        del matrices
-    for_hidden, for_weight, for_bias = gradients
+    for_hidden, for_weight, for_bias = _layer_gradients(ctx, draws, layer, table, grad, spare)
     for_table = None
     if table is not None and wants_table:
         for_table = torch.zeros_like(_matrix(table), memory_format=torch.contiguous_format)
@@ -268,3 +251,24 @@ def _gradients(
     if into is not None:
         add_rows(into, part.place(draws.category), lambda n: part.own(grad[n], draws.category[n]))
     return for_table, for_hidden, for_weight, for_bias
+
+
+def _layer_gradients(
+    ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor, spare: int
+) -> Gradients:
+    """The gradients of hidden states, weight and bias, in at least `spare` bytes of room."""
+    head: Head = ctx.head
+    wanted = ctx.needs_input_grad[5:8]
+    if not any(wanted):
+        return None, None, None
+    spans = head.spans(layer.weight, spare, grad.nbytes, ctx.is_dense)
+    matrices = None
+    if ctx.is_dense:
+        used = layer.weight if table is None else table
+        rows = min(spans.part, head.shape.numel())
+        matrices = _Matrices(_matrix(used), grad.new_empty((rows, head.part.here), dtype=head.dtype))
+
+    def pull(chunk: Chunk) -> None:
+        ctx.pull(head, chunk, draws.of(chunk.rows), grad[chunk.rows], matrices)
+
+    return head.gradients(layer, wanted, spans, spare, pull)
