@@ -85,13 +85,13 @@ class Choice:
         """`table` once it is checked; those of groups one after the other, ``(G * K, *rest)``."""
         shape, last = tuple(getattr(table, "shape", ())), tuple(self._logits.shape[-2:])
         is_grouped = len(shape) >= 3 and shape[:2] == last
-        accepted = f"a tensor with {last[-1]} rows, one per category"
-        if len(last) == 2:
-            accepted += f", or of shape ({last[0]}, {last[1]}, ...) with a table for each group"
-        if not isinstance(table, Tensor):
-            raise reject("table", f"an object of type {type(table).__name__}", accepted)
-        if not (is_grouped or shape[:1] == last[-1:]):
-            raise reject("table", f"a tensor of shape {shape}", accepted)
+        if not isinstance(table, Tensor) or not (is_grouped or shape[:1] == last[-1:]):
+            accepted = f"a tensor with {last[-1]} rows, one per category"
+            if len(last) == 2:
+                accepted += f", or of shape ({last[0]}, {last[1]}, ...) with a table for each group"
+            is_tensor = isinstance(table, Tensor)
+            got = f"a tensor of shape {shape}" if is_tensor else f"an object of type {type(table).__name__}"
+            raise reject("table", got, accepted)
         if not table.is_floating_point():
             accepted = "a floating-point tensor; for others take table[choice.index]"
             raise reject("table", f"a tensor of {table.dtype}", accepted)
@@ -124,7 +124,7 @@ def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     index = index.view(rows.shape[:-1])
     if not rows.requires_grad:
         return Choice(index, rows, _pull_points, ())
-    return Choice(index, handle(rows), partial(_pull_kernel, kernel), tensors, _versions(tensors))
+    return Choice(index, rows, partial(_pull_kernel, kernel), tensors, _versions(tensors))
 
 
 def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:

@@ -166,7 +166,9 @@ class Pathwise(ABC):
     ) -> Choice:
         """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
         self.check_choice()
-        rows, fitted = self._masked(logits, dim, mask, generator).movedim(dim, -1), self._fitted(logits, dim)
+        rows, fitted = self._masked(logits, dim, mask, generator), self._fitted(logits, dim)
+        # A view less for autograd, where nothing moves.
+        rows = rows if dim in (-1, rows.dim() - 1) else rows.movedim(dim, -1)
         kernel = fitted._backend_for(rows)
         wants_gradient = is_differentiated(rows)
         rows = rows if wants_gradient else rows.detach()
