@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ROWS, CATEGORIES = 32, 5
 # Expected draws in a cell below which the chi-squared approximation is poor.
 SMALLEST_CELL = 25.0
+# Characters in a printed line.
+WIDTH = 80
 # Beyond rounding in float64.
 ROUNDING = 1e-9
 NAMES = ("follows the logits' law", "consistency", "zero-gradient perturbation", "strict gap")
@@ -54,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Properties:
-    """The four findings about an estimator; prints as a table, and indexes by the property's number."""
+    """The four findings about an estimator; prints as a list, and indexes by the property's number."""
 
     estimator: Pathwise
     findings: tuple[Finding, ...]
@@ -63,13 +66,11 @@ class Properties:
         return self.findings[number]
 
     def __str__(self) -> str:
-        rows = [("property", "", "evidence", "cases")]
-        rows += [(f"{f.number} {f.name}", f.verdict, f.evidence, f"{f.cases:,}") for f in self.findings]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3].rjust(widths[3])]) for row in rows
-        ]
-        return "\n".join([str(self.estimator), *lines])
+        lines = [fill(str(self.estimator), WIDTH, subsequent_indent="    ")]
+        for f in self.findings:
+            lines.append(f"  {f.number} {f.name.ljust(max(map(len, NAMES)))}  {f.verdict}, {f.cases:,} cases")
+            lines.append(indent(fill(f.evidence, WIDTH - 4), "    "))
+        return "\n".join(lines)
 
 
 class _Draws(NamedTuple):

@@ -16,7 +16,11 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditiona
 
 @dataclass(frozen=True, eq=False)
 class DecoupledGumbelSoftmax(Pathwise):
-    """Decoupled straight-through Gumbel-Softmax: see `decoupled_gumbel_softmax`."""
+    """Gumbel-softmax with a second, forward temperature.
+
+    Its method `sample` draws what `gapped.decoupled_gumbel_softmax` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "decoupled"
     levels = ("tau", "tau_forward")

@@ -22,7 +22,11 @@ Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class GST(Pathwise):
-    """The Gapped Straight-Through estimator: see `gst`."""
+    """Gapped Straight-Through: a gap in place of noise.
+
+    Its method `sample` draws what `gapped.gst` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "gst"
     levels = ("tau", "gap")

@@ -15,7 +15,11 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditiona
 
 @dataclass(frozen=True, eq=False)
 class GumbelRao(Pathwise):
-    """Gumbel-Rao by Monte Carlo: see `gumbel_rao`."""
+    """Gumbel-softmax averaged over noise given the category.
+
+    Its method `sample` draws what `gapped.gumbel_rao` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "gumbel-rao"
 

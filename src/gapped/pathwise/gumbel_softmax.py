@@ -25,7 +25,11 @@ from gapped.pathwise import (
 
 @dataclass(frozen=True, eq=False)
 class GumbelSoftmax(Pathwise):
-    """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
+    """Gumbel-softmax (Concrete); straight-through if hard.
+
+    Its method `sample` draws what `gapped.gumbel_softmax` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "gumbel-softmax"
     learns_tau = True

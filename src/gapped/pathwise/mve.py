@@ -22,7 +22,11 @@ _ON_CPU, _ON_GPU = 2**20, 2**26
 
 @dataclass(frozen=True, eq=False)
 class MVE(Pathwise):
-    """MVE: see `mve`."""
+    """MVE: exact for quadratic costs, with the least norm.
+
+    Its method `sample` draws what `gapped.mve` draws; the help of that function explains
+    the options and has the mathematics.
+    """
 
     name = "mve"
     levels = ("tau", "smoothing")

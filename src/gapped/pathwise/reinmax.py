@@ -15,7 +15,11 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, pe
 
 @dataclass(frozen=True, eq=False)
 class ReinMax(Pathwise):
-    """ReinMax: see `reinmax`."""
+    """ReinMax: straight-through, second-order accurate.
+
+    Its method `sample` draws what `gapped.reinmax` draws; the help of that function explains
+    the options and has the mathematics.
+    """
 
     name = "reinmax"
     has_surrogate = False

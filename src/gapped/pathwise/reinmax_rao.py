@@ -16,7 +16,11 @@ from gapped.pathwise.gumbel_rao import GumbelRao
 
 @dataclass(frozen=True, eq=False)
 class ReinMaxRao(GumbelRao):
-    """ReinMax-Rao by Monte Carlo: see `reinmax_rao`."""
+    """ReinMax averaged over noise given the category.
+
+    Its method `sample` draws what `gapped.reinmax_rao` draws; the help of that function explains
+    the options and has the mathematics.
+    """
 
     name = "reinmax-rao"
     has_surrogate = False

@@ -15,7 +15,11 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, pe
 
 @dataclass(frozen=True, eq=False)
 class StraightThrough(Pathwise):
-    """The straight-through estimator: see `straight_through`."""
+    """Straight-through: the gradient of the softmax itself.
+
+    Its method `sample` draws what `gapped.straight_through` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "straight-through"
     is_consistent = False

@@ -16,7 +16,7 @@ LIMIT = 16
 
 @dataclass(frozen=True)
 class ARSM(Score):
-    r"""ARSM: all samples that swapping two entries of one noise vector leads to.
+    r"""ARSM: every sample that swapping two noise values gives.
 
     With :math:`\pi \sim \mathrm{Dirichlet}(1)` the sample is the :math:`i` with the smallest
     :math:`\pi_i e^{-\theta_i}`. Let :math:`F_{cd}` be the cost after :math:`\pi_c` and :math:`\pi_d` have

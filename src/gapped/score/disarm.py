@@ -33,7 +33,7 @@ class _Pair(Score):
 
 @dataclass(frozen=True)
 class DisARM(_Pair):
-    r"""DisARM, also called U2G: an antithetic pair of binary samples.
+    r"""DisARM (U2G): an antithetic pair of binary samples.
 
     For two categories with logit :math:`\varphi = \theta_1 - \theta_0` and one uniform :math:`u`, the pair
     is :math:`b_1 = [u > 1 - \sigma(\varphi)]`, :math:`b_2 = [u < \sigma(\varphi)]`, and the gradient with
@@ -77,7 +77,7 @@ class DisARM(_Pair):
 
 @dataclass(frozen=True)
 class DisARMTree(_Pair):
-    r"""DisARM-Tree: a category is a path down a balanced binary tree, every node a DisARM pair.
+    r"""DisARM on categories as paths down a binary tree.
 
     The `K` categories are the leaves, padded to a power of two. Node :math:`t` has the logit
 
@@ -137,7 +137,7 @@ class DisARMTree(_Pair):
 
 @dataclass(frozen=True)
 class DisARMSticks(_Pair):
-    r"""DisARM on sticks: categories are offered one after the other, each offer a DisARM pair.
+    r"""DisARM on categories offered one after the other.
 
     In some order of the categories, the offer of the :math:`t`-th has the logit
     :math:`\varphi_t = \theta_t - \log\sum_{j>t} e^{\theta_j}`; a sample is the first offer that it takes, or

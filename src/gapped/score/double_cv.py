@@ -13,7 +13,7 @@ from gapped.score.trainable import Trainable, factor
 
 
 class DoubleCV(Trainable):
-    r"""Double control variates: RLOO with the slopes of the cost at the other samples.
+    r"""RLOO with slopes of the cost as control variates.
 
     Draw `samples` :math:`D_i \sim p = \mathrm{softmax}(\theta)`, with costs :math:`f_i` and slopes
     :math:`f'(D_i)`. Let :math:`h_i` be the mean slope of the *other* samples and

@@ -23,7 +23,7 @@ CALL = 2**22
 
 @dataclass(frozen=True)
 class Exact(Score):
-    r"""The exact expectation: a sum over all values that the variables of an example can take.
+    r"""The exact gradient: a sum over all values.
 
     With `L` variables of `K` categories, over :math:`s \in \{1, \dots, K\}^L` with probabilities
     :math:`w_s = \prod_l p_{l s_l}`:

@@ -13,7 +13,7 @@ from gapped.score import Cost, Draws, Score, one_hot_rows, pullback, score_produ
 
 @dataclass(frozen=True)
 class MuProp(Score):
-    r"""MuProp: the cost's expansion about the mean is differentiated exactly, the rest by its score.
+    r"""MuProp: the cost's expansion about the mean as baseline.
 
     .. math:: \bigl[f(D) - f(p) - \langle f'(p), D - p\rangle\bigr]\,(D - p) + J(p)\,f'(p), \qquad
               J(p) = \operatorname{diag}(p) - p p^\top.

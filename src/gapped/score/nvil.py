@@ -12,7 +12,7 @@ from gapped.score.trainable import Perceptron, Trainable, check_width, is_recomp
 
 
 class NVIL(Trainable):
-    r"""NVIL: a running mean, a learned baseline of the input, and a running scale.
+    r"""NVIL: a running mean, a learned baseline, a scale.
 
     With the running mean :math:`c` and variance :math:`v` of the residual :math:`f(D) - C(x)` the gradient is
 

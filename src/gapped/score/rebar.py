@@ -25,7 +25,7 @@ class _Noise(NamedTuple):
 
 
 class REBAR(Trainable):
-    r"""REBAR: the relaxed cost as a control variate whose mean is corrected along the path.
+    r"""REBAR: the relaxed cost as a control variate.
 
     Gumbel scores :math:`z = \log p + G` give the sample :math:`D = \arg\max z`, fresh noise gives scores
     :math:`\tilde z` of the law of :math:`z` given :math:`D`. With
@@ -115,7 +115,7 @@ class REBAR(Trainable):
 
 
 class RELAX(REBAR):
-    r"""RELAX: REBAR whose control variate also has a free part, a network.
+    r"""RELAX: REBAR with a network in its control variate.
 
     :math:`c(z) = \eta\,f(h) + r(h)` with :math:`h = \mathrm{softmax}(z/\tau)`. The `network` :math:`r` maps
     relaxed samples ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained

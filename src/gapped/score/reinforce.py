@@ -14,7 +14,7 @@ from gapped.score import Cost, Draws, Score, score_product
 
 @dataclass(frozen=True)
 class Reinforce(Score):
-    r"""REINFORCE: the cost times the score, without a baseline or with that of the other samples.
+    r"""REINFORCE: the cost times the score.
 
     With :math:`D \sim p = \mathrm{softmax}(\theta)` the gradient is :math:`f(D)\,(D - p)`, averaged over
     `samples` independent draws. With ``baseline="leave-one-out"`` each cost is taken relative to the mean
@@ -56,7 +56,7 @@ class Reinforce(Score):
 
 @dataclass(frozen=True)
 class RLOO(Score):
-    r"""REINFORCE with a leave-one-out baseline: several samples, each judged by the others.
+    r"""REINFORCE; each sample is judged by the others (RLOO).
 
     .. math:: \frac1n \sum_i \Bigl(f(D_i) - \frac1{n-1}\sum_{j\ne i} f(D_j)\Bigr)\,(D_i - p).
 

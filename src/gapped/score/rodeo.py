@@ -14,7 +14,7 @@ from gapped.score.trainable import Trainable, factor
 
 
 class RODEO(Trainable):
-    r"""RODEO: control variates that resample one variable at a time, and so have mean zero for any network.
+    r"""RODEO: control variates that resample one variable.
 
     Let :math:`x^{l \to k}` be the sample :math:`x` with its variable :math:`l` set to category :math:`k`. For
     any function :math:`h` the Stein operator of single-site resampling,
