@@ -65,6 +65,9 @@ class Properties:
     def __getitem__(self, number: int) -> Finding:
         return self.findings[number]
 
+    def __repr__(self) -> str:
+        return f"Properties({self.estimator}: {', '.join(finding.verdict for finding in self.findings)})"
+
     def __str__(self) -> str:
         lines = [fill(str(self.estimator), WIDTH, subsequent_indent="    ")]
         for f in self.findings:
@@ -91,18 +94,18 @@ def properties(
     level: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> Properties:
-    r"""Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
+    """Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
 
-    0. *Following* :math:`p`: the hard sample has the law :math:`\mathrm{softmax}(\theta)`. A chi-squared
-       test over all rows; it rejects a correct estimator with probability `level`.
-    1. *Consistency*: the surrogate :math:`h` is largest at the drawn category. Every draw must agree; a tie
-       agrees, as in the paper's ablation, where GST without a gap is consistent.
-    2. *Zero-gradient perturbation*: :math:`h = \mathrm{softmax}((\theta + m)/\tau)` with :math:`m` constant,
-       or a mean of such. Then the gradient is the mean of :math:`J(h)\,g/\tau`, and every one must be.
-    3. *Strict gap*: given the category, the two largest perturbed logits :math:`\theta + m` are apart in
-       expectation. A gap is never negative, so a single positive one proves it, without an error rate. The
-       evidence is the least mean over rows and categories. As in the paper's ablation, the largest one
-       need not be the drawn category: that is property 1.
+    0. *Following* `p`: the hard sample has the law `softmax(θ)`. A chi-squared test over all rows; it rejects
+       a correct estimator with probability `level`.
+    1. *Consistency*: the surrogate `h` is largest at the drawn category. Every draw must agree; a tie agrees,
+       as in the paper's ablation, where GST without a gap is consistent.
+    2. *Zero-gradient perturbation*: `h = softmax((θ + m)/τ)` with `m` constant, or a mean of such. Then the
+       gradient is the mean of `J(h) g/τ`, and every one must be.
+    3. *Strict gap*: given the category, the two largest perturbed logits `θ + m` are apart in expectation. A
+       gap is never negative, so a single positive one proves it, without an error rate. The evidence is the
+       least mean over rows and categories. As in the paper's ablation, the largest one need not be the drawn
+       category: that is property 1.
 
     `logits` has shape ``(*rows, K)``; without it, 32 rows of 5 standard normal logits are drawn. Property 0
     uses `draws` samples per row, the others a tenth of them. An estimator without a soft sample, such as
