@@ -18,7 +18,7 @@ from gapped.pathwise.argument_help import ARGUMENTS
 PUBLIC = [getattr(gapped, name) for name in gapped.__all__]
 FUNCTIONS = {each.__name__: each for each in PUBLIC if inspect.isfunction(each)}
 LAYERS = {name: getattr(gapped.nn, name) for name in gapped.nn.__all__}
-FORWARDS = {name: kind.forward for name, kind in LAYERS.items() if issubclass(kind, torch.nn.Module)}
+FORWARDS = {name: kind.forward for name, kind in LAYERS.items() if hasattr(kind, "forward")}
 CLASSES = [kind.__name__ for kind in gapped.estimators().values()]
 # Whose mathematics are still in the markup of Sphinx.
 ROLES = {"subset", "linear_choice"}
