@@ -89,7 +89,7 @@ class Sample(_Sampler):
             generator: Where random numbers come from; None is torch's default generator.
 
         Returns:
-            A tensor of the shape and dtype of `logits`: one-hot rows, unless the estimator is soft.
+            A tensor of the shape and dtype of `logits`, with one-hot rows unless the estimator is soft.
         """
         if not self._takes_mode:
             return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
@@ -128,7 +128,7 @@ class Gate(_Sampler):
             generator: Where random numbers come from; None is torch's default generator.
 
         Returns:
-            A tensor of the shape and dtype of `logits`: zeros and ones, unless the estimator is soft.
+            A tensor of the shape and dtype of `logits`, of zeros and ones unless the estimator is soft.
         """
         if not self._takes_mode:
             return self.estimator.gate(logits, mask=mask, generator=generator)

@@ -133,8 +133,8 @@ class Quantizer(Estimated):
             generator: Where random numbers come from; None is torch's default generator.
 
         Returns:
-            A `Quantized`: entries of the codebook, their indices, and the logits. In eval mode the indices
-            are those of the largest logits, and nothing carries a gradient to them.
+            A `Quantized`, with entries of the codebook, their indices, and the logits. In eval mode the
+            indices are those of the largest logits, and nothing carries a gradient to them.
         """
         if not -x.dim() <= self.dim < x.dim() or x.shape[self.dim] != self.in_features:
             accepted = f"{self.in_features} features on axis {self.dim}"

@@ -140,8 +140,8 @@ def gst(
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient: one-hot rows if `hard`, else
-        points of the simplex. Half precision is computed in float32 and rounded once.
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
 
     The category i is drawn from p = softmax(θ). Then the logits are perturbed so that i leads by γ::
 

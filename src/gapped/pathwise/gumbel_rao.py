@@ -77,8 +77,8 @@ def gumbel_rao(
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient: one-hot rows if `hard`, else
-        points of the simplex. Half precision is computed in float32 and rounded once.
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
 
     The category i is drawn from p = softmax(θ), then `samples` times θ + G given that its argmax is i. The
     surrogate h is the mean of their softmaxes at τ, with the noise held constant.

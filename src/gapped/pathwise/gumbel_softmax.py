@@ -95,8 +95,8 @@ def gumbel_softmax(
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient: one-hot rows if `hard`, else
-        points of the simplex. Half precision is computed in float32 and rounded once.
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
 
     With Gumbel noise G, the surrogate is h = softmax((θ + G)/τ) and the hard sample is the one-hot argmax of
     θ + G. The gradient is that of h.

@@ -62,8 +62,8 @@ def reinmax(
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient: one-hot rows. Half precision is
-        computed in float32 and rounded once.
+        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
+        precision is computed in float32 and rounded once.
 
     The one-hot D is drawn from p = softmax(θ). A gradient g at the sample becomes::
 

@@ -71,8 +71,8 @@ def reinmax_rao(
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient: one-hot rows. Half precision is
-        computed in float32 and rounded once.
+        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
+        precision is computed in float32 and rounded once.
 
     The one-hot D is drawn from p = softmax(θ). ReinMax has the gradient 2 J((p + D)/2) g - J(p) g / 2. Here
     its first Jacobian is that of Gumbel-Rao at the logits θ_D = log((p + D)/2): with z_m, `samples` draws of
