@@ -9,7 +9,9 @@ DEV := $(VENV)/.dev
 .PHONY: demo test lint docs gpu-test bench numbers release-check floors floors-lowest floors-newest clean
 
 demo: $(LAB)
+	@echo "gapped compare: a small VAE on 8x8 digits, six estimators, three seeds each, trained together."
 	$(BIN)/gapped compare
+	@echo "Open runs/compare/report.html; $(BIN)/gapped --help has more."
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"

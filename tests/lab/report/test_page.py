@@ -216,3 +216,22 @@ def test_curves_share_one_legend(compare: Path) -> None:
     assert all(f">{label}</text>" not in svg for label in labels for svg in curves)
     for _, colour, _ in section.legend:
         assert any(colour in svg for svg in curves)
+
+
+def test_an_estimator_has_one_colour_in_every_report(tmp_path: Path) -> None:
+    def legend(name: str, *texts: str) -> dict[str, str]:
+        runs = []
+        for text in texts:
+            kind, _, gap = text.partition(":gap=")
+            options = {"gap": float(gap) if gap[:1].isdigit() else gap} if gap else {}
+            runs += many(text, [1.0, 1.1], estimator=kind, options=options)
+        write(tmp_path / name, runs)
+        write_curves(tmp_path / name, runs, 2.0, 1.0)
+        return {label: colour for label, colour, _ in sections(tmp_path / name)[0].legend}
+
+    all_of_them = legend(
+        "a", "gst:gap=auto", "gst:gap=1.0", "gst:gap=1.2", "reinmax", "gumbel-softmax", "rloo"
+    )
+    assert len(set(all_of_them.values())) == 6
+    some = legend("b", "gumbel-softmax", "gst:gap=auto")
+    assert some == {label: all_of_them[label] for label in some}

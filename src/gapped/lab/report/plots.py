@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 TIPS_PER_CURVE = 20
 
+OWN_COLOURS = {
+    "gumbel-rao": SERIES[1],
+    "gumbel-softmax": SERIES[2],
+    "reinmax": SERIES[4],
+    "straight-through": SERIES[5],
+}
+
 
 @dataclass(frozen=True)
 class CellCurve:
@@ -310,9 +317,26 @@ def is_dashed(colour: str) -> bool:
 
 
 def palette(rows: Sequence[Row]) -> dict[str, str]:
-    """A colour for each key, the same in every figure; none at all where there are more keys than colours."""
-    keys = sorted({colour_key(row, rows) for row in rows})
-    return dict(zip(keys, SERIES, strict=False)) if len(keys) <= len(SERIES) else {}
+    """A colour for each key, the same in every figure; none at all where there are more keys than colours.
+
+    Estimators with a colour of their own have it, the first of each if there are several; the rest take what
+    is left, in order.
+    """
+    keys = {colour_key(row, rows): own_colour(row) for row in sorted(rows, key=lambda r: r.name)}
+    if len(keys) > len(SERIES):
+        return {}
+    colours = {colour: key for key, colour in reversed(keys.items()) if colour}
+    free = (colour for colour in SERIES if colour not in colours)
+    own = {key: colour for colour, key in colours.items()}
+    return {key: own.get(key) or next(free) for key in keys}
+
+
+def own_colour(row: Row) -> str | None:
+    """The colour that an estimator has in every figure of every page, if it is one of the usual ones."""
+    run = row.cell.records[0]
+    if run.estimator != "gst":
+        return OWN_COLOURS.get(run.estimator)
+    return {"auto": SERIES[0], "1.0": SERIES[3]}.get(str(run.options.get("gap", 1.0)))
 
 
 def colour_key(row: Row, rows: Sequence[Row]) -> str:
