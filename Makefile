@@ -62,6 +62,7 @@ floors-newest:
 	OMP_NUM_THREADS=1 $(FLOORS)/newest/bin/python -m pytest -n auto -m "not slow and not gpu" -W "ignore:Guards may run slower:RuntimeWarning"
 
 $(LAB) $(DEV): pyproject.toml constraints.txt
+	@echo "Installing torch and the extra $(subst .,,$(notdir $@)) into $(VENV), which takes minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(subst .,,$(notdir $@))]"
 	touch $(LAB) $@
