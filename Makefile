@@ -9,7 +9,9 @@ DEV := $(VENV)/.dev
 .PHONY: demo test lint docs gpu-test bench numbers release-check floors floors-lowest floors-newest clean
 
 demo: $(LAB)
+	@echo "gapped compare: a small VAE on 8x8 digits, six estimators, three seeds each, trained together."
 	$(BIN)/gapped compare
+	@echo "Open runs/compare/report.html; $(BIN)/gapped --help has more."
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
@@ -60,6 +62,7 @@ floors-newest:
 	OMP_NUM_THREADS=1 $(FLOORS)/newest/bin/python -m pytest -n auto -m "not slow and not gpu" -W "ignore:Guards may run slower:RuntimeWarning"
 
 $(LAB) $(DEV): pyproject.toml constraints.txt
+	@echo "Installing torch and the extra $(subst .,,$(notdir $@)) into $(VENV), which takes minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(subst .,,$(notdir $@))]"
 	touch $(LAB) $@

@@ -18,13 +18,15 @@ author = "The gapped authors"
 project_copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "reference"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "reference"]
 exclude_patterns = ["_build", "records"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"
 
+# "auto" is an argument, and stays as it is typed.
+smartquotes = False
 # In docstrings, single backticks name arguments and functions.
 default_role = "code"
 autodoc_inherit_docstrings = False
@@ -36,6 +38,9 @@ html_theme = "furo"
 html_title = f"gapped {version}"
 html_static_path = ["_static"]
 html_css_files = ["gapped.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
+# The page to play with, which another one shows in a frame.
+html_extra_path = ["figures/simplex.html"]
 html_copy_source = False
 
 # Pages of the repository that are pages here too, under another address.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from statistics import fmean, stdev
@@ -36,13 +38,14 @@ def options(
             )
         return text, member
 
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    title = (description or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(description=title)
     shown = f"as text, may be repeated (default: {', '.join(estimators)})"
     parser.add_argument("--estimator", metavar="SPEC", action="append", type=named, help=shown)
     parser.add_argument("--steps", type=count, default=steps, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--seeds", type=count, default=seeds, help="how many seeds (default: %(default)s)")
-    parser.set_defaults(otherwise=[named(text) for text in estimators])
+    parser.set_defaults(otherwise=[named(text) for text in estimators], title=title)
     return parser
 
 
@@ -57,11 +60,19 @@ def compare(train: Callable[..., Result], chosen: argparse.Namespace) -> None:
     """Call ``train(estimator, steps, seed)`` for every estimator and seed, and print a row per estimator.
 
     A cell is the mean over the seeds, with the standard deviation where there is more than one; a sequence of
-    numbers gets the mean of each.
+    numbers gets the mean of each. What the example shows, and each run as it ends, go to standard error.
     """
     estimators = chosen.estimator or chosen.otherwise
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-    results = [[train(deepcopy(each), chosen.steps, seed) for seed in seeds] for _, each in estimators]
+    print(chosen.title, file=sys.stderr)
+    results = []
+    for text, each in estimators:
+        runs = []
+        for seed in seeds:
+            began = time.perf_counter()
+            runs.append(train(deepcopy(each), chosen.steps, seed))
+            print(f"{text}, seed {seed}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+        results.append(runs)
     names = list(results[0][0])
     columns = [_column([[run[name] for run in runs] for runs in results]) for name in names]
     show([["estimator", *names], *zip((text for text, _ in estimators), *columns, strict=True)])

@@ -12,7 +12,7 @@ generator for the noise, seeded by the rank, given to every sample. The table sh
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
 
@@ -97,7 +97,8 @@ def main() -> None:
     parser.add_argument("--fsdp", action="store_true", help="shard the weights, with FSDP2")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
-    with redirect_stdout(sys.stdout if dist.get_rank() == 0 else StringIO()):
+    first, nowhere = dist.get_rank() == 0, StringIO()
+    with redirect_stdout(sys.stdout if first else nowhere), redirect_stderr(sys.stderr if first else nowhere):
         compare(partial(train, same_noise=arguments.same_noise, fsdp=arguments.fsdp), arguments)
     dist.barrier()  # a rank that leaves early breaks off what the others still wait for
     dist.destroy_process_group()

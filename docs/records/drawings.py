@@ -17,8 +17,8 @@ from gapped.lab.report.plots import cell_curve, final_values, heat_map, learning
 from gapped.lab.report.svg import SERIES, Tip, legend, name_places, new_figure, style, to_svg
 from gapped.lab.report.timings import bench_figure
 
-# A colour for each estimator, the same in all figures.
-NAMES = ("GR-MC100", "STGS", "GST-1.0", "GST-1.2", "GST-pi", "GST-0.8")
+# A colour for each estimator, the same in all figures, and in reports where those give it one.
+NAMES = ("GST-auto", "GR-MC100", "STGS", "GST-1.0", "GST-0.8", "GST-pi", "GST-1.2")
 COLOURS = dict(zip(NAMES, SERIES, strict=False))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from evidence import RECTIFIED, Evidence, judge, lead
 
-from gapped.lab.recipe import known_recipes
+from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.cells import Cell
 from gapped.lab.report.statistics import Difference, Summary
 

@@ -21,7 +21,7 @@ from typing import Any
 _HOME = {
     alias.name: node.module
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
-    if isinstance(node, ast.ImportFrom) and node.module is not None
+    if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("gapped")
     for alias in node.names
 }
 

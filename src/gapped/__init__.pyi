@@ -1,5 +1,7 @@
 """The public names, each once: type checkers, `gapped/__init__.py` and the registry read this file."""
 
+from typing import Any, Literal, overload
+
 from gapped import counts as counts
 from gapped import distributions as distributions
 from gapped import nn as nn
@@ -37,7 +39,7 @@ from gapped.pathwise.reinmax_rao import ReinMaxRao as ReinMaxRao
 from gapped.pathwise.reinmax_rao import reinmax_rao as reinmax_rao
 from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
-from gapped.registry import estimator as estimator
+from gapped.registry import estimator as _estimator  # noqa: F401, its types are below
 from gapped.registry import estimators as estimators
 from gapped.score import Score as Score
 from gapped.score.arsm import ARSM as ARSM
@@ -58,3 +60,37 @@ from gapped.subsets.subset_sampling import subset as subset
 from gapped.vocabulary import linear_choice as linear_choice
 
 _HOME: dict[str, str]
+
+_Pathwise = Literal[
+    "decoupled",
+    "gst",
+    "gumbel-rao",
+    "gumbel-softmax",
+    "mve",
+    "reinmax",
+    "reinmax-rao",
+    "straight-through",
+]
+_Score = Literal[
+    "arsm",
+    "disarm",
+    "disarm-sticks",
+    "disarm-tree",
+    "double-cv",
+    "exact",
+    "muprop",
+    "nvil",
+    "rebar",
+    "relax",
+    "rloo",
+    "reinforce",
+    "rodeo",
+]
+
+# A text with options can be of either family: only names alone say which.
+@overload
+def estimator(text: _Pathwise, **options: Any) -> Pathwise: ...
+@overload
+def estimator(text: _Score, **options: Any) -> Score: ...
+@overload
+def estimator(text: str, **options: Any) -> Pathwise | Score: ...

@@ -25,13 +25,13 @@ and may be overwritten, or, with `at_index`, given at the selected entries only.
 
 @dataclass(frozen=True)
 class Choice:
-    r"""One category per row, and ways to use it that send the estimator's gradient to the logits.
+    """One category per row, and ways to use it that send the estimator's gradient to the logits.
 
-    With the one-hot sample :math:`D` that is never written,
+    With the one-hot sample `D` that is never written,
 
-    - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up, with one table for all
+    - `select`: the rows `D V` of a table `V`, as an embedding look-up, with one table for all
       rows or one for each group;
-    - `gate`: the entry :math:`D_i = 1` of the selected category, to be multiplied with the result of the
+    - `gate`: the entry `D_i = 1` of the selected category, to be multiplied with the result of the
       branch that a router selects. The results of the other branches count as zero.
     """
 

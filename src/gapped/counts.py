@@ -1,10 +1,10 @@
-r"""Counts that carry a gradient: Poisson, binomial and negative binomial samples.
+"""Counts that carry a gradient: Poisson, binomial and negative binomial samples.
 
-A sample :math:`Z` goes forward exactly as it was drawn, and one weight :math:`w(Z)` comes back: a gradient
-:math:`g` at the sample becomes :math:`w(Z)\,g` at the parameter. With the mean :math:`\mu`, the variance
-:math:`V(\mu)`, :math:`v = V''/2` and :math:`d = Z - \mu`, the weight for the natural parameter is
+A sample `Z` goes forward exactly as it was drawn, and one weight `w(Z)` comes back: a gradient `g` at the
+sample becomes `w(Z) g` at the parameter. With the mean `μ`, the variance `V(μ)`, `v = V''/2` and `d = Z - μ`,
+the weight for the natural parameter is::
 
-.. math:: w = V + \tfrac12 V' d \;-\; \frac{d^2 - V' d - V}{12\,(1 + v)\,V},
+    w = V + ½ V' d - (d² - V' d - V) / (12 (1 + v) V)
 
 without the last term for ``order=2``. Of all weights whose gradient is exact for costs that are polynomials
 of degree 2, or 3 with the last term, it is the one of least mean square. For other costs it is biased.
@@ -24,13 +24,13 @@ from gapped.gradient import is_differentiated, with_gradient
 
 
 def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | None = None) -> Tensor:
-    r"""Draw :math:`Z \sim \mathrm{Poisson}(\lambda)`, with a gradient for `log_rate`, :math:`\log\lambda`.
+    """Draw `Z ~ Poisson(λ)`, with a gradient for `log_rate`, `log λ`.
 
     The sample has the shape and dtype of `log_rate`; a rate that is not finite gives NaN. `order` is the
-    degree of the polynomials, 2 or 3, for which the gradient is exact in the mean. The weights are
+    degree of the polynomials, 2 or 3, for which the gradient is exact in the mean. The weights are::
 
-    .. math:: w_2 = \tfrac12(Z + \lambda), \qquad
-              w_3 = \tfrac5{12}\lambda + \tfrac23 Z - \frac{Z(Z - 1)}{12\lambda}.
+        w_2 = ½ (Z + λ)
+        w_3 = 5/12 λ + 2/3 Z - Z (Z - 1) / (12 λ)
 
     >>> log_rate = torch.zeros(1000, requires_grad=True)
     >>> (poisson(log_rate) ** 2).mean().backward()
@@ -50,12 +50,12 @@ def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | No
 def binomial(
     total: int | Tensor, logits: Tensor, *, order: int = 3, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Draw :math:`Z \sim \mathrm{Binomial}(n, p)`, with a gradient for `logits`, :math:`\log p/(1 - p)`.
+    """Draw `Z ~ Binomial(n, p)`, with a gradient for `logits`, `log p/(1 - p)`.
 
-    `total` is :math:`n`, a whole number or a tensor of them that broadcasts against `logits`. The sample has
-    the shape and dtype of `logits`; NaN logits give NaN. `order` is the degree of the polynomials, 2 or 3,
-    for which the gradient is exact in the mean; with :math:`n = 1` both are 2. The first weight is
-    :math:`w_2 = \tfrac12 n p + \tfrac12 (1 - 2p) Z`, and :math:`v = -1/n` in the second.
+    `total` is `n`, a whole number or a tensor of them that broadcasts against `logits`. The sample has the
+    shape and dtype of `logits`; NaN logits give NaN. `order` is the degree of the polynomials, 2 or 3, for
+    which the gradient is exact in the mean; with `n = 1` both are 2. The first weight is
+    `w_2 = ½ n p + ½ (1 - 2p) Z`, and `v = -1/n` in the second.
 
     >>> z = binomial(8, torch.zeros(1000))
     >>> bool(((z >= 0) & (z <= 8) & (z == z.round())).all())
@@ -83,14 +83,14 @@ def binomial(
 def negative_binomial(
     total: float | Tensor, logits: Tensor, *, order: int = 3, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Draw from a negative binomial law, with a gradient for `logits`, :math:`\log p/(1 - p)`.
+    """Draw from a negative binomial law, with a gradient for `logits`, `log p/(1 - p)`.
 
-    :math:`Z` is the number of successes of probability :math:`p` before the :math:`r`-th failure, as in
-    `torch.distributions.NegativeBinomial`: its mean is :math:`r p/(1 - p)`. `total` is :math:`r`, a positive
-    number or a tensor that broadcasts against `logits`. The sample has the shape and dtype of `logits`; a
-    mean that is not finite gives NaN. `order` is the degree of the polynomials, 2 or 3, for which the
-    gradient is exact in the mean. The first weight is :math:`w_2 = \tfrac12 r p + \tfrac12 (1 + p) Z`, and
-    :math:`v = 1/r` in the second; for the logits both are :math:`1 - p` times that of the natural parameter.
+    `Z` is the number of successes of probability `p` before the `r`-th failure, as in
+    `torch.distributions.NegativeBinomial`: its mean is `r p/(1 - p)`. `total` is `r`, a positive number or a
+    tensor that broadcasts against `logits`. The sample has the shape and dtype of `logits`; a mean that is
+    not finite gives NaN. `order` is the degree of the polynomials, 2 or 3, for which the gradient is exact in
+    the mean. The first weight is `w_2 = ½ r p + ½ (1 + p) Z`, and `v = 1/r` in the second; for the logits
+    both are `1 - p` times that of the natural parameter.
 
     >>> z = negative_binomial(0.5, torch.zeros(1000))
     >>> bool(((z >= 0) & (z == z.round())).all())

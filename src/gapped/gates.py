@@ -18,21 +18,21 @@ def gate(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Gates: Bernoulli samples that carry a gradient, one number each.
+    """Gates: Bernoulli samples that carry a gradient, one number each.
 
-    The `logits` :math:`\varphi` are log-odds, of any shape; the result has their shape and dtype. With `hard`
-    it is exactly 0 or 1, drawn with :math:`P(1) = \sigma(\varphi)`; else it is the surrogate, from 0 to 1.
+    The `logits` φ are log-odds, of any shape; the result has their shape and dtype. With `hard` it is
+    exactly 0 or 1, drawn with `P(1) = σ(φ)`; else it is the surrogate, from 0 to 1.
 
-    A gate is the first of a pair of categories with the logits :math:`(\varphi, 0)`, and its gradient is the
-    estimator's for that pair. Where :math:`q_m` is the mass of "on" in the estimator's points of the simplex,
-    and :math:`w_m` their weights, a gradient :math:`g` at the gate becomes
-    :math:`\sum_m w_m\, q_m (1 - q_m)\, g` at the logit. Straight-through is
-    :math:`\sigma'(\varphi/\tau)\,g/\tau`, and Gumbel-Softmax the binary concrete relaxation,
-    :math:`\sigma((\varphi + L)/\tau)` with logistic noise :math:`L`, as in torch's `RelaxedBernoulli`.
+    A gate is the first of a pair of categories with the logits `(φ, 0)`, and its gradient is the estimator's
+    for that pair. Where `q_m` is the mass of "on" in the estimator's points of the simplex, and `w_m` their
+    weights, a gradient `g` at the gate becomes `Σ_m w_m q_m (1 - q_m) g` at the logit. Straight-through is
+    `σ'(φ/τ) g/τ`, and Gumbel-Softmax the binary concrete relaxation, `σ((φ + L)/τ)` with logistic noise `L`,
+    as in torch's `RelaxedBernoulli`.
 
     - `estimator`: a pathwise one, as an object or as text; None is the recommended default. Text and None are
       taken at `tau` and `hard`; an object has its own, and arguments that say otherwise are refused.
     - `tau`: a number, or a tensor that broadcasts against the logits' shape.
+    - `hard`: exactly 0 or 1 if True, else the surrogate. False is the default, as in `F.gumbel_softmax`.
     - `mask`: gates where the boolean mask is False do not exist: they are 0, with a gradient of 0.
     - Odds of -inf and +inf are legal: such a gate is 0 or 1 for certain, with a gradient of 0. NaN gives NaN.
 

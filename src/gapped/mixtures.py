@@ -14,11 +14,11 @@ from gapped.errors import reject
 
 
 def unimix(logits: Tensor, amount: float = 0.01, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    r"""Logits of a mixture with the uniform distribution, so that no category becomes impossible.
+    """Logits of a mixture with the uniform distribution, so that no category becomes impossible.
 
-    For `amount` :math:`a`, from 0 to 1, and :math:`n` categories that exist,
+    For `amount` `a`, from 0 to 1, and `n` categories that exist::
 
-    .. math:: \log\Bigl((1 - a)\,\mathrm{softmax}(\theta)_k + \frac{a}{n}\Bigr),
+        log((1 - a) softmax(θ)_k + a/n)
 
     in log space: normalised logits in the shape and dtype of `logits`, with its gradient. `dim` is the
     category axis. Categories where the boolean `mask` is False, or whose logit is -inf, do not exist, and

@@ -23,12 +23,12 @@ def nm_mask(
     estimator: str | GST | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw a mask of zeros and ones that keeps `n` of each `m` consecutive entries along the last axis.
+    """Draw a mask of zeros and ones that keeps `n` of each `m` consecutive entries along the last axis.
 
-    Each group is a `gapped.subset` of its own: the kept set :math:`S` of a group has a probability in
-    proportion to :math:`\prod_{i \in S} e^{\theta_i}`, with one logit per entry. `tau`, `hard` and the
-    estimators are those of `gapped.subset`; a `tau` or gap that is a tensor broadcasts against the shape of
-    the groups, ``(*logits.shape[:-1], logits.shape[-1] // m)``.
+    Each group is a `gapped.subset` of its own: the kept set `S` of a group has a probability in proportion to
+    `Π_{i ∈ S} exp(θ_i)`, with one logit per entry. `tau`, `hard` and the estimators are those of
+    `gapped.subset`; a `tau` or gap that is a tensor broadcasts against the shape of the groups,
+    ``(*logits.shape[:-1], logits.shape[-1] // m)``.
 
     - `logits`: the last axis is a multiple of `m`. The mask has their shape and dtype.
     - `estimator`: None is ``"simple"``.
@@ -62,6 +62,7 @@ class Mask(torch.nn.Module):
 
     - `shape`: the shape of the weight, whose last axis is a multiple of `m`.
     - `tau`: the temperature of the surrogate; it may be set while training.
+    - `hard`, `estimator`: as for `gapped.nm_mask`.
 
     >>> mask = Mask((2, 8), n=2, m=4)
     >>> mask.tau = 0.5
@@ -87,6 +88,10 @@ class Mask(torch.nn.Module):
         self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator
 
     def forward(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw a mask of the module's `shape`; in eval mode, the most probable one, without a gradient.
+
+        `generator` is where random numbers come from; None is torch's default generator.
+        """
         if self.training:
             return nm_mask(
                 self.logits,

@@ -26,7 +26,7 @@ def expectation(
     context: Tensor | None = None,
     gates: bool = False,
 ) -> Tensor:
-    r"""Estimate :math:`\mathbb{E} f(D)`, :math:`D \sim \mathrm{softmax}(\theta)`, and its gradient.
+    """Estimate `E f(D)`, `D ~ softmax(θ)`, and its gradient.
 
     The value is the mean cost of the samples that the estimator draws. Its gradient with respect to the
     logits is the estimator's; with respect to anything else that `f` depends on, the ordinary one.
@@ -39,6 +39,7 @@ def expectation(
       -inf, do not exist and get exactly zero gradient.
     - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
       ``"rloo:samples=4"``; with hard samples. None is the recommended default.
+    - `generator`: where random numbers come from; None is torch's default generator.
     - `context`: the input of a learned baseline, for `gapped.NVIL` alone.
     - `gates`: the variables are gates, as in `gapped.gate`: `logits` are log-odds ``(*batch, *variables)``,
       and `f` maps zeros and ones of the shape ``(n, *batch, *variables)`` to costs. A gate is the pair of

@@ -71,7 +71,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def draw_index(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    r"""Draw one category per row from :math:`\mathrm{softmax}(\theta)`: see `inverse_cdf`."""
+    """Draw one category per row from `softmax(θ)`: see `inverse_cdf`."""
     weights = shift(logits).exp_()
     return inverse_cdf(weights, generator) + weights[..., 0].isnan()
 
@@ -79,13 +79,12 @@ def draw_index(logits: Tensor, generator: torch.Generator | None = None) -> Tens
 def inverse_cdf(
     weights: Tensor, generator: torch.Generator | None = None, samples: int | None = None
 ) -> Tensor:
-    r"""Draw one category per row in proportion to non-negative `weights`, with one uniform per row.
+    """Draw one category per row in proportion to non-negative `weights`, with one uniform per row.
 
-    The draw is the first category whose cumulative weight exceeds :math:`u \sum_j w_j`. The running sum is
-    kept in float64, so the tail of a hundred thousand float32 weights is not rounded away. Zero weights
-    leave the running sum unchanged and are never first to exceed anything. A :math:`u` of the form
-    :math:`k/2^{53} < 1` keeps :math:`u \sum_j w_j` strictly below the sum after rounding, so some category
-    always exceeds it.
+    The draw is the first category whose cumulative weight exceeds `u Σ_j w_j`. The running sum is kept in
+    float64, so the tail of a hundred thousand float32 weights is not rounded away. Zero weights leave the
+    running sum unchanged and are never first to exceed anything. A `u` of the form `k/2⁵³ < 1` keeps
+    `u Σ_j w_j` strictly below the sum after rounding, so some category always exceeds it.
 
     Returns int64 indices of shape ``weights.shape[:-1]``; `K` for a row of zeros or NaNs, where nothing
     exceeds anything. With `samples`, so many independent draws per row, ``(samples, *rows)``, that share the
@@ -162,12 +161,12 @@ def gumbel(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def conditional_gumbel(
     log_p: Tensor, index: Tensor, samples: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Draw :math:`\log p + G` given that `index` is its argmax, `samples` times.
+    """Draw `log p + G` given that `index` is its argmax, `samples` times.
 
-    With :math:`E \sim \mathrm{Exp}(1)` and normalised `log_p` (Fact 1 of the paper, in log space):
+    With `E ~ Exp(1)` and normalised `log_p` (Fact 1 of the paper, in log space)::
 
-    .. math:: (\log p + G)_i = -\log E_i, \qquad
-              (\log p + G)_j = -\operatorname{logaddexp}(\log E_j - \log p_j,\ \log E_i).
+        (log p + G)_i = -log E_i
+        (log p + G)_j = -logaddexp(log E_j - log p_j, log E_i)
 
     Returns shape ``(samples, *log_p.shape)``.
     """
@@ -178,11 +177,10 @@ def conditional_gumbel(
 
 
 def expected_gap(p: Tensor) -> Tensor:
-    r"""The expected gap between the two largest perturbed logits, given a winner of probability `p`.
+    """The expected gap between the two largest perturbed logits, given a winner of probability `p`.
 
-    :math:`-\log(1 - p)/p` (Lemma 1 of the paper). It tends to 1 as :math:`p \to 0` and grows without
-    bound as :math:`p \to 1`; there :math:`p` is replaced by :math:`p (1 - 10^{-5})`, as in the published
-    experiments.
+    `-log(1 - p)/p` (Lemma 1 of the paper). It tends to 1 as `p → 0` and grows without bound as `p → 1`; there
+    `p` is replaced by `p (1 - 10⁻⁵)`, as in the published experiments.
 
     >>> expected_gap(torch.tensor([0.0, 0.5]))
     tensor([1.0000, 1.3863])
@@ -197,13 +195,13 @@ def expected_gap(p: Tensor) -> Tensor:
 
 
 def log_expected_odds(log_p: Tensor) -> Tensor:
-    r"""The logarithm of a losing category's expected odds against the winner, by its log-probability.
+    """The logarithm of a losing category's expected odds against the winner, by its log-probability.
 
-    Add Gumbel noise to the logits, :math:`z = \log p + G`, and let :math:`i` win. Then
+    Add Gumbel noise to the logits, `z = log p + G`, and let `i` win. Then::
 
-    .. math:: \mathbb{E}\bigl[e^{z_j - z_i} \mid i\bigr] = \frac{p_j (-\log p_j - 1 + p_j)}{(1 - p_j)^2},
+        E[exp(z_j - z_i) | i] = p_j (-log p_j - 1 + p_j) / (1 - p_j)²
 
-    whoever the winner is: between 0 and 1/2, and about :math:`p_j \log(1/p_j)` for rare categories.
+    whoever the winner is: between 0 and 1/2, and about `p_j log(1/p_j)` for rare categories.
 
     >>> log_expected_odds(torch.tensor([0.01, 0.1, 1.0]).log()).exp()
     tensor([0.0369, 0.1732, 0.5000])

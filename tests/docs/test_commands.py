@@ -13,7 +13,7 @@ import pytest
 from doc_pages import CALLS
 
 from gapped.lab.cli import command
-from gapped.lab.cli.app import main
+from gapped.lab.cli.app import app, main
 from gapped.lab.recipe import Recipe
 
 
@@ -66,6 +66,7 @@ RULES: dict[str, Callable[[list[str]], list[str]]] = {
     "doctor": lambda call: call,
     "diagnose": diagnose,
     "properties": lambda call: changed(call, **{"--draws": "200"}),
+    "estimators": lambda call: call,
 }
 # These have code of their own; the other recipes are grids of the same, and are run with -m slow.
 OWN_PATH = ("variance", "entropy", "efficiency", "vae", "mixed-temperature", "coupled")
@@ -126,6 +127,8 @@ def test_every_command_in_the_documentation_runs(
     small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
     call = SMALL[small]
     if "--function" in call:
         (tmp_path / "mymodel.py").write_text("def cost(z):\n    return z[..., 0].sum(-1) ** 2\n")
@@ -141,11 +144,15 @@ def test_every_command_in_the_documentation_runs(
     assert main(call) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert printed.out
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", printed.out))
+    assert any(lines)
+    assert max(lines, key=len) == max((line for line in lines if len(line) <= 80), key=len)
     if call[0] in ("compare", "reproduce"):
         page = "simplex.html" if "figures" in call else "report.html"
         assert (tmp_path / "out" / page).is_file()
 
 
 def test_every_command_in_the_documentation_has_a_rule() -> None:
-    assert {call[0] for _, call in CALLS} <= set(RULES)
+    """And every command has a line in the documentation, whose width is checked above."""
+    commands = {each.callback.__name__ for each in app.registered_commands if each.callback}
+    assert {call[0] for _, call in CALLS} == set(RULES) == commands

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 LAYERS = runpy.run_path(str(DOCS / "layers.py"))
 MODULES = LAYERS["modules"]()
 # What `import gapped` needs; kernels import Triton, diagnostics numpy and pandas, where these are installed.
-OTHERS = ("gapped.lab", "gapped.kernels", "gapped.diagnostics", "gapped.jax")
+OTHERS = ("gapped.lab", "gapped.kernels", "gapped.diagnostics", "gapped.jax", "gapped.nn.lightning_callback")
 CORE = sorted(name for name in MODULES if not name.startswith(OTHERS))
 
 

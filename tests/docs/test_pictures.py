@@ -18,7 +18,7 @@ from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, s
 from gapped.lab.cli import reproduce
 from gapped.lab.cli.app import main
 from gapped.lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
-from gapped.lab.recipe import known_recipes
+from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.triangle import Setting
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,8 @@ from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, decide
 
 from gapped.errors import GappedError
 from gapped.lab.cli.reproduce import PICTURES
-from gapped.lab.recipe import find_recipe, known_recipes, recipe_from
+from gapped.lab.recipe import find_recipe, recipe_from
+from gapped.lab.recipe_files import known_recipes
 from gapped.lab.records import Record
 from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
 from gapped.lab.report.paper import against_paper, paper

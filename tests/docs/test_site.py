@@ -83,7 +83,13 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_formulas_are_mathml(site: Path) -> None:
+    assert "<math " in (site / "estimators.html").read_text("utf-8")
     for page in ("estimators.html", "api.html"):
-        text = (site / page).read_text("utf-8")
-        assert "<math " in text, page
-        assert "\\mathrm" not in text, page
+        assert "\\mathrm" not in (site / page).read_text("utf-8"), page
+
+
+def test_pages_can_be_tried_and_copied_from(site: Path) -> None:
+    assert 'src="simplex.html"' in (site / "pictures.html").read_text("utf-8")
+    assert (site / "simplex.html").read_bytes() == (DOCS / "figures" / "simplex.html").read_bytes()
+    assert (site / "_static" / "copy.js").is_file()
+    assert "_static/copy.js" in (site / "tutorial.html").read_text("utf-8")

@@ -34,7 +34,7 @@ def diagnose(
     context: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    r"""Measure bias, variance and cost of estimators of :math:`\nabla_\theta\,\mathbb{E} f(D)`.
+    """Measure bias, variance and cost of estimators of `∇_θ E f(D)`.
 
     - `f`, `logits`, `mask`, `context`: as for `gapped.expectation`. With a batch, the gradient is that of the
       sum of all examples' costs.
@@ -45,6 +45,10 @@ def diagnose(
       without the slopes of the cost; ``"auto"``, the first of them that is affordable and possible; or the
       exact gradient itself, a tensor of the shape of `logits`. The intervals account for the error of an
       estimated reference.
+
+    - `generator`: where random numbers come from; None is torch's default generator.
+    - `confidence`: the level of the intervals.
+    - `progress`: a function that is called with a label, how many gradients are done, and of how many.
 
     Estimators with parameters or a running baseline are measured as they are, and do not change.
     The intervals are described in ``docs/diagnose.md``.
@@ -86,6 +90,7 @@ def diagnose_model(
     - `estimators`: what `loss_fn` is given in turn; a text becomes the estimator that it names.
     - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
       `samples` gradients; without one, bias is not measured.
+    - `generator`, `confidence`, `progress`: as for `gapped.diagnose`.
 
     Estimators with parameters or a running baseline are put into evaluation mode and do not change, so
     `loss_fn` should not add their `variance_loss`.

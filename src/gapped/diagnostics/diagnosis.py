@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,20 @@ class Diagnosis:
     """The length of the exact gradient."""
     confidence: float
 
+    def __repr__(self) -> str:
+        return f"Diagnosis({len(self.rows)} estimators, reference: {self.reference})"
+
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        """The table of a notebook."""
+        columns = _columns(self.rows, COLUMNS[:-1])
+        lines = [["estimator", *(title for title, _, _ in columns)]]
+        lines += [[_title(row), *(_shown(row, *column[1:]) for column in columns)] for row in self.rows]
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+        prose = "".join(f"<p>{escape(each)}</p>" for each in (self._notes(), *self.findings))
+        return f"<table>{body}</table>{prose}"
 
     def text(self, width: int = 80) -> str:
         """Table, notes and findings in lines of at most `width` characters.

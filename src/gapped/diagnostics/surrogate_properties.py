@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ROWS, CATEGORIES = 32, 5
 # Expected draws in a cell below which the chi-squared approximation is poor.
 SMALLEST_CELL = 25.0
+# Characters in a printed line.
+WIDTH = 80
 # Beyond rounding in float64.
 ROUNDING = 1e-9
 NAMES = ("follows the logits' law", "consistency", "zero-gradient perturbation", "strict gap")
@@ -54,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Properties:
-    """The four findings about an estimator; prints as a table, and indexes by the property's number."""
+    """The four findings about an estimator; prints as a list, and indexes by the property's number."""
 
     estimator: Pathwise
     findings: tuple[Finding, ...]
@@ -62,14 +65,15 @@ class Properties:
     def __getitem__(self, number: int) -> Finding:
         return self.findings[number]
 
+    def __repr__(self) -> str:
+        return f"Properties({self.estimator}: {', '.join(finding.verdict for finding in self.findings)})"
+
     def __str__(self) -> str:
-        rows = [("property", "", "evidence", "cases")]
-        rows += [(f"{f.number} {f.name}", f.verdict, f.evidence, f"{f.cases:,}") for f in self.findings]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3].rjust(widths[3])]) for row in rows
-        ]
-        return "\n".join([str(self.estimator), *lines])
+        lines = [fill(str(self.estimator), WIDTH, subsequent_indent="    ")]
+        for f in self.findings:
+            lines.append(f"  {f.number} {f.name.ljust(max(map(len, NAMES)))}  {f.verdict}, {f.cases:,} cases")
+            lines.append(indent(fill(f.evidence, WIDTH - 4), "    "))
+        return "\n".join(lines)
 
 
 class _Draws(NamedTuple):
@@ -90,18 +94,18 @@ def properties(
     level: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> Properties:
-    r"""Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
+    """Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
 
-    0. *Following* :math:`p`: the hard sample has the law :math:`\mathrm{softmax}(\theta)`. A chi-squared
-       test over all rows; it rejects a correct estimator with probability `level`.
-    1. *Consistency*: the surrogate :math:`h` is largest at the drawn category. Every draw must agree; a tie
-       agrees, as in the paper's ablation, where GST without a gap is consistent.
-    2. *Zero-gradient perturbation*: :math:`h = \mathrm{softmax}((\theta + m)/\tau)` with :math:`m` constant,
-       or a mean of such. Then the gradient is the mean of :math:`J(h)\,g/\tau`, and every one must be.
-    3. *Strict gap*: given the category, the two largest perturbed logits :math:`\theta + m` are apart in
-       expectation. A gap is never negative, so a single positive one proves it, without an error rate. The
-       evidence is the least mean over rows and categories. As in the paper's ablation, the largest one
-       need not be the drawn category: that is property 1.
+    0. *Following* `p`: the hard sample has the law `softmax(θ)`. A chi-squared test over all rows; it rejects
+       a correct estimator with probability `level`.
+    1. *Consistency*: the surrogate `h` is largest at the drawn category. Every draw must agree; a tie agrees,
+       as in the paper's ablation, where GST without a gap is consistent.
+    2. *Zero-gradient perturbation*: `h = softmax((θ + m)/τ)` with `m` constant, or a mean of such. Then the
+       gradient is the mean of `J(h) g/τ`, and every one must be.
+    3. *Strict gap*: given the category, the two largest perturbed logits `θ + m` are apart in expectation. A
+       gap is never negative, so a single positive one proves it, without an error rate. The evidence is the
+       least mean over rows and categories. As in the paper's ablation, the largest one need not be the drawn
+       category: that is property 1.
 
     `logits` has shape ``(*rows, K)``; without it, 32 rows of 5 standard normal logits are drawn. Property 0
     uses `draws` samples per row, the others a tenth of them. An estimator without a soft sample, such as

@@ -22,14 +22,14 @@ _SAMPLE = StraightThrough()
 
 
 class Bernoulli(Distribution):
-    r"""Bernoulli distribution whose samples carry a gradient: gates, see `gapped.gate`.
+    """Bernoulli distribution whose samples carry a gradient: gates, see `gapped.gate`.
 
     Parameters: `probs` or `logits`, which are log-odds (exactly one; torch's order), the pathwise `estimator`
     behind `rsample` (an object or its text; None is the recommended default), and a boolean `mask` of the
     gates that exist: others are 0 for certain. Probabilities of 0 and 1, and infinite odds, are exact, where
     torch moves them by a rounding. Half precision is computed in float32 and rounded once, at the end.
 
-    `log_prob` is :math:`b \log p + (1 - b) \log(1 - p)`, differentiable in the logits and in the sample.
+    `log_prob` is `b log p + (1 - b) log(1 - p)`, differentiable in the logits and in the sample.
 
     >>> q = Bernoulli(torch.tensor([0.5, 0.9]), estimator="gst:tau=0.5")
     >>> q.rsample().shape, q.entropy()

@@ -18,7 +18,7 @@ from gapped.registry import resolve_pathwise
 
 
 class OneHotCategorical(Distribution):
-    r"""One-hot categorical distribution whose samples carry a gradient.
+    """One-hot categorical distribution whose samples carry a gradient.
 
     Parameters: `probs` or `logits` (exactly one, categories on the last axis; torch's order), the pathwise
     `estimator` behind `rsample` (an object or its text; None is the recommended default), and a boolean
@@ -29,8 +29,8 @@ class OneHotCategorical(Distribution):
     All but `rsample` know the categorical distribution of the logits alone: take an estimator that draws from
     it, which all do but `DecoupledGumbelSoftmax` with another forward temperature than 1.
 
-    `log_prob` is :math:`\langle z, \log p\rangle`, differentiable in the logits and in the sample, and
-    :math:`0 \log 0 = 0` throughout: categories without mass add nothing to entropies and divergences.
+    `log_prob` is `⟨z, log p⟩`, differentiable in the logits and in the sample, and `0 log 0 = 0` throughout:
+    categories without mass add nothing to entropies and divergences.
 
     >>> q = OneHotCategorical(logits=torch.zeros(2, 4), estimator="gst:tau=0.5")
     >>> q.rsample().shape, q.entropy()

@@ -25,6 +25,9 @@ class Callbacks:
     def start(self, fleets: Sequence[Fleet]) -> None:
         """Called once, with the fleets that are about to be trained."""
 
+    def step(self, fleet: Fleet, epochs: float) -> None:
+        """Called before each step of a fleet that trains in this process; `epochs` so far, such as 2.5."""
+
     def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
         """Called after each epoch of a fleet."""
 

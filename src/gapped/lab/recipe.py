@@ -14,6 +14,7 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 from gapped.lab.estimator_text import options_of, parse, show
+from gapped.lab.recipe_files import known_recipes
 from gapped.lab.records import Name
 from gapped.lab.records.files import file_name
 from gapped.lab.records.forms import parse as parse_form
@@ -85,11 +86,6 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
         entries += _expand(name, cell, settings, own, quick, origin)
     _check_distinct(entries, origin)
     return Recipe(name, title, tuple(entries), per_fleet, quick)
-
-
-def known_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
-    return {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.toml"))}
 
 
 def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **overrides: Any) -> Recipe:

@@ -123,8 +123,12 @@ def _train_epochs(fleet: Fleet, trainer: Trainer, checkpoints: Store | None, set
     """Train to the last epoch, with measurements, callbacks and checkpoints on the way."""
     spec, callbacks = fleet.specs[0], settings.callbacks
     last_save = time.monotonic()
+
+    def before_step(step: int) -> None:
+        callbacks.step(fleet, trainer.epoch + step / trainer.task.steps)
+
     while trainer.epoch < spec.epochs:
-        trainer.train_epoch()
+        trainer.train_epoch(before_step)
         if spec.variance_samples and spec.variance_every_epoch and trainer.tested[-1:] == [trainer.epoch]:
             began = time.perf_counter()
             trainer.history.setdefault("gradient_variance", []).append(_gradient_variance(trainer, spec))
@@ -167,7 +171,7 @@ def _surrogate_entropy(trainer: Trainer, steps: int) -> list[float]:
     noise.manual_seed(derived_seed(trainer.seed, "entropy"))
     total = torch.zeros(len(trainer.runs), dtype=torch.float64, device=trainer.device)
 
-    def add_batch() -> None:
+    def add_batch(step: int) -> None:
         total.add_(trainer.task.surrogate_entropy(soft, noise))
 
     with matmul_precision(trainer.device):

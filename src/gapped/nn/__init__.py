@@ -1,7 +1,9 @@
-"""Sampling as modules."""
+"""Sampling as modules; `schedules` for their temperature, and `Usage`, which watches them train."""
 
 from gapped.nm_masks import Mask
+from gapped.nn import schedules
 from gapped.nn.layers import Gate, Sample
 from gapped.nn.quantizers import Quantized, Quantizer
+from gapped.nn.usage import Usage
 
-__all__ = ["Gate", "Mask", "Quantized", "Quantizer", "Sample"]
+__all__ = ["Gate", "Mask", "Quantized", "Quantizer", "Sample", "Usage", "schedules"]

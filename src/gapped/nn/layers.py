@@ -54,9 +54,14 @@ class _Sampler(Estimated):
 class Sample(_Sampler):
     """Samples with an estimator while training; in eval mode samples as well, or takes the mode.
 
-    `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or
-    ``"argmax"``; the argmax carries no gradient. The module has no parameters. Its temperature may be set
-    while training: ``layer.tau = 0.5``.
+    The module has no parameters. Its temperature may be set while training, ``layer.tau = 0.5``, as
+    `gapped.nn.schedules` do.
+
+    Arguments:
+        estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the
+            recommended default.
+        dim: The category axis of the logits.
+        eval: What to do in eval mode: "sample" as in training, or "argmax", without a gradient.
 
     >>> layer = Sample("gst:tau=0.5", eval="argmax").eval()
     >>> layer(torch.tensor([0.1, 0.7, 0.2]))
@@ -76,6 +81,16 @@ class Sample(_Sampler):
     def forward(
         self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
+        """Sample one category per row.
+
+        Arguments:
+            logits: Unnormalised log-probabilities, the categories on the axis `dim` of the module.
+            mask: Booleans that broadcast against the logits; categories where it is False do not exist.
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            A tensor of the shape and dtype of `logits`, with one-hot rows unless the estimator is soft.
+        """
         if not self._takes_mode:
             return self.estimator.sample(logits, dim=self.dim, mask=mask, generator=generator)
         with torch.no_grad():
@@ -105,6 +120,16 @@ class Gate(_Sampler):
     def forward(
         self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
+        """Draw one gate per logit.
+
+        Arguments:
+            logits: Log-odds, of any shape.
+            mask: Booleans that broadcast against the logits; gates where it is False are 0.
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            A tensor of the shape and dtype of `logits`, of zeros and ones unless the estimator is soft.
+        """
         if not self._takes_mode:
             return self.estimator.gate(logits, mask=mask, generator=generator)
         with torch.no_grad():

@@ -17,11 +17,11 @@ from gapped.pathwise import Pathwise
 
 
 class Quantized(NamedTuple):
-    r"""What `Quantizer` returns, and what losses need of it, computed when it is asked for.
+    """What `Quantizer` returns, and what losses need of it, computed when it is asked for.
 
-    A *position* is one vector of the input. Below, :math:`p` is the softmax of a position's logits and
-    :math:`\bar p` its average over positions, for each of the :math:`G` groups of :math:`K` codes. A boolean
-    `mask` of the shape of the positions, such as wav2vec2's mask of time steps, says which positions count.
+    A *position* is one vector of the input. Below, `p` is the softmax of a position's logits and `p̄` its
+    average over positions, for each of the `G` groups of `K` codes. A boolean `mask` of
+    the shape of the positions, such as wav2vec2's mask of time steps, says which positions count.
     """
 
     entries: Tensor
@@ -32,19 +32,19 @@ class Quantized(NamedTuple):
     """``(*positions, G, K)``."""
 
     def prob_perplexity(self, mask: Tensor | None = None) -> Tensor:
-        r"""The sum over groups of :math:`\exp H(\bar p)`: from :math:`G` to :math:`G K`.
+        """The sum over groups of `exp H(p̄)`: from `G` to `G K`.
 
         wav2vec2's diversity loss is ``1 - prob_perplexity(mask) / (G * K)``.
         """
         return _perplexity(self._mean(torch.softmax(simplex.computed(self.logits), -1), mask))
 
     def code_perplexity(self, mask: Tensor | None = None) -> Tensor:
-        r"""`prob_perplexity` with the codes that were taken in the place of :math:`p`; it has no gradient."""
+        """`prob_perplexity` with the codes that were taken in the place of `p`; it has no gradient."""
         shape, dtype = self.logits.shape, simplex.computed(self.logits).dtype
         return _perplexity(self._mean(simplex.one_hot(self.indices.view(shape[:-1]), shape[-1], dtype), mask))
 
     def divergence(self, mask: Tensor | None = None) -> Tensor:
-        r"""The average of :math:`\mathrm{KL}(p\,\|\,\mathrm{uniform})`, summed over groups, in nats."""
+        """The average of `KL(p ‖ uniform)`, summed over groups, in nats."""
         log_p = torch.log_softmax(simplex.computed(self.logits), -1)
         return self._mean(log_p.exp() * (log_p + math.log(log_p.shape[-1])), mask).sum()
 
@@ -65,7 +65,7 @@ def _perplexity(p: Tensor) -> Tensor:
 
 
 class Quantizer(Estimated):
-    r"""Vector quantizer with random codes, as in wav2vec 2.0 and in discrete VAEs.
+    """Vector quantizer with random codes, as in wav2vec 2.0 and in discrete VAEs.
 
     A linear map gives each position `groups` rows of logits over `codes` codes. The estimator draws one code
     a group; in eval mode the most likely one is taken, without a gradient for the logits. The result is the
@@ -126,6 +126,16 @@ class Quantizer(Estimated):
         self.tau = max(start * factor**step, end)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Quantized:
+        """Quantize each vector of `x`.
+
+        Arguments:
+            x: Vectors to quantize, with `in_features` numbers each on the axis `dim` of the module.
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            A `Quantized`, with entries of the codebook, their indices, and the logits. In eval mode the
+            indices are those of the largest logits, and nothing carries a gradient to them.
+        """
         if not -x.dim() <= self.dim < x.dim() or x.shape[self.dim] != self.in_features:
             accepted = f"{self.in_features} features on axis {self.dim}"
             raise reject("x", f"a tensor of shape {tuple(x.shape)}", accepted)

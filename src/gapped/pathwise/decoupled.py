@@ -12,11 +12,16 @@ from gapped.checks import check_level, ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
+from gapped.pathwise.argument_help import documented
 
 
 @dataclass(frozen=True, eq=False)
 class DecoupledGumbelSoftmax(Pathwise):
-    """Decoupled straight-through Gumbel-Softmax: see `decoupled_gumbel_softmax`."""
+    """Gumbel-softmax with a second, forward temperature.
+
+    Its method `sample` draws what `gapped.decoupled_gumbel_softmax` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "decoupled"
     levels = ("tau", "tau_forward")
@@ -59,6 +64,7 @@ class DecoupledGumbelSoftmax(Pathwise):
         return Points(torch.softmax(divide(logits, tau) - draw.noise, -1).unsqueeze(0), 1 / tau)
 
 
+@documented
 def decoupled_gumbel_softmax(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -72,17 +78,28 @@ def decoupled_gumbel_softmax(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Decoupled straight-through Gumbel-Softmax: one temperature to draw, another for the gradient.
+    """Decoupled Gumbel-softmax sample: one temperature to draw, another for the gradient.
 
-    With one noise :math:`G`, added *after* dividing (else the forward temperature could not matter),
-    :math:`D` is the one-hot argmax of :math:`\theta/\tau_f + G` and the surrogate is
-    :math:`h = \mathrm{softmax}(\theta/\tau + G)`, whose gradient is :math:`J(h)\,g/\tau`.
+    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
+    `gapped.DecoupledGumbelSoftmax` is hard by default.
 
-    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta/\tau_f)`, the logits' own law at the
-      default :math:`\tau_f = 1`.
+    Arguments:
+        (logits, tau, hard)
+        tau_forward: Temperature τ_f of the draw, a number or a tensor as `tau`; 1 keeps the logits' own law.
+        (draw, dim, mask, generator, eps, backend)
+
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
+
+    With one Gumbel noise G, added after dividing (else the forward temperature could not matter), the hard
+    sample is the one-hot argmax of θ/τ_f + G. The surrogate is h = softmax(θ/τ + G), whose gradient is
+    J(h) g / τ.
+
+    - Law of hard samples: exactly softmax(θ/τ_f).
     - Bias: biased.
-    - Cost: one evaluation of what follows, `K` noise values per row.
-    - ``draw="argmax"``: :math:`G` is drawn given that the largest logit wins at the forward temperature.
+    - Cost: one evaluation of what follows, K noise values per row.
+    - `draw="argmax"`: G is drawn given that the largest logit wins at the forward temperature.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> decoupled_gumbel_softmax(torch.zeros(2, 3), tau=2.0, hard=True, generator=g).sum(-1)

@@ -16,13 +16,18 @@ from gapped.errors import reject
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise.argument_help import documented
 
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class GST(Pathwise):
-    """The Gapped Straight-Through estimator: see `gst`."""
+    """Gapped Straight-Through: a gap in place of noise.
+
+    Its method `sample` draws what `gapped.gst` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "gst"
     levels = ("tau", "gap")
@@ -105,6 +110,7 @@ class GST(Pathwise):
         return torch.where(gap >= 0, gap, torch.nan).to(logits.dtype).unsqueeze(-1)
 
 
+@documented
 def gst(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -119,23 +125,33 @@ def gst(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Gapped Straight-Through sample: deterministic given the category, so low in variance.
+    """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
-    Draw :math:`D = e_i \sim p = \mathrm{softmax}(\theta)`, then perturb the logits so that :math:`i` leads
-    by at least the gap :math:`\gamma`:
+    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class `gapped.GST` is
+    hard by default.
 
-    .. math:: t_i = \max\theta, \qquad t_j = \min(\theta_j,\ \max\theta - \gamma) \quad (j \ne i),
+    Arguments:
+        (logits, tau, hard)
+        gap: Least lead γ of the drawn category over the others: a number (0.8 to 1.2 in the paper, for 10
+            categories); a tensor that broadcasts as `tau` does; a function of the drawn probability, such as
+            `gapped.expected_gap`; or "auto", which gives each category the gap that Gumbel noise would, and
+            needs no tuning to the number of categories.
+        detach: False differentiates the perturbation as well, the paper's NZ ablation. It trains badly.
+        (draw, dim, mask, generator, eps, backend)
 
-    and use the surrogate :math:`h = \mathrm{softmax}(t/\tau)`, in which the perturbation :math:`t - \theta`
-    is a constant: the gradient is :math:`J(h)\,g/\tau`.
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
 
-    - `gap`: a number (0.8 to 1.2 in the paper, for 10 categories), a tensor that broadcasts against the
-      logits' shape without the category axis, or a function of the selected probability such as
-      `gapped.expected_gap` (Lemma 1). With ``"auto"`` each losing category has a gap of its own, the one that
-      Gumbel noise gives it: :math:`t_j = \log\mathbb{E}[e^{z_j - z_i} \mid i]`, where :math:`z = \theta + G`.
-      It needs no tuning to the number of categories: see `gapped.simplex.log_expected_odds`.
-    - `detach`: False differentiates the perturbation as well, the paper's NZ ablation. It trains badly.
-    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
+    The category i is drawn from p = softmax(θ). Then the logits are perturbed so that i leads by γ::
+
+        t_i = max θ,    t_j = min(θ_j, max θ - γ)  for j ≠ i
+
+    The surrogate is h = softmax(t/τ), in which the perturbation t - θ is a constant: a gradient g at the
+    sample becomes J(h) g / τ at the logits, with J(h) = diag(h) - h hᵀ. With "auto",
+    t_j = log E[exp(z_j - z_i) | i] for z = θ + Gumbel noise: see `gapped.simplex.log_expected_odds`.
+
+    - Law of hard samples: exactly softmax(θ).
     - Bias: biased, for linear costs too.
     - Cost: one evaluation of what follows, one uniform per row.
 
@@ -150,6 +166,7 @@ def gst(
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
 
 
+@documented
 def gst_index(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -160,10 +177,19 @@ def gst_index(
     generator: torch.Generator | None = None,
     backend: str = "auto",
 ) -> Choice:
-    """`gst` with `hard` for callers that need the chosen index, such as look-ups and routers.
+    """Gapped Straight-Through choice: the drawn index, for look-ups and routers.
 
-    The one-hot vector is never written, and what uses it never multiplies by its zeros; values and gradients
-    are those of the one-hot sample.
+    It is `gapped.gst` with `hard=True` and without the one-hot vector, which is never written; what uses the
+    choice never multiplies by its zeros. Values and gradients are those of the one-hot sample.
+
+    Arguments:
+        (logits, tau)
+        gap: Least lead of the drawn category over the others, as in `gapped.gst`.
+        (dim, mask, generator, backend)
+
+    Returns:
+        A `Choice`. Its `index` has the shape of the logits without the category axis; `select(table)` looks
+        up entries, and `gate()` is a 1 for each row that carries the gradient.
 
     >>> logits = torch.zeros(2, 4, requires_grad=True)
     >>> table = torch.eye(4)

@@ -11,11 +11,16 @@ from gapped.checks import check_count, ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
+from gapped.pathwise.argument_help import documented
 
 
 @dataclass(frozen=True, eq=False)
 class GumbelRao(Pathwise):
-    """Gumbel-Rao by Monte Carlo: see `gumbel_rao`."""
+    """Gumbel-softmax averaged over noise given the category.
+
+    Its method `sample` draws what `gapped.gumbel_rao` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "gumbel-rao"
 
@@ -46,6 +51,7 @@ class GumbelRao(Pathwise):
         return Points(torch.softmax(divide(scores, tau), -1), 1 / (tau * self.samples))
 
 
+@documented
 def gumbel_rao(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -59,16 +65,28 @@ def gumbel_rao(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Gumbel-Rao sample: `samples` conditional Gumbel-Softmax surrogates, averaged (GR-MC).
+    """Gumbel-Rao sample: Gumbel-softmax surrogates, averaged given the category (GR-MC).
 
-    Draw :math:`D \sim p = \mathrm{softmax}(\theta)`, then :math:`k` times :math:`\theta + G` given that its
-    argmax is :math:`D`; :math:`h` is the mean of their softmaxes at :math:`\tau`, with the noise held
-    constant. One draw has the law of straight-through Gumbel-Softmax; more only lower its variance.
+    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
+    `gapped.GumbelRao` is hard by default.
 
-    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
-    - Bias: that of straight-through Gumbel-Softmax at the same temperature.
+    Arguments:
+        (logits, tau, hard)
+        samples: How many surrogates are averaged. One has the law of straight-through Gumbel-softmax; more
+            only lower its variance.
+        (draw, dim, mask, generator, eps, backend)
+
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
+
+    The category i is drawn from p = softmax(θ), then `samples` times θ + G given that its argmax is i. The
+    surrogate h is the mean of their softmaxes at τ, with the noise held constant.
+
+    - Law of hard samples: exactly softmax(θ).
+    - Bias: that of straight-through Gumbel-softmax at the same temperature.
     - Cost: one evaluation of what follows; time and memory grow with `samples`.
-    - ``draw="argmax"``: :math:`D` is the largest logit, and so the winner that the noise is drawn for.
+    - `draw="argmax"`: i is the largest logit, and so the winner that the noise is drawn for.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> gumbel_rao(torch.zeros(2, 3), tau=0.5, hard=True, samples=10, generator=g).sum(-1)

@@ -21,11 +21,16 @@ from gapped.pathwise import (
     divide,
     per_row,
 )
+from gapped.pathwise.argument_help import documented
 
 
 @dataclass(frozen=True, eq=False)
 class GumbelSoftmax(Pathwise):
-    """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
+    """Gumbel-softmax (Concrete); straight-through if hard.
+
+    Its method `sample` draws what `gapped.gumbel_softmax` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "gumbel-softmax"
     learns_tau = True
@@ -67,6 +72,7 @@ class GumbelSoftmax(Pathwise):
         return with_points(outcome.value, scores, points, 1.0)
 
 
+@documented
 def gumbel_softmax(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -79,21 +85,30 @@ def gumbel_softmax(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Gumbel-Softmax sample; with `hard`, straight-through Gumbel-Softmax (STGS).
+    """Gumbel-softmax sample; with `hard`, straight-through Gumbel-softmax (STGS).
 
-    With Gumbel noise :math:`G`, the surrogate is :math:`h = \mathrm{softmax}((\theta + G)/\tau)` and the
-    hard sample :math:`D` is the one-hot argmax of :math:`\theta + G`; the gradient is that of :math:`h`.
+    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
+    `gapped.GumbelSoftmax` is hard by default.
 
-    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
-    - Bias: biased; as :math:`\tau \to 0` the mean tends to that of ReinMax at temperature 1, while the
-      variance grows without bound.
-    - Cost: one evaluation of what follows, `K` noise values per row.
-    - ``draw="argmax"``: :math:`G` is drawn given that the largest logit wins, as in `gapped.gumbel_rao` with
-      one draw. Without any noise in the gradient: `gapped.straight_through`.
-    - `tau` may be a tensor that requires a gradient, hard or soft: it gets that of
-      :math:`(\theta + G)/\tau`, so the temperature can be learned.
+    Arguments:
+        (logits, tau, hard)
+        (draw, dim, mask, generator, eps, backend)
 
-    Shapes, masks, dtypes: see `gapped.pathwise.Pathwise.sample`.
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
+
+    With Gumbel noise G, the surrogate is h = softmax((θ + G)/τ) and the hard sample is the one-hot argmax of
+    θ + G. The gradient is that of h.
+
+    - Law of hard samples: exactly softmax(θ).
+    - Bias: biased; as τ → 0 the mean tends to that of ReinMax at temperature 1, while the variance grows
+      without bound.
+    - Cost: one evaluation of what follows, K noise values per row.
+    - `draw="argmax"`: G is drawn given that the largest logit wins, as in `gapped.gumbel_rao` with one draw.
+      Without any noise in the gradient: `gapped.straight_through`.
+    - `tau` may be a tensor that requires a gradient, hard or soft: it gets that of (θ + G)/τ, so the
+      temperature can be learned.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> gumbel_softmax(torch.zeros(3), tau=0.5, hard=True, generator=g).sum()

@@ -12,6 +12,7 @@ from gapped import simplex
 from gapped.checks import check_level, ignore_eps, in_eager_mode
 from gapped.gradient import Points, Weights
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise.argument_help import documented
 
 # Steps of conjugate gradients. The eigenvalues of the preconditioned system are of order one, so each step
 # gains about a digit, until rounding is left.
@@ -22,7 +23,11 @@ _ON_CPU, _ON_GPU = 2**20, 2**26
 
 @dataclass(frozen=True, eq=False)
 class MVE(Pathwise):
-    """MVE: see `mve`."""
+    """MVE: exact for quadratic costs, with the least norm.
+
+    Its method `sample` draws what `gapped.mve` draws; the help of that function explains
+    the options and has the mathematics.
+    """
 
     name = "mve"
     levels = ("tau", "smoothing")
@@ -41,6 +46,7 @@ class MVE(Pathwise):
         return Points(torch.stack([p, sample]), per_row(self.smoothing, logits), _product)
 
 
+@documented
 def mve(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -54,27 +60,33 @@ def mve(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""MVE sample: exact for quadratic costs, with the least norm of all such estimators.
+    """MVE sample: exact for quadratic costs, with the least norm of all such estimators.
 
-    :math:`D \sim p = \mathrm{softmax}(\theta)`. With :math:`x` the drawn category and :math:`s` the
-    `smoothing`, the gradient is
+    Arguments:
+        (logits)
+        tau: Temperature of the softmax p in the gradient, as in `gapped.reinmax`; the authors have 1.
+        hard: True; there is no soft sample.
+        smoothing: s below, a number or a tensor as `tau`. 0 is the authors' limit t → ∞, ∞ straight-through;
+            they train with t = 1/s growing from 1 to a million.
+        (draw, dim, mask, generator, eps, backend)
 
-    .. math:: J(p) R A^{-1} y + \frac{p_x}{s + 2 p_x}\, g_x\, (e_x - p), \qquad
-              R = \operatorname{diag} \frac{s + p_i}{s + 2 p_i}, \qquad
-              y_i = \frac{s + p_i}{s + p_i + p_x} g_i - [i = x] \sum_j \frac{p_j}{s + p_j + p_x} g_j,
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
+        precision is computed in float32 and rounded once.
 
-    where :math:`A` is the graph Laplacian of the weights :math:`p_i p_j/(s + p_i + p_j)` plus the diagonal
-    matrix of :math:`s \sum_j p_j/(s + p_i + p_j)`. One system is solved for each row, in a fixed number of
-    steps, 24 in float64 and 10 in float32. :math:`s = 0` is the authors' limit :math:`t \to \infty`;
-    :math:`s \to \infty` is straight-through. They train with :math:`t = 1/s` growing from 1 to a million.
+    The category x is drawn from p = softmax(θ). A gradient g at the sample becomes::
 
-    `tau` is the temperature of the softmax :math:`p` in this formula, as in `reinmax`; the authors have 1.
-    There is no soft sample, so `hard` must be True.
+        J(p) R A⁻¹ y + p_x / (s + 2 p_x) · g_x (e_x - p)
+        R   = diag((s + p_i) / (s + 2 p_i))
+        y_i = (s + p_i) / (s + p_i + p_x) · g_i - [i = x] Σ_j p_j / (s + p_j + p_x) · g_j
 
-    - Forward law: exactly :math:`\mathrm{softmax}(\theta)`.
-    - Bias: none for costs up to quadratic at :math:`\tau = 1`, :math:`s = 0`; none for linear ones at any s.
-    - Cost: one evaluation of what follows, one uniform per row; the backward pass takes :math:`K^2` steps per
-      row.
+    where A is the graph Laplacian of the weights p_i p_j / (s + p_i + p_j) plus the diagonal matrix of
+    s Σ_j p_j / (s + p_i + p_j). One system is solved for each row, in a fixed number of steps, 24 in float64
+    and 10 in float32.
+
+    - Law of hard samples: exactly softmax(θ).
+    - Bias: none for costs up to quadratic at τ = 1, s = 0; none for linear ones at any s.
+    - Cost: one evaluation of what follows, one uniform per row; the backward pass takes K² steps per row.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> mve(torch.zeros(2, 3), generator=g).sum(-1)

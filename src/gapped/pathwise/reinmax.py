@@ -11,11 +11,16 @@ from gapped.checks import ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise.argument_help import documented
 
 
 @dataclass(frozen=True, eq=False)
 class ReinMax(Pathwise):
-    """ReinMax: see `reinmax`."""
+    """ReinMax: straight-through, second-order accurate.
+
+    Its method `sample` draws what `gapped.reinmax` draws; the help of that function explains
+    the options and has the mathematics.
+    """
 
     name = "reinmax"
     has_surrogate = False
@@ -32,6 +37,7 @@ class ReinMax(Pathwise):
         return Points(torch.stack([halfway, torch.softmax(logits, -1)]), (2.0, -0.5))
 
 
+@documented
 def reinmax(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -44,18 +50,29 @@ def reinmax(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""ReinMax sample: second-order accurate straight-through.
+    """ReinMax sample: straight-through, second-order accurate.
 
-    :math:`D \sim p = \mathrm{softmax}(\theta)` with gradient
+    One tensor is returned, not a sample and probabilities as in the authors' package.
 
-    .. math:: 2\,J\!\left(\tfrac12(\mathrm{softmax}(\theta/\tau) + D)\right) g - \tfrac12 J(p)\, g .
+    Arguments:
+        (logits)
+        tau: Temperature τ of the gradient, a number or a tensor that broadcasts against the logits' shape
+            without the category axis. The authors recommend 1 or more.
+        hard: True; there is no soft sample.
+        (draw, dim, mask, generator, eps, backend)
 
-    At :math:`\tau = 1` it equals ZGR, :math:`\tfrac12[J(p) + (D - p)(D - p)^\top] g`, and is the limit of
-    Gumbel-Rao at temperature 0. There is no soft sample, so `hard` must be True. One tensor is returned, not
-    a sample and probabilities as in the authors' package.
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
+        precision is computed in float32 and rounded once.
 
-    - Forward law: exactly :math:`\mathrm{softmax}(\theta)`.
-    - Bias: none for costs up to quadratic at :math:`\tau = 1`; its authors recommend :math:`\tau \ge 1`.
+    The one-hot D is drawn from p = softmax(θ). A gradient g at the sample becomes::
+
+        2 J((softmax(θ/τ) + D)/2) g - J(p) g / 2,    J(q) = diag(q) - q qᵀ
+
+    At τ = 1 this equals ZGR, [J(p) + (D - p)(D - p)ᵀ] g / 2, and is the limit of Gumbel-Rao at temperature 0.
+
+    - Law of hard samples: exactly softmax(θ).
+    - Bias: none for costs up to quadratic at τ = 1.
     - Cost: one evaluation of what follows, one uniform per row.
 
     >>> g = torch.Generator().manual_seed(0)

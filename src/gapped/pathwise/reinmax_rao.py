@@ -11,12 +11,17 @@ from gapped import simplex
 from gapped.checks import ignore_eps
 from gapped.gradient import Points, Weights, jacobian_product
 from gapped.pathwise import Draw, Source, cached_estimator, divide, per_row
+from gapped.pathwise.argument_help import documented
 from gapped.pathwise.gumbel_rao import GumbelRao
 
 
 @dataclass(frozen=True, eq=False)
 class ReinMaxRao(GumbelRao):
-    """ReinMax-Rao by Monte Carlo: see `reinmax_rao`."""
+    """ReinMax averaged over noise given the category.
+
+    Its method `sample` draws what `gapped.reinmax_rao` draws; the help of that function explains
+    the options and has the mathematics.
+    """
 
     name = "reinmax-rao"
     has_surrogate = False
@@ -43,6 +48,7 @@ def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
     return relaxed + jacobian_product(grad, points[-1:], -0.5, grad)
 
 
+@documented
 def reinmax_rao(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -56,19 +62,27 @@ def reinmax_rao(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""ReinMax-Rao sample: the first Jacobian of ReinMax, averaged over noise that leads to the same sample.
+    """ReinMax-Rao sample: ReinMax's first term, averaged over noise given the category.
 
-    :math:`D \sim p = \mathrm{softmax}(\theta)`. ReinMax has the gradient
-    :math:`2\,J(\tfrac12(p + D))\,g - \tfrac12 J(p)\,g`. Here the first Jacobian is that of Gumbel-Rao at the
-    logits :math:`\theta_D = \log\tfrac12(p + D)`: with :math:`z_m`, `samples` draws of :math:`\theta_D + G`
-    given that :math:`D` is its argmax, and :math:`q_m = \mathrm{softmax}(z_m/\tau)`,
+    Arguments:
+        (logits, tau)
+        hard: True; there is no soft sample.
+        samples: Over how many draws of noise the first term is averaged.
+        (draw, dim, mask, generator, eps, backend)
 
-    .. math:: \frac{2}{\tau k} \sum_{m=1}^k J(q_m)\, g - \tfrac12 J(p)\, g .
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
+        precision is computed in float32 and rounded once.
 
-    There is no soft sample, so `hard` must be True. The authors' second estimator, ReinMax-CV, is not here:
-    see ``docs/field_estimators.md``.
+    The one-hot D is drawn from p = softmax(θ). ReinMax has the gradient 2 J((p + D)/2) g - J(p) g / 2. Here
+    its first Jacobian is that of Gumbel-Rao at the logits θ_D = log((p + D)/2): with z_m, `samples` draws of
+    θ_D + G given that D is its argmax, and q_m = softmax(z_m/τ), it is::
 
-    - Forward law: exactly :math:`\mathrm{softmax}(\theta)`.
+        (2/τ) mean_m J(q_m) g - J(p) g / 2
+
+    The authors' second estimator, ReinMax-CV, is not here: see `docs/field_estimators.md`.
+
+    - Law of hard samples: exactly softmax(θ).
     - Bias: biased, for quadratic costs too, unlike ReinMax.
     - Cost: one evaluation of what follows; time and memory grow with `samples`.
 

@@ -11,11 +11,16 @@ from gapped.checks import ignore_eps
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise.argument_help import documented
 
 
 @dataclass(frozen=True, eq=False)
 class StraightThrough(Pathwise):
-    """The straight-through estimator: see `straight_through`."""
+    """Straight-through: the gradient of the softmax itself.
+
+    Its method `sample` draws what `gapped.straight_through` draws; the help of that function explains
+    the options and has the mathematics. Unlike there, `hard` is True by default.
+    """
 
     name = "straight-through"
     is_consistent = False
@@ -28,6 +33,7 @@ class StraightThrough(Pathwise):
         return Points(torch.softmax(divide(logits, tau), -1).unsqueeze(0), 1 / tau)
 
 
+@documented
 def straight_through(
     logits: Tensor,
     tau: float | Tensor = 1.0,
@@ -40,13 +46,24 @@ def straight_through(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Straight-through sample: a draw from :math:`p` with the gradient of the probabilities.
+    """Straight-through sample: a category, with the gradient of the probabilities.
 
-    :math:`D \sim p = \mathrm{softmax}(\theta)`, surrogate :math:`h = \mathrm{softmax}(\theta/\tau)`. The
-    surrogate does not know what was drawn: property 1 of the paper (consistency) fails.
+    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
+    `gapped.StraightThrough` is hard by default.
 
-    - Forward law (hard): exactly :math:`\mathrm{softmax}(\theta)`.
-    - Bias: none for linear costs at :math:`\tau = 1`, else biased.
+    Arguments:
+        (logits, tau, hard)
+        (draw, dim, mask, generator, eps, backend)
+
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
+        else points of the simplex. Half precision is computed in float32 and rounded once.
+
+    The category is drawn from p = softmax(θ); the surrogate is h = softmax(θ/τ). It does not know what was
+    drawn: property 1 of the paper (consistency) fails.
+
+    - Law of hard samples: exactly softmax(θ).
+    - Bias: none for linear costs at τ = 1, else biased.
     - Cost: one evaluation, one uniform per row.
 
     >>> straight_through(torch.tensor([0.0, 0.0]))

@@ -189,7 +189,7 @@ def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def score_product(cost: Cost, draws: Draws, signal: Tensor) -> Tensor:
-    r"""The mean of :math:`s\,(D - p)` over the samples, for signals ``(n, *batch)``."""
+    """The mean of `s (D - p)` over the samples, for signals ``(n, *batch)``."""
     if score_launch.applies(cost.logits):
         return score_launch.score(cost.logits, draws.category, signal.to(cost.logits.dtype))
     points = one_hot_rows(cost.logits, draws.category)

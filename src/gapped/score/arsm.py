@@ -16,18 +16,16 @@ LIMIT = 16
 
 @dataclass(frozen=True)
 class ARSM(Score):
-    r"""ARSM: all samples that swapping two entries of one noise vector leads to.
+    """ARSM: every sample that swapping two noise values gives.
 
-    With :math:`\pi \sim \mathrm{Dirichlet}(1)` the sample is the :math:`i` with the smallest
-    :math:`\pi_i e^{-\theta_i}`. Let :math:`F_{cd}` be the cost after :math:`\pi_c` and :math:`\pi_d` have
-    changed places, in all variables at once. Then the gradient is
+    With `π ~ Dirichlet(1)` the sample is the `i` with the smallest `π_i exp(-θ_i)`. Let `F_cd` be the cost
+    after `π_c` and `π_d` have changed places, in all variables at once. Then the gradient is::
 
-    .. math:: \nabla_d = \sum_c \Bigl(\frac1K - \pi_c\Bigr)\Bigl(F_{cd} - \frac1K\sum_j F_{cj}\Bigr).
+        ∇_d = Σ_c (1/K - π_c) (F_cd - mean_j F_cj)
 
     A masked category counts in no sum and in no mean.
 
-    - Bias: none. Every swapped sample follows :math:`\mathrm{softmax}(\theta)`, and the value is the mean of
-      all of them.
+    - Bias: none. Every swapped sample follows `softmax(θ)`, and the value is the mean of all of them.
     - Cost: `K (K - 1)/2 + 1` evaluations, no derivative of the cost; `K` noise values per row. For few
       categories: 16 at most.
 

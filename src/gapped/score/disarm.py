@@ -33,18 +33,17 @@ class _Pair(Score):
 
 @dataclass(frozen=True)
 class DisARM(_Pair):
-    r"""DisARM, also called U2G: an antithetic pair of binary samples.
+    """DisARM (U2G): an antithetic pair of binary samples.
 
-    For two categories with logit :math:`\varphi = \theta_1 - \theta_0` and one uniform :math:`u`, the pair
-    is :math:`b_1 = [u > 1 - \sigma(\varphi)]`, :math:`b_2 = [u < \sigma(\varphi)]`, and the gradient with
-    respect to :math:`\varphi`
+    For two categories with logit `φ = θ_1 - θ_0` and one uniform `u`, the pair is `b_1 = [u > 1 - σ(φ)]`,
+    `b_2 = [u < σ(φ)]`, and the gradient with respect to `φ`::
 
-    .. math:: \tfrac12\,\bigl(f(b_1) - f(b_2)\bigr)\,(-1)^{b_2}\,[b_1 \ne b_2]\;\sigma(|\varphi|).
+        ½ (f(b_1) - f(b_2)) (-1)^b_2 [b_1 ≠ b_2] σ(|φ|)
 
-    It is ARM, :math:`(f(b_1) - f(b_2))(u - \tfrac12)`, averaged over the :math:`u` that give the same pair,
-    so its variance is at most that of ARM. Several variables share the difference of the two costs.
+    It is ARM, `(f(b_1) - f(b_2))(u - ½)`, averaged over the `u` that give the same pair, so its variance is
+    at most that of ARM. Several variables share the difference of the two costs.
 
-    - Bias: none. Both samples follow :math:`\mathrm{softmax}(\theta)`.
+    - Bias: none. Both samples follow `softmax(θ)`.
     - Cost: two evaluations, no derivative of the cost; one uniform per row.
 
     >>> import gapped
@@ -77,22 +76,18 @@ class DisARM(_Pair):
 
 @dataclass(frozen=True)
 class DisARMTree(_Pair):
-    r"""DisARM-Tree: a category is a path down a balanced binary tree, every node a DisARM pair.
+    """DisARM on categories as paths down a binary tree.
 
-    The `K` categories are the leaves, padded to a power of two. Node :math:`t` has the logit
+    The `K` categories are the leaves, padded to a power of two. Node `t` has the logit::
 
-    .. math:: \varphi_t = \log\sum_{j \in \mathrm{right}(t)} e^{\theta_j}
-              - \log\sum_{j \in \mathrm{left}(t)} e^{\theta_j}
+        φ_t = log Σ_{j in right(t)} exp(θ_j) - log Σ_{j in left(t)} exp(θ_j)
 
-    and a uniform :math:`u_t`; :math:`b_1 = [u_t < \sigma(\varphi_t)]` and
-    :math:`b_2 = [1 - u_t < \sigma(\varphi_t)]` send the two samples right or left. With
-    :math:`\Delta = f(D_1) - f(D_2)`, a node on both paths gives
-    :math:`\tfrac12\Delta(-1)^{b_2}[b_1\ne b_2]\,\sigma(|\varphi_t|)\,\partial\varphi_t`, one on the first
-    path alone :math:`\tfrac12\Delta(b_1 - \sigma(\varphi_t))\,\partial\varphi_t`, one on the second alone
-    :math:`-\tfrac12\Delta(b_2 - \sigma(\varphi_t))\,\partial\varphi_t`. The sum has a closed form:
-    `direction_of_pair`. Several variables share :math:`\Delta`.
+    and a uniform `u_t`; `b_1 = [u_t < σ(φ_t)]` and `b_2 = [1 - u_t < σ(φ_t)]` send the two samples right or
+    left. With `Δ = f(D_1) - f(D_2)`, a node on both paths gives `½ Δ (-1)^b_2 [b_1 ≠ b_2] σ(|φ_t|) ∂φ_t`,
+    one on the first path alone `½ Δ (b_1 - σ(φ_t)) ∂φ_t`, one on the second alone
+    `-½ Δ (b_2 - σ(φ_t)) ∂φ_t`. The sum has a closed form: `direction_of_pair`. Several variables share `Δ`.
 
-    - Bias: none. Both samples follow :math:`\mathrm{softmax}(\theta)`. With two categories it is `DisARM`.
+    - Bias: none. Both samples follow `softmax(θ)`. With two categories it is `DisARM`.
     - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row after padding.
 
     >>> import gapped
@@ -137,15 +132,15 @@ class DisARMTree(_Pair):
 
 @dataclass(frozen=True)
 class DisARMSticks(_Pair):
-    r"""DisARM on sticks: categories are offered one after the other, each offer a DisARM pair.
+    """DisARM on categories offered one after the other.
 
-    In some order of the categories, the offer of the :math:`t`-th has the logit
-    :math:`\varphi_t = \theta_t - \log\sum_{j>t} e^{\theta_j}`; a sample is the first offer that it takes, or
-    the last category. The pair and its gradient are those of `DisARMTree`, on this chain instead of a
-    balanced tree. Every order is unbiased: past the offer that parts the samples, the one that goes on has
-    its own score. (The importance-weighted form needs sticks of at most 1/2 each, hence ascending ones.)
+    In some order of the categories, the offer of the `t`-th has the logit `φ_t = θ_t - log Σ_{j>t} exp(θ_j)`;
+    a sample is the first offer that it takes, or the last category. The pair and its gradient are those of
+    `DisARMTree`, on this chain instead of a balanced tree. Every order is unbiased: past the offer that parts
+    the samples, the one that goes on has its own score. (The importance-weighted form needs sticks of at most
+    1/2 each, hence ascending ones.)
 
-    - Bias: none. Both samples follow :math:`\mathrm{softmax}(\theta)`.
+    - Bias: none. Both samples follow `softmax(θ)`.
     - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row and, unless the order is
       ``"given"``, a sort.
 
@@ -221,13 +216,12 @@ def mark_absent(index: Tensor, logits: Tensor) -> Tensor:
 def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
     r"""What the difference of two costs is multiplied by, for a pair drawn down a tree of DisARM bits.
 
-    The two paths part at one node, with logit :math:`\varphi`; `sides` ``(2, *rows, K)`` are the categories
-    below it on either path, :math:`q_1, q_2` the softmax restricted to them. At that node DisARM gives
-    :math:`\tfrac12 \sigma(|\varphi|)(q_1 - q_2)`. Above it the bits agree and give nothing. Below it each
-    path is alone, and its terms :math:`\pm\tfrac12 (b_t - \sigma(\varphi_t))\,\partial\varphi_t` add up to
-    the score :math:`\pm\tfrac12 (D_i - q_i)`. Together,
+    The two paths part at one node, with logit `φ`; `sides` ``(2, *rows, K)`` are the categories below it on
+    either path, `q_1, q_2` the softmax restricted to them. At that node DisARM gives `½ σ(|φ|)(q_1 - q_2)`.
+    Above it the bits agree and give nothing. Below it each path is alone, and its terms
+    `±½ (b_t - σ(φ_t)) ∂φ_t` add up to the score `±½ (D_i - q_i)`. Together::
 
-    .. math:: \tfrac12\bigl[(D_1 - D_2) - \sigma(-|\varphi|)\,(q_1 - q_2)\bigr].
+        ½ [(D_1 - D_2) - σ(-|φ|) (q_1 - q_2)]
     """
     # A side that was drawn has mass: relative to the largest category, far more than the smallest number.
     weights = logits.exp() * sides

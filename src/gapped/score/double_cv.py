@@ -13,23 +13,20 @@ from gapped.score.trainable import Trainable, factor
 
 
 class DoubleCV(Trainable):
-    r"""Double control variates: RLOO with the slopes of the cost at the other samples.
+    """RLOO with slopes of the cost as control variates.
 
-    Draw `samples` :math:`D_i \sim p = \mathrm{softmax}(\theta)`, with costs :math:`f_i` and slopes
-    :math:`f'(D_i)`. Let :math:`h_i` be the mean slope of the *other* samples and
-    :math:`J(p) = \operatorname{diag}(p) - p p^\top`. With
+    Draw `samples` `D_i ~ p = softmax(θ)`, with costs `f_i` and slopes `f'(D_i)`. Let `h_i` be the mean slope
+    of the *other* samples and `J(p) = diag(p) - p pᵀ`. The signals are::
 
-    .. math:: s_i = f_i - \alpha\,\langle h_i, D_i - p\rangle
+        s_i = f_i - α ⟨h_i, D_i - p⟩
 
-    the gradient is
+    the gradient is::
 
-    .. math:: \frac1n \sum_i \Bigl(s_i - \frac1{n-1}\sum_{j\ne i} s_j\Bigr)(D_i - p)
-              + \frac{\alpha}{n} \sum_i J(p)\,h_i.
+        1/n Σ_i (s_i - mean_{j≠i} s_j) (D_i - p) + α/n Σ_i J(p) h_i
 
-    With several variables the inner product runs over all of them, and :math:`s_i` is shared. The first term
+    With several variables the inner product runs over all of them, and `s_i` is shared. The first term
     removes from the cost what its slopes predict; the second adds back what that changes in the mean, and is
-    the straight-through gradient. :math:`\alpha = 0` is `RLOO`; at :math:`\alpha = 1` a linear cost has no
-    variance.
+    the straight-through gradient. `α = 0` is `RLOO`; at `α = 1` a linear cost has no variance.
 
     `alpha` is a parameter, one number or a tensor that broadcasts against ``batch``. Any value that does not
     depend on the samples is unbiased; `variance_loss`, the mean of the squared norm of the gradient, trains

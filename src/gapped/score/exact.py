@@ -23,22 +23,20 @@ CALL = 2**22
 
 @dataclass(frozen=True)
 class Exact(Score):
-    r"""The exact expectation: a sum over all values that the variables of an example can take.
+    """The exact gradient: a sum over all values.
 
-    With `L` variables of `K` categories, over :math:`s \in \{1, \dots, K\}^L` with probabilities
-    :math:`w_s = \prod_l p_{l s_l}`:
+    With `L` variables of `K` categories, over `s ∈ {1, …, K}^L` with probabilities `w_s = Π_l p_{l s_l}`::
 
-    .. math:: \mathbb{E} f = \sum_s w_s f(s), \qquad
-              \nabla_{\theta_l} \mathbb{E} f = \sum_s w_s f(s)\,(e_{s_l} - p_l).
+        E f = Σ_s w_s f(s),    ∇θ_l E f = Σ_s w_s f(s) (e_{s_l} - p_l)
 
     It is what every other estimator is measured against. Masked categories are never shown to the cost. A
     row without categories makes no choice: it is zero, as in every sample of it.
 
     - Bias and variance: none. No noise is drawn.
-    - Cost: :math:`K^L` evaluations, 65,536 at most, and one more to learn which axes are the batch. The cost
-      is called with at most four million numbers, or one sample, at a time, so the memory does not grow with
-      :math:`K^L`. Where that takes several calls and `f` has parameters of its own, `f` is called again in
-      the backward pass instead of keeping what all calls computed.
+    - Cost: `K^L` evaluations, 65,536 at most, and one more to learn which axes are the batch. The cost is
+      called with at most four million numbers, or one sample, at a time, so the memory does not grow with
+      `K^L`. Where that takes several calls and `f` has parameters of its own, `f` is called again in the
+      backward pass instead of keeping what all calls computed.
 
     >>> import gapped
     >>> logits = torch.zeros(2, 3, requires_grad=True)

@@ -13,10 +13,11 @@ from gapped.score import Cost, Draws, Score, one_hot_rows, pullback, score_produ
 
 @dataclass(frozen=True)
 class MuProp(Score):
-    r"""MuProp: the cost's expansion about the mean is differentiated exactly, the rest by its score.
+    """MuProp: the cost's expansion about the mean as baseline.
 
-    .. math:: \bigl[f(D) - f(p) - \langle f'(p), D - p\rangle\bigr]\,(D - p) + J(p)\,f'(p), \qquad
-              J(p) = \operatorname{diag}(p) - p p^\top.
+    The expansion is differentiated exactly, the rest by its score::
+
+        [f(D) - f(p) - ⟨f'(p), D - p⟩] (D - p) + J(p) f'(p),    J(p) = diag(p) - p pᵀ
 
     With several variables the inner product runs over all of them, and the bracket is shared. The cost must
     accept rows of probabilities as well as one-hot ones, and be differentiable there.

@@ -12,22 +12,22 @@ from gapped.score.trainable import Perceptron, Trainable, check_width, is_recomp
 
 
 class NVIL(Trainable):
-    r"""NVIL: a running mean, a learned baseline of the input, and a running scale.
+    """NVIL: a running mean, a learned baseline, a scale.
 
-    With the running mean :math:`c` and variance :math:`v` of the residual :math:`f(D) - C(x)` the gradient is
+    With the running mean `c` and variance `v` of the residual `f(D) - C(x)` the gradient is::
 
-    .. math:: \frac{f(D) - C(x) - c}{\max(1, \sqrt v)}\;(D - p).
+        (f(D) - C(x) - c) / max(1, √v) · (D - p)
 
-    :math:`C` is the `network`: it maps the `context` given to `gapped.expectation` to one number for each
-    example, ``batch`` or ``(*batch, 1)``, and is trained by `variance_loss`, the mean square of
-    :math:`f(D) - C(x) - c`; a number stands for a perceptron with so many hidden units. Without a network,
-    ``NVIL(scale=False)`` is REINFORCE with a running mean.
+    `C` is the `network`: it maps the `context` given to `gapped.expectation` to one number for each example,
+    ``batch`` or ``(*batch, 1)``, and is trained by `variance_loss`, the mean square of `f(D) - C(x) - c`; a
+    number stands for a perceptron with so many hidden units. Without a network, ``NVIL(scale=False)`` is
+    REINFORCE with a running mean.
 
     The memory holds earlier calls only: it is used first and updated afterwards, in training mode alone. All
     examples share it; in a fleet those of each run do. Under activation checkpointing the gradient is kept
     from the forward pass, not computed again: by then the memory has changed.
 
-    - Bias: none with ``scale=False``; else unbiased up to the positive factor :math:`1/\max(1, \sqrt v)`.
+    - Bias: none with ``scale=False``; else unbiased up to the positive factor `1/max(1, √v)`.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
 
     >>> import gapped

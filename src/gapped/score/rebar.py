@@ -25,18 +25,17 @@ class _Noise(NamedTuple):
 
 
 class REBAR(Trainable):
-    r"""REBAR: the relaxed cost as a control variate whose mean is corrected along the path.
+    """REBAR: the relaxed cost as a control variate.
 
-    Gumbel scores :math:`z = \log p + G` give the sample :math:`D = \arg\max z`, fresh noise gives scores
-    :math:`\tilde z` of the law of :math:`z` given :math:`D`. With
-    :math:`c(z) = \eta\,f(\mathrm{softmax}(z/\tau))` the gradient is
+    Gumbel scores `z = log p + G` give the sample `D = argmax z`, fresh noise gives scores `z~` of the law of
+    `z` given `D`. With `c(z) = η f(softmax(z/τ))` the gradient is::
 
-    .. math:: \bigl[f(D) - c(\tilde z)\bigr]\,(D - p) + \nabla_\theta c(z) - \nabla_\theta c(\tilde z).
+        [f(D) - c(z~)] (D - p) + ∇θ c(z) - ∇θ c(z~)
 
-    :math:`\eta` and :math:`\log\tau` are parameters, one number or a tensor: `eta` broadcasts against
-    ``batch``, `tau` against the logits' shape without its category axis. Any values are unbiased;
-    `variance_loss`, the mean of the squared norm of the gradient, trains them to lower its variance. The cost
-    must accept rows of probabilities, and be differentiable there, twice for the training.
+    `η` and `log τ` are parameters, one number or a tensor: `eta` broadcasts against ``batch``, `tau` against
+    the logits' shape without its category axis. Any values are unbiased; `variance_loss`, the mean of the
+    squared norm of the gradient, trains them to lower its variance. The cost must accept rows of
+    probabilities, and be differentiable there, twice for the training.
 
     - Bias: none.
     - Cost: three evaluations and one derivative, one of second order more in training; `2 K` noise values
@@ -115,13 +114,12 @@ class REBAR(Trainable):
 
 
 class RELAX(REBAR):
-    r"""RELAX: REBAR whose control variate also has a free part, a network.
+    """RELAX: REBAR with a network in its control variate.
 
-    :math:`c(z) = \eta\,f(h) + r(h)` with :math:`h = \mathrm{softmax}(z/\tau)`. The `network` :math:`r` maps
-    relaxed samples ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained
-    together with :math:`\eta` and :math:`\tau` by `variance_loss`; a number stands for a perceptron with so
-    many hidden units. It sees the relaxed sample instead of the scores themselves, so that a masked category
-    is a zero and not minus infinity.
+    `c(z) = η f(h) + r(h)` with `h = softmax(z/τ)`. The `network` `r` maps relaxed samples
+    ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained together with `η` and
+    `τ` by `variance_loss`; a number stands for a perceptron with so many hidden units. It sees the relaxed
+    sample instead of the scores themselves, so that a masked category is a zero and not minus infinity.
 
     - Bias: none, whatever the network.
     - Cost: that of `REBAR`, and the network's.
@@ -165,10 +163,10 @@ class RELAX(REBAR):
 
 
 def conditional_scores(log_p: Tensor, noise: Tensor, index: Tensor) -> Tensor:
-    r"""Gumbel scores given that `index` is their argmax, as a differentiable function of `log_p`.
+    """Gumbel scores given that `index` is their argmax, as a differentiable function of `log_p`.
 
-    With :math:`v = \exp(-\exp(-\mathrm{noise}))` uniform: :math:`\tilde z_i = -\log(-\log v_i)` and
-    :math:`\tilde z_j = -\log(-\log v_j/p_j - \log v_i)`, in log space.
+    With `v = exp(-exp(-noise))` uniform: `z~_i = -log(-log v_i)` and
+    `z~_j = -log(-log v_j/p_j - log v_i)`, in log space.
     """
     where = simplex.place(index, log_p.shape[-1])
     winner = noise.gather(-1, where)

@@ -14,12 +14,11 @@ from gapped.score import Cost, Draws, Score, score_product
 
 @dataclass(frozen=True)
 class Reinforce(Score):
-    r"""REINFORCE: the cost times the score, without a baseline or with that of the other samples.
+    """REINFORCE: the cost times the score.
 
-    With :math:`D \sim p = \mathrm{softmax}(\theta)` the gradient is :math:`f(D)\,(D - p)`, averaged over
-    `samples` independent draws. With ``baseline="leave-one-out"`` each cost is taken relative to the mean
-    cost of the other samples, which is RLOO. A running-mean baseline needs a memory: that is
-    ``gapped.NVIL(scale=False)``.
+    With `D ~ p = softmax(θ)` the gradient is `f(D) (D - p)`, averaged over `samples` independent draws. With
+    ``baseline="leave-one-out"`` each cost is taken relative to the mean cost of the other samples, which is
+    RLOO. A running-mean baseline needs a memory: that is ``gapped.NVIL(scale=False)``.
 
     - Bias: none. Variance: without a baseline it grows with the square of the cost's level.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
@@ -56,9 +55,11 @@ class Reinforce(Score):
 
 @dataclass(frozen=True)
 class RLOO(Score):
-    r"""REINFORCE with a leave-one-out baseline: several samples, each judged by the others.
+    """REINFORCE; each sample is judged by the others (RLOO).
 
-    .. math:: \frac1n \sum_i \Bigl(f(D_i) - \frac1{n-1}\sum_{j\ne i} f(D_j)\Bigr)\,(D_i - p).
+    With `samples` draws, n of them, the gradient is::
+
+        1/n Σ_i (f(D_i) - mean_{j≠i} f(D_j)) (D_i - p)
 
     The baseline of a sample does not depend on it, so nothing is added in the mean; adding a constant to
     the cost changes nothing at all. It equals ``Reinforce("leave-one-out", samples=n)``.

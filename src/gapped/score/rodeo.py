@@ -14,23 +14,21 @@ from gapped.score.trainable import Trainable, factor
 
 
 class RODEO(Trainable):
-    r"""RODEO: control variates that resample one variable at a time, and so have mean zero for any network.
+    """RODEO: control variates that resample one variable.
 
-    Let :math:`x^{l \to k}` be the sample :math:`x` with its variable :math:`l` set to category :math:`k`. For
-    any function :math:`h` the Stein operator of single-site resampling,
+    Let `x^{l → k}` be the sample `x` with its variable `l` set to category `k`. For any function `h` the
+    Stein operator of single-site resampling::
 
-    .. math:: (\mathcal A h)(x) = \frac1L \sum_l \sum_k p_{lk} \bigl[h(x^{l \to k}) - h(x)\bigr],
+        (A h)(x) = 1/L Σ_l Σ_k p_lk [h(x^{l→k}) - h(x)]
 
-    has mean zero under :math:`p`. With `samples` draws :math:`x_i` and their costs :math:`f_i`, let
-    :math:`s_i = f_i + \alpha\,(\mathcal A h_i)(x_i)`. The gradient is
+    has mean zero under `p`. With `samples` draws `x_i` and their costs `f_i`, let
+    `s_i = f_i + α (A h_i)(x_i)`. The gradient is::
 
-    .. math:: \frac1n \sum_i \Bigl[\Bigl(f_i - \frac1{n-1} \sum_{j \ne i} s_j\Bigr)(x_i - p)
-              + \beta\,\bigl(\mathcal A\,[\tilde h_i \cdot (\,\cdot - p)]\bigr)(x_i)\Bigr],
+        1/n Σ_i [(f_i - mean_{j≠i} s_j) (x_i - p) + β (A [h~_i · (· - p)])(x_i)]
 
-    where :math:`h_i` and :math:`\tilde h_i` are the two outputs of a network, averaged over the *other*
-    samples :math:`j`. Its inputs at a point :math:`y` are the cost :math:`f_j` and the linear prediction
-    :math:`\langle f'(x_j), y - x_j\rangle`, so resampled points cost no evaluation. It has one hidden layer
-    of `hidden` units.
+    where `h_i` and `h~_i` are the two outputs of a network, averaged over the *other* samples `j`. Its inputs
+    at a point `y` are the cost `f_j` and the linear prediction `⟨f'(x_j), y - x_j⟩`, so resampled points
+    cost no evaluation. It has one hidden layer of `hidden` units.
 
     `alpha`, `beta` and the network are parameters, trained by `variance_loss`, the mean of the squared norm
     of the gradient, for the calls that follow. Both factors start at 0, which is `RLOO`; they are numbers, or

@@ -15,6 +15,7 @@ import gapped
 from gapped.errors import GappedError
 from gapped.lab import training
 from gapped.lab.cli.app import app, main
+from gapped.lab.recipe_files import recipe_titles
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
@@ -32,9 +33,33 @@ def test_help_shows_examples_first_and_is_the_default(capsys):
     assert all(re.search(rf"^  {command} ", text, re.MULTILINE) for command in COMMANDS)
     assert main([]) == 0
     assert capsys.readouterr() == (text, "")
-    for command in COMMANDS:
-        assert main([command, "--help"]) == 0
-        assert f"Usage: gapped {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_plain_words_in_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"] if command else ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"Usage: gapped {command}".strip() in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"<\w|\{|\.{4}|^  .*\w\.{3}$|x[<>]=", text, re.MULTILINE), "types, or a cut line"
+
+
+def test_reproduce_lists_its_recipes(capsys):
+    assert main(["reproduce", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name, title in recipe_titles().items():
+        assert re.search(rf"^  {name} +{re.escape(title.split()[0])}", text, re.MULTILINE), name
+
+
+def test_every_estimator_has_a_line(capsys):
+    assert main(["estimators"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == list(gapped.estimators())
+    # That many characters are left in a terminal of 80 columns.
+    assert all(row[1].endswith(".") and len(row[1]) <= 57 for row in rows)
+    assert main(["estimators", "--family", "score"]) == 0
+    assert "gst" not in capsys.readouterr().out
 
 
 def test_help_is_quick_and_does_not_wait_for_torch():
@@ -60,7 +85,10 @@ def test_help_is_quick_and_does_not_wait_for_torch():
 WRONG: dict[str, tuple[list[str], str]] = {
     "device": (["compare", "--device", "gpu"], "device: got 'gpu', expected auto, cpu or cuda"),
     "seeds": (["compare", "--seeds", "0"], "seeds: got 0"),
-    "seeds text": (["compare", "--seeds", "many"], "Invalid value for '--seeds'"),
+    "seeds text": (
+        ["compare", "--seeds", "many"],
+        r"Invalid value for '--seeds'.* \(see gapped compare --help",
+    ),
     "epochs": (["compare", "--epochs", "0"], "epochs: got 0"),
     "minutes": (["compare", "--minutes", "-1"], "Invalid value for '--minutes'"),
     "tau": (["compare", "--tau", "0"], "tau: got 0"),
@@ -75,8 +103,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "recipe file": (["reproduce", "absent.toml"], "absent.toml: No such file"),
     "recipe seeds": (["reproduce", "smoke", "--seeds", "0"], "seeds: got 0"),
     "no recipe": (["reproduce"], "Missing argument 'NAME...'"),
-    "unknown flag": (["compare", "--sedes", "3"], "No such option.*--sedes"),
-    "command": (["comapre"], "No such command 'comapre'"),
+    "unknown flag": (["compare", "--sedes", "3"], "No such option.*--sedes.*see gapped compare --help"),
+    "command": (["comapre"], r"No such command 'comapre'.*see gapped --help"),
+    "family": (["estimators", "--family", "scores"], "family: got 'scores', expected one of pathwise, score"),
     "report": (["report", "absent"], "absent"),
     "data set": (["data", "mnits"], "data set: got 'mnits', expected one of digits, mnist"),
     "control characters": (["report", "no\x1b[2J\nwhere"], r"no\\x1b\[2J\\nwhere: no records.jsonl"),

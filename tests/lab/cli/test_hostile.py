@@ -26,7 +26,8 @@ from gapped.errors import GappedError
 from gapped.lab.cli.app import main
 from gapped.lab.data.listops import examples
 from gapped.lab.planning import prepare
-from gapped.lab.recipe import known_recipes, load_recipe, recipe_from
+from gapped.lab.recipe import load_recipe, recipe_from
+from gapped.lab.recipe_files import known_recipes
 from gapped.lab.records import Curve
 from gapped.lab.records.forms import Within, parse
 from gapped.lab.store import Store

@@ -20,6 +20,8 @@ from training_toys import one_line, recipe_file, toy_recipe, train
 from gapped.lab import records
 from gapped.lab.cli.app import main
 from gapped.lab.cli.progress_display import Display
+from gapped.lab.planning import plan
+from gapped.lab.progress import Snapshot
 from gapped.lab.store import Store
 
 pytestmark = pytest.mark.usefixtures("sandbox", "one_thread")
@@ -142,3 +144,27 @@ def test_a_terminal_gets_a_live_table(tmp_path):
         )
     output = screen.file.getvalue()
     assert all(text in output for text in ("sound", "broken", "2/2"))
+
+
+def test_a_deadline_stops_before_an_epoch_that_would_not_end_in_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
+    display = Display(Console(file=io.StringIO()), minutes=1)
+    (fleet,) = plan([toy_recipe()], {})
+    display.start([fleet])
+    stops = []
+    for epoch, now[0] in enumerate((35.0, 45.0, 55.0), 1):
+        display.epoch(fleet, Snapshot(epoch, 9, {}, [True]))
+        stops.append(display.wants_stop())
+    assert stops == [False, False, True], "the first epoch, which compiles, does not count"
+
+
+def test_the_bar_moves_while_an_epoch_lasts(monkeypatch):
+    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: 10.0)
+    display = Display(Console(file=io.StringIO()))
+    (fleet,) = plan([toy_recipe()], {})
+    display.start([fleet])
+    display.step(fleet, 0.25)
+    assert display.progress.tasks[0].completed == 0.25
+    display.step(fleet, 0.5)
+    assert display.progress.tasks[0].completed == 0.25, "not for every step"

@@ -18,7 +18,8 @@ from gapped.lab.cli.compare import default_recipe
 from gapped.lab.cli.tensorboard import write_events
 from gapped.lab.defaults import CANDIDATES, temperature
 from gapped.lab.planning import plan
-from gapped.lab.recipe import find_recipe, known_recipes
+from gapped.lab.recipe import find_recipe
+from gapped.lab.recipe_files import known_recipes
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -189,3 +189,49 @@ def test_long_labels_leave_room_for_what_they_label(name: str, tmp_path: Path) -
     spots = [float(spot.get("cx", 0)) for spot in final.iter() if spot.get("class") == "tip"]
     assert max(spots) - min(spots) > 50
     assert float(str(final.get("width")).removesuffix("pt")) - min(spots) > 150
+
+
+def test_a_page_explains_its_columns_and_says_what_to_do_next(compare: Path, tmp_path: Path) -> None:
+    (section,) = sections(compare)
+    assert [name for name, _ in section.meanings] == list(section.table.columns)
+    assert ("test negative ELBO (nats)", "mean over seeds; lower is better") in section.meanings
+    assert section.next_step == ("For numbers to quote, run it in full:", "gapped reproduce compare")
+    names = [picture.name for picture in section.pictures]
+    assert names.index("test-negative-elbo") < names.index("train-negative-elbo")
+    full = tmp_path / "full"
+    write(full, [*many("gst:gap=auto", [1.0, 1.1]), *many("reinmax", [2.0, 2.1]), *many("rloo", [3.0, 3.1])])
+    best = "--estimator gst:gap=auto --estimator reinmax"
+    assert sections(full)[0].next_step[1] == f"gapped compare --train module:function {best}"
+    assert sections(write_vae(tmp_path / "vae"))[0].next_step[1].startswith("gapped reproduce vae")
+
+
+def test_curves_share_one_legend(compare: Path) -> None:
+    (section,) = sections(compare)
+    labels = [name for name, _, _ in section.legend]
+    assert labels
+    page = write_report(compare).read_text("utf-8")
+    assert page.count('<ul class="legend">') == 1
+    curves = [picture.svg for picture in section.pictures if "curves" in picture.svg[:200].lower()]
+    assert len(curves) > 1
+    assert all(f">{label}</text>" not in svg for label in labels for svg in curves)
+    for _, colour, _ in section.legend:
+        assert any(colour in svg for svg in curves)
+
+
+def test_an_estimator_has_one_colour_in_every_report(tmp_path: Path) -> None:
+    def legend(name: str, *texts: str) -> dict[str, str]:
+        runs = []
+        for text in texts:
+            kind, _, gap = text.partition(":gap=")
+            options = {"gap": float(gap) if gap[:1].isdigit() else gap} if gap else {}
+            runs += many(text, [1.0, 1.1], estimator=kind, options=options)
+        write(tmp_path / name, runs)
+        write_curves(tmp_path / name, runs, 2.0, 1.0)
+        return {label: colour for label, colour, _ in sections(tmp_path / name)[0].legend}
+
+    all_of_them = legend(
+        "a", "gst:gap=auto", "gst:gap=1.0", "gst:gap=1.2", "reinmax", "gumbel-softmax", "rloo"
+    )
+    assert len(set(all_of_them.values())) == 6
+    some = legend("b", "gumbel-softmax", "gst:gap=auto")
+    assert some == {label: all_of_them[label] for label in some}

@@ -17,32 +17,31 @@ from gapped.lab.cli.compare import compare
 from gapped.lab.cli.data import data
 from gapped.lab.cli.diagnose import diagnose
 from gapped.lab.cli.doctor import doctor
+from gapped.lab.cli.estimator_list import estimators
+from gapped.lab.cli.help_text import Command
 from gapped.lab.cli.properties import properties
 from gapped.lab.cli.report import report
-from gapped.lab.cli.reproduce import reproduce
+from gapped.lab.cli.reproduce import RecipesHelp, reproduce
 
 EXAMPLES = """
 Categorical samples that carry a gradient: compare estimators, reproduce the paper, report.
 
 \b
 Examples:
-  gapped compare                       five estimators on small digits, one minute
-  gapped compare --data mnist --estimator gst:gap=1.2 --estimator reinmax:tau=1
-  gapped compare --train mymodule:train    the same for a training function of your own
-  gapped reproduce vae --device cuda   a table of the paper, beside its numbers
-  gapped reproduce vae --quick         this table, scaled down for a laptop
-  gapped reproduce figures             its pictures, and a page to play with
-  gapped diagnose --problem cubic      bias and variance against the exact gradient
-  gapped report runs/vae               tables and report.html from records
-  gapped properties --estimator gst    which of the paper's properties it has
-  gapped data mnist                    fetch and verify a data set
-  gapped doctor                        versions, devices, data: what is here, what is missing
-  gapped bench                         time and memory beside torch, on this machine
+  gapped compare                     six estimators on small digits, a minute
+  gapped compare --train my:train    the same for a function of your own
+  gapped estimators                  what there is to choose from
+  gapped reproduce vae --quick       a table of the paper, for a laptop
+  gapped reproduce figures           its pictures, and a page to play with
+  gapped diagnose --problem cubic    bias and variance of the gradient
+  gapped doctor                      what is here, what is missing
+
+gapped COMMAND --help has more of them.
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, reproduce, diagnose, properties, report, data, bench, doctor):
-    app.command()(_command)
+for _command in (compare, estimators, diagnose, properties, reproduce, report, data, bench, doctor):
+    app.command(cls=RecipesHelp if _command is reproduce else Command)(_command)
 
 
 def _version(flag: bool) -> None:
@@ -94,7 +93,8 @@ def _explain(problem: Exception) -> tuple[str, int]:
         return f"{where}{problem.strerror or problem}", 2
     format_message = getattr(problem, "format_message", None)
     if format_message is not None:  # click's own errors: wrong options and arguments
-        return f"{format_message()} (see gapped --help)", 2
+        command = getattr(getattr(problem, "ctx", None), "command_path", "gapped")
+        return f"{format_message()} (see {command} --help)", 2
     return f"{type(problem).__name__}: {problem} (--debug shows where)".replace("\n", " "), 1
 
 

@@ -45,14 +45,15 @@ def bench(
     seconds: Annotated[float, typer.Option(help="Time to spend on each measurement.")] = 0.5,
     out: Annotated[Path, typer.Option(help="bench.jsonl and bench.svg go here.")] = Path("runs/bench"),
 ) -> int:
-    """Time forward and backward of the samplers beside torch's F.gumbel_softmax, and their peak memory.
+    """Time the samplers beside torch's F.gumbel_softmax.
 
-    Without --shape and --work, the cost of importing the package is measured as well.
+    Forward and backward are timed, and peak memory is measured. Without --shape and --work, the cost of
+    importing the package is measured as well.
 
     \b
     Examples:
       gapped bench
-      gapped bench --estimator gst --estimator gumbel-rao:samples=100 --shape 6400x64 --no-compiled
+      gapped bench --estimator gst --shape 6400x64 --no-compiled
       gapped bench --work gates --work quantizer
     """
     if not 0 < seconds < float("inf"):

@@ -22,8 +22,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write Ten
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint after so many minutes, exit status 3 (under torchrun, 0); "
-        "the same command goes on.",
+        help="Stop with a checkpoint before so many minutes are over, after one epoch at the earliest; exit "
+        "status 3 (under torchrun, 0). The same command goes on.",
         min=0.0,
     ),
 ]
@@ -90,10 +90,15 @@ def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         for row in rows:
             print("\t".join(map(printable, row)))
         return
+    columns = zip(titles, *rows, strict=True)
+    if sum(max(map(len, column)) + 3 for column in columns) + 1 > console.width:
+        # Not wide enough: what is longest, the last column, stands below the one before it.
+        titles = (*titles[:-2], ", ".join(titles[-2:]))
+        rows = [(*row[:-2], "\n".join(filter(None, row[-2:]))) for row in rows]
     table = Table(*titles)
     for row in rows:
         # Text, because a path may hold brackets, which rich would read as markup.
-        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
+        table.add_row(*(Text("\n".join(map(printable, cell.split("\n"))), overflow="fold") for cell in row))
     console.print(table)
 
 

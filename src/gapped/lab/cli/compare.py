@@ -41,7 +41,9 @@ def compare(
     ray_address: command.RayAddress = None,
     runs_per_fleet: command.RunsPerFleet = None,
 ) -> None:
-    """Train the same VAE with several estimators and seeds together, and say which one did best.
+    """Train one model with several estimators; say which is best.
+
+    The model is a small VAE; all estimators and seeds train together.
 
     With --train, a function of your own trains instead, run by run. If it yields its numbers epoch by epoch,
     an estimator that is clearly worse after 3, 6, 12, ... seeds gets no further ones; the best one is

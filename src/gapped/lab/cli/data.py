@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def data(
     name: Annotated[
-        str | None, typer.Argument(help="The set to fetch and verify; without it, all are listed.")
+        str | None,
+        typer.Argument(metavar="NAME", help="The set to fetch and verify; without it, all are listed."),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -30,6 +31,11 @@ def data(
 
     Files are looked up in --data-dir, $GAPPED_DATA, the user cache and
     /usr/share/datasets, where Debian's packages put them, then downloaded.
+
+    \b
+    Examples:
+      gapped data
+      gapped data mnist
     """
     from gapped.lab.data import SOURCES, source
 

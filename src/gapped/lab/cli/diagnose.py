@@ -57,7 +57,10 @@ def diagnose(
     reference: Annotated[str, typer.Option(help="auto, exact, coordinate, double-cv or rloo.")] = "auto",
     out: Annotated[Path, typer.Option(help="diagnosis.json and pictures go here.")] = Path("runs/diagnose"),
 ) -> None:
-    """Measure bias, variance, mean squared error and cosine of estimators against the exact gradient.
+    """Measure bias and variance against the exact gradient.
+
+    Mean squared error and cosine are measured too. The cost is a problem that comes with the package, or a
+    function of your own.
 
     \b
     Examples:

@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 
 def doctor(data_dir: command.DataDir = None) -> int:
-    """Show versions, devices, backends and data sets, with a hint for whatever is missing.
+    """Show versions, devices and data, and what is missing.
 
     The exit status is 1 if something does not work; what is absent is no fault.
     """

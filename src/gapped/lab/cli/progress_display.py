@@ -13,21 +13,24 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from gapped.lab.planning import Fleet
 from gapped.lab.progress import Callbacks, Snapshot
-from gapped.lab.report.cells import higher_is_better
+from gapped.lab.report.cells import higher_is_better, metric_name
+from gapped.lab.report.tabular import Entry, Table, number, tau_entry, to_rich
 
 _PLAIN_LINES = 10
+# How often a bar is moved, in seconds, while an epoch lasts: steps may take less than a millisecond.
+_PAUSE = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Display(Callbacks):
     """Callbacks that show progress on a terminal; plain lines, ten per fleet, where the output is not one.
 
-    The first Ctrl-C requests a checkpoint at the end of the epoch, as do SIGTERM, by which batch systems and
-    containers end a program, and a deadline `minutes` from now; the second signal stops at once.
+    The first Ctrl-C requests a checkpoint at the end of the epoch, as does SIGTERM, by which batch systems
+    and containers end a program; the second signal stops at once. A deadline `minutes` from now requests one
+    before an epoch that would not end in time.
     """
 
     def __init__(self, console: Console, minutes: float | None = None) -> None:
@@ -37,7 +40,13 @@ class Display(Callbacks):
         columns = (TextColumn("{task.description}"), BarColumn(), epochs)
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
         self.live = Live(console=console, refresh_per_second=4, transient=True)
-        self.epochs: dict[str, int] = {}
+        self.epochs: dict[str, float] = {}
+        self.moved = 0.0
+        """When a step last moved the bar."""
+        self.ends: dict[str, float] = {}
+        """When the last epoch of each fleet ended."""
+        self.pace = 0.0
+        """The seconds of the last epoch; 0 after the first one of a fleet, which takes longer than others."""
         self.bar: Any = None
         self.stop_signal = 0
         """The number of the signal that requested a stop; 0 if none did."""
@@ -67,10 +76,19 @@ class Display(Callbacks):
             fleet = "one fleet" if len(fleets) == 1 else f"{len(fleets)} fleets"
             self.console.print(f"training {runs} runs in {fleet}")
 
+    def step(self, fleet: Fleet, epochs: float) -> None:
+        if time.monotonic() - self.moved >= _PAUSE:
+            self.moved = time.monotonic()
+            self._advance(fleet, epochs)
+
     def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        self.pace = now - self.ends.get(fleet.key, now)
+        self.ends[fleet.key] = now
         self._advance(fleet, snapshot.epoch)
         if self.console.is_terminal:
-            self.live.update(Group(_cells(fleet, snapshot), self.progress))
+            table = to_rich(_cells(fleet, snapshot), "so far", self.console.width)
+            self.live.update(Group(table, self.progress))
         elif snapshot.epoch % max(snapshot.epochs // _PLAIN_LINES, 1) == 0:
             left = self.progress.tasks[0].time_remaining
             rest = "" if left is None else f", {left:.0f} s left"
@@ -83,9 +101,10 @@ class Display(Callbacks):
         return self.stop_signal > 0 or self.is_late()
 
     def is_late(self) -> bool:
-        return time.monotonic() >= self.deadline
+        """Whether the time is up, or would be before another epoch has ended."""
+        return time.monotonic() + self.pace >= self.deadline
 
-    def _advance(self, fleet: Fleet, epoch: int) -> None:
+    def _advance(self, fleet: Fleet, epoch: float) -> None:
         """Fleets may train side by side, or be finished by another process."""
         self.epochs[fleet.key] = epoch
         self.progress.update(self.bar, completed=sum(self.epochs.values()))
@@ -111,8 +130,14 @@ def _cells(fleet: Fleet, snapshot: Snapshot) -> Table:
         rows.append((fmean(values) if values else inf, label, tau, len(places), len(places) - len(values)))
     up = higher_is_better(name)
     rows.sort(key=lambda row: (isinf(row[0]), -row[0] if up else row[0], *row[1:]))
-    table = Table("estimator", "tau", "runs", name.replace("_", " "), "diverged")
-    for mean, label, tau, count, lost in rows[:24]:
-        at = "" if tau is None else f"{tau:g}"
-        table.add_row(label, at, str(count), f"{mean:.{3 if up else 2}f}", str(lost or ""))
-    return table
+    body = [
+        (
+            Entry(label),
+            tau_entry(tau),
+            number(mean, name),
+            Entry(str(count), count),
+            Entry(str(lost or ""), lost),
+        )
+        for mean, label, tau, count, lost in rows[:24]
+    ]
+    return Table(("estimator", "τ", metric_name(name), "seeds", "diverged"), tuple(body))

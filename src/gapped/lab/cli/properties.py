@@ -14,7 +14,9 @@ def properties(
     draws: Annotated[int, typer.Option(help="Samples a row of logits.")] = 4000,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of logits and samples.")] = 0,
 ) -> None:
-    """Measure properties 0 to 3 of the paper on random logits.
+    """Measure which of the paper's four properties hold.
+
+    Each finding comes with its evidence, from random logits.
 
     \b
     Examples:

@@ -12,7 +12,8 @@ def report(
     runs: Annotated[
         Path,
         typer.Argument(
-            help="A folder with records.jsonl or bench.jsonl, as compare, reproduce and bench write it."
+            metavar="RUNS",
+            help="A folder with records.jsonl or bench.jsonl, as compare, reproduce and bench write it.",
         ),
     ],
     out: Annotated[
@@ -23,7 +24,13 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Rebuild the tables, the figures and report.html from records."""
+    """Rebuild tables, figures and report.html from records.
+
+    \b
+    Examples:
+      gapped report runs/compare
+      gapped report runs/vae --out page.html
+    """
     from gapped.lab.records import Bench, Record, Startup, Work, read
     from gapped.lab.report.rendering import console, say, show
 
@@ -45,4 +52,4 @@ def report(
     show(finished, screen)
     for line in failures(records):
         say(screen, line)
-    say(screen, f"report: {path}")
+    say(screen, f"Report: {path}")

@@ -9,6 +9,8 @@ import typer
 
 from gapped.lab.cli import command
 from gapped.lab.cli.command import execute
+from gapped.lab.cli.help_text import Command
+from gapped.lab.recipe_files import known_recipes, recipe_titles
 
 if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
@@ -26,12 +28,23 @@ PROBABILITIES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 SEED = 0
 
 
+class RecipesHelp(Command):
+    """Help that ends with the recipes, a line each."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        further = {
+            FIGURES: "The paper's pictures, which need no training",
+            CRITERION: "The recipe defaults, and the gradients of its cells",
+            "all": "All of the above but smoke and criterion",
+        }
+        with formatter.section("Names"):
+            formatter.write_dl([*recipe_titles().items(), *further.items()])
+
+
 def reproduce(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="NAME...", help="Recipes by name, 'figures', 'criterion', 'all', or a .toml file."
-        ),
+        typer.Argument(metavar="NAME...", help="Names from the list below, or paths of .toml files."),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
@@ -47,15 +60,18 @@ def reproduce(
     ray_address: command.RayAddress = None,
     runs_per_fleet: command.RunsPerFleet = None,
 ) -> None:
-    """Run one or more of the paper's tables; several share their runs and are trained together.
+    """Run tables of the paper, and studies beyond it.
+
+    Several tables share their runs and are trained together.
 
     \b
     Examples:
       gapped reproduce ablation vae --device cuda
       gapped reproduce variance --quick
-      gapped reproduce figures              pictures that need no training
+      gapped reproduce figures
       gapped reproduce vae --engine ray --ray-address auto
-      torchrun --nproc-per-node 8 -m gapped reproduce vae --engine torchrun --runs-per-fleet 40
+      torchrun --nproc-per-node 8 -m gapped reproduce vae \\
+          --engine torchrun --runs-per-fleet 40
     """
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipes, figures = find_recipes(names, quick=quick, **overrides)
@@ -71,7 +87,7 @@ def reproduce(
 
 def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
     """The recipes called `names`, and whether the figures are among them."""
-    from gapped.lab.recipe import find_recipe, known_recipes
+    from gapped.lab.recipe import find_recipe
 
     if names == ["all"]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]

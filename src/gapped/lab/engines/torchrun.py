@@ -115,6 +115,9 @@ class _GroupCallbacks(Callbacks):
         self.pending = {fleet.key for fleet in fleets}
         self.own.start(fleets)
 
+    def step(self, fleet: Fleet, epochs: float) -> None:
+        self.own.step(fleet, epochs)
+
     def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
         self.own.epoch(fleet, snapshot)
         self.look()

@@ -148,7 +148,7 @@ class Trainer:
         self._clip_scales = torch.compile(clip_scales, dynamic=False) if compiled else clip_scales
         self._step = Captured(self._train_step, self.generator, self._state)
 
-    def train_epoch(self) -> None:
+    def train_epoch(self, before_step: Callable[[int], None] | None = None) -> None:
         """One pass over the data; every `test_every` epochs and after the last one, the metrics too.
 
         They are those of the test, or the latest validation's where runs are validated while they train.
@@ -156,14 +156,14 @@ class Trainer:
         """
         began = time.perf_counter()
         with matmul_precision(self.device):
-            self.train_steps(self.task.steps)
+            self.train_steps(self.task.steps, before_step)
             if (self.epoch + 1) % self.test_every == 0 or self.epoch + 1 == self.epochs:
                 self._test()
         self.epoch += 1
         self.seconds.append(time.perf_counter() - began)
 
-    def train_steps(self, steps: int, before_step: Callable[[], None] | None = None) -> None:
-        """The first `steps` steps of the epoch; `before_step` is called with each batch already loaded."""
+    def train_steps(self, steps: int, before_step: Callable[[int], None] | None = None) -> None:
+        """The first `steps` steps of the epoch; `before_step` gets each one's number, its batch loaded."""
         self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
         self.task.start_epoch(self.epoch)
         self.loss_sum.zero_()
@@ -175,7 +175,7 @@ class Trainer:
             if temperatures is not None:
                 self.sampler.tau.copy_(temperatures[step])
             if before_step is not None:
-                before_step()
+                before_step(step)
             self._step(self.task.program(step))
             if self.selection is not None and self.selection.rule.due(step, self.task.steps):
                 self.selection.observe(self.selection.rule.score(self.sampler))

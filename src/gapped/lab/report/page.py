@@ -32,9 +32,19 @@ from gapped.lab.report.cells import (
     rows_of,
     verdict_of,
 )
+from gapped.lab.report.explanations import meanings, next_step, unit, with_units
 from gapped.lab.report.paper import against_paper, paper, paper_table
-from gapped.lab.report.plots import colour_key, curve_figures, final_values, heat_map, palette, series_of
+from gapped.lab.report.plots import (
+    colour_key,
+    curve_figures,
+    final_values,
+    heat_map,
+    is_dashed,
+    palette,
+    series_of,
+)
 from gapped.lab.report.rendering import command, duration, hardware
+from gapped.lab.report.svg import VARIABLES
 from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
 from gapped.lab.report.trees import details, tree_pictures
 from gapped.lab.report.triangle import CATEGORIES, COLOURS
@@ -73,8 +83,13 @@ class Section:
     protocol: str
     verdict: str
     facts: tuple[str, ...]
+    next_step: tuple[str, str]
+    legend: tuple[tuple[str, str, bool], ...]
+    """Name, colour and whether dashed, of each curve in all figures."""
     pictures: tuple[Picture, ...]
     table: Table
+    meanings: tuple[tuple[str, str], ...]
+    """What each column of the table means."""
     against_paper: Table | None
     details: tuple[tuple[str, Table], ...]
     galleries: tuple[Gallery, ...]
@@ -192,14 +207,19 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
     at = {(r.label, r.tau): r.paper_mean for r in beside if r.metric == rows[0].metric}
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
     salt = f"{recipe}-{protocol}"
-    pictures = [*_final(salt, rows, published), *_curves(salt, rows, logs.curves), *_heat(salt, rows)]
+    curves = _curves(salt, rows, logs.curves)
+    pictures = [*_final(salt, rows, published), *curves, *_heat(salt, rows)]
+    table = with_units(best_rows(summary_table(rows)), rows[0].metric)
     return Section(
         recipe=recipe,
         protocol=protocol,
         verdict=verdict_of(cells),
         facts=_facts(records, recipe),
+        next_step=next_step(rows, recipe),
+        legend=_legend(rows) if curves else (),
         pictures=(*pictures, *(Picture(*each) for each in tree_pictures(best, logs.trees, salt))),
-        table=best_rows(summary_table(rows)),
+        table=table,
+        meanings=tuple(meanings(table, rows[0])),
         against_paper=paper_table(beside, recipe) if beside else None,
         details=tuple((title, best_rows(table)) for title, table in details(rows)),
         galleries=tuple(_galleries(best, logs.images)),
@@ -221,9 +241,19 @@ def _final(salt: str, rows: Sequence[Row], published: Mapping[str, float]) -> li
         return []
     best, colours = rows[:DRAWN], palette(rows)
     dots = {r.name: colours[colour_key(r, rows)] for r in best} if colours else {}
-    svg = final_values(best, metric_name(rows[0].metric), dots, published, f"{salt}-final")
+    what = metric_name(rows[0].metric) + unit(rows[0].metric)
+    svg = final_values(best, what, dots, published, f"{salt}-final")
     which = f", the best {DRAWN} of {len(rows):,} cells" if len(rows) > DRAWN else ""
     return [Picture("final", f"Where the runs end, best first{which}.", svg)]
+
+
+def _legend(rows: Sequence[Row]) -> tuple[tuple[str, str, bool], ...]:
+    """One for all figures, best first; none where figures have colours, and legends, of their own."""
+    colours = palette(rows)
+    keys = dict.fromkeys(colour_key(row, rows) for row in rows)
+    return tuple(
+        (key, f"var(--{VARIABLES[c]}, {c})", is_dashed(c)) for key in keys if (c := colours.get(key))
+    )
 
 
 def _curves(salt: str, rows: Sequence[Row], curves: Mapping[str, Curve]) -> list[Picture]:
@@ -232,7 +262,7 @@ def _curves(salt: str, rows: Sequence[Row], curves: Mapping[str, Curve]) -> list
     for series in series_of(rows, curves, rows[0].metric):
         for name, title, svg in curve_figures(rows, curves, series, palette(rows), salt):
             mean = "geometric mean" if "variance" in series else "mean"
-            caption = f"{title[0].upper()}{title[1:]}: {mean} and 95% band over seeds."
+            caption = f"{title[0].upper()}{title[1:]}{unit(series)}: {mean} and 95% band over seeds."
             pictures.append(Picture(name, caption, svg))
     return pictures
 

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 TIPS_PER_CURVE = 20
 
+OWN_COLOURS = {
+    "gumbel-rao": SERIES[1],
+    "gumbel-softmax": SERIES[2],
+    "reinmax": SERIES[4],
+    "straight-through": SERIES[5],
+}
+
 
 @dataclass(frozen=True)
 class CellCurve:
@@ -55,10 +62,12 @@ def learning_curves(
     log: bool = False,
     salt: str = "curves",
     runs: bool = False,
+    named: bool = True,
 ) -> str:
     """Mean and 95% band over seeds against epochs, best curve first; those past the palette turn grey.
 
-    With `runs`, each run is a thin line in place of the band, and the first epochs are in view too.
+    With `runs`, each run is a thin line in place of the band, and the first epochs are in view too. The
+    legend is left out unless `named`.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -75,7 +84,8 @@ def learning_curves(
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
         scale(axes, [run for curve in visible for run in curve.values] if runs else means, log, whole=runs)
-        legend(figure, [c.name for c in visible])
+        if named:
+            legend(figure, [c.name for c in visible])
         bottom, top = axes.get_ylim()
         tips = [tip for c in visible for tip in _curve_tips(axes, c, metric, log) if bottom <= tip.y <= top]
         names = ", ".join(c.name for c in visible)
@@ -181,7 +191,7 @@ PAPER_MARK: Any = {"marker": "D", "markersize": 5.5, "markerfacecolor": "none", 
 def _draw_curve(axes: Axes, curve: CellCurve, colour: str, rank: int, log: bool, runs: bool) -> Floats:
     mean, low, high = band(curve.values, log)
     # The dash is a second channel beside colour, for print and for eyes to which two hues are one.
-    dash = "-" if colour in SERIES[:4] else (0, (4, 1.5))
+    dash = (0, (4, 1.5)) if is_dashed(colour) else "-"
     mark = "o" if np.isfinite(mean).sum() == 1 else ""
     if runs:
         axes.plot(curve.epochs, curve.values.T, color=colour, linewidth=0.7, alpha=0.45, zorder=2)
@@ -274,7 +284,8 @@ def curve_figures(
 ) -> list[tuple[str, str, str]]:
     """(name, title, SVG) of one figure, or of one for each temperature where one would be crowded.
 
-    Of many cells the best are drawn, and of many temperatures those that have the best cells.
+    Figures whose `colours` are given have no legend: one beside them serves all. Of many cells the best are
+    drawn, and of many temperatures those that have the best cells.
     """
     taus = list(dict.fromkeys(r.tau for r in rows if r.tau is not None)) if len(rows) > len(SERIES) else []
     selections: list[tuple[str, str, Sequence[Row]]] = [("", "", rows)]
@@ -294,15 +305,38 @@ def curve_figures(
         lines = [curve for curve in candidates if curve is not None]
         if lines:
             name, title = series.replace("_", "-") + suffix, metric_name(series) + at
-            svg = learning_curves(lines, title, series, colours, "variance" in series, f"{salt}-{name}")
+            log, named = "variance" in series, not colours
+            svg = learning_curves(lines, title, series, colours, log, f"{salt}-{name}", named=named)
             figures.append((name, title, svg))
     return figures
 
 
+def is_dashed(colour: str) -> bool:
+    """Whether lines of this colour are dashed."""
+    return colour not in SERIES[:4]
+
+
 def palette(rows: Sequence[Row]) -> dict[str, str]:
-    """A colour for each key, the same in every figure; none at all where there are more keys than colours."""
-    keys = sorted({colour_key(row, rows) for row in rows})
-    return dict(zip(keys, SERIES, strict=False)) if len(keys) <= len(SERIES) else {}
+    """A colour for each key, the same in every figure; none at all where there are more keys than colours.
+
+    Estimators with a colour of their own have it, the first of each if there are several; the rest take what
+    is left, in order.
+    """
+    keys = {colour_key(row, rows): own_colour(row) for row in sorted(rows, key=lambda r: r.name)}
+    if len(keys) > len(SERIES):
+        return {}
+    colours = {colour: key for key, colour in reversed(keys.items()) if colour}
+    free = (colour for colour in SERIES if colour not in colours)
+    own = {key: colour for colour, key in colours.items()}
+    return {key: own.get(key) or next(free) for key in keys}
+
+
+def own_colour(row: Row) -> str | None:
+    """The colour that an estimator has in every figure of every page, if it is one of the usual ones."""
+    run = row.cell.records[0]
+    if run.estimator != "gst":
+        return OWN_COLOURS.get(run.estimator)
+    return {"auto": SERIES[0], "1.0": SERIES[3]}.get(str(run.options.get("gap", 1.0)))
 
 
 def colour_key(row: Row, rows: Sequence[Row]) -> str:

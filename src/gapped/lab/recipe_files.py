@@ -1,0 +1,16 @@
+"""The recipes that come with the package, by name: for help texts too, which wait for no other module."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+
+def known_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    return {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.toml"))}
+
+
+def recipe_titles() -> dict[str, str]:
+    """What each of them is about, in a line."""
+    return {name: tomllib.loads(path.read_text("utf-8"))["title"] for name, path in known_recipes().items()}

@@ -1,0 +1,120 @@
+"""How the layers of a model use their categories while it trains: perplexity, entropy, dead codes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.errors import reject
+from gapped.nn.layers import Sample
+from gapped.nn.quantizers import Quantized, Quantizer
+
+
+class _Sums(NamedTuple):
+    """Sums over the rows of some calls."""
+
+    probabilities: Tensor
+    """``(groups, K)``."""
+    taken: Tensor
+    """How often each category was taken, ``(groups, K)``."""
+    entropy: Tensor
+    rows: Tensor
+
+
+class Usage:
+    """Gathers how every `gapped.nn.Sample` and `gapped.nn.Quantizer` of a model uses its categories.
+
+    It watches calls in training mode; `read` returns what was seen since the last time, and `write` sends it
+    to a logger. For each layer, by its name in the model:
+
+    - ``perplexity``: exp of the entropy of the average probabilities, from 1 to the number of categories;
+      for a quantizer, the mean over its groups.
+    - ``entropy``: the average entropy of a row's probabilities, in nats. Near 0, every choice is certain.
+    - ``dead``: categories that no row has taken.
+
+    >>> from gapped import nn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), nn.Sample())
+    >>> with Usage(model) as usage:
+    ...     y = model(torch.randn(100, 3))
+    ...     sorted(usage.read())
+    ['1/dead', '1/entropy', '1/perplexity']
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        """`module` is the model whose layers are watched, until `close` or the end of a `with` block."""
+        layers = {n: each for n, each in module.named_modules() if isinstance(each, Sample | Quantizer)}
+        if not layers:
+            accepted = "one with gapped.nn.Sample or gapped.nn.Quantizer"
+            raise reject("module", f"a {type(module).__name__} without them", accepted)
+        self._sums: dict[str, _Sums] = {}
+        self._hooks = [
+            layer.register_forward_hook(partial(self._watch, name or type(layer).__name__), with_kwargs=True)
+            for name, layer in layers.items()
+        ]
+
+    def read(self) -> dict[str, float]:
+        """The measures of each layer that was called since the last `read`, as ``layer/measure``."""
+        values = {}
+        for name, (probabilities, taken, entropy, rows) in self._sums.items():
+            mean = probabilities / probabilities.sum(-1, keepdim=True)
+            values[f"{name}/perplexity"] = torch.special.entr(mean).sum(-1).exp().mean().item()
+            values[f"{name}/entropy"] = (entropy / rows).item()
+            values[f"{name}/dead"] = float((taken == 0).sum())
+        self._sums.clear()
+        return values
+
+    def write(self, logger: Any, step: int) -> dict[str, float]:
+        """`read`, and send the values to `logger`.
+
+        That is a TensorBoard ``SummaryWriter``, anything with a method ``log(values, step=...)`` as a run of
+        Weights & Biases, or a function of values and step.
+        """
+        values = self.read()
+        if hasattr(logger, "add_scalar"):
+            for name, value in values.items():
+                logger.add_scalar(name, value, step)
+        elif hasattr(logger, "log"):
+            logger.log(values, step=step)
+        elif callable(logger):
+            logger(values, step)
+        else:
+            accepted = "a SummaryWriter, a W&B run, or a function of values and step"
+            raise reject("logger", f"an object of type {type(logger).__name__}", accepted)
+        return values
+
+    def close(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> Usage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @torch.no_grad()
+    def _watch(
+        self, name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if not layer.training:
+            return
+        if isinstance(result, Quantized):
+            logits = result.logits.flatten(0, -3)
+            taken = simplex.one_hot(result.indices.view(logits.shape[:-1]), logits.shape[-1], torch.float32)
+        else:
+            given = {**dict(zip(("logits", "mask"), args, strict=False)), **kwargs}
+            masked = simplex.masked(given["logits"], given.get("mask")).movedim(layer.dim, -1)
+            logits = masked.flatten(0, -2).unsqueeze(1)
+            rows = result.movedim(layer.dim, -1).reshape_as(logits)
+            taken = simplex.one_hot(rows.argmax(-1), logits.shape[-1], torch.float32)
+        p = simplex.softmax(simplex.computed(logits))
+        entropy = torch.special.entr(p).sum(-1).mean(-1).sum()
+        seen = _Sums(p.sum(0), taken.sum(0), entropy, torch.tensor(p.shape[0]))
+        if name in self._sums:
+            seen = _Sums(*(a + b for a, b in zip(self._sums[name], seen, strict=True)))
+        self._sums[name] = seen
