@@ -47,6 +47,7 @@ if DEVICE.type == "cpu":
 # The examples have few rows, and tests of their own for what that changes.
 rao_sizes.SPREAD_ELEMENTS = 0
 
+
 ESTIMATORS: dict[str, gapped.Pathwise] = {
     "gst": gapped.GST(tau=0.5, gap=1.2),
     "gst-expected": gapped.GST(tau=0.7, gap=gapped.expected_gap),
@@ -82,6 +83,13 @@ def incoming(*shape: int) -> Tensor:
 
 def key(value: int = 11) -> Tensor:
     return torch.tensor([value], dtype=torch.int64, device=DEVICE)
+
+
+def make_strips_small(patch: pytest.MonkeyPatch) -> None:
+    """Side by side, rows of more than 8 categories are long, and read 8 and held 16 categories at a time."""
+    sizes = {"LONGEST_BLOCK": 8, "FORWARD_WARPS": 1, "PIECES": 2, "MOST_BYTES": 64}
+    for name, value in (sizes | dict.fromkeys(("SIMPLE", "OTHERS"), (256, 4, 128))).items():
+        patch.setattr(strip_sizes, name, value)
 
 
 def backward(logits: Tensor, sample: launch.Forward, grad: Tensor, fused: Any, **how: Any) -> Tensor:

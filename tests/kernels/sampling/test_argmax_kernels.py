@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, assert_equals_reference, example, key
+from kernel_cases import (
+    DEVICE,
+    ESTIMATORS,
+    GPU_MARKS,
+    assert_equals_reference,
+    example,
+    key,
+    make_strips_small,
+)
 from torch import Tensor
 
 import gapped
-from gapped.kernels.sampling import launch, long_rows, strip_sizes
+from gapped.kernels.sampling import launch, long_rows
 
 pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -39,8 +47,7 @@ def test_the_largest_logit_and_its_gradient(
     if name != "nz-gst":
         monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
         monkeypatch.setattr(long_rows, "CHUNK", 16)
-        monkeypatch.setattr(strip_sizes, "LONGEST_BLOCK", 8)
-        monkeypatch.setattr(strip_sizes, "FORWARD_WARPS", 1)
+        make_strips_small(monkeypatch)
     logits = rows(categories, beside)
     sample = assert_equals_reference(estimator, logits)
     expected = logits.max(-1).indices

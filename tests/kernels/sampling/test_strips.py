@@ -1,9 +1,8 @@
-"""Rows that lie side by side, as of a category axis that is not the last: read, and written, as they lie."""
+"""The kernels of rows that lie side by side against their references."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -19,14 +18,14 @@ from kernel_cases import (
     example,
     incoming,
     key,
+    make_strips_small,
     noise,
 )
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
-import gapped
 from gapped import simplex
-from gapped.kernels.sampling import launch, row_layout, strip_sizes
+from gapped.kernels.sampling import launch, strip_sizes
 from gapped.kernels.sampling.launch import Fused
 
 # The interpreter warns of what a row without a law makes of itself, before that is overwritten.
@@ -39,12 +38,7 @@ NATIVE = tuple(name for name in ESTIMATORS if name not in ("gumbel-rao", "nz-gst
 
 @pytest.fixture
 def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of more than 8 categories are long, read 8 at a time, and 16 of them share a program backward."""
-    monkeypatch.setattr(strip_sizes, "LONGEST_BLOCK", 8)
-    for name, value in {"FORWARD_WARPS": 1, "PIECES": 2, "MOST_BYTES": 64}.items():
-        monkeypatch.setattr(strip_sizes, name, value)
-    for name in ("SIMPLE", "OTHERS"):
-        monkeypatch.setattr(strip_sizes, name, (256, 4, 128))
+    make_strips_small(monkeypatch)
 
 
 def side_by_side(*shape: int) -> Tensor:
@@ -76,69 +70,15 @@ def test_awkward_sizes_equal_the_reference(name: str, categories: int, inner: in
 
 
 @pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("categories", [7, 37])
-@pytest.mark.parametrize("name", [*NATIVE, "nz-gst"])
+@pytest.mark.parametrize(
+    ("name", "categories"), [*((name, n) for name in NATIVE for n in (7, 37)), ("nz-gst", 7)]
+)
 def test_every_estimator_equals_the_reference(name: str, categories: int) -> None:
     """Short rows in one block; long ones in several chunks and segments, the last of them not full."""
-    if name == "nz-gst" and categories > 8:
-        pytest.skip("the NZ ablation has a kernel for short rows only")
     logits = side_by_side(2, 11, categories)
     sample = assert_equals_reference(ESTIMATORS[name], logits)
     gradient = backward(logits, sample, torch.ones_like(logits), FUSED[name])
     assert sample.value.stride() == gradient.stride() == logits.stride()
-
-
-@contextmanager
-def copies() -> Iterator[list[tuple[int, ...]]]:
-    """The shapes of tensors that were made contiguous, or would have been."""
-    seen = []
-    contiguous = torch.Tensor.contiguous
-
-    def spy(self: Tensor, *how: object, **options: object) -> Tensor:
-        if not self.is_contiguous():
-            seen.append(tuple(self.shape))
-        return contiguous(self, *how, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "contiguous", spy)
-        yield seen
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("categories", [1, 5, 19])
-@pytest.mark.parametrize(
-    ("shape", "dim"), [((2, 0, 3, 5), 1), ((0, 6), 0), ((3, 2, 0, 7), -2), ((4, 0, 1), 1)]
-)
-def test_any_axis_is_sampled_without_a_copy(shape: tuple[int, ...], dim: int, categories: int) -> None:
-    """A call as users make it: sample and gradient lie as the logits do, and equal those of a copy."""
-    shape = tuple(categories if n == 0 else n for n in shape)
-    weight, results = incoming(*shape), []
-    estimator = gapped.GST(tau=0.5, backend="triton")
-    for copied in (True, False):
-        logits = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(DEVICE).requires_grad_()
-        generator = torch.Generator(DEVICE).manual_seed(3)
-        rows = logits.movedim(dim, -1).contiguous() if copied else logits
-        with copies() as seen:
-            sample = estimator.sample(rows, dim=-1 if copied else dim, generator=generator)
-            here = weight.movedim(dim, -1) if copied else weight
-            (gradient,) = torch.autograd.grad(sample, logits, here)
-        results.append((sample, gradient))
-        if not copied:
-            assert not seen
-            assert sample.is_contiguous()
-            assert gradient.is_contiguous()
-    (_, first), (sample, gradient) = results
-    assert torch.equal(sample.sum(dim), torch.ones_like(sample.sum(dim)))
-    if categories <= 8:
-        assert torch.equal(sample, results[0][0].movedim(-1, dim))
-        torch.testing.assert_close(gradient, first)
-
-
-def test_gumbel_rao_still_copies() -> None:
-    """What the test above would notice."""
-    with copies() as seen:
-        gapped.gumbel_rao(torch.zeros(2, 3, 4, device=DEVICE), samples=2, dim=1, backend="triton")
-    assert seen
 
 
 @pytest.mark.usefixtures("small_strips")
@@ -253,88 +193,6 @@ def test_sizes_of_strips() -> None:
             _, sizes = strip_sizes.backward_sizes(count, categories, size, "reinmax")
             assert sizes["SEGMENTS"] * sizes["BLOCK"] >= categories
             assert sizes["SEGMENTS"] <= min(sizes["SLOTS"], strip_sizes.MOST_SEGMENTS)
-
-
-def test_where_rows_lie() -> None:
-    """The axes inside of the categories, and the geometry that kernels get; a copy only if there is none."""
-    x = torch.arange(2 * 5 * 3 * 4.0).view(2, 5, 3, 4)
-    padded = torch.zeros(3, 7, 5, 6)[:2, 1:6, :3, :]
-    cases = {
-        "last": (x, 0, None),
-        "channels": (x.movedim(1, -1), 2, (24, 12, 60, 12)),
-        "first": (x.movedim(0, -1), 3, (60, 60, 0, 60)),
-        "before the last": (x.movedim(2, -1), 1, (40, 4, 12, 4)),
-        "channels last": (x.to(memory_format=torch.channels_last).movedim(1, -1), 0, None),
-        "padded": (padded.movedim(1, -1), 2, (36, 18, 210, 30)),
-        "every other": (x[..., ::2].movedim(1, -1), 0, None),
-        "expanded": (x[:, :1].expand(2, 5, 3, 4).movedim(1, -1), 0, None),
-        "one category": (x[:, :1].movedim(1, -1), 2, (24, 12, 60, 12)),
-    }
-    for name, (view, axes, geometry) in cases.items():
-        assert row_layout.inner_axes(view) == axes, name
-        rows = row_layout.rows_of(view, axes)
-        if geometry is not None:
-            assert rows[1:] == geometry, name
-            assert rows.tensor is view, name
-            out = row_layout.empty_rows(view, axes)
-            assert row_layout.rows_of(out, axes).tensor is out, name
-    crossed = x.movedim(0, 1).movedim(2, -1)
-    copied = row_layout.rows_of(crossed, 1)
-    assert copied.tensor is not crossed
-    assert torch.equal(copied.tensor, crossed)
-    starts = [r // copied.inner * copied.stride + r % copied.inner for r in range(copied.number)]
-    flat = copied.tensor.movedim(-1, -2).reshape(-1)
-    assert torch.equal(flat[starts], crossed[..., 0].reshape(-1))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("small_strips")
-def test_one_graph_with_the_kernel_inside() -> None:
-    def program(x: Tensor) -> Tensor:
-        return gapped.gst(2 * x, 0.5, True, gap=1.2, dim=1, backend="triton")
-
-    logits = torch.randn(2, 20, 3, 5, device=DEVICE, requires_grad=True)
-    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
-    value = compiled(logits)
-    assert value.is_contiguous()
-    assert torch.equal(value.sum(1), torch.ones(2, 3, 5, device=DEVICE))
-    (gradient,) = torch.autograd.grad(value, logits, incoming(*value.shape))
-    index = value.detach().argmax(1).reshape(-1)
-    rows = (2 * logits).detach().movedim(1, -1)
-    stats = launch.forward(rows, key(), Fused("gst", 0.5, gap=1.2), dense=False).stats
-    grad = incoming(*value.shape).movedim(1, -1)
-    expected = launch.backward(rows, index.to(torch.int16), stats, key(), grad, Fused("gst", 0.5, gap=1.2))
-    torch.testing.assert_close(gradient, 2 * expected.movedim(-1, 1))
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("name", ["gst", "gumbel-softmax"])
-def test_a_choice_equals_the_one_hot_sample(name: str) -> None:
-    estimator, table = replace(ESTIMATORS[name], backend="triton"), incoming(20, 3)
-    logits = torch.randn(2, 20, 7, device=DEVICE, requires_grad=True)
-    generators = [torch.Generator(DEVICE).manual_seed(5) for _ in range(2)]
-    sample = estimator.sample(logits, dim=1, generator=generators[0])
-    choice = estimator.choose(logits, dim=1, generator=generators[1])
-    assert torch.equal(choice.index, sample.argmax(1))
-    dense, selected = sample.movedim(1, -1) @ table, choice.select(table)
-    torch.testing.assert_close(dense, selected)
-    first, second = (torch.autograd.grad(each, logits, incoming(2, 7, 3))[0] for each in (dense, selected))
-    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU's allocator counts what kernels need")
-@pytest.mark.parametrize("categories", [40, 100, 3000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_is_sample_and_gradient(categories: int, dtype: torch.dtype) -> None:
-    logits = torch.randn(8, categories, 64, 32, device="cuda", dtype=dtype, requires_grad=True)
-    grad = torch.randn_like(logits)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    gapped.gst(logits, 0.5, True, dim=1).backward(grad)
-    most = torch.cuda.max_memory_allocated() - before
-    assert most <= 2.1 * logits.numel() * logits.element_size() + (1 << 16)
 
 
 @pytest.mark.gpu

@@ -77,7 +77,8 @@ def strip_backward_kernel(
     p_from = row_starts(p_logits, strip.rows, s_stride, s_inner) + b_columns * s_step
     b_logits = tl.load(p_from, mask=b_inside, other=-float("inf"), eviction_policy="evict_first")
     b_index = tl.load(p_index + strip.number).to(tl.int32)
-    # Every row has some category here, and one that does not exist is the last one again.
+    # What is read of single rows must be there: a row that does not exist is the last one again, and one
+    # without a sample has some category. `lawful` overwrites what comes of it.
     s_last = s_categories - 1
     b_number = tl.reshape(strip.number, [STRIP])
     if AT_INDEX:

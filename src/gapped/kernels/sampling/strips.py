@@ -20,17 +20,19 @@ from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, lawless, level
 
 
 class Strip(NamedTuple):
-    """Rows that a program has, ``(rows, 1)``."""
+    """Rows that a program has."""
 
     rows: tl.tensor
+    """Their numbers, ``(rows,)``."""
     inside: tl.tensor
-    """Which of them exist."""
+    """Which of them exist, ``(rows, 1)``."""
     number: tl.tensor
-    """Their numbers; in the place of one that does not exist, the last one's."""
+    """Their numbers again, ``(rows, 1)``; in the place of one that does not exist, the last one's."""
 
 
 @triton.jit
 def strip_of(s_strip, s_rows, STRIP: tl.constexpr):
+    """Strip number `s_strip`."""
     b_rows = s_strip * STRIP + tl.arange(0, STRIP)
     return Strip(b_rows, (b_rows < s_rows)[:, None], tl.minimum(b_rows, s_rows - 1).to(tl.int64)[:, None])
 
