@@ -18,7 +18,8 @@ from jax import Array
 
 from gapped.errors import GappedError, reject
 from gapped.jax.arguments import check_count
-from gapped.jax.categories import inverse_cdf, one_hot, rows_of, uniform
+from gapped.jax.categories import one_hot, rows_of
+from gapped.jax.draws import inverse_cdf, uniform
 
 LIMIT = 65_536
 
@@ -58,7 +59,7 @@ class Score(ABC):
     def index(self, logits: Array, noise: Any) -> Array:
         """The categories to evaluate, ``(n, *batch, *variables)``."""
         weights = jnp.broadcast_to(jnp.exp(logits), (*noise.shape[1:], logits.shape[-1]))
-        return mark_absent(inverse_cdf(weights, noise), logits)
+        return mark_absent(inverse_cdf(weights, noise)[0], logits)
 
     def value(self, logits: Array, costs: Array, noise: Any) -> Array:
         """The estimated cost, ``batch``."""
