@@ -39,6 +39,11 @@ class Rows(NamedTuple):
         """Whether a row has a distribution, ``(*rows, 1)``."""
         return jnp.isfinite(self.top)
 
+    @property
+    def marked_logits(self) -> Array:
+        """`logits`, but -inf or NaN throughout a row without a distribution."""
+        return jnp.where(self.lawful, self.logits, jnp.where(self.top == -jnp.inf, -jnp.inf, jnp.nan))
+
     def marked(self, category: Array) -> Array:
         """The drawn categories, marked where a row has no distribution."""
         categories = self.scores.shape[-1]

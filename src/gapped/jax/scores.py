@@ -18,7 +18,7 @@ from jax import Array
 
 from gapped.errors import GappedError, reject
 from gapped.jax.arguments import check_count
-from gapped.jax.categories import one_hot, rows_of
+from gapped.jax.categories import one_hot
 from gapped.jax.draws import inverse_cdf, uniform
 
 LIMIT = 65_536
@@ -180,12 +180,6 @@ class Exact(Score):
         # Relative to one cost, which changes nothing but the rounding.
         signal = noise[1] * (draws.costs - draws.costs[0])
         return (spread(signal, off) * off).sum(0)
-
-
-def marked_rows(logits: Array) -> Array:
-    """Logits relative to the largest of their row; -inf or NaN in rows without a distribution."""
-    rows = rows_of(logits)
-    return jnp.where(rows.lawful, rows.logits, jnp.where(rows.top == -jnp.inf, -jnp.inf, jnp.nan))
 
 
 def mark_absent(index: Array, logits: Array) -> Array:
