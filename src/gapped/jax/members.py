@@ -16,11 +16,13 @@ from gapped.jax.attached import attach, jacobian_product
 from gapped.jax.categories import (
     Rows,
     conditional_gumbel,
+    expected_gap,
     log_expected_odds,
     log_exponential,
     one_hot,
 )
 from gapped.jax.draws import inverse_cdf, uniform
+from gapped.jax.fused import Mode
 from gapped.jax.samplers import Draw, Level, Pathwise, Points, softmax_points
 
 Gap = float | Array | Literal["auto"] | Callable[[Array], Array]
@@ -44,6 +46,11 @@ class GST(Pathwise):
                 raise reject("gap", self.gap, 'a number, an array, a function or "auto"')
         elif not callable(self.gap):
             check_level("gap", self.gap, positive=False)
+
+    def mode(self) -> Mode | None:
+        if callable(self.gap):
+            return self._mode(gap=None) if self.gap is expected_gap else None
+        return self._mode("gst-auto") if isinstance(self.gap, str) else self._mode(gap=self.gap)
 
     def settled(self, logits: Array, draw: Draw) -> Self:
         if not callable(self.gap):
@@ -71,6 +78,9 @@ class StraightThrough(Pathwise):
 
     name = "straight-through"
 
+    def mode(self) -> Mode:
+        return self._mode()
+
     def points(self, logits: Array, draw: Draw) -> Points:
         tau = self._tau(logits)
         return softmax_points(logits[None] / tau, 1 / tau)
@@ -82,6 +92,9 @@ class ReinMax(Pathwise):
 
     name = "reinmax"
     has_surrogate = False
+
+    def mode(self) -> Mode:
+        return self._mode()
 
     def points(self, logits: Array, draw: Draw) -> Points:
         hard = one_hot(draw.category, logits.shape[-1], logits.dtype)
@@ -103,6 +116,10 @@ class GumbelSoftmax(Pathwise):
 
     name = "gumbel-softmax"
     has_noise = True
+
+    def mode(self) -> Mode | None:
+        # An array may be learned, which takes the noise.
+        return None if is_array(self.tau) else self._mode()
 
     def noise(self, key: Array, logits: Array) -> Array:
         return log_exponential(key, logits.shape, logits.dtype)
@@ -148,6 +165,9 @@ class GumbelRao(Pathwise):
         super().__post_init__()
         check_count("samples", self.samples)
 
+    def mode(self) -> Mode:
+        return self._mode()._replace(samples=self.samples)
+
     def noise(self, key: Array, logits: Array) -> tuple[Array, Array]:
         first, second = jax.random.split(key)
         log_e = log_exponential(second, (self.samples, *logits.shape), logits.dtype)
@@ -178,6 +198,9 @@ class DecoupledGumbelSoftmax(Pathwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_level("tau_forward", self.tau_forward, positive=True)
+
+    def mode(self) -> Mode:
+        return self._mode(tau_forward=self.tau_forward)
 
     def noise(self, key: Array, logits: Array) -> Array:
         return log_exponential(key, logits.shape, logits.dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from gapped.errors import reject
+from gapped.jax import fused
 from gapped.jax.arguments import (
     check_flag,
     check_key,
@@ -35,8 +36,11 @@ from gapped.jax.attached import attach, jacobian_product
 from gapped.jax.categories import Rows, apart, masked, one_hot, rows_of
 from gapped.jax.choices import Choice
 from gapped.jax.draws import inverse_cdf, uniform
+from gapped.jax.fused import Mode
+from gapped.jax.platforms import kernel_sample
 
 Level = float | Array
+BACKENDS = ("auto", "xla", "triton")
 
 # Up to this length XLA computes the products of a row in one kernel for GPUs. Longer rows it reads several
 # times, and it would write the points in between rather than compute them again.
@@ -104,10 +108,14 @@ class Pathwise(ABC):
     without the category axis. An array with as many axes as the logits has that axis too, of size 1."""
     hard: bool = True
     """One-hot samples if true, else the surrogate itself."""
+    backend: str = field(default="auto", kw_only=True, repr=False)
+    """``"xla"``, ``"triton"`` for the kernels, or ``"auto"``: the kernels where they can be used."""
 
     def __post_init__(self) -> None:
         check_level("tau", self.tau, positive=True)
         check_flag("hard", self.hard)
+        if self.backend not in BACKENDS:
+            raise reject("backend", self.backend, f"one of {', '.join(BACKENDS)}")
         if not (self.hard or self.has_surrogate):
             raise reject("hard", self.hard, f"True: {type(self).__name__} has no soft sample")
 
@@ -119,15 +127,14 @@ class Pathwise(ABC):
         rounded once, at the end.
         """
         estimator, scores = self._prepared(key, logits, axis, where)
-        fixed = estimator.fixed()
-        rows = rows_of(scores)
+        fixed, rows = estimator.fixed(), rows_of(scores)
+        if self._uses_kernels(fixed, scores):
+            return jnp.moveaxis(kernel_sample(*fixed.without_arrays(), key, scores), -1, axis)
         draw = fixed.drawn(key, rows)
         fixed = fixed.settled(rows.logits, draw)
         value, *outcome = fixed.forward(rows, draw)
-        names = [name for name in self.levels if is_array(getattr(fixed, name))]
-        levels = [getattr(fixed, name) for name in names]
-        plain = fixed.with_levels(dict.fromkeys(names, 1.0))
-        sample = attach(partial(_gradient, plain, names), value, scores, key, rows.scores, *outcome, *levels)
+        plain, levels = fixed.without_arrays()
+        sample = attach(partial(_gradient, plain), value, scores, levels, key, rows.scores, *outcome)
         return jnp.moveaxis(estimator.finish(sample, rows, draw), -1, axis)
 
     def __call__(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
@@ -161,6 +168,28 @@ class Pathwise(ABC):
         """This estimator with other levels."""
         return replace(self, **levels)
 
+    def without_arrays(self) -> tuple[Self, dict[str, Array]]:
+        """This estimator with 1 for every level that is an array, and those arrays by name."""
+        arrays = {name: getattr(self, name) for name in self.levels if is_array(getattr(self, name))}
+        return self.with_levels(dict.fromkeys(arrays, 1.0)), arrays
+
+    def mode(self) -> Mode | None:
+        """What the kernels need to know; None for an estimator, or options, without a kernel."""
+        return None
+
+    def _mode(self, name: str | None = None, **levels: Any) -> Mode:
+        """A mode of this estimator's name and temperature, unless others are given."""
+        return Mode(name or self.name, not self.hard, {"tau": self.tau, **levels})
+
+    def _uses_kernels(self, fixed: Self, scores: Array) -> bool:
+        """Whether the kernels draw; an error if they are asked for and cannot."""
+        if self.backend == "xla":
+            return False
+        why_not = fused.refusal(scores, fixed.mode() is not None)
+        if why_not is not None and self.backend == "triton":
+            raise reject("backend", "triton", f"xla or auto here: {why_not}")
+        return why_not is None
+
     def settled(self, logits: Array, draw: Draw) -> Self:
         """This estimator without options that are functions of the draw: each is replaced by its value."""
         return self
@@ -192,6 +221,15 @@ class Pathwise(ABC):
             points = self.points(Rows(scores, rows.top).logits, draw)._replace(mass=mass)
         return rows.filled(jacobian_product(grad, *points, mean))
 
+    def pulled(
+        self, grad: Array, key: Array, scores: Array, category: Array, top: Array, total: Array
+    ) -> Array:
+        """`backward` after `forward` returned this `Outcome` for these logits and that key."""
+        rows, draw = Rows(scores, top), Draw(category, total=total)
+        if self.has_noise:
+            draw = self.drawn(key if self.keeps_noise else apart(key), rows)
+        return self.settled(rows.logits, draw).backward(grad, rows, draw)
+
     def noise(self, key: Array, logits: Array) -> Any:
         """All that is random: by default, that of `inverse_cdf`."""
         return uniform(key, logits)
@@ -213,20 +251,6 @@ class Pathwise(ABC):
         return per_row(self.tau, like)
 
 
-def _gradient(
-    plain: Pathwise,
-    names: list[str],
-    grad: Array,
-    key: Array,
-    scores: Array,
-    category: Array,
-    top: Array,
-    total: Array,
-    *levels: Array,
-) -> Array:
-    """`Pathwise.backward` of `plain` with these levels, which are called `names`."""
-    estimator = plain.with_levels(dict(zip(names, levels, strict=True)))
-    rows, draw = Rows(scores, top), Draw(category, total=total)
-    if plain.has_noise:
-        draw = estimator.drawn(key if plain.keeps_noise else apart(key), rows)
-    return estimator.backward(grad, rows, draw)
+def _gradient(plain: Pathwise, grad: Array, levels: dict[str, Array], *saved: Array) -> Array:
+    """`Pathwise.pulled` of `plain` with these levels."""
+    return plain.with_levels(levels).pulled(grad, *saved)
