@@ -173,7 +173,8 @@ def test_importing_brings_jax_and_not_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "hidden", "extra"), [("jax", "jax", "jax"), ("jax.numpyro", "numpyro", "numpyro")]
+    ("module", "hidden", "extra"),
+    [("jax", "jax", "jax"), ("jax.numpyro", "numpyro", "numpyro"), ("jax.distrax", "distrax", "distrax")],
 )
 def test_without_its_package_it_says_what_to_install(module: str, hidden: str, extra: str) -> None:
     program = (
