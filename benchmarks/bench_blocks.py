@@ -1,7 +1,7 @@
 """Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
 `gapped.kernels.partition` and of the kernels in `gapped.kernels.sampling`.
 
-Usage: python benchmarks/bench_blocks.py [short] [rao] [long]
+Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [axis]
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.testing import do_bench
 
+import gapped
 from gapped.kernels import partition
-from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows
+from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows, strip_sizes
 from gapped.kernels.sampling.launch import Fused
 
 SHORT = ((1_048_576, 64), (262_144, 256))
@@ -41,6 +44,27 @@ RAO_LONG = (
 )
 SEGMENTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
+# Rows side by side, as of the axis in the middle.
+AXIS = (
+    (64, 8192, 1024, torch.float32),
+    (64, 8192, 1024, torch.bfloat16),
+    (64, 512, 1024, torch.float32),
+    (256, 10, 784, torch.float32),
+)
+STRIP_FORWARD = (
+    ("FORWARD_BYTES", "FORWARD_WARPS", "PIECES", "STAGES", "FORWARD_REGISTERS"),
+    (
+        (64, 16, 2, 1, 40), (64, 16, 2, 1, 64), (64, 16, 2, 3, 64), (32, 8, 4, 1, 64), (128, 16, 4, 1, 64),
+        (128, 32, 2, 1, 32),
+    ),
+)  # fmt: skip
+STRIP_BACKWARD = (
+    ("ROWS", "SIMPLE"),
+    (
+        (8, (8192, 16, 64)), (32, (8192, 16, 64)), (16, (4096, 8, 80)), (8, (4096, 8, 64)),
+        (16, (4096, 16, 40)),
+    ),
+)  # fmt: skip
 
 
 def milliseconds(logits: Tensor, fused: Fused) -> tuple[float, float]:
@@ -81,7 +105,7 @@ def time_draws() -> Iterator[str]:
             yield f"{shape}, tau {tau}: {times}, {memory(logits, fused):.2f} tensors"
         names, values = RAO_SHORT if categories <= launch.LONGEST_BLOCK else RAO_LONG
         for value in values:
-            with sizes(dict(zip(names, value, strict=True))):
+            with sizes(rao_sizes, dict(zip(names, value, strict=True))):
                 _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=DRAWS))
             settings = ", ".join(f"{name} {each}" for name, each in zip(names, value, strict=True))
             yield f"{shape}, {settings}: {backward:.4f} ms"
@@ -89,23 +113,23 @@ def time_draws() -> Iterator[str]:
     for rows, categories, samples in FEW:
         logits = torch.randn(rows, categories, device="cuda")
         for spread in (0, rao_sizes.SPREAD_ELEMENTS):
-            with sizes({"SPREAD_ELEMENTS": spread}):
+            with sizes(rao_sizes, {"SPREAD_ELEMENTS": spread}):
                 shares = rao_sizes.shares_of(rows, categories)
                 _, backward = milliseconds(logits, Fused("gumbel-rao", 0.5, samples=samples))
             yield f"{rows} x {categories}, {samples} draws, {shares} shares: {backward:.4f} ms"
 
 
 @contextmanager
-def sizes(changed: dict[str, Any]) -> Iterator[None]:
-    """Other sizes of Gumbel-Rao's kernels for a while."""
-    before = {name: getattr(rao_sizes, name) for name in changed}
+def sizes(module: ModuleType, changed: dict[str, Any]) -> Iterator[None]:
+    """Other sizes of the kernels of `rao_sizes` or `strip_sizes` for a while."""
+    before = {name: getattr(module, name) for name in changed}
     for name, value in changed.items():
-        setattr(rao_sizes, name, value)
+        setattr(module, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(rao_sizes, name, value)
+            setattr(module, name, value)
 
 
 def memory(logits: Tensor, fused: Fused) -> float:
@@ -140,8 +164,44 @@ def time_long() -> Iterator[str]:
             yield f"{shape}, backward by reading twice, {block} elements, {warps} warps: {times}"
 
 
+def time_axis() -> Iterator[str]:
+    """Every shape beside a copy, with the sizes that are set; the first one with others, too."""
+    for *shape, dtype in AXIS:
+        stored = torch.randn(shape, device="cuda", dtype=dtype)
+        logits, name = stored.movedim(1, -1), f"{tuple(shape)} {str(dtype).removeprefix('torch.')} at dim=1"
+        target = torch.empty_like(stored)
+        copy = do_bench(partial(target.copy_, stored), return_mode="median", rep=40)
+        del target
+        yield f"{name}: copy {copy:.4f} ms, floor {2.5 * copy:.4f} ms"
+        for mode in ("gst", "gumbel-softmax", "reinmax") if shape[1] == 8192 else ("gst",):
+            fused = Fused(mode, 0.5, gap=1.0)
+            forward, backward = milliseconds(logits, fused)
+            times = f"{forward:.4f} + {backward:.4f} = {forward + backward:.4f} ms"
+            yield f"{name}, {mode}: {times}, {memory(logits, fused):.3f} tensors"
+        yield f"{name}, gapped.gst: {whole(stored):.4f} ms"
+        if (*shape, dtype) != AXIS[0]:
+            continue
+        for which, (settings, values) in enumerate((STRIP_FORWARD, STRIP_BACKWARD)):
+            for value in values:
+                with sizes(strip_sizes, dict(zip(settings, value, strict=True))):
+                    time = milliseconds(logits, Fused("gst", 0.5, gap=1.0))[which]
+                how = ", ".join(f"{name} {each}" for name, each in zip(settings, value, strict=True))
+                yield f"{name}, {('forward', 'backward')[which]}, {how}: {time:.4f} ms"
+        del stored, logits
+
+
+def whole(stored: Tensor) -> float:
+    """Milliseconds of a call as users make it, with its backward pass."""
+    leaf, grad = stored.detach().requires_grad_(), torch.randn_like(stored)
+
+    def call() -> None:
+        torch.autograd.grad(gapped.gst(leaf, 0.5, True, dim=1), leaf, grad)
+
+    return float(do_bench(call, return_mode="median", rep=40))
+
+
 def main() -> None:
-    cases = {"short": time_short, "rao": time_draws, "long": time_long}
+    cases = {"short": time_short, "rao": time_draws, "long": time_long, "axis": time_axis}
     for name in sys.argv[1:] or cases:
         for line in cases[name]():
             print(line, flush=True)

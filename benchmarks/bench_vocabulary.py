@@ -1,18 +1,26 @@
 """From hidden states to the embedding of a sampled token, forward and backward: time and memory.
 
-    python benchmarks/bench_vocabulary.py [--threads 1] [--width 256] [--dtype f32] [--shape 512x8000 ...]
+    python benchmarks/bench_vocabulary.py [--device cuda] [--out results] [--shape 512x256x8000 ...]
+    python benchmarks/bench_vocabulary.py --device cuda --tune
 
-Three ways: torch's one-hot Gumbel-softmax times the table, GST's index on dense logits, and
-`gapped.linear_choice`, which holds no logits. The table is the weight itself. Memory is the peak beyond what
-exists before the call, gradients included. Calls take turns; the fastest counts, in processor time, so that
-a busy machine disturbs little.
+Four ways: torch's one-hot Gumbel-softmax times the table, GST's index on dense logits, the choice without
+logits, `gapped.linear_choice`, and one product of hidden states and weight, of which a choice contains five.
+The table is a tensor of its own or the weight. Decoding is 64 rows without a gradient. Memory is the peak
+beyond what exists before the call and the gradients; the selected rows are in it. Calls take turns. On a CPU
+times are processor time, so that a busy machine disturbs little. `--out` appends records to a file
+`vocabulary.jsonl`, of which `python docs/records/update.py` makes the numbers and the figure of
+docs/vocabulary.md. `--tune` tries other sizes of chunks.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,63 +28,161 @@ from torch import Tensor
 
 import gapped
 from gapped.lab.bench.cases import DTYPES
-from gapped.lab.bench.timing import peak_memory
+from gapped.lab.bench.timing import interleaved, peak_memory, quantiles
+from gapped.lab.environment import describe, pick_device
+from gapped.lab.records import LinearTiming, Timing, write
+from gapped.linear import chunk_sizes
 
-SHAPES = ("512x8000", "1024x8000", "2048x8000", "4096x8000", "512x16000", "512x32000", "512x64000")
 GST = gapped.GST(0.85, gap="auto")
-WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "torch": lambda hidden, weight: F.gumbel_softmax(hidden @ weight.T, hard=True) @ weight,
-    "dense logits": lambda hidden, weight: GST.choose(hidden @ weight.T).select(weight),
-    "linear_choice": lambda hidden, weight: GST.choose_linear(hidden, weight).select(weight),
+WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "torch": lambda hidden, weight, table: F.gumbel_softmax(hidden @ weight.T, hard=True) @ table,
+    "dense logits": lambda hidden, weight, table: GST.choose(hidden @ weight.T).select(table),
+    "linear_choice": lambda hidden, weight, table: GST.choose_linear(hidden, weight).select(table),
 }
+LINEAR, PRODUCT = "linear_choice", "product"
+DECODED = 64
 
 
-def fastest(calls: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Seconds of processor time of each call."""
-    best = dict.fromkeys(calls, float("inf"))
+@dataclass(frozen=True)
+class Case:
+    """Sizes, what rows are selected from, and who is timed."""
+
+    rows: int
+    width: int
+    categories: int
+    table: str = "own"
+    ways: tuple[str, ...] = (*WAYS, PRODUCT)
+
+
+CPU = [
+    *(Case(rows, 256, 8000, "weight") for rows in (512, 1024, 2048, 4096)),
+    *(Case(512, 256, categories, "weight") for categories in (16_000, 32_000, 64_000)),
+    Case(512, 256, 32_000, "own"),
+    Case(DECODED, 256, 32_000, "none", (LINEAR, PRODUCT)),
+]
+TARGETS = [Case(8192, 4096, 128_256), Case(32_768, 2048, 50_304)]
+FEW = (LINEAR, PRODUCT)
+GPU = [
+    *TARGETS,
+    *(Case(each.rows, each.width, each.categories, "weight", FEW) for each in TARGETS),
+    *(Case(rows, 4096, 128_256, ways=FEW) for rows in (1024, 2048, 4096, 16_384)),
+    *(Case(8192, 4096, categories, ways=FEW) for categories in (32_000, 64_000, 151_936, 262_144)),
+    *(Case(DECODED, 4096, categories, "none", FEW) for categories in (50_304, 128_256, 262_144)),
+]
+
+
+def calls_of(
+    case: Case, dtype: torch.dtype, device: torch.device
+) -> tuple[dict[str, Callable[[], object]], int]:
+    """What is timed, and the bytes of the gradients."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        # Logits of about unit size, whatever the width.
+        return torch.randn(*shape, generator=generator, device=device, dtype=dtype).mul_(shape[-1] ** -0.25)
+
+    hidden, weight = normal(case.rows, case.width), normal(case.categories, case.width)
+    table = normal(case.categories, case.width) if case.table == "own" else weight
+    upstream = normal(case.rows, case.width)
+    leaves = [hidden, weight, *([table] if case.table == "own" else [])]
+    calls: dict[str, Callable[[], object]] = {PRODUCT: lambda: hidden.detach() @ weight.detach().T}
+    if case.table == "none":
+        calls[LINEAR] = torch.no_grad()(lambda: GST.choose_linear(hidden, weight).index)
+        return {way: calls[way] for way in case.ways}, 0
+    for leaf in leaves:
+        leaf.requires_grad_()
+    for way, use in WAYS.items():
+        calls[way] = lambda use=use: torch.autograd.grad(use(hidden, weight, table), leaves, upstream)
+    return {way: calls[way] for way in case.ways}, sum(leaf.nbytes for leaf in leaves)
+
+
+def processor_times(calls: dict[str, Callable[[], object]], turns: int) -> dict[str, Timing]:
+    """Milliseconds of processor time of each call."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():
             began = time.process_time()
             call()
-            best[name] = min(best[name], time.process_time() - began)
-    return best
+            times[name].append(1e3 * (time.process_time() - began))
+    return {name: quantiles(values) for name, values in times.items()}
 
 
-def measure(rows: int, categories: int, width: int, dtype: torch.dtype, turns: int) -> list[str]:
-    """The cells of one shape."""
-    generator = torch.Generator().manual_seed(0)
+def measure(
+    case: Case, dtype: str, device: torch.device, turns: int, seconds: float, place: dict[str, Any]
+) -> Iterator[LinearTiming]:
+    """The records of one case; `place` is what they say of the run."""
+    calls, gradients = calls_of(case, DTYPES[dtype], device)
+    memory = {}
+    for way, call in calls.items():
+        # The first call compiles kernels and makes room for the workspace of products.
+        call()
+        memory[way] = (peak_memory(call, device) - (0 if way == PRODUCT else gradients)) / 2**20
+    on_gpu = device.type == "cuda"
+    times = interleaved(calls, device, seconds) if on_gpu else processor_times(calls, turns)
+    sizes = {"rows": case.rows, "width": case.width, "categories": case.categories, "dtype": dtype}
+    for way in calls:
+        spent = {"milliseconds": times[way], "memory": round(memory[way], 2)}
+        yield LinearTiming(**{"run": "", **place}, **sizes, way=way, table=case.table, **spent)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
 
-    hidden, weight = normal(rows, width).requires_grad_(), normal(categories, width).requires_grad_()
-    upstream = normal(rows, width)
+def line_of(record: LinearTiming) -> str:
+    assert record.milliseconds is not None
+    sizes = f"{record.rows} x {record.width} x {record.categories} {record.dtype}"
+    spent = record.milliseconds
+    times = f"{spent.median:.3f} ms ({spent.low:.3f} to {spent.high:.3f})"
+    return f"{sizes}, table {record.table}, {record.way}: {times}, {record.memory:.0f} MiB beyond gradients"
 
-    def call(way: str) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(WAYS[way](hidden, weight), (hidden, weight), upstream)
 
-    calls = {way: call(way) for way in WAYS}
-    times = fastest({**calls, "product": lambda: hidden.detach() @ weight.detach().T}, turns)
-    memory = {way: peak_memory(call, torch.device("cpu")) for way, call in calls.items()}
-    cells = [f"{times[way]:.2f} s, {memory[way] / 2**20:.0f} MiB" for way in WAYS]
-    return [f"{rows} x {categories}", *cells, f"{5 * times['product']:.2f} s"]
+def tune(device: torch.device, dtype: str, seconds: float) -> Iterator[str]:
+    """`linear_choice` with other sizes, one at a time, where they matter."""
+    from gapped.kernels.sampling import long_rows
+
+    training = [replace(case, ways=(LINEAR,)) for case in TARGETS]
+    decoding = [Case(DECODED, 4096, 128_256, "none", (LINEAR,))]
+    sizes: list[tuple[Any, str, tuple[int, ...], list[Case]]] = [
+        (chunk_sizes, "MEMORY", tuple(mib << 20 for mib in (160, 256, 384, 512)), training),
+        (chunk_sizes, "TILE", (128, 256, 512), training),
+        (long_rows, "FEW_ROWS", (0, 128), decoding),
+        (long_rows, "FEW_CHUNK", (4096, 8192, 16_384), decoding),
+    ]
+    for module, name, values, cases in sizes:
+        before = getattr(module, name)
+        for value in values:
+            setattr(module, name, value)
+            for case in cases:
+                (record,) = measure(case, dtype, device, 3, seconds, {})
+                yield f"{name} = {value}: {line_of(record)}"
+        setattr(module, name, before)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", action="append", metavar="ROWSxCATEGORIES")
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--dtype", choices=DTYPES, default="f32")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--shape", action="append", metavar="ROWSxWIDTHxCATEGORIES")
+    parser.add_argument("--dtype", choices=DTYPES, help="f32 on a CPU, bf16 on a GPU unless given")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5, help="on a CPU")
+    parser.add_argument("--seconds", type=float, default=0.4, help="for each call, on a GPU")
+    parser.add_argument("--out", type=Path, help="a folder of records")
+    parser.add_argument("--tune", action="store_true", help="try other sizes of chunks")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    head = ["rows x categories", *WAYS, "five products"]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
-    for shape in chosen.shape or SHAPES:
-        rows, categories = map(int, shape.split("x"))
-        cells = measure(rows, categories, chosen.width, DTYPES[chosen.dtype], chosen.turns)
-        print("| " + " | ".join(cells) + " |", flush=True)
+    device = pick_device(chosen.device)
+    dtype = chosen.dtype or ("bf16" if device.type == "cuda" else "f32")
+    if chosen.tune:
+        for line in tune(device, dtype, chosen.seconds):
+            print(line, flush=True)
+        return
+    run = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    place = {"run": run, "device_type": device.type, "environment": describe(device)}
+    cases = GPU if device.type == "cuda" else CPU
+    if chosen.shape:
+        cases = [Case(*map(int, shape.split("x"))) for shape in chosen.shape]
+    for case in cases:
+        records = list(measure(case, dtype, device, chosen.turns, chosen.seconds, place))
+        print(*map(line_of, records), sep="\n", flush=True)
+        if chosen.out:
+            write(chosen.out, records)
 
 
 if __name__ == "__main__":

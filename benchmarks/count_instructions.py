@@ -111,7 +111,7 @@ def main() -> None:
             report(f"tau {tau}, {what}", code, {"four draws": (0, 4 * held)})
         for what, dtype in (("8,192 x 32,000 float32", "*fp32"), ("4,096 x 128,256 bfloat16", "*bf16")):
             _, sizes = rao_sizes.batches_of(DRAWS)
-            code = compiled(rao_chunks.streamed_rao_kernel, dtype, flags | sizes)
+            code = compiled(rao_chunks.streamed_rao_kernel, dtype, flags | sizes | {"IN_PLACE": False})
             times = DRAWS * sizes["VECTOR"]
             # Those of a chunk: within that over batches for the sums, around it for the gradient.
             report(f"tau {tau}, {what}", code, {"sums": (0, times), "gradient": (3, times)})

@@ -10,7 +10,8 @@ of logits. A pathwise estimator sends the reward's gradient back through the wor
 `log_prob` alone. All have as many texts a step: RLOO writes four for each of a quarter of the contexts.
 The table has the mean reward in each quarter of the steps, what the model's prediction of held-out text lost
 by it in nats a word, the standard deviation of the first gradient over the norm of its mean, processor time
-of a step, and the peak memory of a gradient. Run with `python examples/word_model.py`.
+of a step, and the peak memory of a gradient. Run with `python examples/word_model.py`; `--out FOLDER` appends
+what each run found, step by step, to `tuning.jsonl` there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import re
 import time
 from collections import Counter
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,8 @@ from torch import Tensor, nn
 
 import gapped
 from gapped.lab.bench.timing import peak_memory
+from gapped.lab.environment import describe
+from gapped.lab.records import Tuning, write
 
 WORDS, WIDTH, CONTEXT, LENGTH, BATCH = 3000, 64, 16, 12, 32
 PRETRAINING, LETTERS = 300, 6.0
@@ -131,7 +135,9 @@ def spread(
     return float((variance.sum() / (mean.square().sum() - variance.sum() / draws).clamp(min=1e-12)).sqrt())
 
 
-def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> dict[str, float | list[float]]:
+def train(
+    estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int, out: Path | None = None
+) -> dict[str, float | list[float]]:
     model, data = deepcopy(pretrained()), torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     context = batch(BATCH, CONTEXT, data)
@@ -149,12 +155,18 @@ def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> d
     def gradient() -> object:
         return torch.autograd.grad(objective(model, context, estimator)[0], list(model.parameters()))
 
+    device = torch.device("cpu")
+    lost, memory = test_loss(model) - test_loss(pretrained()), peak_memory(gradient, device) / 2**20
+    if out is not None:
+        found = {"nats_lost": lost, "spread": noise, "milliseconds": 1e3 * seconds, "memory": memory}
+        which = {"estimator": estimator.name, "seed": seed, "environment": describe(device)}
+        write(out, [Tuning(**which, rewards=rewards.tolist(), **found)])
     return {
         "reward by quarter of the steps": [float(part.mean()) for part in rewards.tensor_split(4)],
-        "nats lost": test_loss(model) - test_loss(pretrained()),
+        "nats lost": lost,
         "gradient sd / mean": noise,
         "ms a step": 1e3 * seconds,
-        "MiB a step": peak_memory(gradient, torch.device("cpu")) / 2**20,
+        "MiB a step": memory,
     }
 
 
@@ -165,9 +177,11 @@ def main() -> None:
         "gumbel-rao:samples=10,tau=0.5",
         "rloo:samples=4",
     ]
-    arguments = options(__doc__, steps=60, estimators=estimators, seeds=2, family=object).parse_args()
+    parser = options(__doc__, steps=60, estimators=estimators, seeds=2, family=object)
+    parser.add_argument("--out", type=Path, help="a folder of records")
+    arguments = parser.parse_args()
     print(f"{len(text()[0])} words of text; {test_loss(pretrained()):.2f} nats a word before\n")
-    compare(train, arguments)
+    compare(partial(train, out=arguments.out), arguments)
 
 
 if __name__ == "__main__":

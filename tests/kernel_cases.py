@@ -29,7 +29,7 @@ from gapped import simplex
 from gapped.gradient import with_points
 from gapped.kernels import partition
 from gapped.kernels.primitives import gumbel, row_block, row_uniforms, store_rows
-from gapped.kernels.sampling import launch, rao_sizes, split_rows
+from gapped.kernels.sampling import launch, rao_sizes, split_rows, strip_sizes
 from gapped.kernels.sampling.rao_weights import log2_uniform, rao_bits
 from gapped.pathwise import Draw
 
@@ -42,6 +42,8 @@ if DEVICE.type == "cpu":
     partition.PROGRAMS = 1
     split_rows.SEGMENT_BYTES = 1 << 16
     rao_sizes.VECTOR = 32
+    strip_sizes.FORWARD_WARPS, strip_sizes.FEWEST_STRIPS = 64, 1
+    strip_sizes.SIMPLE = strip_sizes.OTHERS = (1 << 15, 4, 64)
 # The examples have few rows, and tests of their own for what that changes.
 rao_sizes.SPREAD_ELEMENTS = 0
 
@@ -104,12 +106,16 @@ def _noise_kernel(
     store_rows(p_out, block, s_categories, b_noise)
 
 
-def noise(rows: int, categories: int, draw: int | None = None) -> Tensor:
-    """The kernels' Gumbel noise; with `draw` the exponentials of that Gumbel-Rao draw, of mean 1 / ln 2."""
+def noise(rows: int, categories: int, draw: int | None = None, fine: bool | None = None) -> Tensor:
+    """The kernels' Gumbel noise; with `draw` the exponentials of that Gumbel-Rao draw, of mean 1 / ln 2.
+
+    It is `fine` where rows are long.
+    """
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
     programs, block = partition.partition(rows, categories)
     flags = {"CONDITIONAL": draw is not None, "DRAW": (draw or 0) % 4}
-    flags |= {"FINE": categories > launch.LONGEST_BLOCK, "FAST": out.is_cuda, **block}
+    fine = categories > launch.LONGEST_BLOCK if fine is None else fine
+    flags |= {"FINE": fine, "FAST": out.is_cuda, **block}
     _noise_kernel[(programs,)](key(), out, rows, categories, (draw or 0) // 4, **flags)
     return out
 
@@ -129,7 +135,7 @@ def uniforms(rows: int) -> Tensor:
 
 
 def _reference(
-    estimator: gapped.Pathwise, logits: Tensor, index: Tensor, grad: Tensor
+    estimator: gapped.Pathwise, logits: Tensor, index: Tensor, grad: Tensor, fine: bool
 ) -> tuple[Tensor, Tensor]:
     """Soft sample and gradient of the plain implementation, for the index and the noise of the kernel."""
     rows, categories = logits.shape
@@ -137,9 +143,9 @@ def _reference(
     relative = torch.where(exists, simplex.shift(logits), 0.0)
     extra = None
     if isinstance(estimator, gapped.GumbelSoftmax):
-        extra = simplex.shift(relative + noise(rows, categories))
+        extra = simplex.shift(relative + noise(rows, categories, fine=fine))
     elif isinstance(estimator, gapped.DecoupledGumbelSoftmax):
-        extra = -noise(rows, categories)
+        extra = -noise(rows, categories, fine=fine)
     elif isinstance(estimator, gapped.GumbelRao):
         draws = range(estimator.samples)
         log_e = torch.stack([noise(rows, categories, draw) for draw in draws]).double().log()
@@ -156,14 +162,22 @@ def _reference(
 
 
 def assert_equals_reference(estimator: gapped.Pathwise, logits: Tensor) -> launch.Forward:
-    """Draw a sample; compare its gradient, and the soft sample if there is one, with the reference."""
-    fused, grad = estimator.fused(), incoming(*logits.shape)
+    """Draw a sample; compare its gradient, and the soft sample if there is one, with the reference.
+
+    The incoming gradient lies in memory as the logits do.
+    """
+    fused, grad = estimator._fused, torch.empty_like(logits).copy_(incoming(*logits.shape))
     assert fused is not None
     sample = launch.forward(logits, key(), fused)
-    soft_reference, reference_gradient = _reference(estimator, logits, sample.indices.long(), grad)
-    torch.testing.assert_close(backward(logits, sample, grad, fused), reference_gradient, **TOLERANCE)
+    index, matrix = sample.indices.long(), logits.reshape(-1, logits.shape[-1])
+    fine = launch.has_stats(logits.shape[-1], launch.axes_of(logits, fused))
+    soft_reference, reference_gradient = _reference(
+        estimator, matrix, index, grad.reshape(matrix.shape), fine
+    )
+    gradient = backward(logits, sample, grad, fused)
+    torch.testing.assert_close(gradient, reference_gradient.view(logits.shape), **TOLERANCE)
     if estimator.has_surrogate:
         soft = launch.forward(logits, key(), replace(fused, soft=True))
         assert torch.equal(soft.indices, sample.indices)
-        torch.testing.assert_close(soft.value, soft_reference, **TOLERANCE)
+        torch.testing.assert_close(soft.value, soft_reference.view(logits.shape), **TOLERANCE)
     return sample

@@ -18,6 +18,7 @@ Values = dict[str, Any]
 Cell = tuple[str, float | None]
 
 RECIPE = "defaults"
+LARGEST = "defaults-8192"
 # What each label of the recipe is in `lab.defaults`, and how a reader writes it.
 TEXTS = {
     "GST-auto": DEFAULT,
@@ -119,6 +120,7 @@ def default(evidence: Evidence) -> Values:
     return {
         "call": CALLS["GST-auto"].format(tau=mine[1]),
         "tasks": len(study.plain),
+        "most": max(int(task.rpartition("x")[2]) for task in study.plain),
         "cells": len(study.cells),
         "mean": study.mean(mine),
         "worst": study.shortfall(worst, mine),
@@ -155,10 +157,13 @@ def shortfalls(evidence: Evidence) -> Values:
         )
     names = [TASKS[task] for task in study.tasks]
     best = ", ".join(f"{TASKS[task]} {study.results[study.best[task]]:.1f}" for task in study.tasks)
+    largest = [r for r in evidence.records if r.recipe == LARGEST]
     return {
         "table": Table(("estimator", "τ", "mean", "worst", *names), tuple(body)),
         "best": best,
         "seeds": len({r.seed for r in evidence.records if r.recipe == RECIPE}),
+        "few": len({r.seed for r in largest}),
+        "epochs": largest[0].epochs,
         "runs": sum(r.recipe.startswith(RECIPE) for r in evidence.records),
     }
 

@@ -15,6 +15,7 @@ import beyond
 import paper_blocks
 import speed
 import tree_blocks
+import vocabulary_blocks
 from claims import claims
 from conclusions import conclusions
 from decomposition import decomposition
@@ -60,12 +61,11 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "speed": speed.speed,
     "bench": speed.bench_tables,
     "bench-index": speed.bench_index_tables,
-    "bench-targets": speed.bench_targets,
+    "bench-work": speed.bench_work,
     "bench-headline": speed.bench_headline,
+    "vocabulary": vocabulary_blocks.vocabulary,
+    "word-model": vocabulary_blocks.word_model,
 }
-
-# Blocks of a recipe of the same name, to be put on a page when its records exist.
-LATER = ("tuned", "soft")
 
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")
 BLOCK = re.compile(r"<!-- records:([\w.-]+) -->.*?<!-- /records:\1 -->", flags=re.S)

@@ -63,7 +63,10 @@ def divergence(evidence: Evidence) -> Values:
     linear = pending("coupled-linear")
     if "coupled-linear" in evidence.recipes():
         own = [r for r in evidence.records if r.recipe == "coupled-linear"]
-        linear = f"{sum(r.status != 'ok' for r in own)} of {len(own)} within {own[0].epochs} epochs"
+        broken = sum(r.status != "ok" for r in own)
+        linear = f"{broken} of {len(own)} within {own[0].epochs} epochs"
+        if broken and not lost:
+            linear += ", so what diverges is the arithmetic, not the estimator"
     verdict = HOLDS if lost == len(runs) else FAILS if not lost else OPEN
     return {"verdict": verdict, "lost": lost, "runs": len(runs), "epochs": runs[0].epochs, "linear": linear}
 

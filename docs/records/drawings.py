@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import vocabulary_drawings
 from answer import TASKS, Study
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence
 
@@ -112,4 +113,6 @@ DRAWINGS: dict[str, Callable[[Evidence], str]] = {
     "gap-grid-relu.svg": partial(heat, protocol=RECTIFIED, where="with the ReLU on the logits"),
     "gap-grid-plain.svg": partial(heat, protocol=PLAIN, where="without the ReLU"),
     "bench.svg": bench,
+    "vocabulary.svg": vocabulary_drawings.growth,
+    "word-model.svg": vocabulary_drawings.rewards,
 }

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapped.errors import GappedError
-from gapped.lab.records import Bench, Curve, Gradient, Record, Startup, Trees, read
+from gapped.lab.records import (
+    Bench,
+    Curve,
+    Gradient,
+    LinearTiming,
+    Record,
+    Startup,
+    Trees,
+    Tuning,
+    Work,
+    read,
+)
 from gapped.lab.report.cells import Cell, cells, finished_runs
 from gapped.lab.report.statistics import Difference, Summary, difference, summary
 
@@ -31,8 +42,11 @@ class Evidence:
     curves: Mapping[str, Curve]
     trees: Mapping[str, Trees]
     bench: Sequence[Bench]
+    works: Sequence[Work]
     startups: Sequence[Startup]
     gradients: Sequence[Gradient] = ()
+    linear: Sequence[LinearTiming] = ()
+    tunings: Sequence[Tuning] = ()
 
     def recipes(self) -> list[str]:
         """The recipes that the records hold, in order of first appearance."""
@@ -65,8 +79,11 @@ def gather(folder: Path) -> Evidence:
         {curve.id: curve for curve in read(folder, Curve)},
         {trees.id: trees for trees in read(folder, Trees)},
         read(folder, Bench),
+        read(folder, Work),
         read(folder, Startup),
         read(folder, Gradient),
+        read(folder, LinearTiming),
+        read(folder, Tuning),
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from evidence import Evidence
-from targets import target_table
 from template import fill
 
 from gapped.errors import listing
+from gapped.lab.bench.workloads import tasks
 from gapped.lab.records import Bench
 from gapped.lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
 from gapped.lab.report.timings import (
@@ -17,16 +19,23 @@ from gapped.lab.report.timings import (
     Timings,
     as_milliseconds,
     as_ratio,
+    device_of,
+    last_startups,
     table_of,
     time,
     timings,
     title_of,
 )
+from gapped.lab.report.work_tables import WorkTimings, work_timings
 
 AUTHORS_SECONDS = 4.6
 """Seconds that the authors' script takes for one epoch of one run, measured on the same kind of GPU."""
 
+SHARED = ("defaults", "without-relu", "raised", "soft", "tuned")
+"""Recipes whose fleets trained beside others on one GPU: their seconds say nothing of speed."""
+
 Values = dict[str, Any]
+T = TypeVar("T", Timings, WorkTimings)
 
 
 @dataclass
@@ -69,11 +78,16 @@ def speed(evidence: Evidence) -> Values:
 
 
 def _fleets(evidence: Evidence) -> list[_Fleet]:
-    """The fleets of the authors' model on MNIST: nothing else can be set beside their script."""
+    """The fleets of the authors' model on MNIST that had a GPU for themselves.
+
+    Nothing else can be set beside the authors' script.
+    """
+    shared = {(r.seconds, r.environment["commit"]) for r in evidence.records if r.recipe in SHARED}
     fleets: dict[tuple[object, ...], _Fleet] = {}
     for r in evidence.records:
         comparable = r.data == "mnist" and r.protocol.endswith("30x10")
-        if comparable and r.seconds and r.epochs and r.runs_in_fleet > 1:
+        alone = (r.seconds, r.environment["commit"]) not in shared
+        if comparable and alone and r.seconds and r.epochs and r.runs_in_fleet > 1:
             fleet = _Fleet(r.seconds, r.runs_in_fleet, r.epochs)
             key = (r.seconds, r.runs_in_fleet, r.epochs, r.environment["commit"])
             fleets.setdefault(key, fleet).recipes[r.recipe] = None
@@ -81,20 +95,30 @@ def _fleets(evidence: Evidence) -> list[_Fleet]:
 
 
 def bench_tables(evidence: Evidence) -> str:
-    """Every shape whose samples are wanted themselves, device by device."""
-    return _by_device([bench for bench in timings(evidence.bench) if not bench.width])
+    """Every shape whose samples are wanted themselves, device by device, and the cost of importing."""
+    imports = [
+        f"- `{each.what}` after torch, {device_of(each)}: {as_milliseconds(each.milliseconds.median).text} ms"
+        for each in last_startups(evidence.startups)
+    ]
+    tables = _by_device([bench for bench in timings(evidence.bench) if not bench.width], _shape)
+    return "\n".join([tables, *imports])
 
 
 def bench_index_tables(evidence: Evidence) -> str:
     """Every shape whose samples select from an embedding, device by device."""
-    return _by_device([bench for bench in timings(evidence.bench) if bench.width])
+    return _by_device([bench for bench in timings(evidence.bench) if bench.width], _shape)
 
 
-def bench_targets(evidence: Evidence) -> Values:
-    """Every target, and whether it is met."""
-    table = target_table(evidence.bench, evidence.startups)
-    missed = sum(row[-1].text == "missed" for row in table.rows)
-    return {"met": len(table.rows) - missed, "targets": len(table.rows), "missed": missed, "table": table}
+def bench_work(evidence: Evidence) -> Values:
+    """Every workload that was measured, device by device, and which were not, at their size for a GPU."""
+    lines = [line for line in evidence.works if line.device_type == "cuda" and line.milliseconds]
+    measured = {(line.work, *line.sizes, line.dtype) for line in lines}
+    wanted = tasks(["all"], torch.device("cuda"))
+    missing = [task.work for task in wanted if (task.work, *task.sizes, task.dtype) not in measured]
+    return {
+        "missing": listing(dict.fromkeys(missing)),
+        "tables": _by_device(work_timings(evidence.works), _workload),
+    }
 
 
 def bench_headline(evidence: Evidence) -> str:
@@ -110,15 +134,23 @@ def bench_headline(evidence: Evidence) -> str:
     return "\n\n".join(texts)
 
 
-def _by_device(group: list[Timings]) -> str:
+def _by_device(group: Sequence[T], text: Callable[[T], str]) -> str:
     parts = []
     for device, mine in _devices(group):
         parts.append(f"### {device}, {_versions(mine)}\n")
-        parts += [f"{title_of(bench)}\n\n{to_markdown(table_of(bench))}" for bench in mine]
+        parts += [text(each) for each in mine]
     return "\n".join(parts)
 
 
-def _devices(group: list[Timings]) -> list[tuple[str, list[Timings]]]:
+def _shape(bench: Timings) -> str:
+    return f"{title_of(bench)}\n\n{to_markdown(table_of(bench))}"
+
+
+def _workload(work: WorkTimings) -> str:
+    return f"{work.heading()}\n\n{to_markdown(work.table())}"
+
+
+def _devices(group: Sequence[T]) -> list[tuple[str, list[T]]]:
     devices = dict.fromkeys(bench.device for bench in group)
     return [(device, [bench for bench in group if bench.device == device]) for device in devices]
 
@@ -147,6 +179,6 @@ def _beside(bench: Timings) -> tuple[Entry, ...]:
     )
 
 
-def _versions(group: list[Timings]) -> str:
+def _versions(group: Sequence[Timings | WorkTimings]) -> str:
     places = [bench.lines[0].environment for bench in group]
     return "; ".join(dict.fromkeys(f"torch {p['torch']}, gapped at {p['commit']}" for p in places))

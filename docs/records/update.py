@@ -23,6 +23,8 @@ DOCUMENTS = (
     "docs/choosing.md",
     "docs/defaults.md",
     "docs/performance.md",
+    "docs/vocabulary.md",
+    "docs/examples.md",
 )
 FIGURES = "docs/figures"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -16,10 +16,11 @@ from gapped.checks import in_eager_mode
 from gapped.errors import reject
 from gapped.gradient import Points, Product, first_order, handle, jacobian_product, transformable
 from gapped.kernels.sampling import launch
+from gapped.kernels.tables import table_launch
 
 Pull = Callable[..., Tensor]
 """``pull(index, grad, at_index, *tensors)``: the gradient of the logits for one of the sample, which is dense
-or, with `at_index`, given at the selected entries only."""
+and may be overwritten, or, with `at_index`, given at the selected entries only."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,25 @@ class Choice:
       branch that a router selects. The results of the other branches count as zero.
     """
 
-    index: Tensor
-    """The selected categories, int64, ``(*rows)``. A row without categories has index `K`, one with a NaN
-    or +inf `K + 1`."""
-    _logits: Tensor = field(repr=False)
-    _pull: Pull = field(repr=False)
-    _tensors: tuple[Tensor | None, ...] = field(repr=False)
+    _drawn: Tensor
+    """The index, ``(*rows)``, in the dtype in which it was drawn."""
+    _logits: Tensor
+    _pull: Pull
+    _tensors: tuple[Tensor | None, ...]
     """The tensors that the gradient depends on besides the index."""
-    _versions: tuple[int, ...] = field(default=(), repr=False)
+    _versions: tuple[int, ...] = ()
     """Versions of these tensors when the choice was drawn, if some of them are the caller's own."""
+
+    def __repr__(self) -> str:
+        return f"Choice(index={self.index})"
+
+    @property
+    def index(self) -> Tensor:
+        """The selected categories, int64, ``(*rows)``.
+
+        A row without categories has index `K`, one with a NaN or +inf `K + 1`.
+        """
+        return self._drawn.long()
 
     def select(self, table: Tensor) -> Tensor:
         """The rows of `table` that the categories select.
@@ -52,7 +63,8 @@ class Choice:
           comes just before the categories, a table ``(G, K, *rest)`` gives ``(..., G, *rest)``.
 
         A table is read as one for each group if it has at least three axes, of which the first two are the
-        last two of the logits, and as one for all rows otherwise.
+        last two of the logits, and as one for all rows otherwise. Where kernels drew the choice, the table's
+        gradient is added up in any order, unless ``torch.use_deterministic_algorithms(True)`` is set.
 
         >>> import gapped
         >>> logits = torch.tensor([[0.0, 9.0], [9.0, 0.0]], requires_grad=True)
@@ -66,7 +78,8 @@ class Choice:
         self._check_versions()
         if not self._tensors:
             return _look_up(table, self.index, self._logits.shape[-1])
-        return _Select.apply(self._logits, table, self.index, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+        function = _Select if in_eager_mode() else _TransformedSelect
+        return function.apply(self._logits, table, self._drawn, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
 
     def _one_table(self, table: Tensor) -> Tensor:
         """`table` once it is checked; those of groups one after the other, ``(G * K, *rest)``."""
@@ -105,10 +118,10 @@ def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
 
 def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     """A choice drawn by the kernels."""
-    logits = rows.detach()
+    logits = launch.readable(rows.detach(), kernel)
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
     tensors = (logits, index, stats, key, *kernel.tensors)
-    index = index.view(rows.shape[:-1]).long()
+    index = index.view(rows.shape[:-1])
     if not rows.requires_grad:
         return Choice(index, rows, _pull_points, ())
     return Choice(index, handle(rows), partial(_pull_kernel, kernel), tensors, _versions(tensors))
@@ -129,7 +142,10 @@ def _pull_kernel(
     kernel: launch.Fused, index: Tensor, grad: Tensor, at_index: bool, *tensors: Tensor
 ) -> Tensor:
     logits, flat_index, stats, key = tensors[:4]
-    return launch.backward(logits, flat_index, stats, key, grad, kernel, at_index=at_index)
+    # Short rows are read as a whole before they are written, except by Gumbel-Rao.
+    is_read = kernel.mode != "gumbel-rao" and stats is None and logits.is_contiguous()
+    out = grad if is_read and not at_index and grad.is_contiguous() else None
+    return launch.backward(logits, flat_index, stats, key, grad, kernel, at_index=at_index, out=out)
 
 
 def _pull_points(
@@ -163,6 +179,7 @@ def _places(index: Tensor, categories: int, groups: int) -> Tensor:
 
 
 def _look_up(table: Tensor, index: Tensor, categories: int) -> Tensor:
+    index = index.long()
     where = _places(index, categories, table.shape[0] // categories)
     rows = table.index_select(0, where.reshape(-1))
     return _only_sampled(rows.view(*index.shape, *table.shape[1:]), index, categories)
@@ -170,6 +187,10 @@ def _look_up(table: Tensor, index: Tensor, categories: int) -> Tensor:
 
 def _at_sample(grad: Tensor, table: Tensor, categories: int) -> Tensor:
     """The gradient at the one-hot sample ``(*rows, K)``, by that at the selected rows ``(*rows, width)``."""
+    # A backward pass inside of autocast must not round the gradient to half precision.
+    if torch.is_autocast_enabled(grad.device.type):
+        with torch.autocast(grad.device.type, enabled=False):
+            return _at_sample(grad, table, categories)
     groups, width = len(table) // categories, table.shape[-1]
     if groups == 1:
         return grad @ table.mT
@@ -188,42 +209,67 @@ def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
     return _only_sampled(ones, index, logits.shape[-1])
 
 
-@transformable
+def _summed(grad: Tensor, table: Tensor, index: Tensor, categories: int) -> Tensor:
+    """The gradient of the tables, by that at the selected rows."""
+    if table_launch.applies(table, index) and not torch.are_deterministic_algorithms_enabled():
+        return table_launch.gradient(grad, index, table, categories)
+    index, width = index.long(), math.prod(table.shape[1:])
+    flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
+    where = _places(index, categories, len(table) // categories)
+    sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, len(table), -1, False)
+    return sums.view_as(table)
+
+
 class _Select(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx: Any, logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        categories, anchor = logits.shape[-1], logits.new_empty(0)
+        ctx.set_materialize_grads(False)
+        _save(ctx, (logits, table, index, pull, *tensors), anchor)
+        use = table_launch.select if table_launch.applies(table, index) else _look_up
+        # With an output without entries for the backward pass: what depends on it depends on the logits.
+        return use(table, index, categories), anchor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
+        anchor, table, index, *tensors = ctx.saved_tensors
+        nothing = (None, None, *(None for _ in tensors))
+        if grad is None:
+            return None, None, *nothing
+
+        def for_logits(grad: Tensor) -> Tensor:
+            width = math.prod(table.shape[1:])
+            dense = _at_sample(grad.reshape(*index.shape, width), table.reshape(-1, width), ctx.categories)
+            return cast(Tensor, ctx.pull(index, dense.to(anchor.dtype), False, *tensors))
+
+        def for_table(grad: Tensor) -> Tensor:
+            return _summed(grad, table, index, ctx.categories)
+
+        wants = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)
+        return *(first_order(f, anchor, grad) if wanted else None for f, wanted in wants), *nothing
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], anchor: Tensor) -> None:
+    logits, table, index, ctx.pull, *tensors = inputs
+    ctx.categories = logits.shape[-1]
+    ctx.save_for_backward(anchor, table, index, *tensors)
+
+
+@transformable
+class _TransformedSelect(_Select):
+    """`_Select` in the form that compilers and function transforms understand."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
         logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        # With an output without entries for the backward pass: what depends on it depends on the logits.
         return _look_up(table, index, logits.shape[-1]), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        logits, table, index, ctx.pull, *tensors = inputs
-        ctx.categories = logits.shape[-1]
-        ctx.save_for_backward(output[1], table, index, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, table, index, *tensors = ctx.saved_tensors
-        categories, width = ctx.categories, math.prod(table.shape[1:])
-
-        def for_logits(grad: Tensor) -> Tensor:
-            # A backward pass inside of autocast must not round the gradient to half precision.
-            with torch.autocast(grad.device.type, enabled=False):
-                flat = grad.reshape(*index.shape, width)
-                dense = _at_sample(flat, table.reshape(len(table), width), categories)
-            return cast(Tensor, ctx.pull(index, dense.to(anchor.dtype), False, *tensors))
-
-        def for_table(grad: Tensor) -> Tensor:
-            flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
-            where = _places(index, categories, len(table) // categories)
-            sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, len(table), -1, False)
-            return sums.view_as(table)
-
-        wants = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)
-        first, second = (first_order(product, anchor, grad) if wanted else None for product, wanted in wants)
-        return first, second, None, None, *(None for _ in tensors)
+        _save(ctx, inputs, output[1])
 
 
 @transformable

@@ -274,7 +274,7 @@ def handle(logits: Tensor) -> Tensor:
 class _Handle(torch.autograd.Function):
     @staticmethod
     def forward(logits: Tensor) -> Tensor:
-        return logits.new_zeros(()).expand(logits.shape)
+        return logits.new_empty(()).expand(logits.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

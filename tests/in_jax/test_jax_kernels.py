@@ -90,7 +90,7 @@ def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 8 categories are long, and read 16 at a time."""
     monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(fused, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(long_rows, "CHUNK", 16)
+    monkeypatch.setattr(long_rows, "FEW_CHUNK", 16)
 
 
 def pulled(estimator: Any, logits: Any, weight: Any) -> tuple[Any, Any]:

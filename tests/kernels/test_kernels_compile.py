@@ -22,14 +22,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from gapped.kernels.gating import gate_kernels
-from gapped.kernels.sampling import long_rows, rao_chunks, rao_rows, short_rows, split_rows
+from gapped.kernels.sampling import log_prob_rows, long_rows, rao_chunks, rao_rows, short_rows, split_rows
+from gapped.kernels.sampling import split_strips, strip_sizes, strips
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
+from gapped.kernels.subsets import subset_kernels
+from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
-POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32"}
+POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
 NUMBERS = ("s_tau", "s_gap", "s_tau_forward")
+MULTIPLES = ("s_rows", "s_inner", "s_stride", "s_step", "s_grad_stride", "s_grad_step")
 
 
 def kind(name, dtype, flags):
@@ -43,7 +47,9 @@ def kind(name, dtype, flags):
 def compiles(kernel, dtype, warps, flags, aligned=False):
     flags = {name: value for name, value in flags.items() if name in kernel.arg_names}
     kinds = {name: kind(name, dtype, flags) for name in kernel.arg_names}
-    pointers = [(i,) for i, name in enumerate(kernel.arg_names) if aligned and name.startswith("p_")]
+    known = [name for name in MULTIPLES if name not in (kernel.do_not_specialize or ())]
+    whole = [name for name in kernel.arg_names if name.startswith("p_") or name in known]
+    pointers = [(kernel.arg_names.index(name),) for name in whole if aligned]
     source = ASTSource(kernel, kinds, flags, {pointer: [["tt.divisibility", 16]] for pointer in pointers})
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 """
@@ -52,19 +58,42 @@ SAMPLING = """
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENSE": True, "DETACHED": False}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "CHUNKS": 2, "BLOCK": 1024}
-flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True}
+flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True, "LAW": True, "IN_PLACE": True, "ARGMAX": False}
 flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
 compiles(short_rows.forward_kernel, "*bf16", 4, flags)
 compiles(short_rows.backward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_forward_kernel, "*bf16", 4, flags)
 compiles(long_rows.streamed_backward_kernel, "*bf16", 4, flags)
+POINTERS["p_index"] = "*i64"
 compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
 compiles(split_rows.split_backward_kernel, "*bf16", 4, flags)
+compiles(log_prob_rows.log_prob_backward_kernel, "*bf16", 4, flags)
+compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False, "ARGMAX": True})
+"""
+
+STRIPS = r"""
+name, dtype = sys.argv[1:]
+size = 4 if dtype == "*fp32" else 2
+flags = {"MODE": MODES[name], "EXPECTED_GAP": False, "FAST": True, "DENSE": True, "DETACHED": True}
+flags |= {"TAU_PER_ROW": False, "GAP_PER_ROW": False, "TAU_FORWARD_PER_ROW": False, "AT_INDEX": False}
+flags |= {"SOFT": False, "ARGMAX": False, "WAITS": True}
+_, forward = strip_sizes.forward_sizes(65_536, 8192, size)
+_, backward = strip_sizes.backward_sizes(65_536, 8192, size, name)
+short = {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 64, "num_warps": 4}
+cases = (strips.strip_forward_kernel, forward), (split_strips.strip_backward_kernel, backward)
+cases += (short_rows.forward_kernel, short), (short_rows.backward_kernel, short)
+for kernel, sizes in cases:
+    code = compiles(kernel, dtype, sizes["num_warps"], flags | sizes, True)
+    # Neighbouring rows are read and written 16 bytes at a time.
+    for instruction in ("ld", "st"):
+        assert re.search(instruction + r"\.global[\w.:]*\.v4\.b32", code.asm["ptx"]), (kernel, instruction)
+compiles(strips.strip_forward_kernel, dtype, 16, flags | forward | {"SOFT": name != "reinmax"}, True)
 """
 
 RAO = """
 power, soft, per_row = (int(word) for word in sys.argv[1:])
 flags = {"POWER": power, "SOFT": bool(soft), "TAU_PER_ROW": bool(per_row), "AT_INDEX": False, "FAST": True}
+flags["IN_PLACE"] = True
 short = flags | {"LEFT": 2, "SPREAD": False, "PIECES": 2, "BLOCK_ROWS": 4, "WIDTH": 32}
 code = compiles(rao_rows.rao_kernel, "*fp32", 1, short)
 # Noise is drawn by the threads that use it: a block of it would take a kilobyte to exchange.
@@ -81,6 +110,8 @@ for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kern
     code = compiles(kernel, "*bf16", 4, flags)
     # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
     assert name == "gumbel-rao" or not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
+    # Noise is drawn by the threads that use it.
+    assert name == "gumbel-rao" or compiles(kernel, "*fp32", 4, flags, True).metadata.shared == 0
 """
 
 SCORES = """
@@ -96,13 +127,35 @@ MASKS = """
 POINTERS["p_chosen"] = "*u8"
 for n, m in ((2, 4), (4, 8)):
     for soft in (False, True):
-        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
+        flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "FAST": True}
+        flags |= {"BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
         forward = compiles(mask_kernels.mask_forward_kernel, "*fp32", 4, flags, True)
     backward = compiles(mask_kernels.mask_backward_kernel, "*bf16", 4, flags, True)
     if m == 4:
         # A group lies within a thread, so that sums over it need no other thread.
         for code in (forward, backward):
             assert "shfl" not in code.asm["ptx"]
+"""
+
+SUBSETS = """
+POINTERS |= {"p_chosen": "*u8", "p_base": "*fp64", "p_rare": "*fp32", "p_out": "*fp32"}
+for rows, columns in ((32, 32), (1, 1024)):
+    size = {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
+    draw = compiles(subset_kernels.subset_draw_kernel, "*fp32", 4, size)
+    rare = compiles(subset_kernels.subset_rare_kernel, "*fp32", 4, size)
+    # Loops are not unrolled, so that kernels stay in the cache of instructions.
+    assert all(code.asm["ptx"].count("\\n") < 6000 for code in (draw, rare))
+for what in range(3):
+    flags = {"WHAT": what, "FREQUENCIES": 32, "PART": 32, "FAST": True, "BLOCK": 1024}
+    compiles(subset_kernels.subset_sums_kernel, "*bf16", 4, flags)
+"""
+
+TABLES = """
+POINTERS["p_sums"] = "*fp32"
+for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel):
+    code = compiles(kernel, "*bf16", 4, {"ROWS": 16, "WIDTH": 128}, True)
+    # Rows times their width, and groups times their tables, may need more bits.
+    assert not re.search(r"arith\\.muli .*tensor<.*i32>", code.asm["ttir"]), code.asm["ttir"]
 """
 
 
@@ -116,6 +169,11 @@ def run(program: str, *arguments: str) -> None:
 @pytest.mark.parametrize("name", ["gst", "gst-auto", "reinmax", "decoupled"])
 def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     run(SAMPLING, name)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gst", "*fp32"), ("gst", "*bf16"), ("reinmax", "*fp32")])
+def test_rows_side_by_side_are_read_16_bytes_at_a_time(name: str, dtype: str) -> None:
+    run(STRIPS, name, dtype)
 
 
 @pytest.mark.parametrize("name", ["gst", "decoupled", "gumbel-rao"])
@@ -134,3 +192,11 @@ def test_the_score_kernels_compile_and_count_rows_in_64_bits() -> None:
 
 def test_the_mask_kernels_compile_and_keep_a_group_of_four_within_a_thread() -> None:
     run(MASKS)
+
+
+def test_the_subset_kernels_compile_for_a_gpu() -> None:
+    run(SUBSETS)
+
+
+def test_the_table_kernels_compile_and_count_numbers_in_64_bits() -> None:
+    run(TABLES)

@@ -137,9 +137,11 @@ def test_the_straight_through_argmax_of_other_code() -> None:
     assert_close(results[0][1], results[1][1])
 
 
-def test_other_values_are_refused_and_kernels_are_not_asked() -> None:
+def test_other_values_are_refused_and_so_are_kernels_that_do_not_exist() -> None:
     with pytest.raises(GappedError, match="draw: got 'mode', expected 'sample' or 'argmax'"):
         gapped.gst(normal(3), draw="mode")
     with pytest.raises(GappedError, match=r"backend: got 'triton', .*this option of it, has no kernel"):
-        gapped.gst(normal(3).float(), draw="argmax", backend="triton")
+        gapped.decoupled_gumbel_softmax(normal(3).float(), draw="argmax", backend="triton")
+    with pytest.raises(GappedError, match=r"backend: got 'triton', .*gates have no kernel for their argmax"):
+        gapped.GST(draw="argmax", backend="triton").gate(normal(3).float())
     assert {type(gapped.estimator(f"{name}:draw=argmax")).name for name in MEMBERS} == set(MEMBERS)

@@ -22,8 +22,14 @@ FAST = True
 LONGEST_BLOCK = 4096
 """Rows up to this length are held by one program at once, as in torch; longer ones are read in chunks."""
 _DTYPES = ("float32", "bfloat16", "float16")
-# Options of the kernels that have no use here.
-_UNUSED: Mapping[str, Any] = {"DETACHED": True, "AT_INDEX": False, "WAITS": True}
+# What the kernels can do besides: rows side by side, parts of a batch, results in place of the logits.
+_UNUSED: Mapping[str, Any] = {
+    "DETACHED": True,
+    "WAITS": True,
+    **dict.fromkeys(("ARGMAX", "AT_INDEX", "IN_PLACE", "LAW"), False),
+    **dict.fromkeys(("s_inner", "s_step", "s_grad_step"), 1),
+    "s_first": 0,
+}
 
 
 class Mode(NamedTuple):
@@ -65,7 +71,7 @@ def stats_shape(scores: Array) -> tuple[int, ...]:
 
 def forward(mode: Mode, key: Array, scores: Array) -> tuple[Array, Array, Array]:
     """Sample, category of each row in int32, and numbers for the backward pass, of logits ``(*rows, K)``."""
-    from gapped.kernels.partition import partition, power
+    from gapped.kernels.partition import partition
     from gapped.kernels.sampling import long_rows, short_rows
 
     *rows, categories = scores.shape
@@ -75,9 +81,8 @@ def forward(mode: Mode, key: Array, scores: Array) -> tuple[Array, Array, Array]
     values |= {"SOFT": mode.soft, "DENSE": not averages}
     outputs = {"p_value": _shaped(scores.shape, scores.dtype), "p_index": _shaped((count,), "int32")}
     if shape[-1]:
-        outputs["p_stats"] = _shaped((count, 2), "float32")
-        values |= {"CHUNKS": power(-(-categories // long_rows.CHUNK)), "BLOCK": long_rows.CHUNK}
-        values |= {"num_warps": long_rows.WARPS}
+        outputs |= {"p_stats": _shaped((count, 2), "float32"), "p_law": _shaped((1,), "float32")}
+        values |= long_rows.chunk_sizes(count, categories)
         kernel, programs = long_rows.streamed_forward_kernel, count
     else:
         programs, block = partition(count, categories)

@@ -114,15 +114,25 @@ def row_block(s_rows, s_categories, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.
 
 
 @triton.jit
-def load_rows(p, block, s_stride, other):
-    return tl.load(
-        p + block.rows[:, None] * s_stride + block.columns[None, :], mask=block.inside, other=other
-    )
+def row_starts(p, b_rows, s_stride, s_inner=1):
+    """Pointers to the first categories of rows, ``(rows, 1)``.
+
+    Groups of `s_inner` rows lie side by side, and a group begins `s_stride` after the one before it.
+    """
+    return p + ((b_rows // s_inner).to(tl.int64) * s_stride + b_rows % s_inner)[:, None]
 
 
 @triton.jit
-def store_rows(p, block, s_stride, b_values):
-    p_to = p + block.rows[:, None] * s_stride + block.columns[None, :]
+def load_rows(p, block, s_stride, other, s_inner=1, s_step=1):
+    """A block of rows placed as in `row_starts`, whose categories are `s_step` apart."""
+    p_from = row_starts(p, block.rows, s_stride, s_inner) + block.columns[None, :].to(tl.int64) * s_step
+    return tl.load(p_from, mask=block.inside, other=other)
+
+
+@triton.jit
+def store_rows(p, block, s_stride, b_values, s_inner=1, s_step=1):
+    """Write what `load_rows` would read."""
+    p_to = row_starts(p, block.rows, s_stride, s_inner) + block.columns[None, :].to(tl.int64) * s_step
     tl.store(p_to, b_values.to(p.dtype.element_ty), mask=block.inside)
 
 

@@ -1,12 +1,12 @@
 """The logits of a linear layer in front of a choice, which exist for one chunk of rows at a time.
 
 Between the passes nothing of their size is kept. The backward pass computes the logits of a chunk again, and
-draws its noise again from the chunk's key. docs/vocabulary.md has the derivation.
+draws its noise again from a key. docs/vocabulary.md has the derivation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,99 +14,9 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.gradient import jacobian_product
-from gapped.kernels.sampling import launch
-
-# Bytes of the logits of one chunk in float32; four tensors of that size exist at a time.
-CHUNK_BYTES = 1 << 23
-GPU_CHUNK_BYTES = 1 << 28
-# With fewer rows the products wait for the weight and for the sum of its gradients: on a CPU, at 32,000 x
-# 256, chunks of 64, 32 and 16 rows take 1.08, 1.35 and 1.64 times as long as chunks of 128.
-FEWEST_ROWS = 64
-
-
-class Whole:
-    """The categories of a vocabulary that is all here: how to draw one, and what rows are reduced with."""
-
-    first = 0
-    """The number of the first category here."""
-
-    def __init__(self, here: int) -> None:
-        self.here = here
-        """How many categories are here."""
-        self.categories = here
-        """How many there are."""
-
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all parts of the vocabulary, which may overwrite `values`."""
-        return values
-
-    def highest(self, values: Tensor) -> Tensor:
-        """The maximum over all parts of the vocabulary, which may overwrite `values`."""
-        return values
-
-    def agreed(self, keys: Tensor) -> Tensor:
-        """Keys that all parts of the vocabulary share, which may overwrite `keys`."""
-        return keys
-
-    def draw(self, estimator: Any, logits: Tensor, key: Tensor) -> Tensor:
-        """The category of each row, drawn with noise from `key`."""
-        kernel = estimator.kernel(logits)
-        launch.note_backend("torch" if kernel is None else "triton")
-        if kernel is not None:
-            return launch.forward(logits, key, kernel, dense=False).indices.long()
-        index: Tensor = estimator.outcome(logits, seeded(key), False, dense=False).category
-        return index
-
-    def pull(self, estimator: Any, logits: Tensor, key: Tensor, index: Tensor, grad: Tensor) -> Tensor:
-        """The gradient of the logits, where `grad` is that of the one-hot sample that `draw` drew."""
-        kernel = estimator.kernel(logits)
-        if kernel is not None:
-            _, indices, stats = launch.forward(logits, key, kernel, dense=False)
-            return launch.backward(logits, indices, stats, key, grad, kernel)
-        points, weights, product = estimator.outcome(logits, seeded(key), True, dense=False).gradient
-        return jacobian_product(grad, points, weights, logits, product)
-
-    def place(self, index: Tensor) -> Tensor:
-        """Where the categories of these rows stand here; anywhere, if they do not."""
-        return (index - self.first).clamp(0, self.here - 1)
-
-    def own(self, values: Tensor, index: Tensor) -> Tensor:
-        """`values` of the rows whose category is here, 0 in other rows, NaN where a row holds a NaN."""
-        index = index.view(-1, *(1 for _ in values.shape[1:]))
-        is_here = (index >= self.first) & (index < self.first + self.here)
-        return torch.where(index > self.categories, torch.nan, torch.where(is_here, values, 0.0))
-
-    def log_partition(self, logits: Tensor) -> Tensor:
-        """The logarithm of the sum of exponentials of each row; -inf in a row without categories."""
-        top = self.highest(logits.amax(-1))
-        top = torch.where(top == -torch.inf, 0.0, top)
-        return top + self.total((logits - top.unsqueeze(-1)).exp_().sum(-1)).log()
-
-
-def seeded(key: Tensor) -> torch.Generator:
-    """A generator whose numbers are determined by `key`."""
-    return torch.Generator(key.device).manual_seed(int(key))
-
-
-class Chunk(NamedTuple):
-    """Some rows, and what belongs to them."""
-
-    rows: slice
-    logits: Tensor
-    estimator: Any
-    """The estimator with the temperatures of these rows."""
-    key: Tensor
-    """What their noise is drawn from."""
-
-
-class Draws(NamedTuple):
-    """What is known of rows once their categories are drawn: one number of each kind per row."""
-
-    category: Tensor
-    """The category: `V` in a row that has none, `V + 1` in one that holds a NaN or +inf."""
-    log_sum: Tensor
-    """The logarithm of the sum of exponentials that the law is normalised by."""
+from gapped.linear import chunk_sizes
+from gapped.linear.chunk_sizes import Pass, Spans, slices
+from gapped.linear.parts import Chunk, Draws, Whole
 
 
 class Layer(NamedTuple):
@@ -140,28 +50,55 @@ class Head:
     dtype: torch.dtype
     """That of the logits."""
     keys: Tensor
-    """One for each chunk."""
+    """One for each chunk of `step` rows."""
     step: int
-    """Rows of a chunk."""
+    """How many rows share a key."""
+    streams: bool
+    """Whether the kernels of long rows compute. Then all rows share one key, however they are divided."""
 
-    def chunks(self, layer: Layer) -> Iterator[Chunk]:
-        """The chunks, one after the other, of a layer that `matrices` returned."""
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the logits of a row."""
+        return self.part.here * self.dtype.itemsize
+
+    def chunk(self, rows: slice, logits: Tensor) -> Chunk:
+        """A chunk whose logits are known."""
+        levels = {name: self._entries(level, rows, 0) for name, level in self.levels.items()}
+        estimator = replace(self.estimator, **levels) if levels else self.estimator
+        number, first = divmod(rows.start, self.step)
+        return Chunk(rows, logits, estimator, self.keys[number : number + 1], first)
+
+    def write_logits(self, layer: Layer, rows: slice, out: Tensor) -> Tensor:
+        """Write the logits of some rows of a layer that `matrices` returned to `out`."""
         hidden, weight, bias, mask = layer
-        for number, start in enumerate(range(0, len(hidden), self.step)):
-            rows = slice(start, min(start + self.step, len(hidden)))
-            logits = torch.nn.functional.linear(hidden[rows], weight, bias)
-            if mask is not None:
-                logits.masked_fill_(~self._entries(mask, rows, 1), -torch.inf)
-            levels = {name: self._entries(level, rows, 0) for name, level in self.levels.items()}
-            estimator = replace(self.estimator, **levels) if levels else self.estimator
-            yield Chunk(rows, logits, estimator, self.keys[number : number + 1])
+        if bias is None:
+            torch.mm(hidden[rows], weight.mT, out=out)
+        else:
+            torch.addmm(bias, hidden[rows], weight.mT, out=out)
+        if mask is not None:
+            self._write_mask(mask, rows, out)
+        return out
+
+    def _write_mask(self, mask: Tensor, rows: slice, out: Tensor) -> None:
+        """Write -inf where a category does not exist, without a mask of the size of the logits."""
+        categories, nothing = out.shape[-1], out.new_full((), -torch.inf)
+        if mask.shape[-1:] == (categories,) and mask.numel() == categories:
+            torch.where(mask.reshape(-1), out, nothing, out=out)
+            return
+        for block in slices(len(out), max(chunk_sizes.MASK_BYTES // categories, 1)):
+            own = out[block]
+            exists = self._entries(mask, slice(rows.start + block.start, rows.start + block.stop), 1)
+            torch.where(exists, own, nothing, out=own)
 
     def _entries(self, values: Tensor, rows: slice, further: int) -> Tensor:
         """The entries of these rows in a tensor that broadcasts to ``(*shape, ...)``, `further` axes more."""
         values = values[(None,) * (len(self.shape) + further - values.dim())]
-        every = values.expand(*self.shape, *values.shape[len(self.shape) :])
+        rest = values.shape[len(self.shape) :]
+        if values.shape[: len(self.shape)] == self.shape and values.is_contiguous():
+            return values.view(self.shape.numel(), *rest)[rows]
+        every = values.expand(*self.shape, *rest)
         numbers = torch.arange(rows.start, rows.stop, device=values.device)
-        return every[torch.unravel_index(numbers, self.shape)] if self.shape else every.unsqueeze(0)
+        return every[torch.unravel_index(numbers, self.shape)]
 
     def matrices(self, layer: Layer) -> Layer:
         """The layer in the dtype of the logits, with the rows on one axis."""
@@ -169,54 +106,78 @@ class Head:
         rows = hidden.to(self.dtype).reshape(-1, hidden.shape[-1])
         return Layer(rows, weight.to(self.dtype), None if bias is None else bias.to(self.dtype), mask)
 
-    def draw(self, layer: Layer) -> tuple[Draws, Tensor]:
-        """Draw a category for each row; the second result is the logarithm of its probability."""
-        layer, part = self.matrices(layer), self.part
-        index = torch.empty(len(layer.hidden), dtype=torch.int64, device=layer.hidden.device)
-        log_prob = torch.empty_like(index, dtype=simplex.computed(layer.hidden[:0]).dtype)
-        draws = Draws(index, torch.empty_like(log_prob))
-        for rows, logits, estimator, key in self.chunks(layer):
-            index[rows] = own = part.draw(estimator, logits, key)
-            law, _ = estimator.law(simplex.computed(logits))
-            draws.log_sum[rows] = part.log_partition(law)
-            selected = law.gather(-1, part.place(own).unsqueeze(-1)).squeeze(-1)
-            log_prob[rows] = part.total(part.own(selected, own)) - draws.log_sum[rows]
-        return draws, torch.where(index == part.categories, 0.0, log_prob)
+    def draw(self, layer: Layer) -> Draws:
+        """Draw a category for each row."""
+        layer = self.matrices(layer)
+        hidden, rows = layer.hidden, len(layer.hidden)
+        law = hidden.new_empty(rows, 2, dtype=simplex.computed(hidden[:0]).dtype)
+        stats = torch.empty_like(law) if self.streams else None
+        draws = Draws(hidden.new_empty(rows, dtype=torch.int64), law, stats)
+        step = self.step
+        if self.streams:
+            step = chunk_sizes.equal_rows(rows, chunk_sizes.MEMORY // self.row_bytes)
+        logits = hidden.new_empty(min(step, rows), self.part.here)
+        for own in slices(rows, step):
+            chunk = self.chunk(own, self.write_logits(layer, own, logits[: own.stop - own.start]))
+            self.part.draw(chunk, draws.of(own))
+        return draws
+
+    def spans(self, weight: Tensor, spare: int, result: int, is_dense: bool) -> Spans:
+        """How many rows a backward pass holds: see `chunk_sizes.Pass`."""
+        is_rounded = _sum_dtype(weight).itemsize == 2
+        this = Pass(self.shape.numel(), self.row_bytes, spare, result, is_dense, is_rounded)
+        if self.streams:
+            return chunk_sizes.spans_of_kernels(this)
+        return chunk_sizes.spans_of_chunks(this, self.step)
 
     def gradients(
-        self, layer: Layer, wanted: tuple[bool, bool, bool], pull: Callable[[Chunk], Tensor]
+        self, layer: Layer, wanted: tuple[bool, ...], spans: Spans, spare: int, pull: Callable[[Chunk], None]
     ) -> Gradients:
-        """The gradients of the layer, where `pull` returns that of a chunk's logits.
+        """The gradients of the layer, where `pull` writes that of a chunk's logits in their place.
 
-        Sums over chunks are kept in float32 or float64.
+        Logits are in a buffer of at least `spare` bytes, which another gradient may have when this returns.
         """
-        layer, sums = self.matrices(layer), simplex.computed(layer.weight[:0, :0])
+        dtype = _sum_dtype(layer.weight)
+        layer = self.matrices(layer)
         hidden, weight = layer.hidden, layer.weight
+        held = min(spans.span, len(hidden))
+        buffer = hidden.new_empty(max(spare, held * self.row_bytes), dtype=torch.uint8)
+        logits = buffer[: held * self.row_bytes].view(self.dtype).view(held, self.part.here)
         for_hidden = hidden.new_empty(hidden.shape) if wanted[0] else None
-        for_weight = sums.new_zeros(weight.shape) if wanted[1] else None
-        for_bias = sums.new_zeros(len(weight)) if wanted[2] else None
-        for chunk in self.chunks(layer):
-            gradient = pull(chunk)
+        for_weight = _sum_like(weight, dtype, hidden) if wanted[1] else None
+        for_bias = simplex.computed(weight[:0]).new_zeros(len(weight)) if wanted[2] else None
+        for rows in slices(len(hidden), spans.span):
+            own = self.write_logits(layer, rows, logits[: rows.stop - rows.start])
+            for part in slices(len(own), spans.part):
+                pull(self.chunk(slice(rows.start + part.start, rows.start + part.stop), own[part]))
             if for_hidden is not None:
-                for_hidden[chunk.rows] = self.part.total(gradient @ weight)
+                product = torch.mm(own, weight, out=for_hidden[rows])
+                total = self.part.total(product)
+                if total is not product:
+                    product.copy_(total)
             if for_weight is not None:
-                _add_product(for_weight, gradient.mT, hidden[chunk.rows])
+                _add_product(for_weight, own.mT, hidden[rows], rows.start == 0)
             if for_bias is not None:
-                for_bias += gradient.sum(0, dtype=for_bias.dtype)
+                for_bias += own.sum(0, dtype=for_bias.dtype)
         return for_hidden, for_weight, for_bias
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
+def _sum_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype that the weight's gradient is added up in: on a GPU its own, to need no copy in float32."""
+    return weight.dtype if weight.is_cuda else simplex.computed(weight[:0]).dtype
+
+
+def _sum_like(weight: Tensor, dtype: torch.dtype, hidden: Tensor) -> Tensor:
+    """Room for a sum over rows, which is zero if there are none."""
+    total = torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+    return total if len(hidden) else total.zero_()
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    if total.dtype != left.dtype:
+        product = left @ right
+        total = total.copy_(product) if is_first else total.add_(product)
+    elif is_first:
+        torch.mm(left, right, out=total)
     else:
-        total += left @ right
-
-
-def rows_of_a_chunk(estimator: Any, categories: int, device: torch.device) -> int:
-    """How many rows are computed at a time."""
-    # Gumbel-Rao in torch has a point for each draw.
-    in_torch = device.type != "cuda" or estimator.fused() is None
-    samples = getattr(estimator, "samples", 1) if in_torch else 1
-    most = GPU_CHUNK_BYTES if device.type == "cuda" else CHUNK_BYTES
-    return max(most // (4 * categories * samples), FEWEST_ROWS // samples, 1)
+        total.addmm_(left, right)

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gapped import simplex
 from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask
 from gapped.errors import reject
 from gapped.gradient import first_order
 from gapped.kernels.sampling import launch
-from gapped.linear.chunks import Chunk, Draws, Head, Layer, Whole, rows_of_a_chunk
+from gapped.linear.chunk_sizes import rows_of_a_chunk
+from gapped.linear.chunks import Gradients, Head, Layer
+from gapped.linear.parts import Chunk, Draws, Whole
+from gapped.linear.row_sums import add_rows
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,7 +48,6 @@ class LinearChoice:
     """The selected categories, int64, ``(*rows)``. A row without categories has index `V`, one with a NaN
     or +inf `V + 1`."""
     _draws: Draws = field(repr=False)
-    _log_prob: Tensor = field(repr=False)
     _head: Head = field(repr=False)
     _layer: Layer = field(repr=False)
     _versions: tuple[int, ...] = field(repr=False)
@@ -63,7 +64,7 @@ class LinearChoice:
         >>> gapped.linear_choice(hidden, weight).log_prob.exp()
         tensor([0.2500, 0.2500], grad_fn=<ExpBackward0>)
         """
-        return self._used(_Use(self._log_prob.clone, _pull_log_prob))
+        return self._used(_Use(self._draws.law[:, 0].clone, _pull_log_prob))
 
     def select(self, table: Tensor) -> Tensor:
         """``table[index]`` for a table of shape ``(V, *rest)``, which may be the weight: ``(*rows, *rest)``.
@@ -83,9 +84,9 @@ class LinearChoice:
 
         def rows() -> Tensor:
             entries = _matrix(table.detach()).index_select(0, part.place(index))
-            return part.total(part.own(entries, index))
+            return part.total(part.own(entries, index, out=entries))
 
-        return self._used(_Use(rows, _pull_rows), table)
+        return self._used(_Use(rows, _pull_rows, is_dense=True), table)
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
@@ -129,18 +130,21 @@ def choose(
     dtype, shape = check_linear(hidden, weight, bias), hidden.shape[:-1]
     part = Whole(len(weight)) if part is None else part
     # A stand-in for the logits, without entries of its own.
-    check_mask(mask, hidden.new_empty(()).expand(*shape, part.here))
+    logits = hidden.new_empty((), dtype=dtype).expand(*shape, part.here)
+    check_mask(mask, logits)
     check_generator(generator, hidden)
     levels = _levels(estimator, shape)
-    step = rows_of_a_chunk(estimator, part.here, hidden.device)
-    keys = part.agreed(launch.draw_key(hidden, generator, -(-shape.numel() // step)))
-    head = Head(part, estimator, levels, shape, dtype, keys, step)
+    streams = part.kernel(estimator, logits) is not None and part.here > launch.LONGEST_BLOCK
+    rows = shape.numel()
+    step = max(rows, 1) if streams else rows_of_a_chunk(estimator, part.here, hidden.device)
+    keys = part.agreed(launch.draw_key(hidden, generator, -(-rows // step)))
+    head = Head(part, estimator, levels, shape, dtype, keys, step, streams)
     layer = Layer(hidden, weight, bias, mask)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        draws, log_prob = head.draw(layer)
+        draws = head.draw(layer)
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
-    return LinearChoice(draws.category.view(shape), draws, log_prob, head, layer, _versions(layer))
+    return LinearChoice(draws.category.view(shape), draws, head, layer, _versions(layer))
 
 
 def _levels(estimator: Any, shape: torch.Size) -> dict[str, Tensor]:
@@ -160,39 +164,42 @@ class _Use(NamedTuple):
 
     value: Callable[[], Tensor]
     """The result, with the rows on one axis."""
-    pull: Callable[[Head, Chunk, Draws, Tensor, Tensor | None], Tensor]
-    """The gradient of a chunk's logits, by that of the result and the table."""
+    pull: Callable[[Head, Chunk, Draws, Tensor, _Matrices | None], None]
+    """Writes the gradient of a chunk's logits in their place, by that of the result."""
+    is_dense: bool = False
+    """Whether that needs a gradient for every entry of the sample."""
 
 
-def _pull_rows(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
-    assert table is not None
-    dense = (_matrix(grad) @ _matrix(table).mT).to(chunk.logits.dtype)
-    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.category, dense)
+class _Matrices(NamedTuple):
+    """What a gradient at selected rows is multiplied with, and where the product is written."""
+
+    table: Tensor
+    """``(V, width)``"""
+    product: Tensor
+    """Room for the product of a part of the rows."""
 
 
-def _pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
-    dense = _at_index(head.part, grad, draws.category, chunk.logits)
-    return head.part.pull(chunk.estimator, chunk.logits, chunk.key, draws.category, dense)
+def _pull_rows(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: _Matrices | None) -> None:
+    assert matrices is not None
+    dense = matrices.product[: len(grad)]
+    if matrices.table.dtype == dense.dtype:
+        torch.mm(grad, matrices.table.mT, out=dense)
+    else:
+        dense.copy_(grad @ matrices.table.mT)
+    head.part.pull(chunk, draws, dense)
 
 
-def _pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, table: Tensor | None) -> Tensor:
-    # d log p(i) = e_i - p, in rows that have a category.
-    law, slope = chunk.estimator.law(simplex.computed(chunk.logits))
-    grad = torch.where(draws.category == head.part.categories, 0.0, grad)
-    p = torch.where(law == -torch.inf, 0.0, (law - draws.log_sum.unsqueeze(-1)).exp_())
-    gradient = _at_index(head.part, grad, draws.category, law).addcmul_(p, grad.unsqueeze(-1), value=-1)
-    return gradient.mul_(slope).to(chunk.logits.dtype)
+def _pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: _Matrices | None) -> None:
+    head.part.pull(chunk, draws, grad, at_index=True)
+
+
+def _pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: _Matrices | None) -> None:
+    head.part.pull_log_prob(chunk, draws, grad)
 
 
 def _matrix(values: Tensor) -> Tensor:
     """`values` with all axes but the first made one."""
     return values.unsqueeze(-1).flatten(1)
-
-
-def _at_index(part: Whole, values: Tensor, index: Tensor, like: Tensor) -> Tensor:
-    """Rows that have `values` at the selected categories and are zero elsewhere."""
-    own = part.own(values.to(like.dtype), index).unsqueeze(-1)
-    return torch.zeros_like(like).scatter_(-1, part.place(index).unsqueeze(-1), own)
 
 
 class _Attached(torch.autograd.Function):
@@ -203,7 +210,7 @@ class _Attached(torch.autograd.Function):
         ctx: Any, use: _Use, head: Head, draws: Draws, is_tied: bool, table: Tensor | None, *layer: Any
     ) -> tuple[Tensor, Tensor]:
         # Not the choice itself: what offloads or recomputes saved tensors must see all that are large.
-        ctx.pull, ctx.head, ctx.is_tied = use.pull, head, is_tied
+        ctx.pull, ctx.is_dense, ctx.head, ctx.is_tied = use.pull, use.is_dense, head, is_tied
         value = use.value()
         # An output without entries, for the backward pass: what depends on it depends on the layer.
         anchor = value.new_empty(0)
@@ -212,8 +219,8 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, index, log_sum, table, *tensors = ctx.saved_tensors
-        draws, layer = Draws(index, log_sum), Layer(*tensors)
+        anchor, index, law, stats, table, *tensors = ctx.saved_tensors
+        draws, layer = Draws(index, law, stats), Layer(*tensors)
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             found = _gradients(ctx, draws, layer, table, grad)
         inputs = (table, *layer[:3])
@@ -232,21 +239,36 @@ def _gradients(
     ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of table, hidden states, weight and bias."""
-    head: Head = ctx.head
-    wants_table, *wanted = ctx.needs_input_grad[4:8]
-    used = layer.weight if ctx.is_tied else table
-
-    def pull(chunk: Chunk) -> Tensor:
-        own = Draws(*(each[chunk.rows] for each in draws))
-        gradient: Tensor = ctx.pull(head, chunk, own, grad[chunk.rows], used)
-        return gradient
-
-    for_hidden, for_weight, for_bias = head.gradients(layer, wanted, pull) if any(wanted) else (None,) * 3
+    part: Whole = ctx.head.part
+    wants_table = table is not None and ctx.needs_input_grad[4]
+    # Whatever holds logits is free again before the gradient of the table is made, in the same room.
+    spare = table.nbytes if table is not None and wants_table else 0
+    for_hidden, for_weight, for_bias = _layer_gradients(ctx, draws, layer, table, grad, spare)
     for_table = None
-    if used is not None and wants_table:
-        for_table = torch.zeros_like(_matrix(used), dtype=simplex.computed(used[:0]).dtype)
+    if table is not None and wants_table:
+        for_table = torch.zeros_like(_matrix(table), memory_format=torch.contiguous_format)
     into = for_weight if ctx.is_tied else for_table
     if into is not None:
-        flat = head.part.own(_matrix(grad), draws.category)
-        into.index_add_(0, head.part.place(draws.category), flat.to(into.dtype))
+        add_rows(into, part.place(draws.category), lambda n: part.own(grad[n], draws.category[n]))
     return for_table, for_hidden, for_weight, for_bias
+
+
+def _layer_gradients(
+    ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor, spare: int
+) -> Gradients:
+    """The gradients of hidden states, weight and bias, in at least `spare` bytes of room."""
+    head: Head = ctx.head
+    wanted = ctx.needs_input_grad[5:8]
+    if not any(wanted):
+        return None, None, None
+    spans = head.spans(layer.weight, spare, grad.nbytes, ctx.is_dense)
+    matrices = None
+    if ctx.is_dense:
+        used = layer.weight if table is None else table
+        rows = min(spans.part, head.shape.numel())
+        matrices = _Matrices(_matrix(used), grad.new_empty((rows, head.part.here), dtype=head.dtype))
+
+    def pull(chunk: Chunk) -> None:
+        ctx.pull(head, chunk, draws.of(chunk.rows), grad[chunk.rows], matrices)
+
+    return head.gradients(layer, wanted, spans, spare, pull)

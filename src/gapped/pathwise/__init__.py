@@ -134,12 +134,13 @@ class Pathwise(ABC):
         """
         rows, is_last = self._masked(logits, dim, mask, generator), dim in (-1, logits.dim() - 1)
         if not is_last:
-            rows = rows.movedim(dim, -1).contiguous()
+            rows = rows.movedim(dim, -1)
         fitted = self._fitted(logits, dim)
         kernel = fitted._backend_for(rows)
         if kernel is not None:
             value = launch.sample(rows, kernel, generator)
         else:
+            rows = rows if is_last else rows.contiguous()
             wants_gradient = is_differentiated(rows) or fitted.has_learned_tau()
             value = fitted.attach(rows, fitted.outcome(rows.detach(), generator, wants_gradient))
         return value if is_last else value.movedim(-1, dim)
@@ -170,7 +171,7 @@ class Pathwise(ABC):
         wants_gradient = is_differentiated(rows)
         rows = rows if wants_gradient else rows.detach()
         if kernel is not None:
-            return fused_choice(rows, kernel, launch.draw_key(rows, generator))
+            return fused_choice(rows, kernel, launch.key_of(rows, kernel, generator))
         _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
 
@@ -198,11 +199,12 @@ class Pathwise(ABC):
 
     def _gate_kernel(self, odds: Tensor) -> launch.Fused | None:
         """The arguments of the fused kernels if they draw these gates, else None."""
-        if torch.compiler.is_compiling():
-            if self.backend == "triton":
-                raise reject("backend", "triton", "torch or auto here: gates have no kernel in compiled code")
-            return None
-        return self.kernel(odds.unsqueeze(-1))
+        where = "in compiled code" if torch.compiler.is_compiling() else "for their argmax"
+        if not torch.compiler.is_compiling() and self.draw == "sample":
+            return self.kernel(odds.unsqueeze(-1))
+        if self.backend == "triton":
+            raise reject("backend", "triton", f"torch or auto here: gates have no kernel {where}")
+        return None
 
     def _gates(
         self, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
@@ -346,21 +348,23 @@ class Pathwise(ABC):
         """The arguments of the fused kernels if they compute these rows, else None."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
             return None
-        fused = None
-        if self.draw == "sample":
-            fused = self.fused() if torch.compiler.is_compiling() else self._fused
+        fused = self._fused_draw() if torch.compiler.is_compiling() else self._fused
         why_not = launch.refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
         return fused if why_not is None else None
 
     def fused(self) -> launch.Fused | None:
-        """The arguments of the fused kernels for this estimator; None if it has no kernel."""
+        """The arguments of the fused kernels for this estimator's own draws; None if it has no kernel."""
         return None
+
+    def _fused_draw(self) -> launch.Fused | None:
+        fused = self.fused()
+        return fused if fused is None or self.draw == "sample" else fused.at_argmax()
 
     @cached_property
     def _fused(self) -> launch.Fused | None:
-        return self.fused()
+        return self._fused_draw()
 
     def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
         """Draw a category per row, and, if `surrogate`, the noise that only the surrogate needs."""

@@ -6,6 +6,7 @@ are (`size_tree`), or, where there are few subsets, a sum over all of them (`opt
 
 All functions take `scores` ``(*rows, n)``: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
+They take a `backend`, too: "torch", "triton", or "auto", which is Triton on CUDA where it has a kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gapped.checks import in_eager_mode
+from gapped.errors import reject
+from gapped.kernels.subsets import subset_launch
 from gapped.subsets import option_table, size_tree
 from gapped.subsets.trials import trials_of
 
@@ -28,8 +31,24 @@ _BLOCK = {"cpu": 1 << 20}
 _LARGE_BLOCK = 1 << 28
 
 
-def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+def runs_on_kernels(scores: Tensor, k: int, *others: Tensor, backend: str = "auto") -> bool:
+    """Whether Triton computes functions of these scores and other tensors, once the backend is checked."""
+    if backend == "torch" or k in (0, scores.shape[-1]):
+        return False
+    if backend == "auto" and (not scores.is_cuda or _is_enumerated(scores, k)):
+        return False
+    why_not = subset_launch.refused(scores, *others)
+    if why_not is not None and backend == "triton":
+        raise reject("backend", "triton", f"torch or auto here: {why_not}")
+    return why_not is None
+
+
+def draw(
+    scores: Tensor, k: int, generator: torch.Generator | None = None, *, backend: str = "auto"
+) -> Tensor:
     """Draw a subset: a boolean tensor of the shape of `scores`."""
+    if runs_on_kernels(scores, k, backend=backend):
+        return subset_launch.draw(scores, k, generator)
 
     def block(scores: Tensor) -> Tensor:
         exists = scores != -torch.inf
@@ -47,8 +66,10 @@ def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Te
     return _by_blocks(block, k, scores)
 
 
-def marginals(scores: Tensor, k: int) -> Tensor:
+def marginals(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
     """The probability that each element is selected, in the shape and dtype of `scores`."""
+    if runs_on_kernels(scores, k, backend=backend):
+        return subset_launch.marginals(scores, k)
 
     def block(scores: Tensor) -> Tensor:
         exists = torch.where(scores.isnan(), torch.nan, (scores != -torch.inf).to(scores.dtype))
@@ -68,12 +89,14 @@ def marginals(scores: Tensor, k: int) -> Tensor:
     return _by_blocks(block, k, scores)
 
 
-def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
+def covariance_product(grad: Tensor, scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
     r"""The covariances of the selections times a vector, :math:`\mathrm{Cov}(S, \langle g, S\rangle)`.
 
     That is the Hessian of the log-normaliser and the Jacobian of the marginals, which are symmetric: the
     product is the gradient of :math:`\mathbb{E}\langle g, S\rangle`. `grad` has the shape of `scores`.
     """
+    if runs_on_kernels(scores, k, grad, backend=backend):
+        return subset_launch.covariance_product(grad, scores, k)
 
     def block(grad: Tensor, scores: Tensor) -> Tensor:
         if k in (0, scores.shape[-1]):
@@ -98,12 +121,14 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
     return _by_blocks(block, k, grad, scores)
 
 
-def log_normaliser(scores: Tensor, k: int) -> Tensor:
+def log_normaliser(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
     r"""The logarithm of :math:`\sum_S \prod_{i \in S} e^{\theta_i}`, ``(*rows)``.
 
     With :math:`P_\lambda(k)` for the probability that `k` of the independent choices are made, it is
     :math:`k \lambda + \sum_i \log(1 + e^{\theta_i - \lambda}) + \log P_\lambda(k)`.
     """
+    if runs_on_kernels(scores, k, backend=backend):
+        return subset_launch.log_normaliser(scores, k)
 
     def block(scores: Tensor) -> Tensor:
         total = torch.where(scores == -torch.inf, 0.0, scores).sum(-1)

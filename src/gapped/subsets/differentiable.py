@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,13 +21,15 @@ def log_normaliser_of(scores: Tensor, k: int) -> Tensor:
     return _LogNormaliser.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def with_marginals(value: Tensor, logits: Tensor, scores: Tensor, weight: Weights, k: int) -> Tensor:
+def with_marginals(
+    value: Tensor, logits: Tensor, scores: Tensor, weight: Weights, k: int, backend: str
+) -> Tensor:
     """Return `value` as a function of `logits` whose gradient is that of the marginals at `scores`.
 
     The gradient is the covariance matrix at `scores` times the incoming gradient, times `weight`. It cannot
     be differentiated again. Only `scores` and `weight` are kept for the backward pass.
     """
-    return _WithMarginals.apply(logits, value, scores, weight, k)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _WithMarginals.apply(logits, value, scores, weight, k, backend)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 @transformable
@@ -68,23 +70,24 @@ class _LogNormaliser(torch.autograd.Function):
 class _WithMarginals(torch.autograd.Function):
     @staticmethod
     def forward(
-        logits: Tensor, value: Tensor, scores: Tensor, weight: Weights, k: int
+        logits: Tensor, value: Tensor, scores: Tensor, weight: Weights, k: int, backend: str
     ) -> tuple[Tensor, Tensor]:
         # An output without entries, saved for the backward pass: what depends on it depends on the logits.
         return value.clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, _, scores, weight, ctx.k = inputs
+        _, _, scores, weight, ctx.k, ctx.backend = inputs
         ctx.number = None if isinstance(weight, Tensor) else weight
         ctx.save_for_backward(output[1], scores, *([weight] if ctx.number is None else []))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor, None, None, None, None, None]:
         anchor, scores, *tensors = ctx.saved_tensors
         weight = tensors[0] if tensors else ctx.number
-        return first_order(_product, anchor, grad, scores, weight, ctx.k, anchor), None, None, None, None
 
+        def product(grad: Tensor) -> Tensor:
+            product = law.covariance_product(grad, scores, ctx.k, backend=ctx.backend)
+            return cast(Tensor, (product if ctx.number == 1 else product * weight).to(anchor.dtype))
 
-def _product(grad: Tensor, scores: Tensor, weight: float | Tensor, k: int, like: Tensor) -> Tensor:
-    return (law.covariance_product(grad, scores, k) * weight).to(like.dtype)
+        return first_order(product, anchor, grad), None, None, None, None, None

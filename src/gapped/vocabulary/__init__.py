@@ -28,11 +28,11 @@ def linear_choice(
     r"""Draw one of `V` categories per row by the logits ``hidden @ weight.T + bias``, which are never held.
 
     For vocabularies, where a tensor of all logits takes more memory than the model. The rows go through the
-    product in chunks, forward and once more backward; in between, only the index and one number per row are
-    kept. Index, values and gradients are those of ``estimator.choose(hidden @ weight.T + bias)``.
+    product in chunks, forward and once more backward; in between, the index and a few numbers per row are all
+    that is kept. Index, values and gradients are those of ``estimator.choose(hidden @ weight.T + bias)``.
 
     - `hidden`: ``(*rows, d)``; `weight`: ``(V, d)``; `bias`: ``(V)``. Half precision, and what autocast makes
-      of float32, is multiplied as it is, normalised in float32, and summed over chunks in float32.
+      of float32, is multiplied as it is and normalised in float32. The page below says how sums are rounded.
     - `estimator`: a pathwise one, as an object or as text; None is the recommended default. For a
       score-function gradient multiply `log_prob` with the reward.
     - `mask`: boolean, broadcasts to ``(*rows, V)``; categories where it is False do not exist.

@@ -20,8 +20,8 @@ from gapped.checks import check_linear
 from gapped.errors import listing, reject
 from gapped.gradient import Points
 from gapped.linear import linear_choices
-from gapped.linear.chunks import Whole, seeded
 from gapped.linear.linear_choices import LinearChoice
+from gapped.linear.parts import Whole, seeded
 from gapped.pathwise import Pathwise, divide, per_row
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax
 from gapped.pathwise.gst import GST
@@ -72,7 +72,10 @@ class Shard(Whole):
         distributed.broadcast(keys, distributed.get_global_rank(self.group, 0), group=self.group)
         return keys
 
-    def draw(self, estimator: Any, logits: Tensor, key: Tensor) -> Tensor:
+    def kernel(self, estimator: Any, logits: Tensor) -> None:
+        return None
+
+    def index(self, estimator: Any, logits: Tensor, key: Tensor) -> Tensor:
         shifted, top = self._shifted(logits)
         if isinstance(estimator, GumbelSoftmax | DecoupledGumbelSoftmax):
             law, _ = estimator.law(shifted)
@@ -83,7 +86,7 @@ class Shard(Whole):
         # A maximum over ranks may lose a NaN, a sum does not.
         return torch.where(self.total(shifted.sum(-1)).isnan(), self.categories + 1, index)
 
-    def pull(self, estimator: Any, logits: Tensor, key: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+    def gradient(self, estimator: Any, logits: Tensor, key: Tensor, index: Tensor, grad: Tensor) -> Tensor:
         shifted, _ = self._shifted(logits)
         lawful = (index < self.categories).unsqueeze(-1)
         row = Row(self, torch.where(lawful, shifted, 0.0), index, key)

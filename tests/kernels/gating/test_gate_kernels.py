@@ -16,7 +16,7 @@ import gapped
 from gapped import simplex
 from gapped.gradient import pair_slopes
 from gapped.kernels.gating import gate_launch
-from gapped.kernels.gating.gate_kernels import LANES, gate_bits
+from gapped.kernels.gating.gate_kernels import gate_bits
 from gapped.kernels.sampling.rao_weights import rao_bits
 from gapped.pathwise import Draw
 
@@ -42,24 +42,19 @@ def example(count: int = 300) -> Tensor:
 
 
 @triton.jit
-def _bits_kernel(p_seed, p_out, s_count, DRAW: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    s_seed, s_program = tl.load(p_seed), tl.program_id(0).to(tl.int64)
-    b_offset = tl.arange(0, BLOCK)
-    b_words = gate_bits(s_seed, s_program * BLOCK + b_offset)
-    for lane in tl.static_range(LANES):
-        b_gates = (s_program * LANES + lane) * BLOCK + b_offset
-        if DRAW < 0:
-            b_word = b_words[lane]
-        else:
-            b_word = rao_bits(s_seed, b_gates, b_gates * 0, b_gates * 0 + DRAW // 4, False)[DRAW % 4]
-        tl.store(p_out + b_gates, b_word.to(tl.int64), mask=b_gates < s_count)
+def _bits_kernel(p_seed, p_out, s_count, DRAW: tl.constexpr, BLOCK: tl.constexpr):
+    s_seed, b_gates = tl.load(p_seed), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if DRAW < 0:
+        b_word = gate_bits(s_seed, BLOCK)
+    else:
+        b_word = rao_bits(s_seed, b_gates, b_gates * 0, b_gates * 0 + DRAW // 4, False)[DRAW % 4]
+    tl.store(p_out + b_gates, b_word.to(tl.int64), mask=b_gates < s_count)
 
 
 def uniforms(count: int, draw: int = -1) -> Tensor:
     """The kernels' uniforms in float64; with `draw` those of that Gumbel-Rao draw."""
     bits = torch.full((count,), -1, dtype=torch.int64, device=DEVICE)
-    programs = -(-count // (BLOCK * LANES.value))
-    _bits_kernel[(programs,)](key(), bits, count, DRAW=draw, LANES=LANES.value, BLOCK=BLOCK)
+    _bits_kernel[(-(-count // BLOCK),)](key(), bits, count, DRAW=draw, BLOCK=BLOCK)
     assert (bits >= 0).all()
     return ((bits & 0xFFFFFFFF).double() + 0.5) / 2**32
 
@@ -167,6 +162,7 @@ def test_a_gate_with_the_backend_triton(name: str) -> None:
     assert estimator.gate(torch.zeros(0, 3, device=DEVICE)).shape == (0, 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 def test_where_there_is_no_kernel() -> None:
     odds = torch.zeros(4, device=DEVICE)
     for estimator, logits in (

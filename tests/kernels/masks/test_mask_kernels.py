@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import seeded
-from kernel_cases import DEVICE, GPU_MARKS, incoming, key, uniforms
+from kernel_cases import DEVICE, GPU_MARKS, incoming, key, tl, triton
 from torch import Tensor
 
 import gapped
 from gapped import simplex
 from gapped.kernels.masks import mask_launch, mask_operators
+from gapped.kernels.masks.mask_kernels import group_uniforms
 from gapped.kernels.masks.mask_launch import Options
+from gapped.kernels.primitives import row_block
+from gapped.kernels.runner import partition
 from gapped.subsets import conditional_bernoulli, subset_sampling
 
 pytestmark = GPU_MARKS
@@ -46,12 +49,27 @@ def reference(logits: Tensor, sample: Tensor, grad: Tensor, options: Options) ->
     return surrogate, conditional_bernoulli.covariance_product(grad.float(), scores / tau, k) / tau
 
 
+@triton.jit
+def _uniform_kernel(p_seed, p_out, s_rows, BLOCK_ROWS: tl.constexpr):
+    block = row_block(s_rows, 1, BLOCK_ROWS, 2)
+    tl.store(p_out + block.rows, group_uniforms(tl.load(p_seed), BLOCK_ROWS), mask=block.row_inside)
+
+
+def uniforms(groups: int, m: int) -> Tensor:
+    """The kernel's uniforms, one for each group."""
+    out = torch.full((groups,), torch.nan, dtype=torch.float64, device=DEVICE)
+    programs, block = partition(groups, m)
+    _uniform_kernel[(programs,)](key(), out, groups, BLOCK_ROWS=max(block["BLOCK_ROWS"], 2))
+    return out
+
+
 @every_size
 def test_the_same_uniforms_give_the_same_subsets(n: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, groups = example(300, m), 300
     value, chosen = mask_launch.forward(logits, key(), Options(n, 1.0, None))
-    u = uniforms(groups)
+    u = uniforms(groups, m)
     assert 0.4 < u.mean() < 0.6
+    assert len(u.unique()) == groups
     monkeypatch.setattr(simplex, "uniform", lambda *_: u)
     monkeypatch.setattr(conditional_bernoulli, "MOST_OPTIONS", 10**9)
     expected = conditional_bernoulli.draw(simplex.shift(logits), n)
@@ -94,6 +112,8 @@ def test_groups_that_are_not_contiguous_and_none_at_all() -> None:
     ours = mask_launch.backward(wide[::2, :4], chosen, grad, options)
     theirs = mask_launch.backward(wide[::2, :4].contiguous(), same, grad.contiguous(), options)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    one, _ = mask_launch.forward(example(40, 4)[7:8], key(), options)
+    assert one.sum() == 2
     empty = torch.empty(0, 4, device=DEVICE)
     assert (
         mask_launch.backward(empty, mask_launch.forward(empty, key(), options)[1], empty, options).numel()

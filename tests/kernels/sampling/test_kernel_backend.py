@@ -74,12 +74,13 @@ def test_one_graph_with_the_kernel_inside(name: str, categories: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("taus", [None, torch.ones(4, device=DEVICE)])
-def test_the_operators_keep_their_promises(taus: Tensor | None) -> None:
+@pytest.mark.parametrize(("taus", "axes"), [(None, 0), (torch.ones(4, device=DEVICE), 0), (None, 1)])
+def test_the_operators_keep_their_promises(taus: Tensor | None, axes: int) -> None:
     """torch's own check of a custom operator: schema, shapes without data, autograd."""
-    logits = example(4, 6).requires_grad_()
-    options = (taus, None, None, None if taus is not None else 0.5, 1.0, 1.0, "gst", True, 1, False)
-    torch.library.opcheck(operators._sample, (logits, key(), *options))
+    logits = example(4, 6) if axes == 0 else example(4, 6).t().contiguous().t()
+    logits.requires_grad_()
+    options = (taus, None, None, None if taus is not None else 0.5, 1.0, 1.0, "gst", True, 1, False, False)
+    torch.library.opcheck(operators._sample, (logits, key(), axes, *options))
 
 
 @both_backends

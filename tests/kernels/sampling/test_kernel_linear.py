@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from conftest import normal
 from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, LONG
+from live_bytes import bytes_of, peak_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gapped
+from gapped.kernels.sampling import launch
+from gapped.linear import chunk_sizes, chunks, row_sums
 
 pytestmark = GPU_MARKS
 # A choice has no path through GST's perturbation.
@@ -40,3 +45,129 @@ def test_a_chunk_is_the_choice_of_its_logits(name: str, categories: int) -> None
         results.append([choice.index, rows, *torch.autograd.grad(cost, [hidden, weight, bias])])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+# Enough rows and categories for several spans of several parts.
+ROWS, CATEGORIES, WIDTH = (2, 3), 4100, 4
+
+
+@pytest.fixture
+def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for five rows of float32 logits; a span has the four that fit into a table's gradient."""
+    monkeypatch.setattr(chunk_sizes, "MEMORY", 5 * 4 * CATEGORIES)
+    monkeypatch.setattr(chunk_sizes, "MARGIN", 2 * 4 * CATEGORIES)
+    monkeypatch.setattr(chunk_sizes, "TILE", 1)
+
+
+def head(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Hidden states, weight, bias and table, leaves."""
+    shapes = ((*ROWS, WIDTH), (CATEGORIES, WIDTH), (CATEGORIES,), (CATEGORIES, WIDTH))
+    return [
+        normal(*s, seed=n, dtype=torch.float32).to(DEVICE, dtype).requires_grad_()
+        for n, s in enumerate(shapes)
+    ]
+
+
+MASKS = {
+    "shared": torch.arange(CATEGORIES) % 3 > 0,
+    "per batch": normal(ROWS[0], 1, CATEGORIES, seed=9) > -0.5,
+    "per row": normal(*ROWS, CATEGORIES, seed=9) > -0.5,
+}
+
+
+@pytest.mark.usefixtures("small_spans")
+@pytest.mark.parametrize(
+    ("name", "mask"), [*((name, None) for name in LONG), *(("gst", mask) for mask in MASKS)]
+)
+def test_any_division_into_chunks_gives_the_choice_of_all_logits(name: str, mask: str | None) -> None:
+    """All rows share a key, and the noise of a row depends on its number alone."""
+    # The interpreter takes as long for each draw as for a sample.
+    options = {"samples": 2} if name == "gumbel-rao" else {}
+    estimator = replace(ESTIMATORS[name], backend="triton", **options)
+    exists = None if mask is None else MASKS[mask].to(DEVICE)
+    results: list[list[Tensor]] = []
+    for is_linear in (True, False):
+        hidden, weight, bias, table = leaves = head()
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        if is_linear:
+            choice = estimator.choose_linear(hidden, weight, bias, mask=exists, generator=generator)
+            log_prob = choice.log_prob
+        else:
+            logits = hidden @ weight.T + bias
+            logits = logits if exists is None else logits.masked_fill(~exists, -torch.inf)
+            choice = estimator.choose(logits, generator=generator)
+            law, _ = estimator.law(logits)
+            log_prob = torch.log_softmax(law, -1).gather(-1, choice.index.unsqueeze(-1)).squeeze(-1)
+        uses = (choice.select(table).square().sum(-1), choice.gate(), log_prob)
+        upstream = normal(*ROWS, seed=5, dtype=torch.float32).to(DEVICE)
+        found = [
+            torch.autograd.grad(use, leaves, upstream, retain_graph=True, materialize_grads=True)
+            for use in uses
+        ]
+        results.append([choice.index, *uses, *(gradient for gradients in found for gradient in gradients)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_memory_beyond_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than `MEMORY`, with a table of its own and with the weight as table, in half precision.
+
+    As on a GPU, the gradient of the weight is added up in its own dtype. The kernels are replaced, since the
+    interpreter holds the arguments of the last launch: they allocate a few numbers per row.
+    """
+    rows, width = 512, 128
+    monkeypatch.setattr(launch, "stream", lambda logits, key, fused, to, **how: to.indices.fill_(1))
+    monkeypatch.setattr(launch, "backward", lambda logits, *_, out, **how: out)
+    monkeypatch.setattr(launch, "pull_log_prob", lambda logits, *_: None)
+    monkeypatch.setattr(chunks, "_sum_dtype", lambda weight: weight.dtype)
+    # Sizes in the proportions of 8,192 rows of 128,256 categories and 4,096 features.
+    monkeypatch.setattr(chunk_sizes, "MEMORY", 64 * 2 * CATEGORIES)
+    monkeypatch.setattr(chunk_sizes, "MARGIN", 32 * rows)
+    monkeypatch.setattr(row_sums, "SUM_BYTES", 8 * 2 * CATEGORIES)
+    monkeypatch.setattr(chunk_sizes, "TILE", 1)
+    estimator = gapped.GST(gap="auto", backend="triton")
+    mask = torch.arange(CATEGORIES, device=DEVICE) > 3
+    half: dict[str, Any] = {"dtype": torch.bfloat16, "device": DEVICE, "requires_grad": True}
+    hidden = torch.ones(rows, width, **half)
+    weight, table = (torch.ones(CATEGORIES, width, **half) for _ in range(2))
+    upstream = torch.ones(rows, width, dtype=torch.bfloat16, device=DEVICE)
+
+    def beyond(own: Tensor | None) -> int:
+        leaves = [hidden, weight, *([table] if own is table else [])]
+
+        def call() -> object:
+            choice = estimator.choose_linear(hidden, weight, mask=mask)
+            result = choice.log_prob if own is None else choice.select(own)
+            return torch.autograd.grad(result, leaves, upstream[:, 0].float() if own is None else upstream)
+
+        return peak_of(call, hidden, weight, table, upstream, mask) - bytes_of(*leaves)
+
+    # All logits take eight times as much.
+    assert 2 * rows * CATEGORIES == 8 * chunk_sizes.MEMORY
+    for own in (table, weight, None):
+        assert chunk_sizes.MEMORY / 2 < beyond(own) <= chunk_sizes.MEMORY
+
+
+class _Names(TorchDispatchMode):
+    """Names of the operators that run, but for those that only make room or views."""
+
+    FREE = ("view", "empty", "expand", "detach", "slice", "transpose", "alias")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not any(word in func.name() for word in self.FREE):
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_decoding_is_a_key_a_product_and_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else that a device would have to launch takes as long as the draw of a few rows."""
+    hidden, weight, *_ = head()
+    estimator = gapped.GST(gap="auto", backend="triton")
+    with torch.no_grad(), _Names() as seen:
+        monkeypatch.setattr(launch, "stream", lambda *_, **how: seen.names.append("draw"))
+        estimator.choose_linear(hidden, weight)
+    assert seen.names == ["aten::randint.generator", "aten::mm.out", "draw"]

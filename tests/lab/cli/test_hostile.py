@@ -110,6 +110,8 @@ def folder() -> dict[str, Any]:
     curves = [{k: v[:3] if isinstance(v, list) else v for k, v in line.items()} for line in logged]
     images = [line for line in lines["images"] if line["id"] in ids]
     bench = lines["bench"][:4] + [line for line in lines["bench"] if line["kind"] == "startup"][:1]
+    work = {"work": "masks", "sizes": [8, 4], "way": "torch", "gradients": 128, "logits": 128}
+    bench.append({**bench[0], **work, "kind": "work", "memory": 512})
     return {"records": kept, "curves": curves, "images": images, "trees": trees, "bench": bench}
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from gapped.errors import GappedError
 from gapped.lab import records
-from gapped.lab.records import Bench, Curve, Images, JsonLine, Record, Startup, Timing, Trees
+from gapped.lab.records import Bench, Curve, Images, JsonLine, Record, Startup, Timing, Trees, Work
 
 RESULTS = Path(__file__).parents[3] / "results"
 # Fields of records that the first published lines do not have.
 LATER = {"learning_rate": None, "rate_decay": "none", "fleet_gpu_memory_gb": None}
 
 
-@pytest.mark.parametrize("kind", [Record, Curve, Images, Trees, Bench, Startup])
+@pytest.mark.parametrize("kind", [Record, Curve, Images, Trees, Bench, Work, Startup])
 def test_published_lines_come_back_as_they_stand_in_the_file(kind: type[JsonLine]) -> None:
     objects = [json.loads(text) for text in (RESULTS / kind.FILE).read_text("utf-8").splitlines()]
     lines = [line for line in objects if line.get("kind") == kind.TAGS.get("kind")]
@@ -31,7 +31,9 @@ def test_lines_are_written_in_the_form_that_they_are_read_in(tmp_path: Path) -> 
     curve = Curve(id="a", epoch=[1, 2], more={"loss": [0.5, None]})
     timing = Timing(1.0, 0.5, 2.0, 3)
     startup = Startup(what="import gapped", milliseconds=timing, environment={"device": "CPU"})
-    for lines in ([record, failed], [curve], [startup]):
+    work = Work(run="r", work="masks", sizes=[8, 4], dtype="f32", way="torch", status="too large", logits=128)
+    done = replace(work, status="ok", milliseconds=timing, memory=2**40, gradients=128)
+    for lines in ([record, failed], [curve], [startup], [work, done]):
         records.write(tmp_path, lines)
         assert records.read(tmp_path, type(lines[0])) == lines
     assert records.read(tmp_path, Bench) == []
@@ -49,6 +51,7 @@ def test_lines_are_written_in_the_form_that_they_are_read_in(tmp_path: Path) -> 
         (Record, {"recipe": "r", "id": "x"}, "label: got nothing, expected a text of 0 to 200 characters"),
         (Record, {"recipe": "r", "id": "x", "label": "y", "metrics": None}, "metrics: got None, expected an"),
         (Trees, {"id": "x", "examples": [{"tokens": []}]}, r"examples\[0\].true: got nothing, expected a"),
+        (Work, {"kind": "work", "run": "r", "work": "x", "sizes": [1]}, "dtype: got nothing, expected 'f64'"),
         (Startup, {"kind": "startup", "what": "x", "milliseconds": {"median": 1, "low": -1}}, "milli.*high"),
     ],
 )

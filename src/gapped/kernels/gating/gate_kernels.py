@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, words
-from gapped.kernels.sampling.rao_weights import rao_bits
+from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, reciprocal, words
+from gapped.kernels.sampling.rao_weights import ROUNDS, rao_bits
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
     GST,
@@ -20,22 +20,22 @@ from gapped.kernels.sampling.surrogates import (
     MODES,
     REINMAX,
     level,
-    log2_odds,
+    log2_odds_ratio,
     selected_gap,
 )
 
 RAO = tl.constexpr(MODES["gumbel-rao"])
-# Four gates share a call of Philox, which returns four words.
-LANES = tl.constexpr(4)
 # The last word of a counter, as in `primitives`: what the noise is for.
 _GATES = tl.constexpr(2)
 
 
 @triton.jit
-def gate_bits(s_seed, b_counter):
-    """Four words of noise for each counter."""
-    b_low, b_high = words(b_counter)
-    return tl.philox(s_seed, b_low, b_high, b_low * 0, b_low * 0 + _GATES)
+def gate_bits(s_seed, BLOCK: tl.constexpr):
+    """A word of noise for each gate of a program. Four neighbours share a call of Philox, and a thread."""
+    b_low, b_high = words(tl.program_id(0).to(tl.int64) * (BLOCK // 4) + tl.arange(0, BLOCK // 4))
+    b_zero = b_low * 0
+    b_a, b_b, b_c, b_d = tl.philox(s_seed, b_low, b_high, b_zero, b_zero + _GATES, ROUNDS)
+    return tl.reshape(tl.join(tl.join(b_a, b_b), tl.join(b_c, b_d)), [BLOCK])
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _softplus2(b_x, FAST: tl.constexpr):
 def _masses(b_loss, FAST: tl.constexpr):
     """The masses of the greater and of the lesser score."""
     b_e = exp2(b_loss * LOG2_E, FAST)
-    b_greater = 1.0 / (1.0 + b_e)
+    b_greater = reciprocal(1.0 + b_e, FAST)
     return b_greater, b_e * b_greater
 
 
@@ -86,7 +86,11 @@ def _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE: tl.constexpr, EXPECTED: tl.c
             b_gap = selected_gap(tl.where(b_lead > 0, b_p, b_q))
         b_loss, b_first = tl.minimum(tl.minimum(-b_lead, 0.0), -b_gap) / b_tau, b_on
     elif MODE == GST_AUTO:
-        b_loss, b_first = log2_odds(-_softplus2(b_lead * LOG2_E, FAST), FAST) * LN_2 / b_tau, b_on
+        b_greater, b_lesser = _masses(-tl.abs(b_phi), FAST)
+        # The value that was not drawn, and how much is missing from it to 1, with all digits.
+        b_log2_p = tl.maximum(log2(b_greater, FAST) - tl.maximum(b_lead * LOG2_E, 0.0), -1e30)
+        b_rest = tl.where(b_lead > 0, b_greater, b_lesser)
+        b_loss, b_first = (b_log2_p + log2_odds_ratio(b_log2_p, b_rest, FAST)) * LN_2 / b_tau, b_on
     elif MODE == GUMBEL:
         b_loss, b_first = -tl.abs(b_phi + b_noise) / b_tau, b_on
     elif MODE == DECOUPLED:
@@ -118,9 +122,9 @@ def _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST: tl.constexpr
 
 
 @triton.jit
-def _lane(s_count, LANE: tl.constexpr, BLOCK: tl.constexpr):
-    """The numbers of the gates of one lane, and which of them exist."""
-    b_gates = (tl.program_id(0).to(tl.int64) * LANES + LANE) * BLOCK + tl.arange(0, BLOCK)
+def _block(s_count, BLOCK: tl.constexpr):
+    """The numbers of a program's gates, and which of them exist."""
+    b_gates = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return b_gates, b_gates < s_count
 
 
@@ -134,27 +138,25 @@ def gate_forward_kernel(
 ):  # fmt: skip
     """Draw gates: zeros and ones, or with `SOFT` the mass of "on" in the surrogate."""
     s_seed = tl.load(p_seed)
-    b_words = gate_bits(s_seed, tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
-    for lane in tl.static_range(LANES):
-        b_gates, b_inside = _lane(s_count, lane, BLOCK)
-        b_phi = tl.load(p_logits + b_gates, mask=b_inside, other=0.0).to(tl.float32)
-        b_forward = level(
-            (p_tau_forward, s_tau_forward, s_tau_forward_every), b_gates, b_inside, TAU_FORWARD_PER_ROW
-        )
-        b_on, b_noise = draw_gates(b_phi, b_words[lane], b_forward, MODE, FAST)
-        b_value = tl.where(b_on, 1.0, 0.0)
-        if SOFT:
-            b_tau = level((p_tau, s_tau, s_tau_every), b_gates, b_inside, TAU_PER_ROW)
-            if MODE == RAO:
-                b_mass, _ = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
-                b_value = tl.where(b_on, 1.0 - b_mass / s_samples, b_mass / s_samples)
-            else:
-                b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
-                b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)
-                b_greater, b_lesser = _masses(b_loss, FAST)
-                b_value = tl.where(b_first, b_greater, b_lesser)
-        b_value = tl.where(b_phi == b_phi, b_value, float("nan"))
-        tl.store(p_value + b_gates, b_value.to(p_value.dtype.element_ty), mask=b_inside)
+    b_gates, b_inside = _block(s_count, BLOCK)
+    b_phi = tl.load(p_logits + b_gates, mask=b_inside, other=0.0).to(tl.float32)
+    b_forward = level(
+        (p_tau_forward, s_tau_forward, s_tau_forward_every), b_gates, b_inside, TAU_FORWARD_PER_ROW
+    )
+    b_on, b_noise = draw_gates(b_phi, gate_bits(s_seed, BLOCK), b_forward, MODE, FAST)
+    b_value = tl.where(b_on, 1.0, 0.0)
+    if SOFT:
+        b_tau = level((p_tau, s_tau, s_tau_every), b_gates, b_inside, TAU_PER_ROW)
+        if MODE == RAO:
+            b_mass, _ = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
+            b_value = tl.where(b_on, 1.0 - b_mass / s_samples, b_mass / s_samples)
+        else:
+            b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
+            b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)
+            b_greater, b_lesser = _masses(b_loss, FAST)
+            b_value = tl.where(b_first, b_greater, b_lesser)
+    b_value = tl.where(b_phi == b_phi, b_value, float("nan"))
+    tl.store(p_value + b_gates, b_value.to(p_value.dtype.element_ty), mask=b_inside)
 
 
 @triton.jit
@@ -167,29 +169,27 @@ def gate_backward_kernel(
 ):  # fmt: skip
     """The gradient of the logits: the slope of each gate, for the noise of the forward pass."""
     s_seed = tl.load(p_seed)
-    b_words = gate_bits(s_seed, tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
-    for lane in tl.static_range(LANES):
-        b_gates, b_inside = _lane(s_count, lane, BLOCK)
-        b_phi = tl.load(p_logits + b_gates, mask=b_inside, other=0.0).to(tl.float32)
-        b_grad = tl.load(p_grad + b_gates, mask=b_inside, other=0.0).to(tl.float32)
-        b_forward = level(
-            (p_tau_forward, s_tau_forward, s_tau_forward_every), b_gates, b_inside, TAU_FORWARD_PER_ROW
-        )
-        b_tau = level((p_tau, s_tau, s_tau_every), b_gates, b_inside, TAU_PER_ROW)
-        b_on, b_noise = draw_gates(b_phi, b_words[lane], b_forward, MODE, FAST)
-        if MODE == RAO:
-            _, b_product = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
-            b_slope = b_product / (b_tau * s_samples)
+    b_gates, b_inside = _block(s_count, BLOCK)
+    b_phi = tl.load(p_logits + b_gates, mask=b_inside, other=0.0).to(tl.float32)
+    b_grad = tl.load(p_grad + b_gates, mask=b_inside, other=0.0).to(tl.float32)
+    b_forward = level(
+        (p_tau_forward, s_tau_forward, s_tau_forward_every), b_gates, b_inside, TAU_FORWARD_PER_ROW
+    )
+    b_tau = level((p_tau, s_tau, s_tau_every), b_gates, b_inside, TAU_PER_ROW)
+    b_on, b_noise = draw_gates(b_phi, gate_bits(s_seed, BLOCK), b_forward, MODE, FAST)
+    if MODE == RAO:
+        _, b_product = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
+        b_slope = b_product / (b_tau * s_samples)
+    else:
+        b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
+        b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)
+        b_greater, b_lesser = _masses(b_loss, FAST)
+        if MODE == REINMAX:
+            # With the tempered mass m of the value that was not drawn, 2 J is m (2 - m)/2.
+            b_other = tl.where(b_first == b_on, b_lesser, b_greater)
+            b_p, b_q = _masses(-tl.abs(b_phi), FAST)
+            b_slope = 0.5 * (b_other * (2.0 - b_other) - b_p * b_q)
         else:
-            b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
-            b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)
-            b_greater, b_lesser = _masses(b_loss, FAST)
-            if MODE == REINMAX:
-                # With the tempered mass m of the value that was not drawn, 2 J is m (2 - m)/2.
-                b_other = tl.where(b_first == b_on, b_lesser, b_greater)
-                b_p, b_q = _masses(-tl.abs(b_phi), FAST)
-                b_slope = 0.5 * (b_other * (2.0 - b_other) - b_p * b_q)
-            else:
-                b_slope = b_greater * b_lesser / b_tau
-        b_slope = tl.where(b_phi == b_phi, b_slope, float("nan"))
-        tl.store(p_out + b_gates, (b_slope * b_grad).to(p_out.dtype.element_ty), mask=b_inside)
+            b_slope = b_greater * b_lesser / b_tau
+    b_slope = tl.where(b_phi == b_phi, b_slope, float("nan"))
+    tl.store(p_out + b_gates, (b_slope * b_grad).to(p_out.dtype.element_ty), mask=b_inside)

@@ -11,8 +11,9 @@ from gapped.gradient import first_order
 from gapped.kernels.runner import run
 from gapped.kernels.sampling.launch import Fused, draw_key, level_tensors
 
-# Gates of a lane of a program; four lanes share their noise. Not yet chosen by measurement.
-BLOCK = 1024
+# Gates of a program, and its warps. Not yet chosen by measurement.
+BLOCK = 2048
+WARPS = 4
 
 
 def gate(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
@@ -60,7 +61,6 @@ def _run(
     kernel: Any, logits: Tensor, pointers: tuple[Tensor, ...], out: Tensor, fused: Fused, **more: Any
 ) -> None:
     """Launch a kernel over all gates, if there are any."""
-    from gapped.kernels.gating.gate_kernels import LANES
     from gapped.kernels.sampling.surrogates import MODES
 
     count = logits.numel()
@@ -78,7 +78,7 @@ def _run(
         "TAU_FORWARD_PER_ROW": every[2] > 0,
         **more,
         "BLOCK": BLOCK,
+        "num_warps": WARPS,
     }
     tensors = (logits.contiguous(), *pointers, *levels, out)
-    programs = -(-count // (BLOCK * LANES.value))
-    run(kernel, programs, tensors, (count, *every), (tau, gap, tau_forward, fused.samples), flags)
+    run(kernel, -(-count // BLOCK), tensors, (count, *every), (tau, gap, tau_forward, fused.samples), flags)

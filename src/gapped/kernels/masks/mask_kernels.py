@@ -2,8 +2,8 @@
 
 A subset is an integer whose bit `j` says whether element `j` belongs to it. Groups are contiguous, so that
 each lies within a thread, if it has up to four elements, and sums over it stay in registers. Arithmetic is in
-float32, running sums in float64. Nothing is read or written but logits, samples, gradients and one byte per
-group.
+float32, running sums in float64; scores are logarithms to the base 2. Nothing is read or written but logits,
+samples, gradients and one byte per group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import load_rows, row_block, row_uniforms, safe_reciprocal, store_rows
+from gapped.kernels.primitives import (
+    LOG2_E,
+    exp2,
+    load_rows,
+    row_block,
+    row_uniforms,
+    safe_reciprocal,
+    store_rows,
+)
 from gapped.kernels.sampling.surrogates import lawless
 
 _INF = tl.constexpr(float("inf"))
@@ -31,10 +39,21 @@ def _is_lawless(b_logits):
 
 @triton.jit
 def _scores(b_logits, b_lawless):
-    """Logits relative to the largest of their group; zeros in a group without a law."""
+    """Logits relative to the largest of their group, to the base 2; zeros in a group without a law."""
     b_logits = tl.where(b_lawless[:, None], 0.0, b_logits)
     b_top = tl.max(b_logits, 1)
-    return b_logits - tl.where(b_top == -_INF, 0.0, b_top)[:, None]
+    return (b_logits - tl.where(b_top == -_INF, 0.0, b_top)[:, None]) * LOG2_E
+
+
+@triton.jit
+def group_uniforms(s_seed, BLOCK_ROWS: tl.constexpr):
+    """A float64 uniform in [0, 1) for each group of a program: each call of Philox gives two.
+
+    One of them is for the lower half of the groups, the other for the upper half, as threads have groups.
+    """
+    b_pairs = tl.program_id(0).to(tl.int64) * (BLOCK_ROWS // 2) + tl.arange(0, BLOCK_ROWS // 2)
+    b_lower, b_upper = row_uniforms(s_seed, b_pairs)
+    return tl.reshape(tl.permute(tl.join(b_lower, b_upper), (1, 0)), [BLOCK_ROWS])
 
 
 @triton.jit
@@ -70,20 +89,20 @@ def _nth_largest(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _draw(b_scores, b_columns, b_u, N: tl.constexpr, M: tl.constexpr):
+def _draw(b_scores, b_columns, b_u, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The first subset whose running sum of weights exceeds a uniform times their total; 0 if none exists."""
     b_largest = _largest(b_scores, b_columns, N, M)
     b_total = b_u * 0.0
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
-            b_total += tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest).to(tl.float64)
+            b_total += exp2(_sum(s_subset, b_columns, b_scores) - b_largest, FAST).to(tl.float64)
     # Less by a rounding than the total, which the last running sum equals.
     b_threshold = b_u * b_total * 0.99999999999999
     b_running = b_u * 0.0
     b_chosen = b_running.to(tl.int32)
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
-            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest)
+            b_weight = exp2(_sum(s_subset, b_columns, b_scores) - b_largest, FAST)
             b_running += b_weight.to(tl.float64)
             b_wins = (b_running > b_threshold) & (b_weight > 0) & (b_chosen == 0)
             b_chosen = tl.where(b_wins, s_subset, b_chosen)
@@ -92,25 +111,25 @@ def _draw(b_scores, b_columns, b_u, N: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def _surrogate(
-    b_scores, b_selected, b_columns, s_tau, s_gap, N: tl.constexpr, M: tl.constexpr, GAPPED: tl.constexpr
+    b_scores, b_selected, b_columns, s_rate, s_gap, N: tl.constexpr, M: tl.constexpr, GAPPED: tl.constexpr
 ):
-    """The logits whose marginals carry the gradient."""
+    """The scores whose marginals carry the gradient, at the temperature 1 / `s_rate`."""
     if GAPPED:
         b_level = _nth_largest(b_scores, b_columns, N, M)[:, None]
-        b_raised, b_lowered = tl.maximum(b_scores, b_level), tl.minimum(b_scores, b_level - s_gap)
+        b_raised, b_lowered = tl.maximum(b_scores, b_level), tl.minimum(b_scores, b_level - s_gap * LOG2_E)
         b_scores = tl.where(b_selected, b_raised, b_lowered)
-    return b_scores / s_tau
+    return b_scores * s_rate
 
 
 @triton.jit
-def _expected(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr):
+def _expected(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The subsets' largest logit, the reciprocal of the sum of their weights, and their mean value."""
     b_largest = _largest(b_scores, b_columns, N, M)
     b_total = tl.zeros_like(b_largest)
     b_mean = tl.zeros_like(b_largest)
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
-            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest)
+            b_weight = exp2(_sum(s_subset, b_columns, b_scores) - b_largest, FAST)
             b_total += b_weight
             b_mean += b_weight * _sum(s_subset, b_columns, b_values)
     b_scale = safe_reciprocal(b_total)
@@ -118,26 +137,26 @@ def _expected(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _covariance_product(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr):
+def _covariance_product(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The covariances of the selections times the values."""
-    b_largest, b_scale, b_mean = _expected(b_scores, b_columns, b_values, N, M)
+    b_largest, b_scale, b_mean = _expected(b_scores, b_columns, b_values, N, M, FAST)
     b_out = tl.zeros_like(b_scores)
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
-            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest) * b_scale
+            b_weight = exp2(_sum(s_subset, b_columns, b_scores) - b_largest, FAST) * b_scale
             b_share = b_weight * (_sum(s_subset, b_columns, b_values) - b_mean)
             b_out += tl.where(_has(s_subset, b_columns), b_share[:, None], 0.0)
     return b_out
 
 
 @triton.jit
-def _marginals(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
+def _marginals(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The probability that each element is selected."""
-    b_largest, b_scale, _ = _expected(b_scores, b_columns, tl.zeros_like(b_scores), N, M)
+    b_largest, b_scale, _ = _expected(b_scores, b_columns, tl.zeros_like(b_scores), N, M, FAST)
     b_out = tl.zeros_like(b_scores)
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
-            b_weight = tl.exp(_sum(s_subset, b_columns, b_scores) - b_largest) * b_scale
+            b_weight = exp2(_sum(s_subset, b_columns, b_scores) - b_largest, FAST) * b_scale
             b_out += tl.where(_has(s_subset, b_columns), b_weight[:, None], 0.0)
     return b_out
 
@@ -155,6 +174,7 @@ def mask_forward_kernel(
     M: tl.constexpr,
     GAPPED: tl.constexpr,
     SOFT: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -163,8 +183,8 @@ def mask_forward_kernel(
     b_logits = load_rows(p_logits, block, M, -_INF).to(tl.float32)
     b_lawless = _is_lawless(b_logits)
     b_scores = _scores(b_logits, b_lawless)
-    b_u, _ = row_uniforms(tl.load(p_seed), block.rows)
-    b_chosen = _draw(b_scores, block.columns, b_u, N, M)
+    b_u = group_uniforms(tl.load(p_seed), BLOCK_ROWS)
+    b_chosen = _draw(b_scores, block.columns, b_u, N, M, FAST)
     b_exists = (b_scores > -_INF).to(tl.int32)
     # Of no more than N elements all are selected.
     b_certain = tl.sum(b_exists, 1) <= N
@@ -173,8 +193,8 @@ def mask_forward_kernel(
     b_selected = ((b_chosen[:, None] >> block.columns[None, :]) & 1) == 1
     b_value = b_selected.to(tl.float32)
     if SOFT:
-        b_scores = _surrogate(b_scores, b_selected, block.columns, s_tau, s_gap, N, M, GAPPED)
-        b_value = tl.where(b_certain[:, None], b_value, _marginals(b_scores, block.columns, N, M))
+        b_scores = _surrogate(b_scores, b_selected, block.columns, 1.0 / s_tau, s_gap, N, M, GAPPED)
+        b_value = tl.where(b_certain[:, None], b_value, _marginals(b_scores, block.columns, N, M, FAST))
     b_value = tl.where(b_lawless[:, None], float("nan"), b_value)
     store_rows(p_value, block, M, b_value)
 
@@ -191,6 +211,7 @@ def mask_backward_kernel(
     N: tl.constexpr,
     M: tl.constexpr,
     GAPPED: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -204,8 +225,9 @@ def mask_backward_kernel(
     b_grad = tl.where(b_scores > -_INF, b_grad, 0.0)
     b_certain = tl.sum((b_scores > -_INF).to(tl.int32), 1) <= N
     b_selected = ((b_chosen[:, None] >> block.columns[None, :]) & 1) == 1
-    b_scores = _surrogate(b_scores, b_selected, block.columns, s_tau, s_gap, N, M, GAPPED)
-    b_out = _covariance_product(b_scores, block.columns, b_grad, N, M) / s_tau
+    s_rate = 1.0 / s_tau
+    b_scores = _surrogate(b_scores, b_selected, block.columns, s_rate, s_gap, N, M, GAPPED)
+    b_out = _covariance_product(b_scores, block.columns, b_grad, N, M, FAST) * s_rate
     b_out = tl.where(b_certain[:, None], 0.0, b_out)
     b_out = tl.where(b_lawless[:, None], float("nan"), b_out)
     store_rows(p_out, block, M, b_out)

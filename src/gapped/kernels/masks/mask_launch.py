@@ -13,6 +13,8 @@ from gapped.kernels.sampling.launch import Fused, draw_key, note_backend, refusa
 
 LARGEST_GROUP = 8
 """A subset of a group fits into a byte, and all of them can be enumerated."""
+# Elements of a block and warps that share it; None for those of other kernels. Not yet chosen by measurement.
+BLOCK: tuple[int, int] | None = None
 # The rule for samples holds here, too; a plain one stands for all.
 _PLAIN = Fused("straight-through", 1.0)
 
@@ -91,8 +93,11 @@ def _run(kernel: Any, pointers: tuple[Tensor, ...], options: Options, **flags: b
     """Launch a kernel over the groups of its first tensor, if there are any."""
     groups, size = pointers[0].shape[:-1].numel(), pointers[0].shape[-1]
     if groups:
-        programs, block = partition(groups, size)
+        programs, block = partition(groups, size, BLOCK)
+        # Groups come in pairs that share their noise.
+        block["BLOCK_ROWS"] = max(block["BLOCK_ROWS"], 2)
         # As floats: a whole number would be compiled as such.
         numbers = float(options.tau), float(options.gap or 0.0)
-        named = {"N": options.k, "M": size, "GAPPED": options.gap is not None, **flags, **block}
+        named = {"N": options.k, "M": size, "GAPPED": options.gap is not None, **flags}
+        named |= {"FAST": pointers[0].is_cuda, **block}
         run(kernel, programs, pointers, (groups,), numbers, named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from gapped.gradient import first_order
-from gapped.kernels.runner import Launch, partition, power, run
-from gapped.kernels.sampling import rao_sizes
+from gapped.kernels.runner import Launch, partition, run
+from gapped.kernels.sampling import long_launch, rao_sizes, strip_sizes
+from gapped.kernels.sampling.long_launch import Call
+from gapped.kernels.sampling.row_layout import Rows, empty_rows, inner_axes, row_matrix, rows_of
 
 BACKENDS = ("auto", "torch", "triton")
 LONGEST_BLOCK = 4096
@@ -25,6 +27,11 @@ _SHORT = torch.iinfo(torch.int16).max
 _INSTALLED = find_spec("triton") is not None
 
 _used: str | None = None
+
+_Kind = tuple[str, bool, bool]
+"""The mode, whether its gap is the expected one, whether it runs on a GPU."""
+_Every = tuple[int, int, int]
+"""How many rows share an entry of temperature, gap and forward temperature; 0 for a number."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Fused:
     samples: int = 1
     soft: bool = False
     """Whether the sample is the surrogate itself."""
+    argmax: bool = False
+    """Whether the category is that of the largest logit."""
 
     @cached_property
     def numbers(self) -> tuple[float, float, float]:
@@ -58,6 +67,14 @@ class Fused:
         """Those of them that are tensors."""
         return tuple(level for level in (self.tau, self.gap, self.tau_forward) if isinstance(level, Tensor))
 
+    def at_argmax(self) -> Fused | None:
+        """The same estimator given the category of the largest logit; None if that has no kernel."""
+        if self.mode == "decoupled":
+            return None
+        # Gumbel noise given its winner is what Gumbel-Rao draws.
+        given = "gumbel-rao" if self.mode == "gumbel-softmax" else self.mode
+        return replace(self, mode=given, argmax=True)
+
 
 class Forward(NamedTuple):
     """What a forward pass returns."""
@@ -69,6 +86,28 @@ class Forward(NamedTuple):
     where it holds a NaN or +inf."""
     stats: Tensor | None
     """Two numbers per row that the backward pass of long rows needs, ``(rows, 2)``; None for short rows."""
+
+
+def has_stats(categories: int, axes: int) -> bool:
+    """Whether rows are long; `axes` says how they lie (`row_layout`)."""
+    return categories > (strip_sizes.LONGEST_BLOCK if axes else LONGEST_BLOCK)
+
+
+def axes_of(logits: Tensor, fused: Fused) -> int:
+    """How many row axes the kernels see inside of the category axis; 0 if they read row after row."""
+    if fused.mode == "gumbel-rao" or not (fused.detach or logits.shape[-1] <= strip_sizes.LONGEST_BLOCK):
+        return 0
+    return inner_axes(logits)
+
+
+def readable(logits: Tensor, fused: Fused) -> Tensor:
+    """The logits, or a copy whose rows lie as the kernels read them."""
+    if logits.is_contiguous():
+        return logits
+    axes = axes_of(logits, fused)
+    if axes:
+        return rows_of(logits, axes).tensor
+    return logits if logits.stride(-1) == 1 else logits.contiguous()
 
 
 def backend_used() -> str | None:
@@ -115,9 +154,17 @@ def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) 
     return torch.randint(2**62, (count,), device=logits.device, generator=generator)
 
 
+def key_of(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
+    """The key of a sample; where nothing is random, one that is not drawn."""
+    if fused.argmax and fused.mode != "gumbel-rao":
+        return torch.zeros(1, dtype=torch.int64, device=logits.device)
+    return draw_key(logits, generator)
+
+
 def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
     """A sample of ``(*rows, K)`` logits that carries the gradient of the estimator `fused`."""
-    key = draw_key(logits, generator)
+    logits = readable(logits, fused)
+    key = key_of(logits, fused, generator)
     if torch.compiler.is_compiling():
         from gapped.kernels.sampling import operators
 
@@ -160,7 +207,7 @@ class _SideBySide(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, keys: Tensor, sizes: list[int], estimators: Sequence[Fused]
     ) -> Tensor:
-        value = _empty(logits)
+        value = empty_rows(logits, 0)
         shares = torch.split(logits, sizes), torch.split(keys, 1), estimators, torch.split(value, sizes)
         indices = [
             forward(rows, key, fused, out=out).indices for rows, key, fused, out in zip(*shares, strict=True)
@@ -176,7 +223,7 @@ class _SideBySide(torch.autograd.Function):
         indices = rest[: len(ctx.sizes)]
 
         def product(grad: Tensor) -> Tensor:
-            gradient = _empty(logits)
+            gradient = empty_rows(logits, 0)
             rows, grads, outs = (torch.split(each, ctx.sizes) for each in (logits, grad, gradient))
             shares = rows, indices, torch.split(keys, 1), grads, ctx.estimators, outs
             for share, index, key, own, fused, out in zip(*shares, strict=True):
@@ -187,40 +234,81 @@ class _SideBySide(torch.autograd.Function):
 
 
 def forward(
-    logits: Tensor, key: Tensor, fused: Fused, *, dense: bool = True, out: Tensor | None = None
+    logits: Tensor,
+    key: Tensor,
+    fused: Fused,
+    *,
+    dense: bool = True,
+    out: Tensor | None = None,
+    axes: int | None = None,
 ) -> Forward:
-    """Draw a sample; without `dense` only its index. Short rows may be written to `out`."""
-    rows, count, stride = row_matrix(logits)
-    categories = logits.shape[-1]
-    is_long = categories > LONGEST_BLOCK
+    """Draw a sample; without `dense` only its index. Contiguous short rows may be written to `out`.
+
+    The sample lies as `axes` says (`row_layout`), by default as the logits do.
+    """
+    if axes is None:
+        axes = axes_of(logits, fused) if out is None else 0
+    rows, categories = rows_of(logits, axes), logits.shape[-1]
+    is_long = has_stats(categories, axes)
     # A soft sample of Gumbel-Rao is made once the category is known.
     averages = dense and fused.soft and fused.mode == "gumbel-rao"
     assert out is None or not is_long
     value = out
     if value is None:
-        value = _empty(logits) if dense else logits.new_empty(0)
-    index = torch.empty(count, dtype=index_dtype(categories), device=logits.device)
-    stats = torch.empty((count, 2), dtype=torch.float32, device=logits.device) if is_long else None
-    if count == 0:
+        value = empty_rows(logits, axes) if dense else logits.new_empty(0)
+    index = torch.empty(rows.number, dtype=index_dtype(categories), device=logits.device)
+    stats = torch.empty((rows.number, 2), dtype=torch.float32, device=logits.device) if is_long else None
+    if rows.number == 0:
         return Forward(value, index, stats)
-    tensors, every = level_tensors(fused, logits)
-    kind = (fused.mode, fused.gap is None, logits.is_cuda)
-    how = (fused.soft, dense and not averages)
-    if stats is not None:
-        from gapped.kernels.sampling import long_rows
-
-        chunk, warps = long_rows.CHUNK, long_rows.WARPS
-        flags = _forward_flags(kind, *how, every)
-        flags |= {"CHUNKS": power(-(-categories // chunk)), "BLOCK": chunk, "num_warps": warps}
-        pointers = (rows, key, *tensors, value, index, stats)
-        sizes = (categories, stride, *every)
-        run(long_rows.streamed_forward_kernel, count, pointers, sizes, fused.numbers, flags)
+    if stats is None:
+        tensors, every = level_tensors(fused, logits)
+        kind = (fused.mode, fused.gap is None, logits.is_cuda)
+        how = (fused.argmax, fused.soft, dense and not averages)
+        launch = _forward(kind, *how, every, (rows.number, categories, *rows[2:]))
+        launch((rows.tensor, key, *tensors, value, index), fused.numbers)
     else:
-        launch = _forward(kind, *how, every, (count, categories, stride))
-        launch((rows, key, *tensors, value, index), fused.numbers)
+        written = value if dense and not averages else None
+        stream(logits, key, fused, Streamed(index, stats), written, axes=axes)
     if averages:
         _average_draws(logits, index, stats, key, None, fused, value)
     return Forward(value, index, stats)
+
+
+class Streamed(NamedTuple):
+    """What a forward pass of long rows leaves of each row."""
+
+    indices: Tensor
+    """The rows' indices, flat, in any integer dtype that holds them."""
+    stats: Tensor
+    """Two numbers that the backward pass needs, ``(rows, 2)`` in float32."""
+    law: Tensor | None = None
+    """If wanted, the log-probability of the index, 0 in a row without categories, and the logarithm of the
+    sum of exponentials that the law is normalised by; ``(rows, 2)`` in float32."""
+
+
+def stream(
+    logits: Tensor,
+    key: Tensor,
+    fused: Fused,
+    to: Streamed,
+    value: Tensor | None = None,
+    *,
+    first: int = 0,
+    axes: int = 0,
+) -> None:
+    """Draw categories of long rows, and write the sample to `value` if there is one.
+
+    `first` is the number of the first row among those that share the key. Rows lie as `axes` says; only
+    contiguous ones may be numbered from another, or give their `law`.
+    """
+    rows = rows_of(logits, axes)
+    if rows.number == 0:
+        return
+    tensors, every = level_tensors(fused, logits)
+    kind = (fused.mode, fused.gap is None, logits.is_cuda)
+    flags = _forward_flags(kind, fused.argmax, fused.soft, value is not None, every)
+    pointers = (rows.tensor, key, *tensors, rows.tensor if value is None else value, to.indices, to.stats)
+    long_launch.forward(rows, Call(pointers, every, fused.numbers, flags, first), to.law)
 
 
 def backward(
@@ -233,49 +321,63 @@ def backward(
     *,
     at_index: bool = False,
     out: Tensor | None = None,
+    first: int = 0,
+    axes: int | None = None,
 ) -> Tensor:
     """The gradient of the logits; with `at_index` that of the sample is given for the selected entries only.
 
-    For short rows it may be written to `out`.
+    It may be written to `out` where rows are contiguous, which may be the logits themselves if they are long.
+    Of long rows, `first` is the number of the first among those that share the key. The gradient lies as
+    `axes` says, as in `forward`.
     """
+    if axes is None:
+        axes = axes_of(logits, fused) if out is None else 0
     categories = logits.shape[-1]
-    is_long = categories > LONGEST_BLOCK
-    assert out is None or not is_long
+    is_long = has_stats(categories, axes)
+    assert is_long or (out is not logits and first == 0)
     if out is None:
-        out = _empty(logits)
+        out = empty_rows(logits, axes)
     if fused.mode == "gumbel-rao":
-        _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index)
+        _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index, first=first)
         return out
-    rows, count, stride = row_matrix(logits)
-    grads, grad_stride = _gradient_rows(grad, at_index)
-    if count == 0:
+    rows = rows_of(logits, axes)
+    grads = Rows(grad.contiguous(), rows.number, 1, 1, 1) if at_index else rows_of(grad, axes)
+    if rows.number == 0:
         return out
     (taus, gaps, _), every = level_tensors(fused, logits)
     tau, gap, _ = fused.numbers
     kind = (fused.mode, fused.gap is None, logits.is_cuda)
     if not is_long:
-        launch = _backward(kind, fused.detach, at_index, every, (count, categories, stride, grad_stride))
-        launch((rows, index, grads, key, taus, gaps, out), (tau, gap))
+        sizes = (rows.number, categories, *rows[2:], grads.stride, grads.step)
+        launch = _backward(kind, fused.detach, at_index, every, sizes)
+        launch((rows.tensor, index, grads.tensor, key, taus, gaps, out), (tau, gap))
         return out
     assert stats is not None
-    from gapped.kernels.sampling import long_rows, split_rows
-
     flags = _flags(kind, every) | {"AT_INDEX": at_index}
-    pointers = (rows, index, stats, grads, key, taus, gaps, out)
-    sizes = (categories, stride, grad_stride, *every[:2])
-    segments, segment_sizes = split_rows.segments_of(logits, fused.mode)
-    if segments > split_rows.most_segments(logits.device):
-        flags |= {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
-        run(long_rows.streamed_backward_kernel, count, pointers, sizes, (tau, gap), flags)
-    else:
-        # A word for the sums of each segment, and one more that only ReinMax needs.
-        words = torch.zeros((count, 2, segments), dtype=torch.int64, device=logits.device)
-        programs = count * segments
-        # The interpreter runs one program after the other: there, all publish before any waits.
-        for waits in (True,) if logits.is_cuda else (False, True):
-            flags |= {"WAITS": waits, **segment_sizes}
-            run(split_rows.split_backward_kernel, programs, (*pointers, words), sizes, (tau, gap), flags)
+    pointers = (rows.tensor, index, stats, grads.tensor, key, taus, gaps, out)
+    call = Call(pointers, every[:2], (tau, gap), flags, first)
+    if not long_launch.backward(rows, grads, fused.mode, call, in_place=out is logits):
+        # Rows too long to be shared by programs side by side: copied, they can be read twice.
+        grad = grad if at_index else grad.contiguous()
+        out.copy_(backward(logits.contiguous(), index, stats, key, grad, fused, at_index=at_index))
     return out
+
+
+def pull_log_prob(logits: Tensor, drawn: Streamed, grad: Tensor, fused: Fused) -> None:
+    """Write the gradient of long rows of logits in their place, by that of the drawn log-probabilities."""
+    from gapped.kernels.sampling import log_prob_rows
+
+    assert drawn.law is not None
+    count, categories = logits.shape
+    if count == 0:
+        return
+    (_, _, taus), (_, _, every) = level_tensors(fused, logits)
+    blocks = -(-categories // log_prob_rows.BLOCK)
+    block = {"BLOCK": log_prob_rows.BLOCK, "num_warps": log_prob_rows.WARPS}
+    flags = {"TAU_FORWARD_PER_ROW": every > 0, "FAST": logits.is_cuda, **block}
+    pointers = (logits, drawn.indices, drawn.law, grad.contiguous(), taus)
+    sizes, numbers = (categories, blocks, every), fused.numbers[2:]
+    run(log_prob_rows.log_prob_backward_kernel, count * blocks, pointers, sizes, numbers, flags)
 
 
 def _average_draws(
@@ -288,6 +390,7 @@ def _average_draws(
     out: Tensor,
     *,
     at_index: bool = False,
+    first: int = 0,
 ) -> None:
     """Write the mean of Gumbel-Rao's draws to `out`, or with `grad` the gradient of the logits."""
     rows, count, stride = row_matrix(logits)
@@ -308,7 +411,8 @@ def _average_draws(
     batches, flags = rao_sizes.batches_of(fused.samples)
     draws = torch.empty((count, batches * flags["BATCH"], 3), dtype=torch.float32, device=logits.device)
     pointers = (rows, index, stats, grads, key, taus, draws, out)
-    run(streamed_rao_kernel, count, pointers, sizes, numbers, _rao_flags(kind, every) | flags)
+    flags |= _rao_flags(kind, every) | {"IN_PLACE": out is logits}
+    run(streamed_rao_kernel, count, pointers, sizes, (*numbers, first), flags)
 
 
 def _power(tau: float | Tensor) -> int:
@@ -324,31 +428,25 @@ def _gradient_rows(grad: Tensor, at_index: bool) -> tuple[Tensor, int]:
     return rows, stride
 
 
-_Kind = tuple[str, bool, bool]
-"""The mode, whether its gap is the expected one, whether it runs on a GPU."""
-_Every = tuple[int, int, int]
-"""How many rows share an entry of temperature, gap and forward temperature; 0 for a number."""
-
-
 # Launches are kept: working out how to launch takes the host longer than a small kernel runs.
 @lru_cache(maxsize=1024)
-def _forward(kind: _Kind, soft: bool, dense: bool, every: _Every, sizes: tuple[int, int, int]) -> Launch:
+def _forward(
+    kind: _Kind, argmax: bool, soft: bool, dense: bool, every: _Every, sizes: tuple[int, ...]
+) -> Launch:
     """The launch of `forward` for short rows."""
     from gapped.kernels.sampling.short_rows import forward_kernel
 
-    programs, block = partition(*sizes[:2])
-    flags = _forward_flags(kind, soft, dense, every) | block
+    programs, block = partition(sizes[0], sizes[1])
+    flags = _forward_flags(kind, argmax, soft, dense, every) | block
     return Launch(forward_kernel, programs, (*sizes, *every), flags)
 
 
 @lru_cache(maxsize=1024)
-def _backward(
-    kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, int, int, int]
-) -> Launch:
+def _backward(kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, ...]) -> Launch:
     """The launch of `backward` for short rows."""
     from gapped.kernels.sampling.short_rows import backward_kernel
 
-    programs, block = partition(*sizes[:2])
+    programs, block = partition(sizes[0], sizes[1])
     flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, **block}
     return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
 
@@ -380,22 +478,9 @@ def _flags(kind: _Kind, every: _Every) -> dict[str, Any]:
     return {"MODE": MODES[mode], "FAST": fast, **levels}
 
 
-def _forward_flags(kind: _Kind, soft: bool, dense: bool, every: _Every) -> dict[str, Any]:
-    return {**_flags(kind, every), "TAU_FORWARD_PER_ROW": every[2] > 0, "SOFT": soft, "DENSE": dense}
-
-
-def row_matrix(x: Tensor) -> tuple[Tensor, int, int]:
-    """`x` as a matrix with contiguous rows at a constant stride; their number; that stride."""
-    categories = x.shape[-1]
-    if x.is_contiguous():
-        return x, x.numel() // categories, categories
-    matrix = (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, categories)
-    return matrix, len(matrix), matrix.stride(0)
-
-
-def _empty(like: Tensor) -> Tensor:
-    """A contiguous tensor of that shape. `torch.empty` takes longer to parse its arguments."""
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
+def _forward_flags(kind: _Kind, argmax: bool, soft: bool, dense: bool, every: _Every) -> dict[str, Any]:
+    flags = {"TAU_FORWARD_PER_ROW": every[2] > 0, "ARGMAX": argmax, "SOFT": soft, "DENSE": dense}
+    return _flags(kind, every) | flags
 
 
 def level_tensors(fused: Fused, logits: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], _Every]:

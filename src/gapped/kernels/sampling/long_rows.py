@@ -7,7 +7,12 @@ sums that the gradient needs. A second one writes the gradient, in reverse order
 the cache still holds. Rows that a few programs can hold are read only once (`split_rows`).
 
 `p_stats` keeps two numbers of each row from the forward for the backward pass: the largest logit, and the sum
-of weights relative to it; with Gumbel noise, the best score instead of the sum.
+of weights relative to it; with Gumbel noise, the best score instead of the sum. `p_law` is for a choice whose
+logits are not kept: the log-probability of the drawn category, and the logarithm of the sum of exponentials
+that the law is normalised by.
+
+The rows of a launch may be a part of those that share a key: `s_first` is the number of the first. Noise
+depends on a row's number among all of them, temperatures and gaps are given for the rows of the launch.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from gapped.kernels.partition import power
 from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
@@ -40,16 +46,29 @@ from gapped.kernels.sampling.surrogates import (
 
 # Elements of a chunk and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 CHUNK, WARPS = 4096, 16
+# With no more than so many rows, most of the GPU is idle and a program waits for its memory: larger chunks.
+FEW_ROWS, FEW_CHUNK, FEW_WARPS = 128, 8192, 32
 # Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
-_LOWEST = tl.constexpr(-3.4028234663852886e38)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+# Farther from the largest logit than any that counts, and not too large to be divided by a temperature.
+_FAR = tl.constexpr(1e30)
 _NORMAL = tl.constexpr("")
+
+
+def chunk_sizes(rows: int, categories: int) -> dict[str, int]:
+    """The sizes of the launch of a forward pass."""
+    chunk, warps = (FEW_CHUNK, FEW_WARPS) if rows <= FEW_ROWS else (CHUNK, WARPS)
+    return {"CHUNKS": power(-(-categories // chunk)), "BLOCK": chunk, "num_warps": warps}
 
 
 class Row(NamedTuple):
     """What a program knows of its row once the sample is drawn."""
 
+    place: tl.tensor
+    """Its number in the launch."""
     number: tl.tensor
+    """Its number among the rows that share the key."""
     categories: tl.tensor
     seed: tl.tensor
     index: tl.tensor
@@ -94,24 +113,28 @@ def fill(p, s_value, s_categories, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def row_of_sample(s_row, s_categories, s_index, p_stats, p_seed, tau, TAU_PER_ROW: tl.constexpr):
+def row_of_sample(s_row, s_first, s_categories, s_index, p_stats, p_seed, tau, TAU_PER_ROW: tl.constexpr):
     """The row as the forward pass left it."""
     s_shift = tl.load(p_stats + 2 * s_row)
     s_second = tl.load(p_stats + 2 * s_row + 1)
     s_tau = level(tau, s_row, s_row >= 0, TAU_PER_ROW)
-    return Row(s_row, s_categories, load_key(p_seed), s_index, s_shift, s_second, s_tau)
+    s_seed = load_key(p_seed)
+    return Row(s_row, s_first + s_row, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
 
 
 @triton.jit
-def row_gap(source, p_logits, row, MODE: tl.constexpr, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr):
-    """The gap of GST; a number without use for the other estimators."""
+def row_gap(
+    source, p_logits, row, MODE: tl.constexpr, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr, s_step=1
+):
+    """The gap of GST; a number without use for the other estimators. Categories are `s_step` apart."""
     s_gap = row.tau
     if MODE == GST:
         if EXPECTED:
-            s_logit = tl.load(p_logits + row.index, mask=row.index < row.categories, other=0.0).to(tl.float32)
+            p_selected = p_logits + row.index * s_step
+            s_logit = tl.load(p_selected, mask=row.index < row.categories, other=0.0).to(tl.float32)
             s_gap = selected_gap(tl.exp(s_logit - row.shift) * safe_reciprocal(row.second))
         else:
-            s_gap = level(source, row.number, row.number >= 0, PER_ROW)
+            s_gap = level(source, row.place, row.place >= 0, PER_ROW)
     return s_gap
 
 
@@ -137,7 +160,7 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
 
 
 @triton.jit
-def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr):
+def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr, s_step=1):
     """From a row's sums, what `gradient` takes: 1 / sum and mean gradient, of the surrogate and of softmax."""
     s_scale = safe_reciprocal(s_sum)
     s_mean = s_dot * s_scale
@@ -145,7 +168,7 @@ def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX
     if MODE == REINMAX:
         p_selected = p_grad
         if not AT_INDEX:
-            p_selected += row.index
+            p_selected += row.index * s_step
         s_mean = (s_mean + tl.load(p_selected).to(tl.float32)) / 2
     return s_scale, s_mean, s_plain, s_plain_dot * s_plain
 
@@ -164,7 +187,47 @@ def gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE: tl.co
     return b_out
 
 
-@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every"])
+@triton.jit
+def _grown(b_sum, b_lead):
+    """Sums relative to a running maximum, with one more element: `b_lead` is how far above it that is."""
+    b_weight = tl.exp(-tl.abs(b_lead))
+    return tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
+
+
+@triton.jit
+def _shares(b_sum, b_lead):
+    """Sums of lanes relative to the row's maximum, which that of a lane is above by `b_lead`."""
+    return tl.where(b_sum > 0, b_sum * tl.exp(b_lead), 0.0)
+
+
+@triton.jit
+def add_scores(b_max, b_best, b_where, b_logits, b_noise, b_columns):
+    """Lanes after a chunk with noise: their largest logit, their best score, and the column that has it.
+
+    Scores are relative to the largest logit that their lane has seen, times the temperature of the noise:
+    whatever came before, the noise of a winner keeps its digits.
+    """
+    b_top = tl.maximum(b_max, b_logits)
+    b_best += b_max - b_top
+    b_scores = b_noise + (b_logits - b_top)
+    b_where = tl.where(b_scores > b_best, b_columns, b_where)
+    return b_top, tl.maximum(b_best, b_scores), b_where
+
+
+@triton.jit
+def add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX: tl.constexpr):
+    """Lanes after a chunk: their largest logit, their sum of weights, and with `ARGMAX` that logit's column.
+
+    A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
+    """
+    b_lead = b_logits - b_max
+    if ARGMAX:
+        # The lowest finite logit is no larger than what a lane begins with, but it may be the first.
+        b_where = tl.where((b_lead > 0) | ((b_lead == 0) & (b_sum == 0)), b_columns, b_where)
+    return tl.maximum(b_max, b_logits), _grown(b_sum, b_lead), b_where
+
+
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_first"])
 def streamed_forward_kernel(
     p_logits,
     p_seed,
@@ -174,6 +237,7 @@ def streamed_forward_kernel(
     p_value,
     p_index,
     p_stats,
+    p_law,
     s_categories,
     s_stride,
     s_tau_every,
@@ -182,13 +246,16 @@ def streamed_forward_kernel(
     s_tau,
     s_gap,
     s_tau_forward,
+    s_first,
     MODE: tl.constexpr,
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
     TAU_FORWARD_PER_ROW: tl.constexpr,
     EXPECTED_GAP: tl.constexpr,
+    ARGMAX: tl.constexpr,
     SOFT: tl.constexpr,
     DENSE: tl.constexpr,
+    LAW: tl.constexpr,
     FAST: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -196,28 +263,27 @@ def streamed_forward_kernel(
     s_row = tl.program_id(0).to(tl.int64)
     p_logits += s_row * s_stride
     p_value += s_row * s_categories
+    s_number = s_first + s_row
     s_seed = load_key(p_seed)
     s_tau = level((p_tau, s_tau, s_tau_every), s_row, s_row >= 0, TAU_PER_ROW)
     b_lanes = tl.arange(0, BLOCK)
     b_broken = tl.zeros([BLOCK], tl.int32)
+    b_max = tl.zeros([BLOCK], tl.float32) + LOWEST
+    b_where = tl.zeros([BLOCK], tl.int32) + s_categories
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
         tau_forward = (p_tau_forward, s_tau_forward, s_tau_forward_every)
         s_tau_forward = level(tau_forward, s_row, s_row >= 0, TAU_FORWARD_PER_ROW)
-        # Scores are relative to the largest logit that their lane has seen, times the temperature: whatever
-        # came before, the noise of a winner keeps its digits.
-        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
         b_best = tl.zeros([BLOCK], tl.float32) - float("inf")
-        b_where = tl.zeros([BLOCK], tl.int32) + s_categories
+        b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
             b_broken |= lawless(b_logits).to(tl.int32)
-            b_noise = gumbel(s_seed, s_row * s_categories + b_columns, FAST, True)
-            b_top = tl.maximum(b_max, b_logits)
-            b_best += b_max - b_top
-            b_scores = b_noise * s_tau_forward + (b_logits - b_top)
-            b_where = tl.where(b_scores > b_best, b_columns, b_where)
-            b_best = tl.maximum(b_best, b_scores)
-            b_max = b_top
+            b_noise = gumbel(s_seed, s_number * s_categories + b_columns, FAST, True)
+            if LAW:
+                b_sum = _grown(b_sum, tl.minimum(b_logits - b_max, _FAR) / s_tau_forward)
+            b_max, b_best, b_where = add_scores(
+                b_max, b_best, b_where, b_logits, b_noise * s_tau_forward, b_columns
+            )
             if DENSE and not SOFT:
                 write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
         s_shift = tl.max(b_max, 0)
@@ -225,43 +291,52 @@ def streamed_forward_kernel(
         s_best = tl.max(b_best, 0)
         s_index = tl.min(tl.where(b_best == s_best, b_where, s_categories), 0)
         s_second = s_best
+        s_total = tl.sum(_shares(b_sum, tl.maximum(b_max - s_shift, -_FAR) / s_tau_forward), 0)
         b_broken |= (s_tau_forward != s_tau_forward).to(tl.int32)
     else:
-        # A lane that has seen nothing has the lowest finite maximum: then -inf adds nothing and cannot be NaN.
-        b_max = tl.zeros([BLOCK], tl.float32) + _LOWEST
+        s_tau_forward = 1.0
         b_sum = tl.zeros([BLOCK], tl.float32)
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
             b_broken |= lawless(b_logits).to(tl.int32)
-            b_lead = b_logits - b_max
-            b_weight = tl.exp(-tl.abs(b_lead))
-            b_sum = tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
-            b_max = tl.maximum(b_max, b_logits)
+            b_max, b_sum, b_where = add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX)
             if DENSE and not SOFT:
                 write(p_value, b_columns, tl.zeros([BLOCK], tl.float32), s_categories)
         s_shift = tl.max(b_max, 0)
-        b_share = tl.where(b_sum > 0, b_sum * tl.exp(b_max - s_shift), 0.0)
+        b_share = _shares(b_sum, b_max - s_shift)
         b_running = tl.cumsum(b_share.to(tl.float64), 0)
         s_total = tl.max(b_running, 0)
-        s_u, s_v = row_uniforms(s_seed, s_row)
-        s_lane = tl.min(tl.where((b_running > s_u * s_total) & (b_share > 0), b_lanes, BLOCK), 0)
-        # The lane's own elements, one from each chunk.
-        b_own_columns = s_lane + tl.arange(0, CHUNKS) * BLOCK
-        b_own_inside = (b_own_columns < s_categories) & (s_lane < BLOCK)
-        b_own_logits = tl.load(p_logits + b_own_columns, mask=b_own_inside, other=-float("inf")).to(
-            tl.float32
-        )
-        b_own_weight = tl.exp(b_own_logits - tl.max(tl.where(b_lanes == s_lane, b_max, _LOWEST), 0))
-        b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
-        b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
-        s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
+        if ARGMAX:
+            s_index = tl.min(tl.where(b_max == s_shift, b_where, s_categories), 0)
+        else:
+            s_u, s_v = row_uniforms(s_seed, s_number)
+            s_lane = tl.min(tl.where((b_running > s_u * s_total) & (b_share > 0), b_lanes, BLOCK), 0)
+            # The lane's own elements, one from each chunk.
+            b_own_columns = s_lane + tl.arange(0, CHUNKS) * BLOCK
+            b_own_inside = (b_own_columns < s_categories) & (s_lane < BLOCK)
+            b_own_logits = tl.load(p_logits + b_own_columns, mask=b_own_inside, other=-float("inf"))
+            b_own_logits = b_own_logits.to(tl.float32)
+            s_own_max = tl.max(tl.where(b_lanes == s_lane, b_max, LOWEST), 0)
+            b_own_weight = tl.exp(b_own_logits - s_own_max)
+            b_own_running = tl.cumsum(b_own_weight.to(tl.float64), 0)
+            b_own_wins = (b_own_running > s_v * tl.max(b_own_running, 0)) & (b_own_weight > 0)
+            s_index = tl.min(tl.where(b_own_wins, b_own_columns, s_categories), 0)
         s_second = s_total.to(tl.float32)
     s_broken = tl.max(b_broken, 0) > 0
     s_index = tl.where(s_broken, s_categories + 1, s_index)
     tl.store(p_index + s_row, s_index)
     tl.store(p_stats + 2 * s_row, s_shift)
     tl.store(p_stats + 2 * s_row + 1, s_second)
-    row = Row(s_row, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
+    if LAW:
+        s_lawful = s_index < s_categories
+        s_log_sum = tl.log(tl.where(s_lawful, s_total.to(tl.float32), 1.0))
+        s_top = tl.where(s_lawful, s_shift, 0.0)
+        s_logit = tl.load(p_logits + s_index, mask=s_lawful, other=0.0).to(tl.float32)
+        s_log_prob = (s_logit - s_top) / s_tau_forward - s_log_sum
+        s_nothing = tl.where(s_broken, float("nan"), 0.0)
+        tl.store(p_law + 2 * s_row, tl.where(s_lawful, s_log_prob, s_nothing))
+        tl.store(p_law + 2 * s_row + 1, s_top / s_tau_forward + s_log_sum)
+    row = Row(s_row, s_number, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
     if DENSE:
         if s_index > s_categories:
             fill(p_value, float("nan"), s_categories, BLOCK)
@@ -287,7 +362,7 @@ def streamed_forward_kernel(
             tl.store(p_value + s_index, (s_tau * 0 + 1.0).to(p_value.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_first"])
 def streamed_backward_kernel(
     p_logits,
     p_index,
@@ -304,21 +379,24 @@ def streamed_backward_kernel(
     s_gap_every,
     s_tau,
     s_gap,
+    s_first,
     MODE: tl.constexpr,
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
     EXPECTED_GAP: tl.constexpr,
     AT_INDEX: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """`IN_PLACE` says that the gradient takes the place of the logits."""
     s_row = tl.program_id(0).to(tl.int64)
     p_logits += s_row * s_stride
     p_grad += s_row * s_grad_stride
     p_out += s_row * s_categories
     s_index = tl.load(p_index + s_row).to(tl.int32)
     row = row_of_sample(
-        s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
+        s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
     )
     if s_index >= s_categories:
         fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
@@ -346,4 +424,7 @@ def streamed_backward_kernel(
             b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_first")
             b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
             b_out = gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE, FAST)
+            if IN_PLACE:
+                # Nothing of this chunk is written before every thread has read its part.
+                tl.debug_barrier()
             write(p_out, b_columns, b_out, s_categories)

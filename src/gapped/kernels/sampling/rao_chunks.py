@@ -68,7 +68,7 @@ def _sums(
     return b_sums, b_dots
 
 
-@triton.jit(do_not_specialize=["s_tau_every", "s_samples"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_samples", "s_first"])
 def streamed_rao_kernel(
     p_logits,
     p_index,
@@ -84,10 +84,12 @@ def streamed_rao_kernel(
     s_tau_every,
     s_tau,
     s_samples,
+    s_first,
     TAU_PER_ROW: tl.constexpr,
     POWER: tl.constexpr,
     SOFT: tl.constexpr,
     AT_INDEX: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     FAST: tl.constexpr,
     BATCH: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -95,7 +97,7 @@ def streamed_rao_kernel(
 ):
     """`p_draws` has room for three numbers of every draw: the winner's noise, its share of Z, m times that.
 
-    A `SOFT` sample has no use for `p_grad`.
+    A `SOFT` sample has no use for `p_grad`. `IN_PLACE` says that the result takes the place of the logits.
     """
     s_row = tl.program_id(0).to(tl.int64)
     s_batches = (s_samples + BATCH - 1) // BATCH
@@ -105,7 +107,7 @@ def streamed_rao_kernel(
     p_out += s_row * s_categories
     s_index = tl.load(p_index + s_row).to(tl.int32)
     row = row_of_sample(
-        s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
+        s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
     )
     if s_index >= s_categories:
         fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
@@ -148,4 +150,7 @@ def streamed_rao_kernel(
                     if not SOFT:
                         b_share = b_grad * b_share - tl.load(p_draw + 3 * i + 2)
                     b_sum += b_weight * b_share
+            if IN_PLACE:
+                # Nothing of this chunk is written before every thread has read its part.
+                tl.debug_barrier()
             write(p_out, b_columns, b_sum, s_categories)

@@ -36,6 +36,12 @@ from gapped.kernels.sampling.surrogates import (
 
 
 @triton.jit
+def _write(p, block, s_categories, s_inner, b_values):
+    """Write rows in the order in which those of the logits lie, without anything between them."""
+    store_rows(p, block, tl.cast(s_categories, tl.int64) * s_inner, b_values, s_inner, s_inner)
+
+
+@triton.jit
 def _shift(b_logits):
     """Logits relative to the largest of their row; a row without categories stays -inf."""
     b_top = tl.max(b_logits, 1)
@@ -94,7 +100,9 @@ def forward_kernel(
     p_index,
     s_rows,
     s_categories,
+    s_inner,
     s_stride,
+    s_step,
     s_tau_every,
     s_gap_every,
     s_tau_forward_every,
@@ -106,14 +114,16 @@ def forward_kernel(
     GAP_PER_ROW: tl.constexpr,
     TAU_FORWARD_PER_ROW: tl.constexpr,
     EXPECTED_GAP: tl.constexpr,
+    ARGMAX: tl.constexpr,
     SOFT: tl.constexpr,
     DENSE: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_logits = load_rows(p_logits, block, s_stride, -float("inf")).to(tl.float32)
+    # Rows side by side: so the compiler knows that they come in groups, and reads several at once.
+    block = row_block(s_rows // s_inner * s_inner, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_logits = load_rows(p_logits, block, s_stride, -float("inf"), s_inner, s_step).to(tl.float32)
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
     s_seed = load_key(p_seed)
@@ -125,6 +135,9 @@ def forward_kernel(
         b_wins = (b_scores == b_best[:, None]) & (b_shifted > -float("inf"))
         # Minima and maxima pass over a NaN on a GPU, sums do not.
         b_nan = (tl.sum(lawless(b_logits).to(tl.int32), 1) > 0) | (b_tau_forward != b_tau_forward)
+    elif ARGMAX:
+        b_wins = b_shifted == 0.0
+        b_nan = tl.sum(lawless(b_logits).to(tl.int32), 1) > 0
     else:
         b_weights = tl.exp(b_shifted)
         b_running = tl.cumsum(b_weights.to(tl.float64), 1)
@@ -148,7 +161,7 @@ def forward_kernel(
         else:
             b_value = b_selected.to(tl.float32)
         b_value = tl.where(b_nan[:, None], float("nan"), b_value)
-        store_rows(p_value, block, s_categories, b_value)
+        _write(p_value, block, s_categories, s_inner, b_value)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every"])
@@ -162,8 +175,11 @@ def backward_kernel(
     p_out,
     s_rows,
     s_categories,
+    s_inner,
     s_stride,
+    s_step,
     s_grad_stride,
+    s_grad_step,
     s_tau_every,
     s_gap_every,
     s_tau,
@@ -178,15 +194,16 @@ def backward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    block = row_block(s_rows, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_logits = load_rows(p_logits, block, s_stride, -float("inf")).to(tl.float32)
+    # Rows side by side: so the compiler knows that they come in groups, and reads several at once.
+    block = row_block(s_rows // s_inner * s_inner, s_categories, BLOCK_ROWS, BLOCK_COLUMNS)
+    b_logits = load_rows(p_logits, block, s_stride, -float("inf"), s_inner, s_step).to(tl.float32)
     b_index = tl.load(p_index + block.rows, mask=block.row_inside, other=0).to(tl.int32)
     b_selected = block.columns[None, :] == b_index[:, None]
     if AT_INDEX:
         b_one = tl.load(p_grad + block.rows, mask=block.row_inside, other=0.0).to(tl.float32)
         b_grad = tl.where(b_selected, b_one[:, None], 0.0)
     else:
-        b_grad = load_rows(p_grad, block, s_grad_stride, 0.0).to(tl.float32)
+        b_grad = load_rows(p_grad, block, s_grad_stride, 0.0, s_inner, s_grad_step).to(tl.float32)
     b_tau = level((p_tau, s_tau, s_tau_every), block.rows, block.row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
@@ -210,4 +227,4 @@ def backward_kernel(
             b_out -= b_largest * (tl.sum(b_out, 1) / b_ties)[:, None]
     b_out = tl.where((b_index == s_categories)[:, None], 0.0, b_out)
     b_out = tl.where((b_index > s_categories)[:, None], float("nan"), b_out)
-    store_rows(p_out, block, s_categories, b_out)
+    _write(p_out, block, s_categories, s_inner, b_out)

@@ -63,14 +63,22 @@ def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
 
 
 @triton.jit
-def _publish(p_words, s_segment, s_sum, s_dot):
+def publish(p_words, s_place, s_sum, s_dot):
     """Publish two sums of a segment in one word, so that no flag is needed to say that they are there.
 
     A word is 0 before. The first sum is never negative, so its sign bit can mark the word: it is negative after.
     """
     s_high = (s_sum.to(tl.uint32, bitcast=True) | _SIGN).to(tl.uint64) << 32
     s_word = (s_high | s_dot.to(tl.uint32, bitcast=True).to(tl.uint64)).to(tl.int64, bitcast=True)
-    tl.atomic_xchg(p_words + s_segment, s_word, sem="relaxed")
+    tl.atomic_xchg(p_words + s_place, s_word, sem="relaxed")
+
+
+@triton.jit
+def unpack(b_words, b_inside):
+    """The two sums in each published word; zeros where there is none."""
+    b_sums = ((b_words >> 32).to(tl.uint32) & (_SIGN - 1)).to(tl.float32, bitcast=True)
+    b_dots = b_words.to(tl.uint32).to(tl.float32, bitcast=True)
+    return tl.where(b_inside, b_sums, 0.0), tl.where(b_inside, b_dots, 0.0)
 
 
 @triton.jit
@@ -85,13 +93,12 @@ def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr):
     while tl.max(tl.where(b_inside, b_words, -1), 0) >= 0:
         # An atomic operation that changes nothing reads what is there now, not what a cache holds.
         b_words = tl.atomic_or(p_words + b_segments, 0, mask=b_inside, sem="relaxed")
-    b_sums = ((b_words >> 32).to(tl.uint32) & (_SIGN - 1)).to(tl.float32, bitcast=True)
-    b_dots = b_words.to(tl.uint32).to(tl.float32, bitcast=True)
-    return tl.sum(tl.where(b_inside, b_sums, 0.0), 0), tl.sum(tl.where(b_inside, b_dots, 0.0), 0)
+    b_sums, b_dots = unpack(b_words, b_inside)
+    return tl.sum(b_sums, 0), tl.sum(b_dots, 0)
 
 
 @triton.jit
-def _again(b_x, FAST: tl.constexpr):
+def again(b_x, FAST: tl.constexpr):
     """Values in float32, converted once more: a half takes up half of the registers while a program waits.
 
     The compiler must not see that the result is known, or else that is what it keeps.
@@ -103,7 +110,7 @@ def _again(b_x, FAST: tl.constexpr):
     return b_x.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every"])
+@triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_first"])
 def split_backward_kernel(
     p_logits,
     p_index,
@@ -121,6 +128,7 @@ def split_backward_kernel(
     s_gap_every,
     s_tau,
     s_gap,
+    s_first,
     MODE: tl.constexpr,
     TAU_PER_ROW: tl.constexpr,
     GAP_PER_ROW: tl.constexpr,
@@ -132,7 +140,11 @@ def split_backward_kernel(
     WAITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`p_words` are two zeros for each segment. Without `WAITS` a program ends where it would begin to wait."""
+    """`p_words` are two zeros for each segment. Without `WAITS` a program ends where it would begin to wait.
+
+    The gradient may take the place of the logits: a program writes its segment once all programs of the row
+    have published, and what they publish depends on all that they read of the logits.
+    """
     s_program = tl.program_id(0)
     s_row = (s_program // SEGMENTS).to(tl.int64)
     s_segment = s_program % SEGMENTS
@@ -156,7 +168,7 @@ def split_backward_kernel(
         write(p_out, b_columns, tl.zeros([BLOCK], tl.float32) + s_nothing, s_categories)
     else:
         row = row_of_sample(
-            s_row, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
+            s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
         )
         s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         b_shifted = b_logits.to(tl.float32) - row.shift
@@ -167,9 +179,9 @@ def split_backward_kernel(
         if MODE == REINMAX:
             s_plain_dot = tl.sum(exp2(b_shifted * LOG2_E, FAST) * b_grad.to(tl.float32), 0)
         if SEGMENTS > 1:
-            _publish(p_words, s_segment, s_sum, s_dot)
+            publish(p_words, s_segment, s_sum, s_dot)
             if MODE == REINMAX:
-                _publish(p_words + SEGMENTS, s_segment, s_sum, s_plain_dot)
+                publish(p_words + SEGMENTS, s_segment, s_sum, s_plain_dot)
             if WAITS:
                 s_sum, s_dot = _collect(p_words, SEGMENTS, SLOTS)
                 if MODE == REINMAX:
@@ -177,6 +189,6 @@ def split_backward_kernel(
         if WAITS:
             s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
             if MODE == REINMAX:
-                b_shifted = _again(b_logits, FAST) - row.shift
-            b_out = gradient(b_weight, b_shifted, _again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
+                b_shifted = again(b_logits, FAST) - row.shift
+            b_out = gradient(b_weight, b_shifted, again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
             write(p_out, b_columns, b_out, s_categories)

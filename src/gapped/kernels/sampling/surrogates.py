@@ -48,12 +48,17 @@ def selected_gap(b_p):
 def log2_odds(b_log2_p, FAST: tl.constexpr):
     """The base-2 logarithm of a losing category's expected odds: `simplex.log_expected_odds`."""
     b_log2_p = tl.maximum(b_log2_p, -1e30)
-    b_loss = 1.0 - exp2(b_log2_p, FAST)
+    return b_log2_p + log2_odds_ratio(b_log2_p, 1.0 - exp2(b_log2_p, FAST), FAST)
+
+
+@triton.jit
+def log2_odds_ratio(b_log2_p, b_rest, FAST: tl.constexpr):
+    """What `log2_odds` adds to log2 p, by p and what is left of it to 1."""
     # Next to 1 the quotient has no digits left of the fast exponential; the series of -log(1 - x) does.
-    b_near = b_loss < 0.25
-    b_square = tl.where(b_near, 1.0, b_loss * b_loss)
-    b_series = b_loss * 0.1 + 1.0 / 9
+    b_near = b_rest < 0.25
+    b_square = tl.where(b_near, 1.0, b_rest * b_rest)
+    b_series = b_rest * 0.1 + 1.0 / 9
     for n in tl.static_range(7):
-        b_series = b_loss * b_series + 1.0 / (8 - n)
-    b_ratio = tl.where(b_near, b_series, (b_log2_p * -LN_2 - b_loss) * reciprocal(b_square, FAST))
-    return b_log2_p + log2(b_ratio, FAST)
+        b_series = b_rest * b_series + 1.0 / (8 - n)
+    b_quotient = (b_log2_p * -LN_2 - b_rest) * reciprocal(b_square, FAST)
+    return log2(tl.where(b_near, b_series, b_quotient), FAST)

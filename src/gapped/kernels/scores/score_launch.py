@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gapped.kernels.runner import partition, run
-from gapped.kernels.sampling.launch import LONGEST_BLOCK, Fused, draw_key, refusal, row_matrix
+from gapped.kernels.sampling.launch import LONGEST_BLOCK, Fused, draw_key, refusal
+from gapped.kernels.sampling.row_layout import row_matrix
 
 # The rule for samples holds here, too; a plain one stands for all.
 _PLAIN = Fused("straight-through", 1.0)

@@ -1,11 +1,11 @@
-"""Time and memory of samplers beside torch's own `F.gumbel_softmax`, as `gapped bench` measures them.
+"""Time and memory of samplers and workloads beside torch's own, as `gapped bench` measures them.
 
-The cases of one shape are measured together, in turns, so that their ratios mean something.
+The cases of one shape, and the ways of one workload, are measured together, in turns, so that their ratios
+mean something.
 """
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,31 +17,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gapped.errors import GappedError
 from gapped.lab.bench.cases import DTYPES, REFERENCE, Case, Job, Shape
-from gapped.lab.bench.timing import Call, free_memory, interleaved, peak_memory, quantiles
+from gapped.lab.bench.inputs import Inputs, attempt
+from gapped.lab.bench.jax_ways import installed_version
+from gapped.lab.bench.timing import CLOCKS, Call, free_memory, interleaved, quantiles
+from gapped.lab.bench.workloads import Task
+from gapped.lab.bench.works import measure_work
 from gapped.lab.environment import describe
 from gapped.lab.estimator_text import make, parse
-from gapped.lab.records import Bench, Startup
+from gapped.lab.records import Bench, Startup, Work
 from gapped.pathwise import Pathwise
-
-# Inputs take turns: as many sets as fill these bytes, more than any cache, and at most so many.
-ROTATED, SETS = 2**27, 16
 
 IMPORTS = {"import gapped": "import gapped", "import gapped; gapped.gst": "import gapped; gapped.gst"}
 
 
 def run(
-    jobs: Sequence[Job],
+    jobs: Sequence[Job | Task],
     device: torch.device,
     seconds: float = 0.5,
     watch: Callable[[str], None] = lambda _: None,
-) -> Iterator[list[Bench]]:
+) -> Iterator[Sequence[Bench | Work]]:
     """Measure the jobs, one list of lines for each as it is done."""
     common = _common(device)
     for job in jobs:
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        if isinstance(job, Task):
+            lines = measure_work(job, device, seconds, watch)
+            versions = {"jax": installed_version()} if job.problem.jax else {}
+            environment = {**common["environment"], **versions}
+            yield [Work(**{**common, "environment": environment}, **line) for line in lines]
+            continue
         if any(case.backend == "compiled" for case in job.cases):
             # Compiled code is cached by function, up to a limit: each shape starts afresh.
             torch.compiler.reset()
@@ -72,42 +78,30 @@ def _measure(
     job: Job, device: torch.device, seconds: float, watch: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     shape = job.shape
-    inputs = _Inputs(shape, device)
+    leaves = [(shape.rows, shape.categories), *([(shape.categories, shape.width)] if shape.width else [])]
+    inputs = Inputs(leaves, (shape.rows, shape.width or shape.categories), DTYPES[shape.dtype], device)
     calls: dict[str, Call] = {"copy": inputs.copy()}
     lines: dict[str, dict[str, Any]] = {}
     for case in job.cases:
         watch(f"{shape}  {case.estimator} {case.backend}")
-        call, result = _prepare(case, inputs)
+        call, result = _prepare(case, shape, inputs)
         if call is not None:
             calls[str(case)] = call
         lines[str(case)] = {**asdict(case), **result}
     watch(f"{shape}  timing")
-    times = interleaved(calls, device, seconds)
+    times = interleaved(calls, CLOCKS[device.type], seconds)
     common = {"shape": str(shape), **asdict(shape), "copy": times["copy"]}
     return [{**common, **line, "milliseconds": times.get(name)} for name, line in lines.items()]
 
 
-def _prepare(case: Case, inputs: _Inputs) -> tuple[Call | None, dict[str, Any]]:
+def _prepare(case: Case, shape: Shape, inputs: Inputs) -> tuple[Call | None, dict[str, Any]]:
     """The call to time, warmed up, with its memory; None if it cannot run here, and why."""
-    shape, device = inputs.shape, inputs.device
-    if _needs(case, shape) > 0.8 * free_memory(device):
+    if _needs(case, shape) > 0.8 * free_memory(inputs.device):
         return None, {"status": "too large", "memory": None}
-    try:
-        call = inputs.call(case)
-        # The first call compiles, the second finds memory as the next ones will.
-        for _ in range(2):
-            call()
-        return call, {"status": "ok", "memory": round(peak_memory(call, device) / shape.bytes, 4)}
-    except torch.OutOfMemoryError:
-        return None, {"status": "too large", "memory": None}
-    except (GappedError, NotImplementedError) as problem:
-        reason = str(problem)
-    except Exception as problem:
-        # A compiler that is missing or fails must not lose the other results.
-        if case.backend != "compiled":
-            raise
-        reason = type(problem).__name__
-    return None, {"status": f"not available: {reason}", "memory": None}
+    prepared, status = attempt(lambda: inputs.prepare(_forward(case)), optional=case.backend == "compiled")
+    if prepared is None:
+        return None, {"status": status, "memory": None}
+    return prepared[0], {"status": status, "memory": round(prepared[1] / shape.bytes, 4)}
 
 
 def _needs(case: Case, shape: Shape) -> int:
@@ -116,41 +110,6 @@ def _needs(case: Case, shape: Shape) -> int:
         return 4 * shape.bytes
     samples = 1 if case.estimator == REFERENCE else getattr(make(*parse(case.estimator)), "samples", 1)
     return int((8 + 5 * samples) * shape.elements * max(4, DTYPES[shape.dtype].itemsize))
-
-
-class _Inputs:
-    """Logits and incoming gradients that take turns, and the calls that use them."""
-
-    def __init__(self, shape: Shape, device: torch.device) -> None:
-        self.generator = torch.Generator(device).manual_seed(0)
-        self.device, self.shape, self.dtype = device, shape, DTYPES[shape.dtype]
-        sets = min(SETS, max(1, ROTATED // (2 * shape.bytes)))
-        self.logits = [self._normal(shape.rows, shape.categories).requires_grad_() for _ in range(sets)]
-        self.table = None
-        if shape.width:
-            self.table = self._normal(shape.categories, shape.width).requires_grad_()
-        self.gradients = [self._normal(shape.rows, shape.width or shape.categories) for _ in range(sets)]
-
-    def _normal(self, *sizes: int) -> Tensor:
-        return torch.randn(*sizes, dtype=self.dtype, device=self.device, generator=self.generator)
-
-    def copy(self) -> Call:
-        """A copy of one logits tensor: two passes over memory, the unit of the floor."""
-        target = torch.empty_like(self.logits[0])
-        sources = itertools.cycle([x.detach() for x in self.logits])
-        return lambda: target.copy_(next(sources))
-
-    def call(self, case: Case) -> Call:
-        """Forward and backward of a case; each call uses the next inputs."""
-        forward = _forward(case)
-        turns = itertools.cycle(list(zip(self.logits, self.gradients, strict=True)))
-
-        def forward_backward() -> tuple[Tensor, ...]:
-            logits, gradient = next(turns)
-            leaves = (logits,) if self.table is None else (logits, self.table)
-            return torch.autograd.grad(forward(*leaves), leaves, gradient)
-
-        return forward_backward
 
 
 def _forward(case: Case) -> Callable[..., Tensor]:

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,39 +16,39 @@ from gapped.lab.records import Timing
 
 Call = Callable[[], object]
 
-Clock = Callable[[Call, int], float]
-"""Seconds a call, over so many consecutive calls."""
-
-# Calls are timed in batches of about so many seconds: clocks are coarse, and the overhead of a batch, such as
-# the host not yet running ahead of the device, is spread over its calls.
-BATCH = {"cuda": 1e-2, "cpu": 2e-2}
-# Calls before each batch that are not timed.
-LEAD = {"cuda": 1, "cpu": 2}
+# How many batches of a call are timed.
 FEWEST, MOST = 3, 100
 
 
-def clock(device: torch.device) -> Clock:
-    """The clock of a device."""
-    return _device_seconds if device.type == "cuda" else _wall_seconds
+@dataclass(frozen=True)
+class Clock:
+    """How the calls of a batch are timed."""
+
+    tick: Callable[[Call, int], float]
+    """Seconds a call, over so many consecutive calls."""
+    batch: float
+    """Seconds that a batch takes, about: clocks are coarse, and the overhead of a batch, such as the host not
+    yet running ahead of the device, is spread over its calls."""
+    lead: int = 1
+    """Calls before each batch that are not timed."""
 
 
-def interleaved(calls: Mapping[str, Call], device: torch.device, seconds: float) -> dict[str, Timing]:
+def interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) -> dict[str, Timing]:
     """Time all `calls`, a batch of each in turn, about `seconds` for each of them.
 
     Drift, such as a changing clock rate or another program on the machine, affects every case equally.
     """
-    tick = clock(device)
     counts, rounds = {}, {}
     for name, call in calls.items():
         # The least of three: a slow first call would leave too few batches.
-        once = max(min(tick(call, 1) for _ in range(3)), 1e-7)
-        counts[name] = max(1, round(BATCH[device.type] / once))
-        rounds[name] = min(MOST, max(FEWEST, int(seconds / ((counts[name] + LEAD[device.type]) * once))))
+        once = max(min(clock.tick(call, 1) for _ in range(3)), 1e-7)
+        counts[name] = max(1, round(clock.batch / once))
+        rounds[name] = min(MOST, max(FEWEST, int(seconds / ((counts[name] + clock.lead) * once))))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(max(rounds.values(), default=0)):
         for name, call in calls.items():
             if turn < rounds[name]:
-                times[name].append(1e3 * tick(call, counts[name]))
+                times[name].append(1e3 * clock.tick(call, counts[name]))
     return {name: quantiles(values) for name, values in times.items()}
 
 
@@ -84,6 +85,10 @@ def _wall_seconds(call: Call, count: int) -> float:
 
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     return float(timer.timeit(count).mean)
+
+
+CLOCKS = {"cuda": Clock(_device_seconds, 1e-2), "cpu": Clock(_wall_seconds, 2e-2, lead=2)}
+"""The clock of each type of device."""
 
 
 def peak_memory(call: Call, device: torch.device) -> int:

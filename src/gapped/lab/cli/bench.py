@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gapped.errors import reject
+from gapped.errors import GappedError, reject
 from gapped.lab.cli import command
 from gapped.lab.cli.command import Stopped
-from gapped.lab.records import Bench, Startup
+from gapped.lab.records import Bench, Startup, Work
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
     from gapped.lab.bench.cases import Job
+    from gapped.lab.bench.workloads import Task
 
 
 def bench(
@@ -27,6 +28,13 @@ def bench(
         typer.Option(
             help="ROWSxCATEGORIES[:f32|bf16|f16|f64]; repeatable. With a third number, xWIDTH, the sample "
             "selects from an embedding of that width. Those of docs/performance.md by default."
+        ),
+    ] = None,
+    work: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Workloads instead of shapes, each in several ways: quantizer, channels, gates, masks, "
+            "subsets, vocabulary, decoding, rao, jax, or all; repeatable."
         ),
     ] = None,
     backend: Annotated[
@@ -39,17 +47,23 @@ def bench(
 ) -> int:
     """Time forward and backward of the samplers beside torch's F.gumbel_softmax, and their peak memory.
 
-    Without --shape, the cost of importing the package is measured as well.
+    Without --shape and --work, the cost of importing the package is measured as well.
 
     \b
     Examples:
       gapped bench
       gapped bench --estimator gst --estimator gumbel-rao:samples=100 --shape 6400x64 --no-compiled
+      gapped bench --work gates --work quantizer
     """
     if not 0 < seconds < float("inf"):
         raise reject("--seconds", seconds, "a positive number")
+    if work and not shape and (estimator or backend):
+        raise GappedError(
+            "--work: workloads have their own estimators; --estimator and --backend are for --shape"
+        )
 
     from gapped.lab.bench.cases import plan
+    from gapped.lab.bench.workloads import tasks
     from gapped.lab.environment import current, pick_device
     from gapped.lab.report.rendering import console
     from gapped.lab.store import Store
@@ -57,20 +71,25 @@ def bench(
     where = pick_device(device)
     screen = console()
     with current(where):
-        jobs = plan(where, shape or (), estimator or (), backend or (), compiled)
+        jobs: list[Job | Task] = [*tasks(work or (), where)]
+        if shape or not work:
+            jobs = [*plan(where, shape or (), estimator or (), backend or (), compiled), *jobs]
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:
-            lines = _measure(jobs, where, seconds, out, screen, startup=not shape)
+            lines = _measure(jobs, where, seconds, out, screen, startup=not (shape or work))
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
     present(*lines, out, screen)
+    failed = sum(line.status.startswith("failed") for group in lines[:2] for line in group)
+    if failed:
+        raise Stopped(f"{failed} of the measurements failed, for the reasons above", 1)
     return 0
 
 
 def _measure(
-    jobs: Sequence[Job], where: torch.device, seconds: float, out: Path, screen: Console, startup: bool
-) -> tuple[list[Bench], list[Startup]]:
-    """Measure everything; each shape is on disk as soon as it is done."""
+    jobs: Sequence[Job | Task], where: torch.device, seconds: float, out: Path, screen: Console, startup: bool
+) -> tuple[list[Bench], list[Work], list[Startup]]:
+    """Measure everything; each shape and each workload is on disk as soon as it is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gapped.lab import records
@@ -78,6 +97,7 @@ def _measure(
     from gapped.lab.bench import startup as import_cost
 
     benches: list[Bench] = []
+    works: list[Work] = []
     startups: list[Startup] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
@@ -88,18 +108,21 @@ def _measure(
 
         for lines in run(jobs, where, seconds, watch):
             records.write(out, lines)
-            benches += lines
+            benches += [line for line in lines if isinstance(line, Bench)]
+            works += [line for line in lines if isinstance(line, Work)]
         if startup:
             watch("import gapped")
             startups = import_cost(where)
             records.write(out, startups)
-    return benches, startups
+    return benches, works, startups
 
 
-def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, screen: Console) -> None:
-    """Print a table for each shape and the reasons for gaps in it; draw the plot."""
+def present(
+    lines: Sequence[Bench], works: Sequence[Work], startups: Sequence[Startup], out: Path, screen: Console
+) -> None:
+    """Print a table for each shape and workload and the reasons for gaps in it; draw the shapes."""
     from gapped.lab.records.files import write_text
-    from gapped.lab.report import timings
+    from gapped.lab.report import timings, work_tables
     from gapped.lab.report.rendering import say
     from gapped.lab.report.tabular import to_rich
 
@@ -107,6 +130,10 @@ def present(lines: Sequence[Bench], startups: Sequence[Startup], out: Path, scre
     for shape in shapes:
         screen.print(to_rich(timings.table_of(shape), timings.title_of(shape), screen.width))
         for reason in timings.reasons(shape):
+            say(screen, reason)
+    for work in work_tables.work_timings(works):
+        screen.print(to_rich(work.table(), work.heading(), screen.width))
+        for reason in work.reasons():
             say(screen, reason)
     for startup in timings.last_startups(startups):
         say(screen, f"{startup.what}, after torch: {startup.milliseconds.median:.0f} ms")

@@ -24,14 +24,14 @@ def report(
     ] = None,
 ) -> None:
     """Rebuild the tables, the figures and report.html from records."""
-    from gapped.lab.records import Bench, Record, Startup, read
+    from gapped.lab.records import Bench, Record, Startup, Work, read
     from gapped.lab.report.rendering import console, say, show
 
     screen = console()
     if (runs / Bench.FILE).is_file() and not (runs / Record.FILE).exists():
         from gapped.lab.cli.bench import present
 
-        present(read(runs, Bench), read(runs, Startup), runs, screen)
+        present(read(runs, Bench), read(runs, Work), read(runs, Startup), runs, screen)
         return
 
     from gapped.lab.report.cells import failures, finished_runs

@@ -235,6 +235,30 @@ class Bench(JsonLine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work(JsonLine):
+    """Time and memory of one way to do a workload; `status` says why where there are none."""
+
+    FILE = "bench.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "work"})
+
+    run: Name
+    work: Name
+    sizes: Annotated[list[Size], Within(1, 8)]
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    way: Name
+    status: str
+    milliseconds: Timing | None = None
+    memory: Count | None = None
+    """The most bytes that a call holds beyond its inputs."""
+    gradients: Count = 0
+    """How many of these bytes are the gradients of the inputs; 0 where the forward pass alone is measured."""
+    logits: Size
+    """The bytes of a tensor of all logits."""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Startup(JsonLine):
     """What an import costs."""
 
@@ -245,6 +269,52 @@ class Startup(JsonLine):
     milliseconds: Timing
     run: Name = ""
     device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearTiming(JsonLine):
+    """Time and memory from hidden states to a sampled row of a table, and back to their gradients."""
+
+    FILE = "vocabulary.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "linear"})
+
+    run: Name
+    rows: Size
+    width: Size
+    categories: Size
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    way: Name
+    """Who computes, or a product of hidden states and weight alone."""
+    table: Literal["own", "weight", "none"]
+    """What rows are selected from; none where an index is drawn without a gradient."""
+    status: str = "ok"
+    milliseconds: Timing | None = None
+    memory: float | None = None
+    """MiB beyond the inputs and their gradients."""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(JsonLine):
+    """A word model that was tuned by a reward: `examples/word_model.py`."""
+
+    FILE = "tuning.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "tuning"})
+
+    estimator: Name
+    seed: Count
+    rewards: list[float]
+    """The mean reward of each step."""
+    nats_lost: float
+    """What the prediction of held-out text lost, in nats a word."""
+    spread: float
+    """The standard deviation of the first gradient over the norm of its mean."""
+    milliseconds: Duration
+    """Processor time of a step."""
+    memory: Duration
+    """MiB of a step at their peak."""
     environment: dict[str, Scalar] = field(default_factory=dict)
 
 

@@ -6,14 +6,16 @@ other conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gapped.errors import GappedError
-from gapped.lab.records import Bench, Startup
+from gapped.lab.records import Bench, Startup, Work
 from gapped.lab.report.svg import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
 from gapped.lab.report.tabular import NOTHING, Entry, Table, without_empty
+
+L = TypeVar("L", Bench, Work)
 
 REFERENCE = "F.gumbel_softmax"
 
@@ -78,18 +80,24 @@ class Timings:
 
 def timings(lines: Iterable[Bench]) -> list[Timings]:
     """For each device and shape, the lines of the last run that has it; in order of first appearance."""
-    runs: dict[tuple[str, str], dict[str, list[Bench]]] = {}
+    groups = last_runs(lines, lambda line: line.shape)
+    return [Timings(device_of(group[0]), group[0].shape, group) for group in groups]
+
+
+def last_runs(lines: Iterable[L], key: Callable[[L], Hashable]) -> list[tuple[L, ...]]:
+    """For each device and `key`, the lines of the last run that has it; in order of first appearance."""
+    runs: dict[Hashable, dict[str, list[L]]] = {}
     for line in lines:
-        runs.setdefault((_device(line), line.shape), {}).setdefault(line.run, []).append(line)
-    return [Timings(*key, tuple(each[max(each)])) for key, each in runs.items()]
+        runs.setdefault((device_of(line), key(line)), {}).setdefault(line.run, []).append(line)
+    return [tuple(each[max(each)]) for each in runs.values()]
 
 
 def last_startups(lines: Iterable[Startup]) -> list[Startup]:
     """The last line about each kind of import on each device."""
-    return list({(_device(line), line.what): line for line in lines}.values())
+    return list({(device_of(line), line.what): line for line in lines}.values())
 
 
-def time(line: Bench | None) -> float | None:
+def time(line: Bench | Work | None) -> float | None:
     """The median of a line, in milliseconds; None where nothing was measured."""
     return line.milliseconds.median if line and line.milliseconds else None
 
@@ -116,7 +124,7 @@ def table_of(shape: Timings) -> Table:
                 Entry("" if line.form == "sample" else line.form),
                 # Without a time, the status without its reason.
                 as_milliseconds(spent) if spent is not None else Entry(line.status.partition(":")[0]),
-                Entry(_spread(line)),
+                Entry(spread(line)),
                 *(as_ratio(each) for each in (eager, compiled, ratio(spent, shape.floor), line.memory)),
             )
         )
@@ -150,11 +158,13 @@ def as_ratio(value: float | None) -> Entry:
     return Entry(f"{value:.2f}" if value < 100 else f"{value:.0f}", value)
 
 
-def _device(line: Bench | Startup) -> str:
+def device_of(line: Bench | Work | Startup) -> str:
+    """The name of the device that a line was measured on."""
     return str(line.environment.get("device") or "an unnamed device")
 
 
-def _spread(line: Bench) -> str:
+def spread(line: Bench | Work) -> str:
+    """The 10% and 90% quantiles for a table."""
     timing = line.milliseconds
     if timing is None:
         return NOTHING

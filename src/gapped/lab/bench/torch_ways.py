@@ -1,0 +1,66 @@
+"""Workloads in plain torch, where that takes more than an expression: what `gapped` is compared with."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def product_and_sum(logits: Tensor, tables: Tensor) -> Tensor:
+    """Codes ``(N, G, d)`` as Hugging Face's wav2vec2 selects them: all codes times the sample, summed.
+
+    `logits` are ``(N, G, K)``, `tables` ``(G, K, d)``.
+    """
+    frames, groups, codes = logits.shape
+    sample = F.gumbel_softmax(logits.view(frames * groups, codes), hard=True)
+    products = sample.view(frames, groups * codes, 1) * tables.view(1, groups * codes, -1)
+    return products.view(frames, groups, codes, -1).sum(-2)
+
+
+def first_of_pairs(logits: Tensor) -> Tensor:
+    """Gates by a choice between each logit and zero."""
+    pairs = torch.stack([logits, torch.zeros_like(logits)], -1)
+    return F.gumbel_softmax(pairs, hard=True)[..., 0]
+
+
+def six_options(logits: Tensor) -> Tensor:
+    """Masks of two of four, ``(N, 4)``, by a choice among all six."""
+    options = _options(logits.dtype, logits.device)
+    return F.gumbel_softmax(logits @ options.T, hard=True) @ options
+
+
+@cache
+def _options(dtype: torch.dtype, device: torch.device) -> Tensor:
+    rows = [[float(i in kept) for i in range(4)] for kept in combinations(range(4), 2)]
+    return torch.tensor(rows, dtype=dtype, device=device)
+
+
+def recursion(logits: Tensor, k: int) -> Tensor:
+    r"""Exactly `k` of each row's entries, straight through the marginals, by a recursion over the entries.
+
+    With :math:`Z_i(j)` the sum over the subsets of `j` among the first `i` entries,
+    :math:`Z_i(j) = Z_{i-1}(j) + e^{\theta_i} Z_{i-1}(j-1)`, in log space. The marginals are the derivative
+    of :math:`\log Z_n(k)`. The sample takes entry `i`, from the last to the first, with the probability
+    :math:`e^{\theta_i} Z_{i-1}(j-1) / Z_i(j)` where `j` are still to be taken.
+    """
+    tables = [table := logits.new_zeros(len(logits), 1)]
+    for score in logits.unsqueeze(-1).unbind(1):
+        # No more entries are taken than there are: a sum over nothing would have NaN as second derivative.
+        longer = [table[:, -1:] + score] if len(tables) <= k else []
+        inner = torch.logaddexp(table[:, 1:], table[:, :-1] + score)
+        tables.append(table := torch.cat([table[:, :1], inner, *longer], -1))
+    (marginals,) = torch.autograd.grad(table[:, k].sum(), logits, create_graph=True)
+    with torch.no_grad():
+        left, taken = torch.full((len(logits), 1), k, device=logits.device), []
+        for i in range(logits.shape[-1] - 1, -1, -1):
+            rest = tables[i].gather(-1, (left - 1).clamp(min=0))
+            log_p = logits[:, i : i + 1] + rest - tables[i + 1].gather(-1, left)
+            takes = (torch.rand_like(log_p).log() < log_p) & (left > 0)
+            taken.append(takes)
+            left = left - takes.long()
+        sample = torch.cat(taken[::-1], -1).to(logits.dtype)
+    return sample + marginals - marginals.detach()

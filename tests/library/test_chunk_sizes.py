@@ -1,0 +1,132 @@
+"""How a linear choice divides its rows: memory at the shapes of language models, and what sums lose by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import normal, seeded
+from torch import Tensor
+
+import gapped
+from gapped.linear import chunk_sizes, chunks, row_sums
+from gapped.linear.chunk_sizes import (
+    MEMORY,
+    MOST_ROUNDINGS,
+    Pass,
+    equal_rows,
+    spans_of_chunks,
+    spans_of_kernels,
+)
+from gapped.linear.row_sums import add_rows
+
+# Rows, width and vocabulary, in bfloat16.
+SHAPES = [
+    (8192, 4096, 128_256), (32_768, 2048, 50_304), (8192, 4096, 151_936), (8192, 4096, 262_144),
+    (8192, 4096, 32_000), (64, 4096, 128_256), (100_003, 4096, 128_256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "width", "categories"), SHAPES)
+def test_a_quarter_of_a_gigabyte_beyond_the_gradients(rows: int, width: int, categories: int) -> None:
+    """With a table whose gradient has room to spare: the selected rows, and a part of incoming gradients."""
+    row, result = 2 * categories, 2 * rows * width
+    this = Pass(rows, row, 2 * width * categories, result, is_dense=True, is_rounded=True)
+    part, span = spans_of_kernels(this)
+    assert span * row <= max(this.spare, -(-rows // 32) * row)
+    assert part <= span
+    # A result of more than 0.25 GiB is the caller's.
+    assert part * row + result <= max(MEMORY - chunk_sizes.MARGIN, result + MEMORY // 4)
+    assert -(-rows // span) <= MOST_ROUNDINGS
+    assert equal_rows(rows, MEMORY // row) * row <= MEMORY
+
+
+@pytest.mark.parametrize(("rows", "width", "categories"), SHAPES)
+def test_without_a_table_spans_come_out_of_the_same_memory(rows: int, width: int, categories: int) -> None:
+    row = 2 * categories
+    this = Pass(rows, row, 0, 2 * rows * width, is_dense=True, is_rounded=True)
+    part, span = spans_of_kernels(this)
+    assert -(-rows // span) <= MOST_ROUNDINGS
+    if span > this.least:
+        assert (part + span) * row + this.result <= max(MEMORY, this.result + MEMORY // 4)
+    single = spans_of_kernels(this._replace(is_dense=False))
+    assert single.part == single.span >= span
+
+
+def test_chunks_with_noise_of_their_own_are_kept_whole() -> None:
+    this = Pass(1000, 100, 0, 0, is_dense=True, is_rounded=False)
+    assert spans_of_chunks(this, 7) == (7, 7)
+    assert spans_of_chunks(this._replace(spare=2500), 7) == (7, 21)
+    # No more than 32 roundings of 1000 rows: 128 rows, the multiple of a tile, and of a chunk.
+    assert spans_of_chunks(this._replace(is_rounded=True), 7) == (7, 133)
+
+
+# Sums in half precision
+
+
+def weight_gradient(rows: int, span: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """That of a weight whose gradient is added up in its own dtype, as on a GPU, in spans of `span` rows."""
+    categories, width = 32, 16
+    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: span)
+    monkeypatch.setattr(chunks, "_sum_dtype", lambda weight: weight.dtype)
+    monkeypatch.setattr(chunk_sizes, "MOST_ROUNDINGS", rows)
+    monkeypatch.setattr(chunk_sizes, "TILE", 1)
+    # Hidden states have few digits, and logits gradients of 31/32 and -1/32: only sums are rounded.
+    hidden = (normal(rows, width) * 4).round().div(4).add(1).to(dtype)
+    weight = torch.zeros(categories, width, dtype=dtype).requires_grad_()
+    choice = gapped.linear_choice(hidden, weight, estimator="straight-through", generator=seeded())
+    table = torch.zeros(categories, 1, dtype=dtype)
+    table[0] = 32.0
+    (gradient,) = torch.autograd.grad(choice.select(table).sum(), weight)
+    return gradient
+
+
+@pytest.mark.parametrize("spans", [1, 2, 16, 32])
+def test_a_rounded_sum_is_within_a_few_roundings(spans: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root mean square error of n roundings of a growing sum is at most sqrt(n) that of one."""
+    rows = 1024
+    exact = weight_gradient(rows, rows, torch.float64, monkeypatch)
+    once = float((exact.bfloat16() - exact).norm())
+    found = weight_gradient(rows, rows // spans, torch.bfloat16, monkeypatch)
+    error = float((found.double() - exact).norm())
+    assert error <= once * (spans**0.5 + 1), error / once
+    # Sums of one row each stop growing: the measure notices.
+    if spans == 32:
+        worst = weight_gradient(rows, 1, torch.bfloat16, monkeypatch)
+        assert float((worst.double() - exact).norm()) > 2 * once * (spans**0.5 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_rows_of_one_place_are_added_up_before_they_are_rounded(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4096 ones among others, in blocks that end anywhere: one by one, the sum would stop at 256 or 2048."""
+    monkeypatch.setattr(row_sums, "SUM_BYTES", 4 * 3 * 1000)
+    place = torch.cat([torch.full((4096,), 5), torch.arange(7), torch.zeros(300, dtype=torch.int64)])
+    shuffled = place[torch.randperm(len(place), generator=seeded())]
+    total = torch.zeros(8, 3, dtype=dtype)
+    add_rows(
+        total,
+        shuffled,
+        lambda numbers: torch.ones_like(shuffled[numbers], dtype=dtype).unsqueeze(1).expand(-1, 3),
+    )
+    expected = torch.bincount(place, minlength=8).unsqueeze(1).expand(-1, 3)
+    # A sum that stands in several blocks is rounded in each.
+    tolerance = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(total, expected.to(dtype), rtol=tolerance, atol=0)
+
+
+def test_a_span_of_several_chunks_is_the_choice_of_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide table makes room for more rows; index and gradients do not notice."""
+    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: 4)
+    results = []
+    for width in (3, 30):
+        hidden, weight = (normal(n, 5, seed=n).requires_grad_() for n in (22, 9))
+        table = torch.zeros(9, width, dtype=torch.float64)
+        table[:, :3] = normal(9, 3, seed=3)
+        table.requires_grad_()
+        choice = gapped.linear_choice(hidden, weight, estimator="gumbel-rao", generator=seeded())
+        upstream = torch.ones(22, width, dtype=torch.float64)
+        *gradients, _ = torch.autograd.grad(choice.select(table), [hidden, weight, table], upstream)
+        results.append([choice.index, *gradients])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
