@@ -1,5 +1,5 @@
 """Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
-`gapped.kernels.runner` and of the kernels in `gapped.kernels.sampling`.
+`gapped.kernels.partition` and of the kernels in `gapped.kernels.sampling`.
 
 Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [axis]
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 import gapped
-from gapped.kernels import runner
+from gapped.kernels import partition
 from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows, strip_sizes
 from gapped.kernels.sampling.launch import Fused
 
@@ -87,7 +87,7 @@ def time_short() -> Iterator[str]:
     for rows, categories in SHORT:
         logits = torch.randn(rows, categories, device="cuda")
         for elements, warps in ((512, 2), (1024, 2), (1024, 4), (2048, 4), (2048, 8)):
-            runner.BLOCK = (elements, warps)
+            partition.BLOCK = (elements, warps)
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
             times = f"{forward:.4f} + {backward:.4f} ms"
             yield f"{rows} x {categories}, {elements} elements, {warps} warps: {times}"

@@ -27,7 +27,7 @@ import triton.language as tl
 import gapped
 from gapped import simplex
 from gapped.gradient import with_points
-from gapped.kernels import runner
+from gapped.kernels import partition
 from gapped.kernels.primitives import gumbel, row_block, row_uniforms, store_rows
 from gapped.kernels.sampling import launch, rao_sizes, split_rows, strip_sizes
 from gapped.kernels.sampling.rao_weights import log2_uniform, rao_bits
@@ -38,8 +38,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU_MARKS = [pytest.mark.gpu] if torch.cuda.is_available() else []
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
-    runner.BLOCK = rao_sizes.BLOCK = (1 << 16, 4)
-    runner.PROGRAMS = 1
+    partition.BLOCK = rao_sizes.BLOCK = (1 << 16, 4)
+    partition.PROGRAMS = 1
     split_rows.SEGMENT_BYTES = 1 << 16
     rao_sizes.VECTOR = 32
     strip_sizes.FORWARD_WARPS, strip_sizes.FEWEST_STRIPS = 64, 1
@@ -120,7 +120,7 @@ def noise(rows: int, categories: int, draw: int | None = None, fine: bool | None
     It is `fine` where rows are long.
     """
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
-    programs, block = runner.partition(rows, categories)
+    programs, block = partition.partition(rows, categories)
     flags = {"CONDITIONAL": draw is not None, "DRAW": (draw or 0) % 4}
     fine = categories > launch.LONGEST_BLOCK if fine is None else fine
     flags |= {"FINE": fine, "FAST": out.is_cuda, **block}
@@ -138,7 +138,7 @@ def _uniform_kernel(p_seed, p_out, s_rows, BLOCK: tl.constexpr):
 def uniforms(rows: int) -> Tensor:
     """The kernels' uniforms, one for each row."""
     out = torch.full((rows,), torch.nan, dtype=torch.float64, device=DEVICE)
-    _uniform_kernel[(1,)](key(), out, rows, BLOCK=runner.power(rows))
+    _uniform_kernel[(1,)](key(), out, rows, BLOCK=partition.power(rows))
     return out
 
 

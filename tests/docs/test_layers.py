@@ -62,12 +62,13 @@ def test_the_core_needs_torch_and_nothing_else(module: str) -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("gapped.jax")])
 def test_jax_needs_no_torch(module: str) -> None:
-    """Of the library it imports what imports no other package."""
+    """Of the library it imports what imports no other package; one module calls the kernels."""
     names = LAYERS["imports"](MODULES[module], module)
     roots = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
-    assert roots <= {"jax", "numpy", "gapped"} | ({"numpyro"} if module.endswith("numpyro") else set())
+    own = {"fused": "jax_triton"}.get(last := module.split(".")[-1], last)
+    assert roots <= {"jax", "numpy", "gapped", own}
     rooms = {LAYERS["room_of"](name) for name in names} - {None, "jax"}
-    assert rooms <= {"errors", "texts"}
+    assert rooms <= {"errors", "texts"} | ({"kernels"} if last == "fused" else set())
 
 
 @pytest.mark.parametrize("module", ["gapped.errors", "gapped.texts"])

@@ -33,7 +33,7 @@ from variants import make as make_torch
 import gapped
 import gapped.jax
 from gapped import simplex
-from gapped.jax import categories
+from gapped.jax import categories, draws, samplers
 
 # One size for all axes: JAX compiles every operation once for each shape.
 SHAPE = (5, 5, 5)
@@ -124,6 +124,29 @@ def wild_logits() -> Tensor:
     logits[5, 1:], logits[5, 0] = -torch.inf, torch.nan
     logits[6:15] *= 1e4
     return logits.view(SHAPE)
+
+
+@pytest.mark.parametrize("name", [*PATHWISE, "gst-auto"])
+def test_rows_of_several_blocks_agree_and_long_ones_have_the_same_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """70 categories, drawn from blocks of 16; then with the backward pass of rows too long for one kernel."""
+    logits, weight = normal(6, 70), normal(6, 70, seed=2)
+    estimator = make_torch(name)
+    expected = torch_pull(estimator, logits, weight)
+    ours = replayed(make(name), noise=noise_of(estimator, logits))
+    for longest in (70, 69):
+        monkeypatch.setattr(samplers, "_LONGEST_BLOCK", longest)
+        for array, tensor in zip(pull(ours, to_jax(logits), to_jax(weight)), expected, strict=True):
+            assert_close(to_torch(array), tensor)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_backward_pass_keeps_the_logits_and_a_few_numbers_per_row(name: str) -> None:
+    logits = jax.ShapeDtypeStruct((4, 100), "bfloat16")
+    back = jax.eval_shape(lambda x: jax.vjp(partial(make(name).sample, jax.random.key(0)), x)[1], logits)
+    kept = [leaf for leaf in jax.tree.leaves(back) if leaf.size >= logits.size]
+    assert [(leaf.shape, leaf.dtype) for leaf in kept] == [(logits.shape, logits.dtype)]
 
 
 @pytest.mark.parametrize("name", ["gst", "gumbel-softmax", "reinmax"])
@@ -225,9 +248,36 @@ def test_an_index_is_the_first_whose_running_sum_exceeds_the_uniform() -> None:
     weights = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.0, 0.25, 0.0], dtype=torch.float64)
     u = torch.tensor([0.0, 0.125, 0.25, 0.5, 0.75, 0.875, 1 - 2.0**-53], dtype=torch.float64)
     expected = torch.searchsorted(weights.cumsum(-1), u, right=True)
-    ours = jax.jit(categories.inverse_cdf)(to_jax(weights.expand(7, -1)), to_jax(u)[None])
+    ours, _ = jax.jit(draws.inverse_cdf)(to_jax(weights.expand(7, -1)), to_jax(u)[None])
     assert torch.equal(to_torch(ours).long(), expected)
     assert expected.tolist() == [1, 1, 3, 3, 5, 5, 5]
+
+
+@pytest.mark.parametrize("categories", [17, 64, 300, 1_100])
+def test_every_category_of_a_row_that_is_cut_into_blocks_is_drawn_by_its_uniforms(categories: int) -> None:
+    """Just inside of both ends of each category's interval, a third of the categories being absent."""
+    weights = torch.rand(categories, generator=seeded(1), dtype=torch.float64)
+    weights[::3] = 0
+    running = weights.cumsum(-1) / weights.sum()
+    present = torch.arange(categories)[weights > 0]
+    start = torch.cat([running.new_zeros(1), running[:-1]])[present]
+    u = torch.stack([start + 1e-12, running[present] - 1e-12])
+    rows = to_jax(weights.expand(*u.shape, -1))
+    index, total = jax.jit(draws.inverse_cdf)(rows, to_jax(u)[None])
+    assert torch.equal(to_torch(index).long(), present.expand_as(u))
+    assert_close(to_torch(total), weights.sum().expand_as(u))
+
+
+def test_two_uniforms_draw_a_block_and_then_a_category_of_it() -> None:
+    """Every pair of intervals once, for 300 categories in blocks of 32."""
+    weights = torch.rand(320, generator=seeded(1), dtype=torch.float64)
+    weights[300:] = 0
+    blocks = weights.view(10, 32)
+    first = (blocks.sum(-1).cumsum(-1) - blocks.sum(-1) / 2) / weights.sum()
+    second = (blocks.cumsum(-1) - blocks / 2) / blocks.sum(-1, keepdim=True)
+    u = torch.stack([first.unsqueeze(-1).expand(10, 32), second]).flatten(1)[:, :300]
+    index, _ = jax.jit(draws.inverse_cdf)(to_jax(weights[:300].expand(300, -1)), to_jax(u))
+    assert torch.equal(to_torch(index).long(), torch.arange(300))
 
 
 @pytest.mark.parametrize("levels", [1, 2])
@@ -238,7 +288,7 @@ def test_an_absent_category_is_never_drawn(levels: int) -> None:
     steps = torch.cat([edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(-1.0))])
     u = steps.clamp(0, 1 - 2.0**-24)
     noise = to_jax(u.expand(levels, -1))
-    index = jax.jit(categories.inverse_cdf)(to_jax(weights.expand(len(u), -1)), noise)
+    index, _ = jax.jit(draws.inverse_cdf)(to_jax(weights.expand(len(u), -1)), noise)
     assert (weights[to_torch(index).long()] > 0).all()
 
 

@@ -39,6 +39,7 @@ from gapped.jax.members import (  # noqa: E402
 from gapped.jax.named import estimator, estimators  # noqa: E402
 from gapped.jax.samplers import Pathwise  # noqa: E402
 from gapped.jax.scores import RLOO, DoubleCV, Exact, Score  # noqa: E402
+from gapped.jax.selections import subset  # noqa: E402
 from gapped.jax.uses import choose, gate  # noqa: E402
 
 __all__ = [
@@ -68,5 +69,6 @@ __all__ = [
     "gumbel_softmax",
     "reinmax",
     "straight_through",
+    "subset",
     "unimix",
 ]

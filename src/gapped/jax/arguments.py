@@ -103,11 +103,11 @@ def fitted(name: str, level: Any, logits: Array, axis: int) -> Any:
     return level
 
 
-def per_row(name: str, level: Any, like: Array) -> Array:
+def per_row(level: Any, like: Array) -> Array:
     """A level that `fitted` returned, so that it broadcasts against ``(*rows, K)``; NaN where negative."""
     if not is_array(level):
         return jnp.asarray(float(level), like.dtype)
-    level = constant(name, jnp.asarray(level, like.dtype))[..., None]
+    level = jnp.asarray(level, like.dtype)[..., None]
     return jnp.where(level >= 0, level, jnp.nan)
 
 

@@ -54,10 +54,17 @@ def _refuse(pull: Pull, primals: Any, tangents: Any) -> Any:
     raise RuntimeError(TWICE)
 
 
-def jacobian_product(grad: Array, points: Array, weights: Array) -> Array:
-    r"""The product :math:`\sum_m w_m J(q_m) g`, for points ``(m, *rows, K)`` and weights that broadcast."""
-    grad = grad.astype(points.dtype)
-    return (weights * points * (grad - (points * grad).sum(-1, keepdims=True))).sum(0)
+def jacobian_product(
+    grad: Array, points: Array, weights: Array, mass: Any = 1.0, mean: Array | None = None
+) -> Array:
+    r"""The product :math:`\sum_m w_m J(q_m) g`, for points ``(m, *rows, K)`` and weights that broadcast.
+
+    With a `mass` the points are :math:`q_m` times that. `mean` is :math:`\langle q_m, g\rangle` if known.
+    """
+    grad, points = grad.astype(points.dtype), points / mass
+    if mean is None:
+        mean = (points * grad).sum(-1, keepdims=True)
+    return (weights * points * (grad - mean)).sum(0)
 
 
 def table_product(grad: Array, points: Array, weights: Array, table: Array) -> Array:

@@ -6,8 +6,7 @@ outside of the categories: `K` if it has no category (all -inf), `K + 1` if it h
 
 from __future__ import annotations
 
-from math import isqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +16,37 @@ from jax import Array
 from gapped.errors import reject
 from gapped.jax.arguments import check_logits, check_where
 
+T = TypeVar("T")
+
 _GAP_GUARD = 1e-5
-# In float32 the running sum of so many weights loses no more than the uniform that is compared with it.
-_FEW = 256
 
 
 class Rows(NamedTuple):
     """Logits ready for an estimator, without a gradient."""
 
-    logits: Array
-    """Relative to the largest of their row, in float32 or float64; 0 in rows without a distribution."""
+    scores: Array
+    """The masked logits in their own dtype, ``(*rows, K)``."""
     top: Array
-    """The largest logit of each row, ``(*rows, 1)``."""
+    """The largest logit of each row, float32 or float64, ``(*rows, 1)``."""
+
+    @property
+    def logits(self) -> Array:
+        """Relative to the largest of their row, in float32 or float64; 0 in rows without a distribution."""
+        return jnp.where(self.lawful, computed(self.scores) - jnp.where(self.lawful, self.top, 0.0), 0.0)
 
     @property
     def lawful(self) -> Array:
         """Whether a row has a distribution, ``(*rows, 1)``."""
         return jnp.isfinite(self.top)
 
+    @property
+    def marked_logits(self) -> Array:
+        """`logits`, but -inf or NaN throughout a row without a distribution."""
+        return jnp.where(self.lawful, self.logits, jnp.where(self.top == -jnp.inf, -jnp.inf, jnp.nan))
+
     def marked(self, category: Array) -> Array:
         """The drawn categories, marked where a row has no distribution."""
-        categories = self.logits.shape[-1]
+        categories = self.scores.shape[-1]
         outside = jnp.where(self.top == -jnp.inf, categories, categories + 1).astype(category.dtype)
         return jnp.where(self.lawful[..., 0], category, outside[..., 0])
 
@@ -51,6 +60,11 @@ def computed(values: Array) -> Array:
     return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 
 
+def apart(values: T) -> T:
+    """`values` as numbers that a compiler does not know: it keeps what depends on them as it is written."""
+    return jax.lax.optimization_barrier(values)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def masked(logits: Array, where: Array | None) -> Array:
     """Logits with -inf where `where` is False, before anything is normalised: masking equals deleting."""
     return logits if where is None else jnp.where(where, logits, -jnp.inf)
@@ -58,10 +72,8 @@ def masked(logits: Array, where: Array | None) -> Array:
 
 def rows_of(logits: Array) -> Rows:
     """The rows of masked logits, categories last."""
-    logits = computed(jax.lax.stop_gradient(logits))
-    top = logits.max(-1, keepdims=True)
-    lawful = jnp.isfinite(top)
-    return Rows(jnp.where(lawful, logits - jnp.where(lawful, top, 0.0), 0.0), top)
+    scores = jax.lax.stop_gradient(logits)
+    return Rows(scores, computed(scores.max(-1, keepdims=True)))
 
 
 def log_softmax(logits: Array) -> Array:
@@ -69,42 +81,6 @@ def log_softmax(logits: Array) -> Array:
     exists = logits.max(-1, keepdims=True) != -jnp.inf
     # Replaced before, too: what is not selected must have a gradient that zero can be multiplied with.
     return jnp.where(exists, jax.nn.log_softmax(jnp.where(exists, logits, 0.0), -1), -jnp.inf)
-
-
-def uniform(key: Array, logits: Array, samples: tuple[int, ...] = ()) -> Array:
-    """The noise of `inverse_cdf`, ``(levels, *samples, *rows)``: one float64 per row, where there is one.
-
-    Without ``jax_enable_x64`` it is one float32 for rows of up to 256 categories, else two.
-    """
-    dtype = jnp.result_type(float)
-    levels = 2 if dtype == jnp.float32 and logits.shape[-1] > _FEW else 1
-    return jax.random.uniform(key, (levels, *samples, *logits.shape[:-1]), dtype)
-
-
-def inverse_cdf(weights: Array, u: Array) -> Array:
-    r"""Draw one category per row in proportion to `weights`: the first whose running sum exceeds u times all.
-
-    `u` has the shape ``(levels, *rows)``. The running sum is kept in the dtype of `u`. With two levels the
-    first uniform draws one of about :math:`\sqrt K` blocks and the second a category inside of it, so that
-    no sum is long. A category without weight is never drawn.
-    """
-    if len(u) == 1:
-        return _first_above(weights, u[0])
-    side = isqrt(weights.shape[-1] - 1) + 1
-    ends = [(0, 0)] * (weights.ndim - 1) + [(0, side * side - weights.shape[-1])]
-    blocks = jnp.pad(weights, ends).reshape(*weights.shape[:-1], side, side)
-    block = _first_above(blocks.sum(-1), u[0])
-    blocks = jnp.broadcast_to(blocks, (*block.shape, side, side))
-    inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
-    return block * side + _first_above(inside, u[1])
-
-
-def _first_above(weights: Array, u: Array) -> Array:
-    cumulative = jnp.cumsum(weights.astype(u.dtype), -1)
-    # Parallel sums are not monotone: an absent category may round to more than its neighbour.
-    exists = weights > 0
-    total = jnp.where(exists, cumulative, 0.0).max(-1)
-    return jnp.argmax(exists & (cumulative > (u * total)[..., None]), -1)
 
 
 def log_exponential(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -12,10 +12,10 @@ from jax import Array
 from gapped.errors import reject
 from gapped.jax.arguments import check_key, check_logits, check_where, described, is_array
 from gapped.jax.attached import attach, example_product
-from gapped.jax.categories import masked, one_hot
+from gapped.jax.categories import masked, one_hot, rows_of
 from gapped.jax.named import Estimator, resolve
 from gapped.jax.samplers import Pathwise
-from gapped.jax.scores import Costs, marked_rows
+from gapped.jax.scores import Costs
 
 
 def expectation(
@@ -63,7 +63,7 @@ def expectation(
         check_costs(costs, sample)
         return costs.mean(0)
     rows = masked(logits, where)
-    scores = marked_rows(rows)
+    scores = rows_of(rows).marked_logits
     one = jax.ShapeDtypeStruct((1, *rows.shape), rows.dtype)  # type: ignore[no-untyped-call]
     shape = jax.eval_shape(f, one)
     check_costs(shape, one)

@@ -25,6 +25,7 @@ def gst(
     gap: Gap = 1.0,
     axis: int = -1,
     where: Array | None = None,
+    backend: str = "auto",
 ) -> Array:
     r"""Gapped Straight-Through sample: deterministic given the category, so low in variance.
 
@@ -44,6 +45,8 @@ def gst(
     - `axis`: the category axis. `where`: a boolean array; categories where it is False do not exist, get no
       mass and no gradient. -inf means the same. A row with nothing allowed is zero; a NaN or +inf makes its
       row NaN.
+    - `backend`: ``"triton"`` for the kernels, through jax-triton, which draw other samples for a key than
+      ``"xla"`` does, of the same law; ``"auto"`` takes them where they run.
 
     The sample has the shape and dtype of the logits. It is differentiated once, in reverse mode.
 
@@ -53,7 +56,7 @@ def gst(
 
     References: Fan, Chi, Rudnicky, Ramadge (2022).
     """
-    return GST(tau, hard, gap).sample(key, logits, axis=axis, where=where)
+    return GST(tau, hard, gap, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
 def gumbel_softmax(
@@ -64,6 +67,7 @@ def gumbel_softmax(
     *,
     axis: int = -1,
     where: Array | None = None,
+    backend: str = "auto",
 ) -> Array:
     r"""Gumbel-Softmax sample; with `hard`, straight-through Gumbel-Softmax (STGS).
 
@@ -77,7 +81,7 @@ def gumbel_softmax(
 
     References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
-    return GumbelSoftmax(tau, hard).sample(key, logits, axis=axis, where=where)
+    return GumbelSoftmax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
 def straight_through(
@@ -88,6 +92,7 @@ def straight_through(
     *,
     axis: int = -1,
     where: Array | None = None,
+    backend: str = "auto",
 ) -> Array:
     r"""Straight-through sample: a draw from :math:`p` with the gradient of the probabilities.
 
@@ -99,7 +104,7 @@ def straight_through(
 
     References: Bengio, Léonard, Courville (2013).
     """
-    return StraightThrough(tau, hard).sample(key, logits, axis=axis, where=where)
+    return StraightThrough(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
 def gumbel_rao(
@@ -111,6 +116,7 @@ def gumbel_rao(
     samples: int = 100,
     axis: int = -1,
     where: Array | None = None,
+    backend: str = "auto",
 ) -> Array:
     r"""Gumbel-Rao sample: Gumbel-Softmax averaged over the noise that leads to the same category.
 
@@ -123,7 +129,7 @@ def gumbel_rao(
 
     References: Paulus, Maddison, Krause (2021).
     """
-    return GumbelRao(tau, hard, samples).sample(key, logits, axis=axis, where=where)
+    return GumbelRao(tau, hard, samples, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
 def reinmax(
@@ -134,6 +140,7 @@ def reinmax(
     *,
     axis: int = -1,
     where: Array | None = None,
+    backend: str = "auto",
 ) -> Array:
     r"""ReinMax sample: second-order accurate straight-through.
 
@@ -149,7 +156,7 @@ def reinmax(
 
     References: Liu, Dong, Liu, Yu, Gao (2023).
     """
-    return ReinMax(tau, hard).sample(key, logits, axis=axis, where=where)
+    return ReinMax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
 def decoupled_gumbel_softmax(
@@ -161,6 +168,7 @@ def decoupled_gumbel_softmax(
     tau_forward: Level = 1.0,
     axis: int = -1,
     where: Array | None = None,
+    backend: str = "auto",
 ) -> Array:
     r"""Decoupled straight-through Gumbel-Softmax: one temperature to draw, another for the gradient.
 
@@ -173,5 +181,5 @@ def decoupled_gumbel_softmax(
 
     References: Shah, Yan, Mozer, Liu (2024).
     """
-    estimator = DecoupledGumbelSoftmax(tau, hard, tau_forward)
+    estimator = DecoupledGumbelSoftmax(tau, hard, tau_forward, backend=backend)
     return estimator.sample(key, logits, axis=axis, where=where)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from gapped.errors import reject
-from gapped.jax.arguments import check_count, check_level, is_array, per_row
+from gapped.jax.arguments import check_count, check_level, constant, is_array, per_row
 from gapped.jax.attached import attach, jacobian_product
 from gapped.jax.categories import (
+    Rows,
     conditional_gumbel,
-    inverse_cdf,
+    expected_gap,
     log_expected_odds,
     log_exponential,
-    log_softmax,
     one_hot,
-    uniform,
 )
-from gapped.jax.samplers import Draw, Level, Pathwise, Points
+from gapped.jax.draws import inverse_cdf, uniform
+from gapped.jax.fused import Mode
+from gapped.jax.samplers import Draw, Level, Pathwise, Points, softmax_points
 
 Gap = float | Array | Literal["auto"] | Callable[[Array], Array]
 
@@ -47,23 +47,29 @@ class GST(Pathwise):
         elif not callable(self.gap):
             check_level("gap", self.gap, positive=False)
 
+    def mode(self) -> Mode | None:
+        if callable(self.gap):
+            return self._mode(gap=None) if self.gap is expected_gap else None
+        return self._mode("gst-auto") if isinstance(self.gap, str) else self._mode(gap=self.gap)
+
+    def settled(self, logits: Array, draw: Draw) -> Self:
+        if not callable(self.gap):
+            return self
+        selected = jnp.take_along_axis(logits, draw.category[..., None], -1)[..., 0]
+        p = jnp.exp(selected) / draw.total
+        gap = jnp.asarray(self.gap(p), logits.dtype)
+        if gap.shape != p.shape:
+            raise reject("gap", f"a function whose result has shape {gap.shape}", f"one of shape {p.shape}")
+        return replace(self, gap=constant("gap", gap))
+
     def points(self, logits: Array, draw: Draw) -> Points:
         tau = self._tau(logits)
         selected = jnp.arange(logits.shape[-1]) == draw.category[..., None]
         if isinstance(self.gap, str):
-            lowered = log_expected_odds(log_softmax(logits))
+            lowered = log_expected_odds(logits - jnp.log(draw.total)[..., None])
         else:
-            lowered = jnp.minimum(logits, -self._gap_of(logits, selected))
-        return Points(jax.nn.softmax(jnp.where(selected, 0.0, lowered) / tau, -1)[None], 1 / tau)
-
-    def _gap_of(self, logits: Array, selected: Array) -> Array:
-        if not callable(self.gap):
-            return per_row("gap", self.gap, logits)
-        p = jnp.where(selected, jax.nn.softmax(logits, -1), 0.0).sum(-1)
-        gap = jnp.asarray(self.gap(p), logits.dtype)
-        if gap.shape != p.shape:
-            raise reject("gap", f"a function whose result has shape {gap.shape}", f"one of shape {p.shape}")
-        return per_row("gap", gap, logits)
+            lowered = jnp.minimum(logits, -per_row(self.gap, logits))
+        return softmax_points(jnp.where(selected, 0.0, lowered)[None] / tau, 1 / tau)
 
 
 @dataclass(frozen=True)
@@ -72,9 +78,12 @@ class StraightThrough(Pathwise):
 
     name = "straight-through"
 
+    def mode(self) -> Mode:
+        return self._mode()
+
     def points(self, logits: Array, draw: Draw) -> Points:
         tau = self._tau(logits)
-        return Points(jax.nn.softmax(logits / tau, -1)[None], 1 / tau)
+        return softmax_points(logits[None] / tau, 1 / tau)
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,21 @@ class ReinMax(Pathwise):
     name = "reinmax"
     has_surrogate = False
 
+    def mode(self) -> Mode:
+        return self._mode()
+
     def points(self, logits: Array, draw: Draw) -> Points:
         hard = one_hot(draw.category, logits.shape[-1], logits.dtype)
-        halfway = (jax.nn.softmax(logits / self._tau(logits), -1) + hard) / 2
+        sharp = jnp.exp(logits / self._tau(logits))
+        halfway = (sharp / sharp.sum(-1, keepdims=True) + hard) / 2
         weights = jnp.asarray([2.0, -0.5], logits.dtype).reshape(2, *(1,) * logits.ndim)
-        return Points(jnp.stack([halfway, jax.nn.softmax(logits, -1)]), weights)
+        return Points(jnp.stack([halfway, jnp.exp(logits) / draw.total[..., None]]), weights)
+
+    def backward(self, grad: Array, rows: Rows, draw: Draw) -> Array:
+        points, weights, _ = self.points(rows.logits, draw)
+        # One by one: for an array of two points the compiler would read everything once more.
+        products = [jacobian_product(grad, points[m : m + 1], weights[m : m + 1]) for m in (0, 1)]
+        return rows.filled(products[0] + products[1])
 
 
 @dataclass(frozen=True)
@@ -96,6 +115,11 @@ class GumbelSoftmax(Pathwise):
     """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
 
     name = "gumbel-softmax"
+    has_noise = True
+
+    def mode(self) -> Mode | None:
+        # An array may be learned, which takes the noise.
+        return None if is_array(self.tau) else self._mode()
 
     def noise(self, key: Array, logits: Array) -> Array:
         return log_exponential(key, logits.shape, logits.dtype)
@@ -106,22 +130,22 @@ class GumbelSoftmax(Pathwise):
 
     def points(self, logits: Array, draw: Draw) -> Points:
         tau = self._tau(logits)
-        return Points(jax.nn.softmax(draw.noise / tau, -1)[None], 1 / tau)
+        return softmax_points(draw.noise[None] / tau, 1 / tau)
 
-    def finish(self, sample: Array, draw: Draw, points: Points) -> Array:
+    def fixed(self) -> Self:
+        return replace(self, tau=jax.lax.stop_gradient(self.tau)) if is_array(self.tau) else self
+
+    def finish(self, sample: Array, rows: Rows, draw: Draw) -> Array:
         if not is_array(self.tau):
             return sample
-        tau = jnp.asarray(self.tau, points.points.dtype)[..., None]
-        tau = jnp.broadcast_to(tau, (*sample.shape[:-1], 1))
-        return attach(_tau_product, sample, tau, *points, draw.noise)
-
-    def _tau(self, like: Array) -> Array:
-        return per_row("tau", jax.lax.stop_gradient(self.tau) if is_array(self.tau) else self.tau, like)
+        tau = jnp.broadcast_to(per_row(self.tau, draw.noise), (*sample.shape[:-1], 1))
+        points = self.fixed().points(rows.logits, draw)
+        return attach(_tau_product, sample, tau, rows.filled(points.points), *points[1:], draw.noise)
 
 
-def _tau_product(grad: Array, points: Array, weights: Array, scores: Array) -> Array:
+def _tau_product(grad: Array, points: Array, weights: Array, mass: Any, scores: Array) -> Array:
     """The gradient of tau in softmax(scores / tau), whose gradient in the scores is `jacobian_product`."""
-    product = jacobian_product(grad, points, weights) * jnp.where(scores == -jnp.inf, 0.0, scores)
+    product = jacobian_product(grad, points, weights, mass) * jnp.where(scores == -jnp.inf, 0.0, scores)
     return -(weights * product).sum(-1, keepdims=True)
 
 
@@ -130,6 +154,9 @@ class GumbelRao(Pathwise):
     """Gumbel-Rao by Monte Carlo: see `gumbel_rao`."""
 
     name = "gumbel-rao"
+    has_noise = True
+    # It is `samples` times as large as the logits.
+    keeps_noise = False
 
     samples: int = 100
     """How many conditional draws are averaged."""
@@ -138,11 +165,8 @@ class GumbelRao(Pathwise):
         super().__post_init__()
         check_count("samples", self.samples)
 
-    def sample(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
-        """`Pathwise.sample`; the backward pass draws the noise again instead of keeping it."""
-        # The points are `samples` times as large as the logits, and a hard sample does not need them.
-        again: Callable[..., Array] = jax.checkpoint(partial(super().sample, axis=axis))
-        return again(key, logits, where=where)
+    def mode(self) -> Mode:
+        return self._mode()._replace(samples=self.samples)
 
     def noise(self, key: Array, logits: Array) -> tuple[Array, Array]:
         first, second = jax.random.split(key)
@@ -150,13 +174,14 @@ class GumbelRao(Pathwise):
         return uniform(first, logits), log_e
 
     def draw(self, logits: Array, noise: tuple[Array, Array]) -> Draw:
-        category = inverse_cdf(jnp.exp(logits), noise[0])
-        return Draw(category, conditional_gumbel(jax.nn.log_softmax(logits, -1), category, noise[1]))
+        category, total = inverse_cdf(jnp.exp(logits), noise[0])
+        log_p = logits - jnp.log(total.astype(logits.dtype))[..., None]
+        return Draw(category, conditional_gumbel(log_p, category, noise[1]))
 
     def points(self, logits: Array, draw: Draw) -> Points:
         tau = self._tau(logits)
         scores = draw.noise - draw.noise.max(-1, keepdims=True)
-        return Points(jax.nn.softmax(scores / tau, -1), 1 / (tau * self.samples))
+        return softmax_points(scores / tau, 1 / (tau * self.samples))
 
 
 @dataclass(frozen=True)
@@ -164,6 +189,7 @@ class DecoupledGumbelSoftmax(Pathwise):
     """Decoupled straight-through Gumbel-Softmax: see `decoupled_gumbel_softmax`."""
 
     name = "decoupled"
+    has_noise = True
     levels = ("tau", "tau_forward")
 
     tau_forward: Level = 1.0
@@ -173,11 +199,14 @@ class DecoupledGumbelSoftmax(Pathwise):
         super().__post_init__()
         check_level("tau_forward", self.tau_forward, positive=True)
 
+    def mode(self) -> Mode:
+        return self._mode(tau_forward=self.tau_forward)
+
     def noise(self, key: Array, logits: Array) -> Array:
         return log_exponential(key, logits.shape, logits.dtype)
 
     def draw(self, logits: Array, noise: Array) -> Draw:
-        scores = logits / per_row("tau_forward", self.tau_forward, logits) - noise
+        scores = logits / per_row(self.tau_forward, logits) - noise
         return Draw(scores.argmax(-1), noise)
 
     def points(self, logits: Array, draw: Draw) -> Points:

@@ -18,7 +18,8 @@ from jax import Array
 
 from gapped.errors import GappedError, reject
 from gapped.jax.arguments import check_count
-from gapped.jax.categories import inverse_cdf, one_hot, rows_of, uniform
+from gapped.jax.categories import one_hot
+from gapped.jax.draws import inverse_cdf, uniform
 
 LIMIT = 65_536
 
@@ -58,7 +59,7 @@ class Score(ABC):
     def index(self, logits: Array, noise: Any) -> Array:
         """The categories to evaluate, ``(n, *batch, *variables)``."""
         weights = jnp.broadcast_to(jnp.exp(logits), (*noise.shape[1:], logits.shape[-1]))
-        return mark_absent(inverse_cdf(weights, noise), logits)
+        return mark_absent(inverse_cdf(weights, noise)[0], logits)
 
     def value(self, logits: Array, costs: Array, noise: Any) -> Array:
         """The estimated cost, ``batch``."""
@@ -179,12 +180,6 @@ class Exact(Score):
         # Relative to one cost, which changes nothing but the rounding.
         signal = noise[1] * (draws.costs - draws.costs[0])
         return (spread(signal, off) * off).sum(0)
-
-
-def marked_rows(logits: Array) -> Array:
-    """Logits relative to the largest of their row; -inf or NaN in rows without a distribution."""
-    rows = rows_of(logits)
-    return jnp.where(rows.lawful, rows.logits, jnp.where(rows.top == -jnp.inf, -jnp.inf, jnp.nan))
 
 
 def mark_absent(index: Array, logits: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -61,6 +63,7 @@ def gate(
     expanded = logits[..., None] if hasattr(logits, "ndim") else logits
     check_logits(expanded)
     check_where(where, logits)
-    resolved = resolve_pathwise(estimator, tau, hard)
+    # A kernel would write both entries of each pair; XLA does not.
+    resolved = replace(resolve_pathwise(estimator, tau, hard), backend="xla")
     odds = masked(jnp.asarray(logits), where)
     return resolved.sample(key, jnp.stack([odds, jnp.zeros_like(odds)], -1))[..., 0]

@@ -8,5 +8,6 @@
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 
 Each folder has its kernels, their launcher, and says where the reference in plain torch is. They share
-`primitives` (functions called inside of kernels) and `runner` (grids, block sizes, launches).
+`primitives` (functions called inside of kernels), `partition` (grids and block sizes) and `runner`
+(launches). Only what launches imports torch, since `gapped.jax` calls the kernels too.
 """

@@ -79,6 +79,12 @@ def gumbel(s_seed, b_element, FAST: tl.constexpr, FINE: tl.constexpr = False):
 
 
 @triton.jit
+def load_key(p_key):
+    """The key of a call: one 64-bit integer, or the two 32-bit ones that a framework without others has."""
+    return tl.load(p_key.to(tl.pointer_type(tl.int64), bitcast=True))
+
+
+@triton.jit
 def row_uniforms(s_seed, b_rows):
     """Two float64 uniforms in [0, 1) per row, of 53 bits each."""
     b_low, b_high = words(b_rows)

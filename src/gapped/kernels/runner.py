@@ -1,4 +1,4 @@
-"""Launching kernels: how rows are divided among programs, and launches that cost the host little."""
+"""Launching kernels: launches that cost the host little."""
 
 from __future__ import annotations
 
@@ -9,27 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
-BLOCK = (1024, 4)
-# So many programs fill the GPU. Where there are fewer rows than that needs, blocks are smaller.
-PROGRAMS = 256
+from gapped.kernels.partition import partition as partition
+from gapped.kernels.partition import power as power
 
 _DTYPE = attrgetter("dtype")
-
-
-def power(count: int) -> int:
-    """The next power of two, at least 2."""
-    return max(1 << (count - 1).bit_length(), 2)
-
-
-def partition(rows: int, categories: int, block: tuple[int, int] | None = None) -> tuple[int, dict[str, int]]:
-    """The number of programs, and the size of their blocks; `block` stands in for `BLOCK`."""
-    elements, warps = block or BLOCK
-    columns = power(categories)
-    height = max(min(elements // columns, 1 << (-(-rows // PROGRAMS) - 1).bit_length()), 1)
-    # A row that is longer than a block has more threads instead.
-    warps = min(max(height * columns * warps // elements, 1), 16)
-    return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
 
 
 class Launch:

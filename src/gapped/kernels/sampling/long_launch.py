@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gapped.kernels.runner import power, run
+from gapped.kernels.runner import run
 from gapped.kernels.sampling import strip_sizes
 from gapped.kernels.sampling.row_layout import Rows
 
@@ -38,11 +38,7 @@ def forward(rows: Rows, call: Call, law: Tensor | None) -> None:
         return
     from gapped.kernels.sampling import long_rows
 
-    chunk, warps = long_rows.CHUNK, long_rows.WARPS
-    if rows.number <= long_rows.FEW_ROWS:
-        chunk, warps = long_rows.FEW_CHUNK, long_rows.FEW_WARPS
-    flags = call.flags | {"LAW": law is not None, "CHUNKS": power(-(-categories // chunk))}
-    flags |= {"BLOCK": chunk, "num_warps": warps}
+    flags = call.flags | {"LAW": law is not None, **long_rows.chunk_sizes(rows.number, categories)}
     pointers = (*call.pointers, call.pointers[-1] if law is None else law)
     where, numbers = (categories, rows.stride, *call.every), (*call.numbers, call.first)
     run(long_rows.streamed_forward_kernel, rows.number, pointers, where, numbers, flags)

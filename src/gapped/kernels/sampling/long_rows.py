@@ -22,11 +22,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from gapped.kernels.partition import power
 from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
     exp2,
     gumbel,
+    load_key,
     row_uniforms,
     safe_reciprocal,
 )
@@ -52,6 +54,12 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 # Farther from the largest logit than any that counts, and not too large to be divided by a temperature.
 _FAR = tl.constexpr(1e30)
 _NORMAL = tl.constexpr("")
+
+
+def chunk_sizes(rows: int, categories: int) -> dict[str, int]:
+    """The sizes of the launch of a forward pass."""
+    chunk, warps = (FEW_CHUNK, FEW_WARPS) if rows <= FEW_ROWS else (CHUNK, WARPS)
+    return {"CHUNKS": power(-(-categories // chunk)), "BLOCK": chunk, "num_warps": warps}
 
 
 class Row(NamedTuple):
@@ -110,7 +118,7 @@ def row_of_sample(s_row, s_first, s_categories, s_index, p_stats, p_seed, tau, T
     s_shift = tl.load(p_stats + 2 * s_row)
     s_second = tl.load(p_stats + 2 * s_row + 1)
     s_tau = level(tau, s_row, s_row >= 0, TAU_PER_ROW)
-    s_seed = tl.load(p_seed)
+    s_seed = load_key(p_seed)
     return Row(s_row, s_first + s_row, s_categories, s_seed, s_index, s_shift, s_second, s_tau)
 
 
@@ -256,7 +264,7 @@ def streamed_forward_kernel(
     p_logits += s_row * s_stride
     p_value += s_row * s_categories
     s_number = s_first + s_row
-    s_seed = tl.load(p_seed)
+    s_seed = load_key(p_seed)
     s_tau = level((p_tau, s_tau, s_tau_every), s_row, s_row >= 0, TAU_PER_ROW)
     b_lanes = tl.arange(0, BLOCK)
     b_broken = tl.zeros([BLOCK], tl.int32)
@@ -336,15 +344,17 @@ def streamed_forward_kernel(
             if s_index == s_categories:
                 fill(p_value, 0.0, s_categories, BLOCK)
             else:
-                s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
+                s_own_gap = row_gap(
+                    (p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW
+                )
                 b_sum = tl.zeros([BLOCK], tl.float32)
                 for s_start in range(0, s_categories, BLOCK):
                     b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
-                    b_sum += weights(b_logits - s_shift, b_columns, row, s_gap, MODE, FAST)
+                    b_sum += weights(b_logits - s_shift, b_columns, row, s_own_gap, MODE, FAST)
                 s_scale = safe_reciprocal(tl.sum(b_sum, 0))
                 for s_start in range(0, s_categories, BLOCK):
                     b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK)
-                    b_weight = weights(b_logits - s_shift, b_columns, row, s_gap, MODE, FAST)
+                    b_weight = weights(b_logits - s_shift, b_columns, row, s_own_gap, MODE, FAST)
                     write(p_value, b_columns, b_weight * s_scale, s_categories)
         elif s_index < s_categories:
             # The zero at this place was written by another thread.
@@ -391,7 +401,7 @@ def streamed_backward_kernel(
     if s_index >= s_categories:
         fill(p_out, tl.where(s_index > s_categories, float("nan"), 0.0), s_categories, BLOCK)
     else:
-        s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
+        s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         b_sum = tl.zeros([BLOCK], tl.float32)
         b_dot = b_sum
         b_plain_dot = b_sum
@@ -399,7 +409,7 @@ def streamed_backward_kernel(
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_last")
             b_shifted = b_logits - row.shift
             b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_last")
-            b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
+            b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
             b_sum += b_weight
             b_dot += b_weight * b_grad
             if MODE == REINMAX:
@@ -412,7 +422,7 @@ def streamed_backward_kernel(
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_first")
             b_shifted = b_logits - row.shift
             b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_first")
-            b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
+            b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
             b_out = gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE, FAST)
             if IN_PLACE:
                 # Nothing of this chunk is written before every thread has read its part.

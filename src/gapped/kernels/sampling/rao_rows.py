@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LOG2_E, exp2, log2, reciprocal
+from gapped.kernels.primitives import LOG2_E, exp2, load_key, log2, reciprocal
 from gapped.kernels.sampling.rao_weights import rao_bits, rao_odds, rao_weight, rao_winner
 from gapped.kernels.sampling.surrogates import level
 
@@ -117,7 +117,7 @@ def rao_kernel(
     b_log2_odds = log2(_total(exp2(b_shifted, FAST)), FAST) - b_shifted
     b_slope = -1.0 / b_tau
     b_odds, b_drop = rao_odds(b_log2_odds, b_selected, b_slope, POWER, FAST)
-    given = Given(tl.load(p_seed), b_row, b_columns, b_index, b_odds, b_drop, b_slope, b_grad)
+    given = Given(load_key(p_seed), b_row, b_columns, b_index, b_odds, b_drop, b_slope, b_grad)
     b_sum = tl.zeros_like(b_odds)
     b_block = b_index * 0
     if SPREAD:

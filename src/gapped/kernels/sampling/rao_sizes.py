@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapped.kernels.runner import partition, power
+from gapped.kernels.partition import partition, power
 
 # Rows in one block: elements and warps of a program, and into how many pieces a row of float32 is cut. A
 # thread holds neighbours of every piece, so with more pieces fewer threads share a row and exchange its sums.

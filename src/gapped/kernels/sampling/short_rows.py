@@ -15,6 +15,7 @@ from gapped.kernels.primitives import (
     LOG2_E,
     exceeds,
     gumbel,
+    load_key,
     load_rows,
     normalise,
     row_block,
@@ -125,7 +126,7 @@ def forward_kernel(
     b_logits = load_rows(p_logits, block, s_stride, -float("inf"), s_inner, s_step).to(tl.float32)
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
-    s_seed = tl.load(p_seed)
+    s_seed = load_key(p_seed)
     if (MODE == GUMBEL) or (MODE == DECOUPLED):
         tau_forward = (p_tau_forward, s_tau_forward, s_tau_forward_every)
         b_tau_forward = level(tau_forward, block.rows, block.row_inside, TAU_FORWARD_PER_ROW)
@@ -206,7 +207,7 @@ def backward_kernel(
     b_tau = level((p_tau, s_tau, s_tau_every), block.rows, block.row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
-    s_seed = tl.load(p_seed)
+    s_seed = load_key(p_seed)
     if MODE == REINMAX:
         b_half = (normalise(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
         b_out = 2 * _jacobian_product(b_half, b_grad) - _jacobian_product(normalise(b_shifted), b_grad) / 2

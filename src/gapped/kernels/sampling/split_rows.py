@@ -16,17 +16,18 @@ a row might not fit, `launch` leaves the row to `streamed_backward_kernel`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from gapped.kernels.partition import power
 from gapped.kernels.primitives import LOG2_E, exp2
-from gapped.kernels.runner import power
 from gapped.kernels.sampling.long_rows import centres, gradient, row_gap, row_of_sample, weights, write
 from gapped.kernels.sampling.surrogates import REINMAX
+
+if TYPE_CHECKING:
+    import torch
 
 # Bytes of logits that a program holds, and its warps. With so few registers one more program fits on a
 # multiprocessor; only simple weights of half precision need no more. The fastest on an H200
@@ -44,14 +45,16 @@ def most_segments(device: torch.device) -> int:
     A row's programs wait for each other, so all of them must fit. Every multiprocessor has room for at least
     two; half of that leaves room for other streams.
     """
+    import torch
+
     if device.type != "cuda":
         return MOST_SEGMENTS
     return min(MOST_SEGMENTS, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def segments_of(logits: Tensor, mode: str) -> tuple[int, dict[str, Any]]:
-    """Into how many segments a row is split, and the sizes of the launch."""
-    categories, size = logits.shape[-1], logits.element_size()
+def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
+    """Into how many segments a row of a tensor or array is split, and the sizes of the launch."""
+    categories, size = logits.shape[-1], logits.itemsize
     block = min(power(categories), SEGMENT_BYTES // size)
     segments = -(-categories // block)
     sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "num_warps": WARPS}
@@ -167,9 +170,9 @@ def split_backward_kernel(
         row = row_of_sample(
             s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
         )
-        s_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
+        s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         b_shifted = b_logits.to(tl.float32) - row.shift
-        b_weight = weights(b_shifted, b_columns, row, s_gap, MODE, FAST)
+        b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
         s_sum = tl.sum(b_weight, 0)
         s_dot = tl.sum(b_weight * b_grad.to(tl.float32), 0)
         s_plain_dot = s_dot

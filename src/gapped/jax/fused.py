@@ -1,0 +1,212 @@
+"""The kernels of `gapped.kernels.sampling` inside of JAX programs, through jax-triton.
+
+A kernel draws its own noise from a key of 64 bits, so it gives other samples for a key than XLA does, of the
+same law. Shapes are known when a program is compiled, and so all that a kernel is told besides arrays is a
+constant of the compiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+PLATFORM = "cuda"
+"""Where the kernels run; on other platforms the same program is compiled by XLA."""
+FAST = True
+"""Whether kernels use instructions of a GPU, which an interpreter lacks."""
+LONGEST_BLOCK = 4096
+"""Rows up to this length are held by one program at once, as in torch; longer ones are read in chunks."""
+_DTYPES = ("float32", "bfloat16", "float16")
+# What the kernels can do besides: rows side by side, parts of a batch, results in place of the logits.
+_UNUSED: Mapping[str, Any] = {
+    "DETACHED": True,
+    "WAITS": True,
+    **dict.fromkeys(("ARGMAX", "AT_INDEX", "IN_PLACE", "LAW"), False),
+    **dict.fromkeys(("s_inner", "s_step", "s_grad_step"), 1),
+    "s_first": 0,
+}
+
+
+class Mode(NamedTuple):
+    """What the kernels need to know of an estimator."""
+
+    name: str
+    """A key of `surrogates.MODES`."""
+    soft: bool
+    """Whether the sample is the surrogate itself."""
+    levels: Mapping[str, Any]
+    """Temperature, gap and forward temperature, as ``tau``, ``gap`` and ``tau_forward``: numbers, arrays for
+    the rows, or the gap None for the expected one."""
+    samples: int = 1
+
+
+def refusal(scores: Array, has_mode: bool) -> str | None:
+    """Why the kernels cannot sample these logits; None if they can."""
+    if not has_mode:
+        return "this estimator, or this option of it, has no kernel"
+    if scores.dtype not in _DTYPES:
+        return f"the logits are {scores.dtype}, the kernels take float32, bfloat16 and float16"
+    if scores.size == 0:
+        return "there are no rows"
+    return unavailable()
+
+
+def unavailable() -> str | None:
+    """Why no kernel runs in this process; None if kernels do."""
+    if jax.default_backend() != "gpu":
+        return f"the default device is a {jax.default_backend()}, the kernels run on GPUs"
+    missing = [name for name in ("jax_triton", "triton") if find_spec(name) is None]
+    return f'{missing[0]} is not installed (pip install "gapped[jax-triton]")' if missing else None
+
+
+def stats_shape(scores: Array) -> tuple[int, ...]:
+    """The shape of the numbers per row that the backward pass of long rows needs; short rows need none."""
+    return (*scores.shape[:-1], 2 if scores.shape[-1] > LONGEST_BLOCK else 0)
+
+
+def forward(mode: Mode, key: Array, scores: Array) -> tuple[Array, Array, Array]:
+    """Sample, category of each row in int32, and numbers for the backward pass, of logits ``(*rows, K)``."""
+    from gapped.kernels.partition import partition
+    from gapped.kernels.sampling import long_rows, short_rows
+
+    *rows, categories = scores.shape
+    count, shape = scores.size // categories, stats_shape(scores)
+    averages = mode.soft and mode.name == "gumbel-rao"
+    inputs, values = _described(mode, scores, key, ("tau", "gap", "tau_forward"))
+    values |= {"SOFT": mode.soft, "DENSE": not averages}
+    outputs = {"p_value": _shaped(scores.shape, scores.dtype), "p_index": _shaped((count,), "int32")}
+    if shape[-1]:
+        outputs |= {"p_stats": _shaped((count, 2), "float32"), "p_law": _shaped((1,), "float32")}
+        values |= long_rows.chunk_sizes(count, categories)
+        kernel, programs = long_rows.streamed_forward_kernel, count
+    else:
+        programs, block = partition(count, categories)
+        kernel, values = short_rows.forward_kernel, values | block
+    value, index, *stats = _call(kernel, programs, inputs, outputs, values)
+    kept = stats[0].reshape(shape) if stats else jnp.zeros(shape, jnp.float32)
+    if averages:
+        value = _average_draws(mode, key, scores, index, kept, None)
+    return value, index.reshape(rows), kept
+
+
+def backward(mode: Mode, grad: Array, key: Array, scores: Array, category: Array, stats: Array) -> Array:
+    """The gradient of the logits in their dtype; `grad` is that of the sample."""
+    from gapped.kernels.partition import partition
+    from gapped.kernels.sampling import long_rows, short_rows, split_rows
+
+    categories = scores.shape[-1]
+    count = scores.size // categories
+    if mode.name == "gumbel-rao":
+        return _average_draws(mode, key, scores, category, stats, grad)
+    inputs, values = _described(mode, scores, key, ("tau", "gap"))
+    inputs = {"p_logits": scores, "p_index": category, "p_stats": stats, "p_grad": grad, **inputs}
+    outputs, zeroed = {"p_out": _shaped(scores.shape, scores.dtype)}, False
+    if not stats.shape[-1]:
+        del inputs["p_stats"]
+        programs, block = partition(count, categories)
+        kernel, values = short_rows.backward_kernel, values | block
+    else:
+        segments, sizes = split_rows.segments_of(scores, mode.name)
+        kernel, programs = split_rows.split_backward_kernel, count * segments
+        if segments > min(split_rows.MOST_SEGMENTS, _multiprocessors()):
+            kernel, programs = long_rows.streamed_backward_kernel, count
+            sizes = {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
+        else:
+            # Two words for each segment, which are 0 before.
+            outputs["p_words"], zeroed = _shaped((count, 2, segments), "int64"), True
+        values |= sizes
+    return _call(kernel, programs, inputs, outputs, values, zeroed)[0]
+
+
+def _average_draws(
+    mode: Mode, key: Array, scores: Array, category: Array, stats: Array, grad: Array | None
+) -> Array:
+    """The mean of Gumbel-Rao's draws, or with `grad` the gradient of the logits."""
+    from gapped.kernels.sampling import rao_chunks, rao_rows, rao_sizes
+
+    categories, tau = scores.shape[-1], mode.levels["tau"]
+    count = scores.size // categories
+    inputs, values = _described(mode, scores, key, ("tau",))
+    incoming = scores if grad is None else grad
+    inputs = {"p_logits": scores, "p_index": category, "p_stats": stats, "p_grad": incoming, **inputs}
+    exponent = {1.0: 1, 0.5: 2}.get(tau, 0) if isinstance(tau, int | float) else 0
+    values |= {"s_samples": mode.samples, "POWER": exponent, "SOFT": grad is None}
+    outputs = {"p_out": _shaped(scores.shape, scores.dtype)}
+    if not stats.shape[-1]:
+        del inputs["p_stats"]
+        programs, sizes = rao_sizes.block_of(count, categories, scores.itemsize)
+        values |= {"LEFT": mode.samples % 4, **sizes}
+        return _call(rao_rows.rao_kernel, programs, inputs, outputs, values)[0]
+    batches, sizes = rao_sizes.batches_of(mode.samples)
+    outputs = {"p_draws": _shaped((count, batches * sizes["BATCH"], 3), "float32"), **outputs}
+    return _call(rao_chunks.streamed_rao_kernel, count, inputs, outputs, values | sizes)[1]
+
+
+def _described(
+    mode: Mode, scores: Array, key: Array, names: tuple[str, ...]
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and constants that all kernels have: key, levels, sizes, the estimator's number."""
+    from gapped.kernels.sampling.surrogates import MODES
+
+    rows, categories = scores.shape[:-1], scores.shape[-1]
+    count = scores.size // categories
+    words = jax.random.bits(key, (2,), "uint32")
+    arrays = {"p_logits": scores, "p_seed": words}
+    expected = mode.levels.get("gap", 0.0) is None
+    values: dict[str, Any] = {"MODE": MODES[mode.name], "FAST": FAST, "EXPECTED_GAP": expected}
+    values |= {"s_rows": count, **dict.fromkeys(("s_categories", "s_stride", "s_grad_stride"), categories)}
+    for name in names:
+        level = mode.levels.get(name, 1.0)
+        is_array = not (level is None or isinstance(level, int | float))
+        # The logits stand in for a level that is a number.
+        array, every = scores, 0
+        if is_array:
+            level = jnp.asarray(level, jnp.float32)
+            array, every = (level, count) if level.size == 1 else (jnp.broadcast_to(level, rows), 1)
+        arrays[f"p_{name}"] = array
+        values |= {f"s_{name}_every": every, f"{name.upper()}_PER_ROW": is_array}
+        values[f"s_{name}"] = 0.0 if is_array or level is None else float(level)
+    return arrays, values
+
+
+def _call(
+    kernel: Any,
+    programs: int,
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Any],
+    values: Mapping[str, Any],
+    zeroed: bool = False,
+) -> list[Array]:
+    """Launch a kernel whose parameters are these arrays, in this order, and then constants among `values`.
+
+    `zeroed` says that the last output must be zero before.
+    """
+    from jax_triton import triton_call
+
+    arrays, rest = [*inputs, *outputs], kernel.arg_names[len(inputs) + len(outputs) :]
+    assert kernel.arg_names[: len(arrays)] == arrays, (kernel.arg_names, arrays)
+    values = {**_UNUSED, **values}
+    results = triton_call(
+        *inputs.values(),
+        kernel=kernel,
+        out_shape=tuple(outputs.values()),
+        grid=programs,
+        num_warps=values["num_warps"],
+        zeroed_outputs=(len(outputs) - 1,) if zeroed else (),
+        **{name: values[name] for name in rest},
+    )
+    return list(results)
+
+
+def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _multiprocessors() -> int:
+    """How many multiprocessors the GPU has; 0 if there is none."""
+    return int(getattr(jax.devices()[0], "core_count", 0))
