@@ -1,7 +1,7 @@
 """Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
 `gapped.kernels.runner` and of the kernels in `gapped.kernels.sampling`.
 
-Usage: python benchmarks/bench_blocks.py [short] [rao] [long]
+Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [mve]
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.testing import do_bench
 
+import gapped
 from gapped.kernels import runner
+from gapped.kernels.flows import flow_launch
 from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows
 from gapped.kernels.sampling.launch import Fused
 
@@ -40,6 +44,7 @@ RAO_LONG = (
     ((4, 4, 128), (4, 4, 168), (8, 4, 128), (4, 2, 128), (8, 2, 128), (8, 2, 96), (4, 8, 255), (8, 1, 80)),
 )
 SEGMENTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
+FLOWS = ((65_536, 64), (240_000, 10), (65_536, 16))
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 
 
@@ -140,8 +145,37 @@ def time_long() -> Iterator[str]:
             yield f"{shape}, backward by reading twice, {block} elements, {warps} warps: {times}"
 
 
+def step(estimator: gapped.Pathwise, logits: Tensor) -> float:
+    """The median time of a sample and its gradient, calls on the host included."""
+    leaf, grad = logits.detach().requires_grad_(), torch.randn_like(logits)
+
+    def both() -> None:
+        torch.autograd.grad(estimator.sample(leaf), leaf, grad)
+
+    milliseconds: float = do_bench(both, return_mode="median", rep=40)
+    return milliseconds
+
+
+def time_flows() -> Iterator[str]:
+    """MVE beside ReinMax, then its gradient alone over sizes and steps; ordinary logits, and steep ones."""
+    for (rows, categories), scale in product(FLOWS, (1.0, 3.0)):
+        logits = scale * torch.randn(rows, categories, device="cuda")
+        own, other = step(gapped.MVE(), logits), step(gapped.ReinMax(), logits)
+        shape = f"{rows} x {categories}, logits of size {scale:g}"
+        yield f"{shape}: mve {own:.4f} ms, reinmax {other:.4f} ms, {own / other:.2f} times"
+        index, grad = flow_launch.draw(logits, None, dense=False).indices, torch.randn_like(logits)
+        backward = partial(flow_launch.backward, logits, index, grad, 1.0, 0.0)
+        usual = flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS
+        for block, per_warp, steps in product((512, 1024), (4096, 2048, 1024), (5, 8)):
+            flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS = block, per_warp, steps
+            time = do_bench(backward, return_mode="median", rep=40)
+            sizes = f"{block} weights, {per_warp} a warp, at most {steps} steps"
+            yield f"{shape}: backward, {sizes}: {time:.4f} ms"
+        flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS = usual
+
+
 def main() -> None:
-    cases = {"short": time_short, "rao": time_draws, "long": time_long}
+    cases = {"short": time_short, "rao": time_draws, "long": time_long, "mve": time_flows}
     for name in sys.argv[1:] or cases:
         for line in cases[name]():
             print(line, flush=True)

@@ -2,6 +2,7 @@
 
 - `sampling`: samples of the pathwise estimators and their gradients.
 - `masks`: subsets of small groups, as in N:M masks, and their gradients.
+- `flows`: the gradient of MVE, which solves a system for each row.
 - `gating`: gates, one number each.
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 
