@@ -1,7 +1,7 @@
 """Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
 `gapped.kernels.partition` and of the kernels in `gapped.kernels.sampling`.
 
-Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [axis]
+Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [axis] [mve]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from triton.testing import do_bench
 
 import gapped
 from gapped.kernels import partition
+from gapped.kernels.flows import flow_launch
 from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows, strip_sizes
 from gapped.kernels.sampling.launch import Fused
 
@@ -43,6 +45,7 @@ RAO_LONG = (
     ((4, 4, 128), (4, 4, 168), (8, 4, 128), (4, 2, 128), (8, 2, 128), (8, 2, 96), (4, 8, 255), (8, 1, 80)),
 )
 SEGMENTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
+FLOWS = ((65_536, 64), (240_000, 10), (65_536, 16))
 LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 # Rows side by side, as of the axis in the middle.
 AXIS = (
@@ -178,7 +181,7 @@ def time_axis() -> Iterator[str]:
             forward, backward = milliseconds(logits, fused)
             times = f"{forward:.4f} + {backward:.4f} = {forward + backward:.4f} ms"
             yield f"{name}, {mode}: {times}, {memory(logits, fused):.3f} tensors"
-        yield f"{name}, gapped.gst: {whole(stored):.4f} ms"
+        yield f"{name}, gapped.gst: {step(gapped.GST(0.5), stored, 1):.4f} ms"
         if (*shape, dtype) != AXIS[0]:
             continue
         for which, (settings, values) in enumerate((STRIP_FORWARD, STRIP_BACKWARD)):
@@ -190,18 +193,37 @@ def time_axis() -> Iterator[str]:
         del stored, logits
 
 
-def whole(stored: Tensor) -> float:
-    """Milliseconds of a call as users make it, with its backward pass."""
-    leaf, grad = stored.detach().requires_grad_(), torch.randn_like(stored)
+def step(estimator: gapped.Pathwise, logits: Tensor, dim: int = -1) -> float:
+    """The median time of a sample and its gradient, calls on the host included."""
+    leaf, grad = logits.detach().requires_grad_(), torch.randn_like(logits)
 
-    def call() -> None:
-        torch.autograd.grad(gapped.gst(leaf, 0.5, True, dim=1), leaf, grad)
+    def both() -> None:
+        torch.autograd.grad(estimator.sample(leaf, dim=dim), leaf, grad)
 
-    return float(do_bench(call, return_mode="median", rep=40))
+    milliseconds: float = do_bench(both, return_mode="median", rep=40)
+    return milliseconds
+
+
+def time_flows() -> Iterator[str]:
+    """MVE beside ReinMax, then its gradient alone over sizes and steps; ordinary logits, and steep ones."""
+    for (rows, categories), scale in product(FLOWS, (1.0, 3.0)):
+        logits = scale * torch.randn(rows, categories, device="cuda")
+        own, other = step(gapped.MVE(), logits), step(gapped.ReinMax(), logits)
+        shape = f"{rows} x {categories}, logits of size {scale:g}"
+        yield f"{shape}: mve {own:.4f} ms, reinmax {other:.4f} ms, {own / other:.2f} times"
+        index, grad = flow_launch.draw(logits, None, dense=False).indices, torch.randn_like(logits)
+        backward = partial(flow_launch.backward, logits, index, grad, 1.0, 0.0)
+        usual = flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS
+        for block, per_warp, steps in product((512, 1024), (4096, 2048, 1024), (5, 8)):
+            flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS = block, per_warp, steps
+            time = do_bench(backward, return_mode="median", rep=40)
+            sizes = f"{block} weights, {per_warp} a warp, at most {steps} steps"
+            yield f"{shape}: backward, {sizes}: {time:.4f} ms"
+        flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS = usual
 
 
 def main() -> None:
-    cases = {"short": time_short, "rao": time_draws, "long": time_long, "axis": time_axis}
+    cases = {"short": time_short, "rao": time_draws, "long": time_long, "axis": time_axis, "mve": time_flows}
     for name in sys.argv[1:] or cases:
         for line in cases[name]():
             print(line, flush=True)

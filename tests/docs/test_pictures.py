@@ -186,3 +186,8 @@ def test_all_means_the_figures_too() -> None:
     assert {recipe.name for recipe in recipes} == set(known_recipes()) - {"smoke"}
     with pytest.raises(gapped.GappedError, match=r"figures.*\.toml"):
         reproduce.find_recipes(["figure"])
+
+
+def test_the_field_stands_for_the_recipes_of_its_board() -> None:
+    recipes, drawn = reproduce.find_recipes(["field", "field-codes"], quick=True)
+    assert ([recipe.name for recipe in recipes], drawn) == (list(reproduce.BOARD), False)

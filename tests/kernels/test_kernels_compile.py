@@ -21,6 +21,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from gapped.kernels.flows import flow_kernels
 from gapped.kernels.gating import gate_kernels
 from gapped.kernels.sampling import log_prob_rows, long_rows, rao_chunks, rao_rows, short_rows, split_rows
 from gapped.kernels.sampling import split_strips, strip_sizes, strips
@@ -32,7 +33,8 @@ from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
-NUMBERS = ("s_tau", "s_gap", "s_tau_forward")
+POINTERS["p_smoothing"] = "*fp32"
+NUMBERS = ("s_tau", "s_gap", "s_tau_forward", "s_smoothing")
 MULTIPLES = ("s_rows", "s_inner", "s_stride", "s_step", "s_grad_stride", "s_grad_step")
 
 
@@ -159,6 +161,14 @@ for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel
 """
 
 
+FLOWS = """
+flags = {"TAU_PER_ROW": True, "SMOOTHING_PER_ROW": True, "STEPS": 8, "LEFT": 1e-13, "FAST": True}
+for rows, columns, warps in ((32, 4, 1), (2, 16, 1), (1, 64, 1), (1, 128, 4)):
+    flags |= {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
+    compiles(flow_kernels.flow_kernel, "*bf16", warps, flags)
+"""
+
+
 def run(program: str, *arguments: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", PRELUDE + program, *arguments]
@@ -174,6 +184,10 @@ def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("gst", "*fp32"), ("gst", "*bf16"), ("reinmax", "*fp32")])
 def test_rows_side_by_side_are_read_16_bytes_at_a_time(name: str, dtype: str) -> None:
     run(STRIPS, name, dtype)
+
+
+def test_the_kernel_of_flows_compiles_for_a_gpu() -> None:
+    run(FLOWS)
 
 
 @pytest.mark.parametrize("name", ["gst", "decoupled", "gumbel-rao"])

@@ -269,7 +269,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "task": ({"task": "vea"}, "task: got 'vea', expected .*vae"),
     "data": ({"data": "minst"}, "got 'minst', expected one of .*mnist"),
     "split": ({"split": "valid"}, "split: got 'valid', expected .*validation"),
-    "rate_decay": ({"rate_decay": "cosin"}, "rate_decay: got 'cosin', expected none or cosine"),
+    "rate_decay": (
+        {"rate_decay": "cosin"},
+        "rate_decay: got 'cosin', expected one of none, cosine, warm-cosine",
+    ),
     "tau 0": ({"tau": 0.0}, "tau: got 0.0"),
     "tau text": ({"tau": "low"}, "tau: got 'low'"),
     "tau nan": ({"tau": math.nan}, "tau: got nan"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gapped.checks import check_count, check_flag, check_level
 from gapped.errors import reject
 from gapped.lab.estimator_text import make, options_of
+from gapped.lab.fleet import RateDecay
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.task_kinds import TASK_KINDS, TaskKind
 from gapped.registry import Estimator
@@ -52,8 +53,7 @@ class RunSpec:
     learning_rate: float | None = None
     """The protocol's own if None."""
     schedule: dict[str, Any] = field(default_factory=lambda: {"kind": "constant"})
-    rate_decay: Literal["none", "cosine"] = "none"
-    """Whether the learning rate falls to zero along a half cosine, epoch by epoch."""
+    rate_decay: RateDecay = "none"
     split: Literal["test", "validation"] = "test"
     """Where the final number comes from; ``validation`` holds out the last sixth of the training images."""
     train_images: int | None = None
@@ -75,8 +75,7 @@ class RunSpec:
         self.kind.rules(self.protocol)
         _check_choice("data", self.data, self.kind.data)
         _check_choice("split", self.split, ("test", "validation"))
-        if self.rate_decay not in ("none", "cosine"):
-            raise reject("rate_decay", self.rate_decay, "none or cosine")
+        _check_choice("rate_decay", self.rate_decay, get_args(RateDecay))
         for name, least, optional in _COUNTS:
             if not (optional and getattr(self, name) is None):
                 check_count(name, getattr(self, name), least)
@@ -93,7 +92,9 @@ class RunSpec:
             if each.name in self.kind.unsupported and getattr(self, each.name) != each.default:
                 raise reject(each.name, getattr(self, each.name), f"nothing: {self.task} does not support it")
         estimator = self.make_estimator()
-        self.make_schedule()
+        level = self.make_schedule().level
+        if level not in ("", "tau", *options_of(self.estimator)):
+            raise reject("schedule", level, f"a level that {self.estimator} has")
         if isinstance(estimator, Score):
             self._check_score(estimator)
         # 1 and 1.0 are one number, and must have one hash.

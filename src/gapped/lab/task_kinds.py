@@ -15,8 +15,9 @@ from gapped.lab import data as data_sets
 from gapped.lab.data.listops import LISTOPS, ListOpsSource
 from gapped.lab.fleet import Task
 from gapped.lab.records import Images, RunLine, Trees
-from gapped.lab.tasks import listops_protocol, vae_protocol
+from gapped.lab.tasks import listops_protocol, polynomial_protocol, vae_protocol
 from gapped.lab.tasks.listops import ListOpsTask
+from gapped.lab.tasks.polynomial import PolynomialTask
 from gapped.lab.tasks.vae import VAETask
 
 if TYPE_CHECKING:
@@ -88,6 +89,19 @@ def _listops_task(
     return ListOpsTask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
 
 
+def _polynomial_task(
+    specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+) -> PolynomialTask:
+    rules = polynomial_protocol(specs[0].protocol)
+    return PolynomialTask(rules, [spec.seed for spec in specs], device)
+
+
+def _polynomial_variables(protocol: str) -> tuple[int, int]:
+    rules = polynomial_protocol(protocol)
+    return rules.latents, rules.categories
+
+
+_NO_IMAGES = ("split", "train_images", "test_images", "variance_samples", "entropy_steps")
 TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
     {
         "vae": TaskKind(
@@ -102,7 +116,15 @@ TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
             rules=listops_protocol,
             task=_listops_task,
             examples=Trees,
-            unsupported=("split", "train_images", "test_images", "variance_samples", "entropy_steps"),
+            unsupported=_NO_IMAGES,
+        ),
+        "polynomial": TaskKind(
+            data=("none",),
+            rules=polynomial_protocol,
+            task=_polynomial_task,
+            examples=Images,
+            variables=_polynomial_variables,
+            unsupported=_NO_IMAGES,
         ),
     }
 )

@@ -41,7 +41,8 @@ class Settings:
 def check_data(fleets: Iterable[Fleet], data_dir: Path | None) -> None:
     """Refuse, before the first fleet trains, what a later one would lack a package for."""
     for name in dict.fromkeys(fleet.specs[0].data for fleet in fleets):
-        source(name).check(data_dir)
+        if name != "none":
+            source(name).check(data_dir)
 
 
 def attempt(
@@ -89,7 +90,7 @@ def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None,
             spec.make_estimator(),
             spec.learning_rate or rules.learning_rate,
             spec.make_schedule(),
-            decays=spec.rate_decay == "cosine",
+            decay=spec.rate_decay,
         )
         for spec in specs
     ]

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_level, ignore_eps, in_eager_mode
+from gapped.errors import reject
 from gapped.gradient import Points, Weights
-from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.kernels.flows import flow_launch
+from gapped.kernels.sampling import launch
+from gapped.pathwise import Draw, Outcome, Pathwise, Source, cached_estimator, divide, per_row
 from gapped.pathwise.argument_help import documented
 
 # Steps of conjugate gradients. The eigenvalues of the preconditioned system are of order one, so each step
@@ -39,6 +42,28 @@ class MVE(Pathwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_level("smoothing", self.smoothing, positive=False)
+
+    def kernel(self, rows: Tensor) -> None:
+        """None: `outcome` calls the kernel of flows, which belongs to no other estimator."""
+        if self.backend == "triton" and (why_not := self._why_torch(rows)) is not None:
+            raise reject("backend", "triton", f"torch or auto here: {why_not}")
+
+    def outcome(
+        self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
+    ) -> Outcome:
+        """A sample of these rows, drawn by a kernel where there is one, and then with its gradient."""
+        if self._why_torch(rows) is not None:
+            return super().outcome(rows, generator, wants_gradient, dense=dense)
+        launch.note_backend("triton")
+        value, index, _ = flow_launch.draw(rows, generator, dense)
+        gradient = flow_launch.points(rows, index, self.tau, self.smoothing) if wants_gradient else None
+        return Outcome(value, index.long().view(rows.shape[:-1]), gradient)
+
+    def _why_torch(self, rows: Tensor) -> str | None:
+        """Why these rows are not for the kernel; None if they are."""
+        if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
+            return "the kernels run on cuda"
+        return "only samples have a kernel" if self.draw != "sample" else flow_launch.refusal(rows)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         p = torch.softmax(divide(logits, per_row(self.tau, logits)), -1)
@@ -81,7 +106,7 @@ def mve(
         y_i = (s + p_i) / (s + p_i + p_x) · g_i - [i = x] Σ_j p_j / (s + p_j + p_x) · g_j
 
     where A is the graph Laplacian of the weights p_i p_j / (s + p_i + p_j) plus the diagonal matrix of
-    s Σ_j p_j / (s + p_i + p_j). One system is solved for each row, in a fixed number of steps, 24 in float64
+    s Σ_j p_j / (s + p_i + p_j). One system is solved for each row, in at most 24 steps in float64
     and 10 in float32.
 
     - Law of hard samples: exactly softmax(θ).

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+import pytest
 import torch
 from conftest import assert_close, normal, seeded
 from torch import Tensor, nn
 from toy_tasks import DOUBLE, equal
 
-from gapped.lab.fleet.optimizer import Adam, clip_scales, scaled
+from gapped.lab.fleet.optimizer import Adam, Adaptation, clip_scales, scaled
 
 ALL_ALIVE = torch.ones(3, dtype=torch.bool)
 
 
-def adam(rates: Sequence[float] = (1e-2, 1e-2, 1e-2)) -> tuple[list[Tensor], Adam]:
+PLAIN = Adaptation()
+# Each with torch's own.
+RELATIVES: dict[str, tuple[Adaptation, Callable[..., torch.optim.Optimizer]]] = {
+    "adam": (PLAIN, torch.optim.Adam),
+    "radam": (Adaptation(rectified=True), torch.optim.RAdam),
+    "adamw": (Adaptation(weight_decay=0.3), partial(torch.optim.AdamW, weight_decay=0.3)),
+}
+
+
+def adam(rates: Sequence[float] = (1e-2, 1e-2, 1e-2), rule: Adaptation = PLAIN) -> tuple[list[Tensor], Adam]:
     stacked = [normal(*shape, seed=i) for i, shape in enumerate([(3, 4, 3), (3, 1, 3)])]
-    return stacked, Adam(stacked, torch.tensor(rates, dtype=DOUBLE))
+    return stacked, Adam(stacked, torch.tensor(rates, dtype=DOUBLE), rule)
 
 
 def gradients_at(step: int, stacked: Sequence[Tensor]) -> list[Tensor]:
@@ -24,11 +35,13 @@ def gradients_at(step: int, stacked: Sequence[Tensor]) -> list[Tensor]:
     return [normal(*p.shape, seed=1000 + 10 * step + i) * 10.0 ** (-step % 9) for i, p in enumerate(stacked)]
 
 
-def test_adam_equals_torch_s_with_a_rate_per_run():
+@pytest.mark.parametrize("name", RELATIVES)
+def test_adam_equals_torch_s_with_a_rate_per_run(name):
     rates = [1e-3, 5e-2, 0.7]
-    stacked, mine = adam(rates)
+    rule, theirs = RELATIVES[name]
+    stacked, mine = adam(rates, rule)
     apart = [[nn.Parameter(p[run].clone()) for p in stacked] for run in range(3)]
-    plain = [torch.optim.Adam(own, lr=rate) for own, rate in zip(apart, rates, strict=True)]
+    plain = [theirs(own, lr=rate) for own, rate in zip(apart, rates, strict=True)]
     for step in range(50):
         gradients = gradients_at(step, stacked)
         mine.step(gradients, ALL_ALIVE)

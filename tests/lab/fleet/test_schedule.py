@@ -44,6 +44,26 @@ class Spy(Task):
         return {"test_cost": torch.zeros(len(sampler.tau))}
 
 
+def test_smoothing_is_annealed_where_it_is_scheduled():
+    """Of MVE alone; the run's own value stands at the last step, and temperatures stay."""
+    estimators = [gapped.MVE(smoothing=1e-6), gapped.MVE(smoothing=0.1), gapped.GST(tau=0.5)]
+    runs = [Run(estimators[0], 0.1, Annealed(1.0, "smoothing")), *(Run(each, 0.1) for each in estimators[1:])]
+    task = Spy(len(runs))
+    trainer = Trainer(task, runs, EPOCHS, 0, CPU)
+    seen = []
+    smoothing = trainer.sampler.groups[0][2].smoothing
+    while trainer.epoch < EPOCHS:
+        trainer.train_steps(STEPS, lambda: seen.append(smoothing.flatten().tolist()))
+        trainer.epoch += 1
+    values, still = zip(*seen, strict=True)
+    assert (values[0], set(still)) == (1.0, {0.1})
+    assert values[-1] == pytest.approx(1e-6, rel=1e-12)
+    assert all(a > b for a, b in pairwise(values))
+    assert {tuple(taus) for taus in task.train_taus} == {(1.0, 1.0, 0.5)}
+    with pytest.raises(GappedError, match="level: got 'gap', expected one of tau, smoothing"):
+        Annealed(1.0, "gap")
+
+
 def test_values():
     """Constant; annealed from the start to a run's own temperature; every period-th batch low."""
     assert {Constant().tau(0.3, step, 10) for step in range(10)} == {0.3}

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -255,7 +256,7 @@ def test_a_plain_loop_with_another_run_s_settings_is_told_apart(mixed_fleet, wha
 
 def test_a_learning_rate_may_fall_along_a_half_cosine():
     estimator = gapped.GST(tau=0.5)
-    trainer = fleet([Run(estimator, 3e-3, decays=decays) for decays in (True, False)], [5, 5])
+    trainer = fleet([Run(estimator, 3e-3, decay=decay) for decay in ("cosine", "none")], [5, 5])
     falling, wrong, steady = (plain_twin(trainer.task, run) for run in (0, 0, 1))
     for model, run, decays in ((falling, 0, True), (wrong, 0, False), (steady, 1, False)):
         plain_loop(model, 3e-3, 5, Slot([[estimator, estimator]], run), decays=decays)
@@ -263,6 +264,15 @@ def test_a_learning_rate_may_fall_along_a_half_cosine():
     assert_same_weights(trainer, 0, falling)
     assert_same_weights(trainer, 1, steady)
     assert largest_difference(trainer, wrong) > 1e-4
+
+
+def test_a_learning_rate_may_rise_before_it_falls():
+    run = Run(gapped.GST(tau=0.5), 1.0, decay="warm-cosine")
+    rates = [run.rate(epoch, 100) for epoch in range(100)]
+    assert rates[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert rates[51] == pytest.approx(0.5)
+    assert all(a > b > 0 for a, b in pairwise(rates[2:]))
+    assert run.rate(0, 1) == 0.5
 
 
 def test_equal_seeds_see_equal_images_and_others_do_not():

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from report_records import many
 
+from gapped.lab.recipe import find_recipe
 from gapped.lab.records import Record
-from gapped.lab.report.paper import FAILED_ABOVE, against_paper, paper, paper_table
+from gapped.lab.report.paper import FAILED_ABOVE, against_paper, field, paper, paper_table
 from gapped.lab.report.rendering import render_markdown
 from gapped.lab.report.tabular import to_markdown
 
@@ -58,6 +59,30 @@ def test_cells_marked_x_are_judged_by_the_stated_rule() -> None:
     assert works.note == "paper: X; here 1 of 4 seeds fail, so it converges"
     assert (fails.disagrees, works.disagrees) == (False, True)
     assert str(FAILED_ABOVE) in to_markdown(paper_table([fails]))
+
+
+def test_tables_of_other_papers_go_by_protocol() -> None:
+    """Each row beside its own protocol, by the metric of the table; cells without a number are left out."""
+    runs = [
+        replace(run, metrics={"train_negative_elbo": run.metrics["test_negative_elbo"]})
+        for label, tau in (("ReinMax", 1.2), ("STGS", 0.7))
+        for run in vae(label, tau, [94.0, 94.2], recipe="field-flows", protocol="flows-32x16")
+    ]
+    rows = against_paper(runs, "field-flows", "flows-32x16")
+    (row,) = [r for r in rows if r.ours]
+    assert (row.paper_mean, row.paper_std, row.paper_count) == (93.5, 0.17, 5)
+    assert row.difference == pytest.approx(0.6)
+    assert row.disagrees
+    assert len(rows) == sum(each[0] == "flows-32x16" for each in field()["field-flows"]["rows"])
+
+
+def test_every_table_of_another_paper_has_a_recipe() -> None:
+    for name, table in field().items():
+        if name != "columns":
+            protocols = {entry.spec.protocol for entry in find_recipe(name).entries}
+            assert {row[0] for row in table["rows"]} == protocols
+            assert table["citation"]
+            assert table["metric"]
 
 
 def test_other_protocols_do_not_meet_the_paper() -> None:

@@ -21,7 +21,7 @@ def test_constants_of_the_published_protocols():
     assert paper == replace(paper, **shape, learning_rate=1e-3, rectified_logits=True)
     assert plain == replace(paper, name="plain-30x10", rectified_logits=False)
     shape = {"latents": 32, "categories": 64, "batch": 200, "train_images": 50_000, "binarised": True}
-    assert large == replace(large, **shape, activation="leaky-relu")
+    assert large == replace(large, **shape, slope=0.2)
     for rules, steps in ((large, 500_000), (coupled, 1_000_000)):
         assert rules.epochs * (rules.train_images // rules.batch) == steps
     trees = listops_protocol("paper")

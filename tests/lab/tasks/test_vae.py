@@ -132,8 +132,8 @@ def test_rectified_logits_are_not_negative():
 
 
 def test_activations_between_layers():
-    for activation, slope in (("relu", 0.0), ("leaky-relu", 0.2)):
-        model, x = model_and_images(replace(VAE_TINY, activation=activation))
+    for slope in (0.0, 0.2):
+        model, x = model_and_images(replace(VAE_TINY, slope=slope))
         first, second, last = model.encoder
         for each in (first, second):
             x = x @ each.weight + each.bias
@@ -149,6 +149,17 @@ def test_activations_between_layers():
 def test_grey_levels():
     task = vae_task()
     assert torch.equal(task.pixels(task.train, seeded()), task.train.double() / SCALE)
+
+
+def test_pixels_may_be_binarised_once():
+    """Black or white, the same at every access and in every task, with the mean of the grey levels."""
+    task, twin = (vae_task(replace(VAE_TINY, binarised="once"), test=2_000) for _ in range(2))
+    assert set(task.test.unique().tolist()) == {0, SCALE}
+    assert torch.equal(task.train, twin.train)
+    assert torch.equal(task.pixels(task.test, seeded(1)), task.test.double() / SCALE)
+    grey = toy_images(2_000).test.double()
+    spread = 0.5 * SCALE / math.sqrt(task.test.numel())
+    assert abs(float(task.test.double().mean() - grey.mean())) < 6 * spread
 
 
 def test_binarised_pixels_are_drawn_anew_at_every_access():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gapped.errors import listing
 from gapped.lab.cli import command
 from gapped.lab.cli.command import execute
 from gapped.lab.cli.help_text import Command
@@ -19,6 +20,9 @@ FIGURES = "figures"
 """The name that stands for the pictures of the paper that need no training."""
 CRITERION = "criterion"
 """The name that stands for the recipe `defaults`, and gradients measured beside its results."""
+FIELD = "field"
+"""The name that stands for the recipes of the first board of the field."""
+BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
 PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
 
 # The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
@@ -35,7 +39,8 @@ class RecipesHelp(Command):
         further = {
             FIGURES: "The paper's pictures, which need no training",
             CRITERION: "The recipe defaults, and the gradients of its cells",
-            "all": "All of the above but smoke and criterion",
+            FIELD: f"The board: {listing(BOARD)}",
+            "all": "All recipes but smoke, and the figures",
         }
         with formatter.section("Names"):
             formatter.write_dl([*recipe_titles().items(), *further.items()])
@@ -69,13 +74,15 @@ def reproduce(
       gapped reproduce ablation vae --device cuda
       gapped reproduce variance --quick
       gapped reproduce figures
+      gapped reproduce field --minutes 9
       gapped reproduce vae --engine ray --ray-address auto
       torchrun --nproc-per-node 8 -m gapped reproduce vae \\
           --engine torchrun --runs-per-fleet 40
     """
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipes, figures = find_recipes(names, quick=quick, **overrides)
-    words = [recipe.name for recipe in recipes] + [FIGURES] * figures + ["quick"] * quick
+    own = [FIELD] if names == [FIELD] else [recipe.name for recipe in recipes] + [FIGURES] * figures
+    words = own + ["quick"] * quick
     folder = out or Path("runs", "-".join(words))
     if figures:
         draw_figures(folder, quick)
@@ -91,8 +98,9 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
 
     if names == ["all"]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
-    recipes = dict.fromkeys("defaults" if name == CRITERION else name for name in names if name != FIGURES)
-    return [find_recipe(name, also=[FIGURES, CRITERION], **how) for name in recipes], FIGURES in names
+    stands = {CRITERION: ("defaults",), FIELD: BOARD, FIGURES: ()}
+    recipes = dict.fromkeys(each for name in names for each in stands.get(name, (name,)))
+    return [find_recipe(name, also=list(stands), **how) for name in recipes], FIGURES in names
 
 
 def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,14 @@ from gapped.errors import GappedError
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.estimator_groups import Grouped, Widths
 from gapped.lab.fleet.gradient_norms import GradientNorms
-from gapped.lab.fleet.optimizer import Adam, Selection, SelectionRule, clip_scales, scaled
-from gapped.lab.fleet.schedule import Constant, Schedule
+from gapped.lab.fleet.optimizer import Adam, Adaptation, Selection, SelectionRule, clip_scales, scaled
+from gapped.lab.fleet.schedule import LEVELS, Constant, Schedule
 from gapped.registry import Estimator
+
+RateDecay = Literal["none", "cosine", "warm-cosine"]
+"""How the learning rate changes, epoch by epoch: not at all, to zero along a half cosine, or that after it
+has risen evenly for a fiftieth of the epochs."""
+_WARM = 0.02
 
 
 class Task(Protocol):
@@ -44,6 +49,8 @@ class Task(Protocol):
     selection: SelectionRule | None = None
     """How runs are validated while they train; then the best weights are tested, at the end. If None, the
     present weights are tested after each epoch."""
+    adaptation: Adaptation = Adaptation()
+    """Which of Adam's relatives trains the weights."""
     descended: Sequence[tuple[Tensor, float]] = ()
     """The weights trained by plain gradient descent instead of Adam, each with its learning rate."""
     watched: Mapping[str, Tensor] = MappingProxyType({})
@@ -93,12 +100,16 @@ class Run:
     estimator: Estimator
     learning_rate: float
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
-    decays: bool = False
-    """Whether the learning rate falls to zero along a half cosine, epoch by epoch."""
+    decay: RateDecay = "none"
 
     def rate(self, epoch: int, epochs: int) -> float:
         """The learning rate of an epoch."""
-        return self.learning_rate * (0.5 * (1 + math.cos(math.pi * epoch / epochs)) if self.decays else 1)
+        if self.decay == "none":
+            return self.learning_rate
+        warm = max(round(_WARM * epochs), 1) if self.decay == "warm-cosine" else 0
+        if epoch < warm:
+            return self.learning_rate * (epoch + 1) / (warm + 1)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (epoch - warm) / max(epochs - warm, 1)))
 
 
 class Trainer:
@@ -126,7 +137,7 @@ class Trainer:
         self.parameters = [p for p in task.model.parameters() if p.requires_grad and id(p) not in apart]
         self._place = {id(p): place for place, p in enumerate(self.parameters)}
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
-        self.adam = Adam(self.parameters, rates, compiled=compiled)
+        self.adam = Adam(self.parameters, rates, task.adaptation, compiled=compiled)
         estimators = [run.estimator for run in runs]
         self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, task.widths)
         # Estimators with a state are trained beside the model, each run's share at the run's own rate.
@@ -134,7 +145,7 @@ class Trainer:
             (part, each, Adam(list(each.parameters()), rates[part.runs]))
             for part, each in self.sampler.stateful
         ]
-        self.base_tau = self.sampler.tau.clone()
+        self.base = {name: getattr(self.sampler, name).clone() for name in LEVELS}
         self.generator = torch.Generator(device)
         self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
         self.loss_sum = torch.zeros(len(runs), dtype=torch.float64, device=device)
@@ -169,11 +180,11 @@ class Trainer:
         self.loss_sum.zero_()
         self.norms.clear()
         self._set_rates()
-        temperatures = self._temperatures()
+        scheduled = {name: values for name in LEVELS if (values := self._scheduled(name)) is not None}
         for step in range(steps):
             self.task.load_batch(step)
-            if temperatures is not None:
-                self.sampler.tau.copy_(temperatures[step])
+            for name, values in scheduled.items():
+                getattr(self.sampler, name).copy_(values[step])
             if before_step is not None:
                 before_step(step)
             self._step(self.task.program(step))
@@ -203,7 +214,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, Tensor]:
         """Test metrics of hard samples, at each run's own temperature."""
-        self.sampler.tau.copy_(self.base_tau)
+        self.sampler.tau.copy_(self.base["tau"])
         self.generator.manual_seed(derived_seed(self.seed, "test", self.epoch))
         with torch.no_grad():
             return self.task.evaluate(self.sampler.discrete(), self.generator)
@@ -280,16 +291,21 @@ class Trainer:
         if self.selection is not None:
             self.adam.learning_rate.mul_(self.selection.factor)
 
-    def _temperatures(self) -> Tensor | None:
-        """The temperatures of the epoch, ``(steps, R)``, or None if they never change."""
-        if all(isinstance(run.schedule, Constant) for run in self.runs):
-            self.sampler.tau.copy_(self.base_tau)
+    def _scheduled(self, level: str) -> Tensor | None:
+        """The values of a level in the epoch, ``(steps, R)``, or None if they never change."""
+        base = self.base[level]
+        if all(run.schedule.level != level for run in self.runs):
+            getattr(self.sampler, level).copy_(base)
             return None
         total, first = self.epochs * self.task.steps, self.epoch * self.task.steps
-        runs = list(zip(self.runs, self.base_tau.tolist(), strict=True))
+        still = Constant()
+        runs = [
+            (run.schedule if run.schedule.level == level else still, own)
+            for run, own in zip(self.runs, base.tolist(), strict=True)
+        ]
         steps = range(first, first + self.task.steps)
-        table = [[run.schedule.tau(base, step, total) for run, base in runs] for step in steps]
-        return torch.tensor(table, device=self.device, dtype=self.base_tau.dtype)
+        table = [[schedule.tau(own, step, total) for schedule, own in runs] for step in steps]
+        return torch.tensor(table, device=self.device, dtype=base.dtype)
 
     def _state(self) -> list[Tensor]:
         """All tensors that a training step changes."""

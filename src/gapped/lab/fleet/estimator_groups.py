@@ -62,12 +62,13 @@ class Grouped:
     """Samples logits ``(R, *rows, K)``, and estimates expectations, with each run's own estimator.
 
     Neighbouring runs whose estimators differ only in levels, numbers such as `tau` and `gap`, are sampled
-    together, with those numbers as tensors along the run axis. `tau` has one entry per run and can be
-    changed in place between steps: all pathwise groups are views of it.
+    together, with those numbers as tensors along the run axis. `tau` and `smoothing` have one entry per run
+    and can be changed in place between steps: all pathwise groups are views of them.
     """
 
     groups: tuple[Group, ...]
     tau: Tensor
+    smoothing: Tensor
 
     @classmethod
     def of(
@@ -82,19 +83,24 @@ class Grouped:
 
         Estimators with networks of their own also need to know the task's `widths`.
         """
-        tau = torch.tensor([_temperature(e) for e in estimators], device=device, dtype=dtype)
+        tau, smoothing = (
+            torch.tensor(values, device=device, dtype=dtype)
+            for values in zip(
+                *((_temperature(e), getattr(e, "smoothing", 0.0)) for e in estimators), strict=True
+            )
+        )
         groups: list[Group] = []
         start = 0
         for _, members in groupby(estimators, key=group_key):
             same = list(members)
             stop, each = start + len(same), same[0]
             if isinstance(each, Pathwise):
-                each = _with_levels(same, each, tau[start:stop], rows)
+                each = _with_levels(same, each, tau[start:stop], smoothing[start:stop], rows)
             elif isinstance(each, Trainable):
                 each = stack_trained(same, each, rows, widths).to(device, dtype)
             groups.append((start, stop, each))
             start = stop
-        return cls(tuple(groups), tau)
+        return cls(tuple(groups), tau, smoothing)
 
     def soft(self) -> Grouped:
         """This sampler with the surrogates as samples, at temperatures that it shares."""
@@ -226,7 +232,7 @@ class Grouped:
             start, stop, first = groups[0][0], groups[-1][1], groups[0][2]
             own = tuple((a - start, b - start, each) for a, b, each in groups)
             if isinstance(first, Pathwise):
-                calls[Part(start, stop)] = Grouped(own, self.tau[start:stop])
+                calls[Part(start, stop)] = Grouped(own, self.tau[start:stop], self.smoothing[start:stop])
             else:
                 score = first if len(own) == 1 else ScoreGroup(own)  # type: ignore[arg-type]
                 calls[Part(start, stop, first.derivatives > 0)] = score
@@ -252,13 +258,16 @@ def _temperature(estimator: Estimator) -> float:
     return float(tau.detach() if isinstance(tau, Tensor) else tau)
 
 
-def _with_levels(same: Sequence[Estimator], first: Pathwise, tau: Tensor, rows: int) -> Pathwise:
+def _with_levels(
+    same: Sequence[Estimator], first: Pathwise, tau: Tensor, smoothing: Tensor, rows: int
+) -> Pathwise:
     """The `first` of `same` with the levels of all as tensors along the run axis."""
     shape = (-1,) + (1,) * rows
-    levels: dict[str, Any] = {"tau": tau.view(shape)} if "tau" in first.levels else {}
-    for name in _LEVELS[1:]:
+    shared = {"tau": tau, "smoothing": smoothing}
+    levels: dict[str, Any] = {k: v.view(shape) for k, v in shared.items() if k in first.levels}
+    for name in _LEVELS:
         values = [getattr(e, name, None) for e in same]
-        if is_level(name, values[0]):
+        if name not in shared and is_level(name, values[0]):
             levels[name] = torch.tensor(values, device=tau.device, dtype=tau.dtype).view(shape)
     return replace(first, **levels)
 

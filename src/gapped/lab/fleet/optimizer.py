@@ -15,8 +15,20 @@ from gapped.lab.fleet.estimator_groups import Grouped
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
 _NORM_EPS = 1e-6
+# Of the average behind the second moment, from which on RAdam divides by it.
+_LEAST_LENGTH = 5
 # By which learning rates fall, and by how much of itself a score must grow to count as progress.
 _FACTOR, _THRESHOLD = 0.5, 1e-4
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Which of Adam's relatives a task is trained with."""
+
+    rectified: bool = False
+    """Whether it is RAdam, whose step grows with what the second moment is known by."""
+    weight_decay: float = 0.0
+    """The decay of AdamW, in units of the learning rate."""
 
 
 class Adam:
@@ -27,10 +39,15 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], learning_rate: Tensor, *, compiled: bool = False
+        self,
+        parameters: Sequence[Tensor],
+        learning_rate: Tensor,
+        rule: Adaptation = Adaptation(),  # noqa: B008 - frozen
+        *,
+        compiled: bool = False,
     ) -> None:
         self.parameters = list(parameters)
-        self.learning_rate = learning_rate
+        self.learning_rate, self.rule = learning_rate, rule
         self.count = torch.zeros((), dtype=torch.float64, device=learning_rate.device)
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
@@ -43,8 +60,9 @@ class Adam:
     def step(self, gradients: Sequence[Tensor], alive: Tensor, scales: Tensor | None = None) -> None:
         """One update of the runs that are `alive`, a boolean per run, by gradients times `scales`, if any."""
         self.count += 1
-        size, root = self._sizes(self.learning_rate, self.count)
-        self._update(self.parameters, gradients, scales, self.first, self.second, size, root, alive)
+        sizes = self._sizes(self.learning_rate, self.count, self.rule.rectified)
+        decay = self.learning_rate * self.rule.weight_decay if self.rule.weight_decay else None
+        self._update(self.parameters, gradients, scales, self.first, self.second, *sizes, decay, alive)
 
     def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "first": self.first, "second": self.second}
@@ -57,9 +75,22 @@ class Adam:
                 mine.copy_(theirs)
 
 
-def step_sizes(learning_rate: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The learning rates over the first moment's bias correction, and the square root of the second's."""
-    return learning_rate / (1 - _BETAS[0] ** count), (1 - _BETAS[1] ** count).sqrt()
+def step_sizes(learning_rate: Tensor, count: Tensor, rectified: bool) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What a step is made of: m times the first, over :math:`\sqrt v` over the second plus the third.
+
+    For Adam the learning rates over the first moment's bias correction, the square root of the second's, and
+    a small constant. For RAdam the first has the rectification as a factor; as long as the second moment
+    does not have a finite variance, in the first five steps, the step is m alone.
+    """
+    size, root = learning_rate / (1 - _BETAS[0] ** count), (1 - _BETAS[1] ** count).sqrt()
+    if not rectified:
+        return size, root, torch.full_like(root, _EPS)
+    longest = 2 / (1 - _BETAS[1]) - 1
+    length = longest - 2 * count * _BETAS[1] ** count / (1 - _BETAS[1] ** count)
+    known = length > _LEAST_LENGTH
+    shrunk = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    size = torch.where(known, size * shrunk.clamp(min=0.0).sqrt(), size)
+    return size, torch.where(known, root, torch.inf), torch.where(known, _EPS / root, 1.0)
 
 
 def update(
@@ -70,15 +101,19 @@ def update(
     second: Sequence[Tensor],
     size: Tensor,
     root: Tensor,
+    least: Tensor,
+    decay: Tensor | None,
     alive: Tensor,
 ) -> None:
-    """One Adam update in place; `size` and `root` are `step_sizes`."""
+    """One update in place; `size`, `root` and `least` are `step_sizes`, `decay` what weights lose of them."""
     for p, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
         g = scaled(gradient, scales)
         shape = (-1,) + (1,) * (p.dim() - 1)
         m.lerp_(g, 1 - _BETAS[0])
         v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
-        change = size.to(p.dtype).view(shape) * m / (v.sqrt() / root.to(p.dtype) + _EPS)
+        change = size.to(p.dtype).view(shape) * m / (v.sqrt() / root.to(p.dtype) + least.to(p.dtype))
+        if decay is not None:
+            change = change + decay.to(p.dtype).view(shape) * p
         # Selected, not multiplied by zero: a frozen run's moments may be NaN, its weights must not become so.
         p.sub_(torch.where(alive.view(shape), change, 0.0))
 

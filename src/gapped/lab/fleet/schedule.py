@@ -9,10 +9,15 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 
+LEVELS = ("tau", "smoothing")
+"""What a schedule may change."""
+
 
 @dataclass(frozen=True)
 class Constant:
     """One temperature throughout."""
+
+    level = ""
 
     def tau(self, base: float, step: int, steps: int) -> float:
         """The temperature at `step` of `steps`, for a run whose own temperature is `base`."""
@@ -21,12 +26,18 @@ class Constant:
 
 @dataclass(frozen=True)
 class Annealed:
-    """Exponential annealing, from `start` at the first step to the run's own temperature at the last."""
+    """Exponential annealing, from `start` at the first step to the run's own temperature at the last.
+
+    The `level` may be another one than the temperature: MVE's smoothing.
+    """
 
     start: float = 1.0
+    level: str = "tau"
 
     def __post_init__(self) -> None:
         _check_positive("start", self.start)
+        if self.level not in LEVELS:
+            raise reject("level", self.level, f"one of {', '.join(LEVELS)}")
 
     def tau(self, base: float, step: int, steps: int) -> float:
         progress = step / max(steps - 1, 1)
@@ -37,6 +48,8 @@ class Annealed:
 class Mixed:
     """The paper's mixed temperature training: every `period`-th batch at the run's own, low temperature,
     all others at `mid`. Such a run is tested at its own temperature."""
+
+    level = "tau"
 
     mid: float = 0.5
     period: int = 20

@@ -35,7 +35,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _NAMED = 8
 
 # What a protocol is for: with one of these, its name says enough.
-_USUAL = ("", "mnist", "digits", "listops")
+_USUAL = ("", "mnist", "digits", "listops", "none")
 _USUAL_CODES = (*_USUAL, "fashion-mnist")
 
 
@@ -209,6 +209,8 @@ def higher_is_better(metric: str) -> bool:
 
 def digits(metric: str) -> int:
     """To how many decimals a metric is shown."""
+    if metric.endswith("cost"):
+        return 4
     return 3 if metric.endswith("accuracy") else 2
 
 

@@ -29,7 +29,7 @@ RULE = (
 )
 
 # Differences smaller than these are not worth a mark, however small their standard error.
-MARGIN = {"listops": 0.01}
+MARGIN = {"listops": 0.01, "field-flows": 0.5, "field-rao": 0.5, "field-reinmax": 0.5}
 NATS = 0.3
 
 DISAGREES = "≠"
@@ -59,7 +59,17 @@ class PaperRow:
 @cache
 def paper() -> dict[str, Any]:
     """The published numbers, by the name of the recipe that reproduces them."""
-    numbers: dict[str, Any] = json.loads(files("gapped.lab.report").joinpath("paper.json").read_text("utf-8"))
+    return _numbers("paper.json")
+
+
+@cache
+def field() -> dict[str, Any]:
+    """The published numbers of other papers, by recipe; their rows begin with the protocol."""
+    return _numbers("field.json")
+
+
+def _numbers(name: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = json.loads(files("gapped.lab.report").joinpath(name).read_text("utf-8"))
     return numbers
 
 
@@ -67,17 +77,22 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
     """The paper's rows in its order, then what it marks as failing, then cells that it does not have.
 
     Only records under `protocol` count, or without one, those under any protocol of the paper's; those of
-    other protocols are not comparable, and neither are recipes that the paper has no table for.
+    other protocols are not comparable, and neither are recipes that the paper has no table for. Where a
+    recipe has the table of another paper, that is the paper, and only its rows under `protocol` are shown.
     """
-    table = paper().get(recipe)
     matching = [c for c in cells(records) if c.recipe == recipe and protocol in (None, c.protocol)]
-    ours = [c for c in matching if _is_papers(c.protocol)]
+    if recipe in field():
+        table: Any = _under(protocol, field()[recipe])
+        ours = matching
+    else:
+        table = paper().get(recipe)
+        ours = [c for c in matching if _is_papers(c.protocol)]
     if table is None or (protocol is not None and not ours):
         return []
     seeds = table.get("seeds")
     rows: list[PaperRow] = []
     seen: list[Cell] = []
-    for name, tau, published in (_published(recipe, row) for row in table.get("rows", [])):
+    for name, tau, published in (_published(recipe, row, table) for row in table.get("rows", [])):
         matching = [c for c in ours if _matches(c, name, tau)]
         seen += matching
         if why := table.get("incomparable", {}).get(name):
@@ -91,7 +106,7 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
         seen += failing
         rows += [_failure(c) for c in failing]
     metric = primary(ours)
-    others = [c for c in ours if c not in seen]
+    others = [c for c in ours if c not in seen and recipe not in field()]
     return rows + [
         PaperRow(c.label, c.tau, metric, summary(c.values(metric)), note="not in the paper") for c in others
     ]
@@ -145,8 +160,13 @@ def _mean_std(mean: float | None, std: float | None, metric: str) -> Entry:
     return Entry(f"{entry.text} ± {spread.text}", entry.value) if spread.value is not None else entry
 
 
+def _under(protocol: str | None, table: dict[str, Any]) -> dict[str, Any]:
+    """The rows of a protocol, without its name."""
+    return {**table, "rows": [row[1:] for row in table["rows"] if row[0] == protocol]}
+
+
 def _published(
-    recipe: str, row: list[Any]
+    recipe: str, row: list[Any], table: dict[str, Any]
 ) -> tuple[str, float | None, list[tuple[str, float, float | None]]]:
     """A row of the paper's data as label, temperature, and (metric, mean, std) for each of its numbers."""
     if recipe == "efficiency":
@@ -154,6 +174,8 @@ def _published(
     if recipe == "entropy":
         return row[0], None, [("surrogate_entropy", row[1], None)]
     metric = "test_accuracy" if recipe == "listops" else "test_negative_elbo"
+    if recipe in field():
+        metric = table["metric"]
     return row[0], row[1], [(metric, row[2], row[3])]
 
 

@@ -63,10 +63,11 @@ def summary_table(rows: Sequence[Row]) -> Table:
 
 
 def number(value: float | None, metric: str = "", significant: int = 3) -> Entry:
-    """A number as its metric wants it: nats to two decimals, accuracy to three, the rest to `significant`."""
+    """A number as its metric wants it: nats to two decimals, accuracy to three, costs to four, the rest to
+    `significant` digits."""
     if value is None or not isfinite(value):
         return Entry(NOTHING)
-    if significant == 3 and metric.endswith(("elbo", "accuracy")) and abs(value) < 1e6:
+    if significant == 3 and metric.endswith(("elbo", "accuracy", "cost")) and abs(value) < 1e6:
         return Entry(f"{value:.{digits(metric)}f}", value)
     whole = 10**significant <= abs(value) < 1e6
     return Entry(f"{value:.0f}" if whole else f"{value:.{significant}g}", value)

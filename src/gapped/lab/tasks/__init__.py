@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -31,14 +31,18 @@ class VAEProtocol:
     selects: bool = False
     """Whether the variables select pixels, the same of every image, from which the decoder reconstructs all
     others: the categories are the pixels, and there is neither encoder nor divergence."""
-    activation: Literal["relu", "leaky-relu"] = "relu"
-    """Between layers; the leaky one has slope 0.2."""
+    slope: float = 0.0
+    """Of the leaky ReLU between layers, where its input is negative; 0 is the ReLU."""
     rectified_logits: bool = False
     """Whether a ReLU also follows the encoder's last layer, as in the paper's own code."""
-    binarised: bool = False
-    """Whether pixels are Bernoulli draws, anew at every access, instead of grey levels."""
+    binarised: bool | Literal["once"] = False
+    """Whether pixels are Bernoulli draws instead of grey levels: anew at every access, or once for all."""
     batch: int = 100
     learning_rate: float = 1e-3
+    rectified_adam: bool = False
+    """Whether RAdam trains the weights."""
+    weight_decay: float = 0.0
+    """If positive, AdamW's, in units of the learning rate."""
     epochs: int = 40
     train_images: int | None = None
     """How many training images are used, from the first; all if None."""
@@ -92,18 +96,67 @@ _PAPER_32X64 = VAEProtocol(
     32,
     64,
     (512, 256),
-    activation="leaky-relu",
+    slope=0.2,
     binarised=True,
     batch=200,
     epochs=2000,
     train_images=50_000,
 )
+_PLAIN_30X10 = VAEProtocol("plain-30x10", 30, 10, (512, 256))
+# Liu et al. (2023): latents and categories, learning rate, whether RAdam; the paper has the categories first.
+_REINMAX = (
+    (4, 8, 5e-4, False),
+    (24, 4, 5e-4, True),
+    (16, 8, 7e-4, True),
+    (12, 16, 7e-4, True),
+    (8, 64, 5e-4, True),
+    (30, 10, 5e-4, True),
+)
+# Shi et al. (2022): a tenth of their steps. What they leave open is as in the protocol coupled-32x64.
+_BINARY = VAEProtocol(
+    "binary-200x2",
+    200,
+    2,
+    (200, 200),
+    slope=0.3,
+    binarised=True,
+    epochs=200,
+    train_images=50_000,
+    glorot=True,
+    centred=True,
+    signed=True,
+    mean_output=True,
+    sampled_divergence=True,
+    bound_samples=100,
+)
+
+
+def _of_other_papers() -> Iterator[VAEProtocol]:
+    """The protocols of papers that came before or after."""
+    for latents, categories, rate, rectified in _REINMAX:
+        shape = {"latents": latents, "categories": categories, "rectified_adam": rectified}
+        name = f"reinmax-{latents}x{categories}"
+        yield replace(_PLAIN_30X10, name=name, **shape, learning_rate=rate, epochs=160)  # type: ignore[arg-type]
+    # Hooper and Shekhovtsov (2026); layers and decay of the weights are ours.
+    for latents, categories in ((128, 4), (32, 16), (8, 64)):
+        shape = {"latents": latents, "categories": categories, "batch": 200}
+        name = f"flows-{latents}x{categories}"
+        yield replace(_PLAIN_30X10, name=name, **shape, weight_decay=0.01, epochs=500)  # type: ignore[arg-type]
+    # Paulus, Maddison and Krause (2021), 50,000 steps; layers and the number of variables are ours.
+    for latents, categories in ((120, 2), (60, 4), (40, 8), (30, 16)):
+        shape = {"latents": latents, "categories": categories, "batch": 200, "epochs": 167}
+        name = f"fixed-{latents}x{categories}"
+        yield replace(_PLAIN_30X10, name=name, **shape, binarised="once", bound_samples=100)  # type: ignore[arg-type]
+    yield _BINARY
+    yield replace(_BINARY, name="binary-fashion-200x2", data="fashion-mnist", learning_rate=3e-4)
+
+
 VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
     {
         each.name: each
         for each in (
             VAEProtocol("paper-30x10", 30, 10, (512, 256), rectified_logits=True),
-            VAEProtocol("plain-30x10", 30, 10, (512, 256)),
+            _PLAIN_30X10,
             VAEProtocol("digits-8x8", 8, 8, (128,), data="digits", epochs=80, learning_rate=5e-3),
             *(
                 VAEProtocol(
@@ -116,7 +169,7 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
                     batch=128,
                     epochs=8,
                 )
-                for categories in (2, 10, 64, 512, 8192)
+                for categories in (2, 10, 64, 512, 4096, 8192)
             ),
             # The concrete autoencoder of Balin, Abid and Zou (2019).
             VAEProtocol("select-25x784", 25, 784, (256,), selects=True, epochs=10, learning_rate=3e-3),
@@ -135,8 +188,33 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
                 sampled_divergence=True,
                 bound_samples=100,
             ),
+            *_of_other_papers(),
         )
     }
+)
+
+
+@dataclass(frozen=True)
+class PolynomialProtocol:
+    """One way to minimise the mean of ``|z - target| ** power`` over binary variables."""
+
+    name: str
+    power: float
+    target: float = 0.45
+    latents: int = 128
+    categories: int = 2
+    data: str = "none"
+    batch: int = 64
+    """Samples of all variables in one step."""
+    steps: int = 200
+    """Per epoch."""
+    epochs: int = 40
+    learning_rate: float = 1e-3
+
+
+# Of Liu et al. (2023).
+POLYNOMIAL_PROTOCOLS: Mapping[str, PolynomialProtocol] = MappingProxyType(
+    {f"power-{power:g}": PolynomialProtocol(f"power-{power:g}", power) for power in (1.5, 2.0, 3.0)}
 )
 
 _SHORT = ListOpsProtocol(
@@ -175,6 +253,11 @@ def vae_protocol(name: str) -> VAEProtocol:
 def listops_protocol(name: str) -> ListOpsProtocol:
     """The protocol of ListOps called `name`."""
     return _by_name(LISTOPS_PROTOCOLS, name)
+
+
+def polynomial_protocol(name: str) -> PolynomialProtocol:
+    """The protocol of polynomial programming called `name`."""
+    return _by_name(POLYNOMIAL_PROTOCOLS, name)
 
 
 def _by_name(protocols: Mapping[str, _P], name: str) -> _P:

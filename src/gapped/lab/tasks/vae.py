@@ -18,6 +18,7 @@ from gapped.lab.data.images import Dataset
 from gapped.lab.fleet import Task, permutation
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
+from gapped.lab.fleet.optimizer import Adaptation
 from gapped.lab.fleet.run_layers import Linear, affine, generators, spread
 from gapped.lab.tasks import VAEProtocol
 
@@ -181,7 +182,7 @@ class VAE(torch.nn.Module):
         """All layers, on ``(R, B, C)`` or, as convolutions where one takes that many inputs, on grids."""
         for place, (weight, bias) in enumerate(layers):
             if place:
-                x = x.relu() if self.protocol.activation == "relu" else F.leaky_relu(x, 0.2)
+                x = F.leaky_relu(x, self.protocol.slope) if self.protocol.slope else x.relu()
             if x.shape[-1] != weight.shape[1]:
                 x = neighbourhoods(x)
             x = affine(x.flatten(1, -2), weight, bias).view(*x.shape[:-1], -1)
@@ -273,6 +274,11 @@ class VAETask(Task):
         self._dtype = dtype
         self.height, self.width, self.split = data.height, data.width, split
         self.train, self.test = data.train.to(device), data.test.to(device)
+        self.adaptation = Adaptation(protocol.rectified_adam, protocol.weight_decay)
+        if protocol.binarised == "once":
+            self.train, self.test = (
+                each.to(device) for each in binarised((data.train, data.test), data.scale)
+            )
         self._distinct = sorted(set(self.seeds))
         self._places = [self._distinct.index(seed) for seed in self.seeds]
         mean = data.train.double().mean(0).div(data.scale).to(torch.get_default_dtype())
@@ -323,7 +329,7 @@ class VAETask(Task):
         return self._binarised(grey_levels(images, self.scale, self._dtype), generator)
 
     def _binarised(self, grey: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.bernoulli(grey, generator=generator) if self.protocol.binarised else grey
+        return torch.bernoulli(grey, generator=generator) if self.protocol.binarised is True else grey
 
     def gradient_variance(
         self, sampler: Grouped, generator: torch.Generator, samples: int, examples: int
@@ -367,6 +373,14 @@ class VAETask(Task):
                 for name, each in pictures.items()
             }
             yield {"height": self.height, "width": self.width, "count": _PICTURES, **encoded}
+
+
+def binarised(images: Sequence[Tensor], scale: int) -> Iterator[Tensor]:
+    """Black and white images: Bernoulli draws of the grey levels, the same at every call."""
+    noise = torch.Generator().manual_seed(0)
+    for each in images:
+        drawn = torch.bernoulli(grey_levels(each, scale, torch.float32), generator=noise)
+        yield scale * drawn.to(each.dtype)
 
 
 def grey_levels(images: Tensor, scale: int, dtype: torch.dtype) -> Tensor:
