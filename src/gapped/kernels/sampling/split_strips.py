@@ -26,6 +26,10 @@ def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr, STRIP: tl.con
     while tl.max(b_words) >= 0:
         # What is there now, not what a cache holds.
         b_words = tl.load(p_words, mask=b_segments < SEGMENTS, other=-1, volatile=True)
+    # Several threads may hold the same word, read at different times, of which the loop sees one: once all are
+    # published, every thread reads them again.
+    tl.debug_barrier()
+    b_words = tl.load(p_words, mask=b_segments < SEGMENTS, other=-1, volatile=True)
     b_sums, b_dots = unpack(b_words, b_segments < SEGMENTS)
     return tl.sum(b_sums, 1), tl.sum(b_dots, 1)
 

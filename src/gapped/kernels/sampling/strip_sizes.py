@@ -17,7 +17,7 @@ from gapped.kernels.runner import power
 LONGEST_BLOCK = 64
 # Forward: bytes of a strip's width, warps, chunks read at a time, how many times that is read ahead, and the
 # registers of a thread. In each chunk a thread has what it can read at once, 16 bytes.
-FORWARD_BYTES, FORWARD_WARPS, PIECES, STAGES, FORWARD_REGISTERS = 64, 16, 4, 1, 64
+FORWARD_BYTES, FORWARD_WARPS, PIECES, STAGES, FORWARD_REGISTERS = 128, 16, 4, 1, 64
 # Forward, strips are wider where a row would have fewer chunks: drawing from the lanes of a strip takes as
 # long as reading some chunks, however many rows it has.
 FEWEST_CHUNKS = 16
