@@ -28,7 +28,7 @@ from torch import Tensor
 
 import gapped
 from gapped.lab.bench.cases import DTYPES
-from gapped.lab.bench.timing import interleaved, peak_memory, quantiles
+from gapped.lab.bench.timing import CLOCKS, interleaved, peak_memory, quantiles
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.records import LinearTiming, Timing, write
 from gapped.linear import chunk_sizes
@@ -118,7 +118,7 @@ def measure(
         call()
         memory[way] = (peak_memory(call, device) - (0 if way == PRODUCT else gradients)) / 2**20
     on_gpu = device.type == "cuda"
-    times = interleaved(calls, device, seconds) if on_gpu else processor_times(calls, turns)
+    times = interleaved(calls, CLOCKS[device.type], seconds) if on_gpu else processor_times(calls, turns)
     sizes = {"rows": case.rows, "width": case.width, "categories": case.categories, "dtype": dtype}
     for way in calls:
         spent = {"milliseconds": times[way], "memory": round(memory[way], 2)}

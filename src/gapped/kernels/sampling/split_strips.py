@@ -23,13 +23,10 @@ def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr, STRIP: tl.con
     b_segments = tl.arange(0, SLOTS)[None, :]
     p_words += b_segments * STRIP + tl.arange(0, STRIP)[:, None]
     b_words = tl.zeros([STRIP, SLOTS], tl.int64)
-    while tl.max(b_words) >= 0:
-        # What is there now, not what a cache holds.
-        b_words = tl.load(p_words, mask=b_segments < SEGMENTS, other=-1, volatile=True)
-    # Several threads may hold the same word, read at different times, of which the loop sees one: once all are
-    # published, every thread reads them again.
-    tl.debug_barrier()
-    b_words = tl.load(p_words, mask=b_segments < SEGMENTS, other=-1, volatile=True)
+    b_inside = (b_segments < SEGMENTS) & (tl.arange(0, STRIP)[:, None] >= 0)
+    while tl.max(tl.where(b_inside, b_words, -1)) >= 0:
+        # An atomic operation that changes nothing reads what is there now, once for all threads.
+        b_words = tl.atomic_or(p_words, 0, mask=b_inside, sem="relaxed")
     b_sums, b_dots = unpack(b_words, b_segments < SEGMENTS)
     return tl.sum(b_sums, 1), tl.sum(b_dots, 1)
 
