@@ -65,8 +65,8 @@ def test_jax_needs_no_torch(module: str) -> None:
     """Of the library it imports what imports no other package; one module calls the kernels."""
     names = LAYERS["imports"](MODULES[module], module)
     roots = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
-    own = {"fused": "jax_triton"}.get(last := module.split(".")[-1], last)
-    assert roots <= {"jax", "numpy", "gapped", own}
+    last = module.split(".")[-1]
+    assert roots <= {"jax", "numpy", "gapped"} | ({"jax_triton", "triton"} if last == "fused" else {last})
     rooms = {LAYERS["room_of"](name) for name in names} - {None, "jax"}
     assert rooms <= {"errors", "texts"} | ({"kernels"} if last == "fused" else set())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import fields, replace
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -297,3 +298,26 @@ def test_the_kernels_compile_with_all_sizes_as_constants(text: str, kernels: str
     variables = {name: value for name, value in environment().items() if name != "TRITON_INTERPRET"}
     printed = python("-W", "error", "-c", COMPILED, text, env=variables).split("\n")[:-1]
     assert printed == [f"{name}_kernel True" for name in kernels.split()]
+
+
+def test_a_broken_installation_is_said_and_the_cache_of_triton_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax-triton sets the variable when it is imported; where it cannot be, XLA draws."""
+    monkeypatch.undo()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    reason = fused.unavailable()
+    assert reason is not None
+    assert reason.endswith('jax_triton halted; None in sys.modules (pip install "gapped[jax-triton]")')
+    gapped.jax.gst(KEY, jnp.zeros((2, 3)))
+    folder = {}
+
+    class Careless(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            folder["set"] = os.environ["TRITON_CACHE_DIR"] = ""
+            return triton_call
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    monkeypatch.setitem(sys.modules, "jax_triton", Careless("jax_triton"))
+    assert fused.unavailable() is None
+    assert folder == {"set": ""}
+    assert os.environ["TRITON_CACHE_DIR"] == "mine"

@@ -7,13 +7,15 @@ constant of the compiled kernel.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from gapped.errors import one_line
 
 PLATFORM = "cuda"
 """Where the kernels run; on other platforms the same program is compiled by XLA."""
@@ -60,8 +62,11 @@ def unavailable() -> str | None:
     """Why no kernel runs in this process; None if kernels do."""
     if jax.default_backend() != "gpu":
         return f"the default device is a {jax.default_backend()}, the kernels run on GPUs"
-    missing = [name for name in ("jax_triton", "triton") if find_spec(name) is None]
-    return f'{missing[0]} is not installed (pip install "gapped[jax-triton]")' if missing else None
+    try:
+        _triton_call()
+    except ImportError as problem:
+        return f'{one_line(problem)} (pip install "gapped[jax-triton]")'
+    return None
 
 
 def stats_shape(scores: Array) -> tuple[int, ...]:
@@ -186,12 +191,10 @@ def _call(
 
     `zeroed` says that the last output must be zero before.
     """
-    from jax_triton import triton_call
-
     arrays, rest = [*inputs, *outputs], kernel.arg_names[len(inputs) + len(outputs) :]
     assert kernel.arg_names[: len(arrays)] == arrays, (kernel.arg_names, arrays)
     values = {**_UNUSED, **values}
-    results = triton_call(
+    results = _triton_call()(
         *inputs.values(),
         kernel=kernel,
         out_shape=tuple(outputs.values()),
@@ -201,6 +204,20 @@ def _call(
         **{name: values[name] for name in rest},
     )
     return list(results)
+
+
+def _triton_call() -> Any:
+    """The function of jax-triton that launches kernels."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    import triton  # noqa: F401  jax_triton can be imported without it
+    from jax_triton import triton_call
+
+    # Importing jax_triton empties this variable, and torch's kernels would be cached in the current folder.
+    if folder is None:
+        os.environ.pop("TRITON_CACHE_DIR", None)
+    else:
+        os.environ["TRITON_CACHE_DIR"] = folder
+    return triton_call
 
 
 def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
