@@ -30,7 +30,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 // Type into the field above a long table to see only the rows that hold every word of it.
 for (const table of document.querySelectorAll("table.sortable")) {
   const rows = [...table.tBodies[0].rows];
-  if (rows.length < 20) continue;
+  if (rows.length < 15) continue;
   const input = document.createElement("input");
   input.type = "search";
   input.className = "filter";
