@@ -34,7 +34,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const input = document.createElement("input");
   input.type = "search";
   input.className = "filter";
-  input.placeholder = "Filter, such as: reinmax-30x10 best";
+  input.placeholder = "Filter: words that a row must hold";
   input.setAttribute("aria-label", "Filter the rows of: " + table.caption.textContent);
   table.closest(".scroll").before(input);
   input.addEventListener("input", () => {
