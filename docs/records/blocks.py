@@ -20,6 +20,8 @@ from claims import claims
 from conclusions import conclusions
 from decomposition import decomposition
 from evidence import Evidence
+from field_board import field_board
+from field_variance import field_variance
 from parser_start import parser_start
 from template import fill
 from variance import variance
@@ -56,6 +58,8 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "shortfalls": answer.shortfalls,
     "when": answer.when,
     "criteria": answer.criteria,
+    "field-board": field_board,
+    "field-variance-ratio": field_variance,
     "variance-ranges": variance,
     "variance-terms": decomposition,
     "speed": speed.speed,

@@ -56,7 +56,7 @@ WORDS = {
     "latents": "categorical variables an image",
     "categories": "categories of each",
     "hidden": "hidden widths of the encoder; the decoder mirrors them",
-    "activation": "activation between layers; the leaky one has slope 0.2",
+    "slope": "slope of the leaky ReLU between layers; 0 is the ReLU",
     "rectified_logits": "ReLU on the logits",
     "binarised": "pixels drawn anew at every access",
     "batch": "batch size",
@@ -244,8 +244,9 @@ def mixed_findings(evidence: Evidence) -> Values:
 def protocols(evidence: Evidence) -> Values:
     """Every constant of the VAE's protocols, beside each other."""
     kinds = [vae_protocol(name) for name in PROTOCOLS]
-    # The paper's VAEs have neither patches nor selected pixels: those are for the study of defaults.
-    names = [f.name for f in fields(kinds[0]) if f.name not in ("name", "patch", "selects")]
+    # What only other VAEs have: patches and selected pixels, RAdam and AdamW.
+    others = ("name", "patch", "selects", "rectified_adam", "weight_decay")
+    names = [f.name for f in fields(kinds[0]) if f.name not in others]
     body = [
         (Entry(WORDS.get(name, name.replace("_", " "))), *(_constant(getattr(k, name)) for k in kinds))
         for name in names

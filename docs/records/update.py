@@ -12,9 +12,11 @@ from pathlib import Path
 from blocks import filled
 from drawings import DRAWINGS
 from evidence import gather
+from field_board import contests
 
 from gapped.errors import GappedError
 from gapped.lab.records.files import write_text
+from gapped.lab.report.page import render_board
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
@@ -22,11 +24,13 @@ DOCUMENTS = (
     "docs/reproduction.md",
     "docs/choosing.md",
     "docs/defaults.md",
+    "docs/field.md",
     "docs/performance.md",
     "docs/vocabulary.md",
     "docs/examples.md",
 )
 FIGURES = "docs/figures"
+BOARD = "docs/_static/board.html"
 
 
 def update(root: Path = ROOT, results: Path = ROOT / "results") -> list[Path]:
@@ -40,6 +44,7 @@ def update(root: Path = ROOT, results: Path = ROOT / "results") -> list[Path]:
             raise GappedError(f"{name}: {problem}") from None
     for name, draw in DRAWINGS.items():
         texts[root / FIGURES / name] = draw(evidence)
+    texts[root / BOARD] = render_board(evidence.records, contests())
     changes = {path: text for path, text in texts.items() if _differs(path, text)}
     for path, text in changes.items():
         write_text(path, text)

@@ -16,8 +16,9 @@ from blocks import BLOCK, BLOCKS, filled, render_block
 from claims import CLAIMS
 from drawings import DRAWINGS
 from evidence import ELBO, PLAIN, RECTIFIED, Evidence, gather, judge, lead
+from field_board import contests
 from svg_compare import same_drawing
-from update import DOCUMENTS, FIGURES, ROOT, update
+from update import BOARD, DOCUMENTS, FIGURES, ROOT, update
 from variance import ranges
 from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, decide
 
@@ -27,6 +28,7 @@ from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.recipe_files import known_recipes
 from gapped.lab.records import Record
 from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
+from gapped.lab.report.page import render_board
 from gapped.lab.report.paper import against_paper, paper
 from gapped.lab.report.statistics import Difference
 
@@ -50,6 +52,10 @@ def read(name: str) -> str:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_are_what_the_records_make(name: str, evidence: Evidence) -> None:
     assert filled(evidence, read(name)) == read(name), "run: make numbers"
+
+
+def test_the_board_is_what_the_records_make(evidence: Evidence) -> None:
+    assert render_board(evidence.records, contests()) == read(BOARD), "run: make numbers"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -208,7 +214,7 @@ def copies(tmp_path: Path) -> Path:
 def test_emptied_documents_come_back_as_they_are(copies: Path) -> None:
     """A second time nothing is written."""
     figures = [f"{FIGURES}/{name}" for name in DRAWINGS]
-    assert update(copies) == [copies / name for name in (*DOCUMENTS, *figures)]
+    assert update(copies) == [copies / name for name in (*DOCUMENTS, *figures, BOARD)]
     for name in DOCUMENTS:
         assert (copies / name).read_bytes() == (ROOT / name).read_bytes()
     assert update(copies) == []

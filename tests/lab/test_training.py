@@ -88,6 +88,18 @@ def test_curves_and_images_are_keyed_by_run(tmp_path):
             assert len(base64.b64decode(getattr(each, name))) == 10 * 64
 
 
+def test_variance_beside_is_that_of_another_estimator_at_the_same_weights(tmp_path):
+    """With the factor at zero DoubleCV is RLOO: equal but for rounding; another estimator's differs."""
+    how = {"variance_samples": 3, "variance_images": 20, "variance_every_epoch": True}
+    for beside, same in (("double-cv:samples=2,alpha=0.0", True), ("rloo:samples=4", False)):
+        recipe = toy_recipe("rloo:samples=2", variance_beside=beside, **how)
+        train(recipe, tmp_path / beside[:4])
+        (curve,) = records.read(tmp_path / beside[:4], Curve)
+        own, other = (curve.series[f"gradient_variance{end}"] for end in ("", "_beside"))
+        assert len(own) == 2
+        assert (own == pytest.approx(other, rel=1e-4)) is same
+
+
 def test_variance_after_every_epoch_is_a_curve(tmp_path):
     recipe = toy_recipe("gst", variance_samples=3, variance_images=20, variance_every_epoch=True)
     (line,) = train(recipe, tmp_path)

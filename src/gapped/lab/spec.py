@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from gapped.checks import check_count, check_flag, check_level
 from gapped.errors import reject
-from gapped.lab.estimator_text import make, options_of
+from gapped.lab.estimator_text import make, options_of, parse
 from gapped.lab.fleet import RateDecay
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.task_kinds import TASK_KINDS, TaskKind
@@ -29,7 +29,7 @@ _COUNTS = (
 )
 
 # Fields added since the first published records, with their defaults.
-_LATER = {"rate_decay": "none", "test_every": 1}
+_LATER = {"rate_decay": "none", "test_every": 1, "variance_beside": ""}
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class RunSpec:
     test_every: int = 1
     """Epochs from one test to the next; the last epoch is always tested. Curves have the tested epochs."""
 
+    variance_beside: str = ""
+    """An estimator, as text, whose variance is measured too, at the same weights; none if empty."""
+
     def __post_init__(self) -> None:
         _check_choice("task", self.task, tuple(TASK_KINDS))
         self.kind.rules(self.protocol)
@@ -82,6 +85,8 @@ class RunSpec:
         if self.seed >= 2**63:
             raise reject("seed", self.seed, "an integer below 2**63")
         check_flag("variance_every_epoch", self.variance_every_epoch)
+        if self.variance_beside:
+            parse(self.variance_beside)
         if self.variance_samples == 1:
             raise reject("variance_samples", 1, "0, or at least 2: one gradient has no variance")
         if self.learning_rate is not None:

@@ -74,7 +74,7 @@ def train(fleet: Fleet, device: torch.device, checkpoints: Store | None, setting
     else:
         _train_epochs(fleet, trainer, checkpoints, settings)
     if spec.variance_samples and not spec.variance_every_epoch:
-        metrics["gradient_variance"] = _gradient_variance(trainer, spec)
+        metrics |= _gradient_variances(trainer, spec)
     if len(fleet.specs) == 1:
         metrics |= _costs(trainer, device)
     return result_lines(fleet, trainer, metrics | trainer.test(), device)
@@ -132,7 +132,8 @@ def _train_epochs(fleet: Fleet, trainer: Trainer, checkpoints: Store | None, set
         trainer.train_epoch(before_step)
         if spec.variance_samples and spec.variance_every_epoch and trainer.tested[-1:] == [trainer.epoch]:
             began = time.perf_counter()
-            trainer.history.setdefault("gradient_variance", []).append(_gradient_variance(trainer, spec))
+            for name, values in _gradient_variances(trainer, spec).items():
+                trainer.history.setdefault(name, []).append(values)
             trainer.seconds[-1] += time.perf_counter() - began
         latest = {name: values[-1] for name, values in trainer.history.items()}
         callbacks.epoch(fleet, Snapshot(trainer.epoch, trainer.epochs, latest, trainer.alive.tolist()))
@@ -155,12 +156,18 @@ def _save_checkpoint(fleet: Fleet, trainer: Trainer, checkpoints: Store, stop: b
         warnings.warn(f"{problem.filename}: {reason}; {then}", stacklevel=2)
 
 
-def _gradient_variance(trainer: Trainer, spec: RunSpec) -> list[float]:
-    trainer.generator.manual_seed(derived_seed(trainer.seed, "variance", trainer.epoch))
-    with matmul_precision(trainer.device):
-        variances: list[float] = trainer.task.gradient_variance(
-            trainer.sampler, trainer.generator, spec.variance_samples, spec.variance_images
-        ).tolist()
+def _gradient_variances(trainer: Trainer, spec: RunSpec) -> dict[str, list[float]]:
+    """The variances of the runs' gradients, and of another estimator's, at the same weights, if wanted."""
+    samplers = {"gradient_variance": trainer.sampler}
+    if spec.variance_beside:
+        samplers["gradient_variance_beside"] = trainer.beside(spec.variance_beside)
+    variances: dict[str, list[float]] = {}
+    for name, sampler in samplers.items():
+        trainer.generator.manual_seed(derived_seed(trainer.seed, "variance", trainer.epoch))
+        with matmul_precision(trainer.device):
+            variances[name] = trainer.task.gradient_variance(
+                sampler, trainer.generator, spec.variance_samples, spec.variance_images
+            ).tolist()
     return variances
 
 

@@ -9,7 +9,8 @@ import pytest
 from browsing import check_whole, contrast, luminance, style, visit
 from report_records import write_compare, write_vae
 
-from gapped.lab.report.page import write_report
+from gapped.lab.report.board import Contest
+from gapped.lab.report.page import render_board, write_report
 
 # Of the first spot in the first figure.
 NUMBER = "GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds"
@@ -78,6 +79,27 @@ def test_a_click_on_a_header_sorts(browser: Any, pages: dict[str, Path]) -> None
     heads[variance].click()
     shown = [float(text) for text in column(browser, variance)]
     assert shown == sorted(shown)
+
+
+def test_a_long_table_is_filtered_by_words(browser: Any, tmp_path: Path) -> None:
+    """The rows that hold every word stay; sorting keeps what is hidden hidden."""
+    protocols = tuple(f"flows-{shape}" for shape in ("128x4", "32x16", "8x64"))
+    path = tmp_path / "board.html"
+    path.write_text(render_board([], [Contest("field-flows", "Flows", protocols, frozenset())]), "utf-8")
+    visit(browser, path)
+    check_whole(browser)
+    field = browser.find_element("css selector", "input.filter")
+    shown = "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.textContent)"
+    everything = browser.execute_script(shown)
+    field.send_keys("32X16 reinmax")
+    few = browser.execute_script(shown)
+    assert few == [text for text in everything if "flows-32x16" in text and "ReinMax" in text]
+    assert 0 < len(few) < len(everything)
+    browser.find_elements("css selector", "thead button")[11].click()
+    assert sorted(browser.execute_script(shown)) == sorted(few)
+    field.clear()
+    field.send_keys(" ")
+    assert len(browser.execute_script(shown)) == len(everything)
 
 
 def test_without_javascript_the_essentials_are_there(browser: Any, pages: dict[str, Path]) -> None:

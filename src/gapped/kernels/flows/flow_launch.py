@@ -16,8 +16,8 @@ from gapped.kernels.sampling.row_layout import row_matrix
 
 LONGEST = 128
 """The most categories: a program holds a matrix of their weights in its registers."""
-# Weights of a program of several rows, and those that a warp holds: 128 for each of its threads, so that a
-# row of 64 categories is one warp's, which waits for no other. Not yet chosen by measurement.
+# Weights of a program of several rows, and those that a warp holds: 128 for each of its threads. So a
+# row of 64 categories belongs to one warp, which waits for no other.
 BLOCK, PER_WARP = 512, 4096
 # The most steps of conjugate gradients, and the part of the first residual's square at which they end.
 STEPS, LEFT = 8, 1e-13

@@ -20,7 +20,7 @@ from gapped.lab.fleet.estimator_groups import Grouped, Widths
 from gapped.lab.fleet.gradient_norms import GradientNorms
 from gapped.lab.fleet.optimizer import Adam, Adaptation, Selection, SelectionRule, clip_scales, scaled
 from gapped.lab.fleet.schedule import LEVELS, Constant, Schedule
-from gapped.registry import Estimator
+from gapped.registry import Estimator, estimator
 
 RateDecay = Literal["none", "cosine", "warm-cosine"]
 """How the learning rate changes, epoch by epoch: not at all, to zero along a half cosine, or that after it
@@ -130,7 +130,6 @@ class Trainer:
         compiled: bool = False,
         test_every: int = 1,
     ) -> None:
-        first = next(task.model.parameters())
         self.task, self.runs, self.epochs, self.seed, self.device = task, list(runs), epochs, seed, device
         self.descended = list(task.descended)
         apart = {id(p) for p, _ in self.descended}
@@ -138,8 +137,8 @@ class Trainer:
         self._place = {id(p): place for place, p in enumerate(self.parameters)}
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, task.adaptation, compiled=compiled)
-        estimators = [run.estimator for run in runs]
-        self.sampler = Grouped.of(estimators, task.row_axes, device, first.dtype, task.widths)
+        self.sampler = self._sampler([run.estimator for run in runs])
+        self._beside: dict[str, Grouped] = {}
         # Estimators with a state are trained beside the model, each run's share at the run's own rate.
         self.tuned = [
             (part, each, Adam(list(each.parameters()), rates[part.runs]))
@@ -191,6 +190,16 @@ class Trainer:
             if self.selection is not None and self.selection.rule.due(step, self.task.steps):
                 self.selection.observe(self.selection.rule.score(self.sampler))
                 self._set_rates()
+
+    def beside(self, text: str) -> Grouped:
+        """All runs with another estimator, given as text: to measure it at their weights."""
+        if text not in self._beside:
+            self._beside[text] = self._sampler([estimator(text) for _ in self.runs])
+        return self._beside[text]
+
+    def _sampler(self, estimators: Sequence[Estimator]) -> Grouped:
+        task, dtype = self.task, next(self.task.model.parameters()).dtype
+        return Grouped.of(estimators, task.row_axes, self.device, dtype, task.widths)
 
     def best_weights(self) -> AbstractContextManager[None]:
         """The best weights in the place of the present ones; a no-op where no best ones are kept."""

@@ -36,7 +36,7 @@ _NAMED = 8
 
 # What a protocol is for: with one of these, its name says enough.
 _USUAL = ("", "mnist", "digits", "listops", "none")
-_USUAL_CODES = (*_USUAL, "fashion-mnist")
+_USUAL_FASHION = (*_USUAL, "fashion-mnist")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def cells(records: Iterable[Record]) -> list[Cell]:
 
 def _table(record: Record) -> tuple[str, str]:
     """Recipe and protocol; the latter says which data these are, unless it is the usual set."""
-    usual = _USUAL_CODES if record.protocol.startswith("codes-") else _USUAL
+    usual = _USUAL_FASHION if record.protocol.startswith(("codes-", "binary-fashion-")) else _USUAL
     other = "" if record.data in usual else f" on {record.data}"
     return record.recipe, record.protocol + other
 

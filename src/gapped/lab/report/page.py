@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gapped.errors import GappedError, reject
 from gapped.lab.records import Curve, Images, Record, Trees, read
 from gapped.lab.records.files import write_text
+from gapped.lab.report.board import Contest, board
 from gapped.lab.report.cells import (
     Cell,
     Row,
@@ -53,6 +54,9 @@ Pixels = NDArray[np.uint8]
 
 # A key of the environment, and what a reader calls it; unknown keys show under their own name.
 NAMES = {"gapped": "gapped", "commit": "commit", "torch": "torch", "device": "device", "python": "Python"}
+
+# What the board is called, and the command that fills it.
+FIELD = "field"
 
 # Pixels between two images.
 GAP = 1
@@ -113,6 +117,18 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         raise reject("out", str(path), "a page to write, not a file of records")
     write_text(path, render_html(sections(folder), failures(read(folder, Record))))
     return path
+
+
+def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
+    """The board of the field as a page of its own, to filter and to sort."""
+    own = [record for record in records if record.recipe in {contest.name for contest in contests}]
+    asked = sum(len(contest.runs) for contest in contests)
+    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are there."
+    facts = (*(_facts(own, FIELD)[:-1] if own else ()), f"gapped reproduce {FIELD}")
+    quick = any(record.quick for record in own)
+    details = (("Every estimator under every protocol", board(own, contests)),)
+    section = Section(FIELD, "", verdict, facts, (), Table((), ()), None, details, (), quick, tuple(own))
+    return render_html([section], [])
 
 
 def render_html(sections: Sequence[Section], failed: Sequence[str]) -> str:

@@ -87,7 +87,7 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
     else:
         table = paper().get(recipe)
         ours = [c for c in matching if _is_papers(c.protocol)]
-    if table is None or (protocol is not None and not ours):
+    if table is None or (protocol is not None and not ours and recipe not in field()):
         return []
     seeds = table.get("seeds")
     rows: list[PaperRow] = []

@@ -27,6 +27,25 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
+// Type into the field above a long table to see only the rows that hold every word of it.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const rows = [...table.tBodies[0].rows];
+  if (rows.length < 15) continue;
+  const input = document.createElement("input");
+  input.type = "search";
+  input.className = "filter";
+  input.placeholder = "Filter: words that a row must hold";
+  input.setAttribute("aria-label", "Filter the rows of: " + table.caption.textContent);
+  table.closest(".scroll").before(input);
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/);
+    for (const row of rows) {
+      const text = [...row.cells].map((cell) => cell.textContent.toLowerCase()).join(" ");
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+  });
+}
+
 // Point at a spot of a figure, or tap it, to read its number. Without this the browser shows it after a while.
 const label = document.createElement("div");
 label.className = "tooltip";

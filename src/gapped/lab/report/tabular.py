@@ -55,7 +55,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
     }
     extra = {name: column for name, column in optional.items() if any(entry.value for entry in column)}
     body = [
-        (Entry(r.label), tau_entry(r.tau), *_value_entries(r), *(column[i] for column in extra.values()))
+        (Entry(r.label), tau_entry(r.tau), *value_entries(r), *(column[i] for column in extra.values()))
         for i, r in enumerate(rows)
     ]
     table = Table(columns + tuple(extra), tuple(body))
@@ -197,7 +197,8 @@ def aligned_right(table: Table) -> list[bool]:
     return [any(row[i].value is not None for row in table.rows) for i in range(len(table.columns))]
 
 
-def _value_entries(row: Row) -> tuple[Entry, ...]:
+def value_entries(row: Row) -> tuple[Entry, ...]:
+    """Mean, standard deviation, interval and number of seeds."""
     s, significant = row.value, 4 if row.own else 3
     low, high = (number(end, row.metric, significant) for end in (s.low, s.high))
     interval = Entry(NOTHING) if s.count < 2 else Entry(f"{low.text} to {high.text}", s.low)

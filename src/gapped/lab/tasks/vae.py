@@ -294,7 +294,7 @@ class VAETask(Task):
         self.widths = Widths(self.train.shape[1], self.model.choices)
         if protocol.prior_rate is not None:
             self.descended = [(self.model.prior, protocol.prior_rate)]
-        # Of the last measurement: repeated after every epoch, it is recorded as a graph once.
+        # Measurements are repeated after every epoch, and recorded as a graph once.
         self._gradients: dict[tuple[int, ...], _GradientMoments] = {}
 
     def start_epoch(self, epoch: int) -> None:
@@ -340,7 +340,7 @@ class VAETask(Task):
         """
         key = (id(sampler), id(generator), examples)
         if key not in self._gradients:
-            self._gradients = {key: _GradientMoments(self, sampler, generator, examples)}
+            self._gradients[key] = _GradientMoments(self, sampler, generator, examples)
         return self._gradients[key].measure(samples)
 
     def surrogate_entropy(self, sampler: Grouped, generator: torch.Generator) -> Tensor:

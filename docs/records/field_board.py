@@ -1,0 +1,49 @@
+"""The block of the board: for each recipe of the field its paper, what was run, and the table."""
+
+from __future__ import annotations
+
+from evidence import Evidence
+from field_variance import RECIPE as APART
+from template import fill
+
+from gapped.lab.recipe import find_recipe, known_recipes
+from gapped.lab.report.board import Contest, board
+from gapped.lab.report.paper import field
+from gapped.lab.report.rendering import provenance
+from gapped.lab.report.tabular import Table, without_empty
+
+
+def contests() -> list[Contest]:
+    """The recipes of the field whose results are ranked."""
+    names = [name for name in known_recipes() if name.startswith("field-") and name != APART]
+    made = []
+    for recipe in map(find_recipe, names):
+        specs = [entry.spec for entry in recipe.entries]
+        protocols = tuple(dict.fromkeys(spec.protocol for spec in specs))
+        made.append(Contest(recipe.name, recipe.title, protocols, frozenset(spec.id for spec in specs)))
+    return made
+
+
+def field_board(evidence: Evidence) -> str:
+    """A part for each recipe."""
+    return "\n\n".join(_part(evidence, contest) for contest in contests())
+
+
+def _part(evidence: Evidence, contest: Contest) -> str:
+    own = [record for record in evidence.records if record.recipe == contest.name]
+    table = board(own, [contest])
+    # The recipe is in the heading.
+    body = tuple(row[1:] for row in table.rows)
+    published = field().get(contest.name)
+    values = {
+        "name": contest.name,
+        "runs": len(contest.runs),
+        "lost": contest.missing(own),
+        "provenance": provenance(own, contest.name) if own else "",
+        "table": without_empty(Table(table.columns[1:], body, table.notes if own else ())),
+        **(published or {}),
+    }
+    sentences = ["run" if own else "not-run", *(["missing"] if own and values["lost"] else [])]
+    sentences += ["published"] if published else []
+    parts = [f"## {contest.title}", " ".join(fill(f"field-{name}", values) for name in sentences)]
+    return "\n\n".join([*parts, *([fill("field-table", values)] if body else [])])

@@ -1,0 +1,46 @@
+"""The block of the variance of unbiased estimators beside RLOO's, at the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from evidence import Evidence
+from template import fill
+
+from gapped.lab.report.cells import Cell
+from gapped.lab.report.tabular import Entry, Table
+
+RECIPE = "field-variance"
+
+
+def field_variance(evidence: Evidence) -> str:
+    """For each estimator the ratio of variances over the epochs; the command if it was not run."""
+    cells = [cell for cell in evidence.cells if cell.recipe == RECIPE]
+    if not cells:
+        return fill("field-variance-missing", {"name": RECIPE})
+    columns = ("estimator", "seeds", "epochs", "median ratio", "largest ratio", "epochs above 0.5")
+    rows = tuple(_row(evidence, cell) for cell in cells)
+    return fill("field-variance-ratio", {"table": Table(columns, rows), "name": RECIPE})
+
+
+def _row(evidence: Evidence, cell: Cell) -> tuple[Entry, ...]:
+    ratios = np.array(list(_ratios(evidence, cell)))
+    means = ratios.mean(0)
+    numbers = float(np.median(means)), float(means.max())
+    above = int((means > 0.5).sum())
+    return (
+        Entry(cell.label),
+        Entry(str(len(ratios)), len(ratios)),
+        Entry(str(means.size), means.size),
+        *(Entry(f"{each:.3f}", each) for each in numbers),
+        Entry(str(above), above),
+    )
+
+
+def _ratios(evidence: Evidence, cell: Cell) -> Iterator[list[float]]:
+    """Of each run, epoch by epoch: its own variance over that beside it."""
+    for record in cell.records:
+        series = evidence.curves[record.id].series
+        own, beside = (series[name] for name in ("gradient_variance", "gradient_variance_beside"))
+        yield [a / b for a, b in zip(own, beside, strict=True) if a is not None and b is not None]

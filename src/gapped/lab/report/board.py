@@ -1,0 +1,99 @@
+"""The board of the field: every estimator under every protocol of a recipe, with what others published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gapped.lab.records import Record
+from gapped.lab.report.cells import Cell, Row, groups, metric_name, primary, rows_of
+from gapped.lab.report.paper import DISAGREES, PaperRow, against_paper, field
+from gapped.lab.report.statistics import standing, summary
+from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry, value_entries
+
+COLUMNS = (
+    "recipe", "protocol", "estimator", "τ", "measure", "mean", "std", "95% interval", "seeds", "s / run",
+    "mark", "published", "their seeds", "difference",
+)  # fmt: skip
+BEST, TIED = "best", "tied"
+NOTES = (
+    f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
+    "the protocol, does not separate it from the best at 5%. s / run: a run's share of the wall time of its "
+    f"fleet. {DISAGREES}: further from the published number than two standard errors and 0.5 nats.",
+)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What the board needs to know of a recipe."""
+
+    name: str
+    title: str
+    protocols: tuple[str, ...]
+    runs: frozenset[str]
+    """The ids of its runs."""
+
+    def missing(self, records: Iterable[Record]) -> int:
+        """How many of its runs have no record."""
+        return len(self.runs - {record.id for record in records if record.recipe == self.name})
+
+
+def board(records: Iterable[Record], contests: Sequence[Contest]) -> Table:
+    """The cells of these recipes that were run, best first in each protocol, then what is published alone."""
+    records = list(records)
+    rows = tuple(row for contest in contests for row in _rows(records, contest))
+    return Table(COLUMNS, rows, NOTES)
+
+
+def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, ...]]:
+    own = [record for record in records if record.recipe == contest.name]
+    by_protocol = {protocol: group for (_, protocol), group in groups(own).items()}
+    for protocol in contest.protocols:
+        group = by_protocol.get(protocol, [])
+        theirs = {
+            (row.label, row.tau): row
+            for row in against_paper(own, contest.name, protocol)
+            if row.paper_mean is not None
+        }
+        metric = field()[contest.name]["metric"] if contest.name in field() else primary(group)
+        marks = _marks(group, metric)
+        where = Entry(contest.name), Entry(protocol, code=True)
+        for row in rows_of(group, metric) if group else []:
+            mine = _ours(row, marks.get(row.name, ""))
+            yield *where, *mine, *_published(theirs.pop((row.label, row.tau), None), metric)
+        for alone in theirs.values():
+            nothing = (Entry(NOTHING),) * 5
+            what = Entry(alone.label), tau_entry(alone.tau), Entry(metric_name(metric))
+            yield *where, *what, *nothing, Entry(""), *_published(alone, metric)
+
+
+def _ours(row: Row, mark: str) -> tuple[Entry, ...]:
+    share = summary([record.seconds / record.runs_in_fleet for record in row.cell.records])
+    return (
+        Entry(row.label),
+        tau_entry(row.tau),
+        Entry(metric_name(row.metric)),
+        *value_entries(row),
+        number(share.mean),
+        Entry(mark),
+    )
+
+
+def _published(row: PaperRow | None, metric: str) -> tuple[Entry, ...]:
+    """A published mean and standard deviation, the number of seeds, and our difference."""
+    if row is None:
+        return (Entry(NOTHING),) * 3
+    mean, std, gap = (number(value, metric) for value in (row.paper_mean, row.paper_std, row.difference))
+    spread = f" ± {std.text}" if std.value is not None else ""
+    seeds = Entry(str(row.paper_count), row.paper_count) if row.paper_count else Entry(NOTHING)
+    mark = f" {DISAGREES}" if row.disagrees else ""
+    return Entry(mean.text + spread, mean.value), seeds, Entry(gap.text + mark, gap.value)
+
+
+def _marks(group: Sequence[Cell], metric: str) -> Mapping[str, str]:
+    """Which cells are the best of their protocol, and which the data do not separate from it."""
+    rows = rows_of(group, metric) if group else []
+    ranked = standing({row.name: row.cell.values(metric) for row in rows}, any(row.higher for row in rows))
+    if ranked is None:
+        return {}
+    return {ranked.best: BEST, **dict.fromkeys(ranked.rivals, TIED)}
