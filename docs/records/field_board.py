@@ -6,7 +6,8 @@ from evidence import Evidence
 from field_variance import RECIPE as APART
 from template import fill
 
-from gapped.lab.recipe import find_recipe, known_recipes
+from gapped.lab.recipe import find_recipe
+from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.board import Contest, board
 from gapped.lab.report.paper import field
 from gapped.lab.report.rendering import provenance

@@ -322,6 +322,7 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(package) is None, reason=reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "steps", "column", "most"),
     [

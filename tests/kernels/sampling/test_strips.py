@@ -207,4 +207,6 @@ def test_programs_that_share_a_strip_give_the_same_bits_every_time(name: str) ->
     assert all(torch.equal(first, backward(logits, sample, grad, fused)) for _ in range(10))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strip_sizes, "most_segments", lambda device: 0)
-        torch.testing.assert_close(first, backward(logits, sample, grad, fused), rtol=1e-4, atol=1e-6)
+        # q (g - <q, g>) / tau: the sums come in another order, and differ by a few units in their last place.
+        unit = torch.finfo(torch.float32).eps * float(grad.abs().max()) / float(fused.tau)
+        torch.testing.assert_close(first, backward(logits, sample, grad, fused), rtol=1e-4, atol=4 * unit)

@@ -207,7 +207,9 @@ def test_jax_samples_are_one_hot_and_both_results_are_computed(monkeypatch: pyte
 
     monkeypatch.setattr(jax_ways.JaxInputs, "prepare", watched)
     (lines,) = bench.run([task("jax", SMALL["jax"])], CPU, seconds=0.001)
-    assert [line.way for line in lines] == ["Gumbel-softmax in jnp", "gapped.jax.gst"]
+    *lines, kernels = lines
+    assert [line.way for line in lines] == ["Gumbel-softmax in jnp", "gapped.jax.gst, XLA"]
+    assert kernels.status.startswith("not available: backend: got 'triton'")
     assert lines[0].environment["jax"] == jax.__version__
     for line, (call, memory) in zip(lines, calls, strict=True):
         assert (line.status, line.memory) == ("ok", memory)

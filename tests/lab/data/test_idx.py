@@ -161,7 +161,8 @@ def test_digits_split_is_fixed_and_a_partition():
 
 
 def needs_real(source):
-    absent = any(each.place is None for each in source.locate(REAL_DATA))
+    """Only the named folder counts: tests hide what else the machine has."""
+    absent = not any((REAL_DATA / source.name).glob("train-images*"))
     return pytest.mark.skipif(absent, reason=f"no {source.name} in $GAPPED_DATA or ../shared/data")
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def watched(log: Path, nth: int | None) -> None:
     """Write down each epoch of this process; the nth one, of one process, is its death."""
     train_epoch, calls = Trainer.train_epoch, 0
 
-    def wrapped(trainer: Trainer) -> None:
+    def wrapped(trainer: Trainer, *hooks: Callable[[int], None]) -> None:
         nonlocal calls
         calls += 1
         if calls == nth:
@@ -49,7 +50,7 @@ def watched(log: Path, nth: int | None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         with open(log, "a") as file:
             file.write(f"{trainer.seed} {trainer.epoch} {os.getpid()}\n")
-        train_epoch(trainer)
+        train_epoch(trainer, *hooks)
 
     Trainer.train_epoch = wrapped  # type: ignore[method-assign]
 

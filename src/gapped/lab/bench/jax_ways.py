@@ -36,11 +36,11 @@ def gumbel_softmax(key: Array, logits: Array) -> Array:
     return soft + jax.lax.stop_gradient(hard - soft)
 
 
-def gst(key: Array, logits: Array) -> Array:
+def gst(key: Array, logits: Array, backend: str) -> Array:
     """`gapped.jax.gst`."""
     import gapped.jax
 
-    return gapped.jax.gst(key, logits, hard=True)
+    return gapped.jax.gst(key, logits, hard=True, backend=backend)
 
 
 class JaxInputs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -211,7 +212,11 @@ def in_jax(rows: int, categories: int) -> Problem:
     return Problem(
         inputs=((rows, categories),),
         result=(rows, categories),
-        ways={"Gumbel-softmax in jnp": jax_ways.gumbel_softmax, "gapped.jax.gst": jax_ways.gst},
+        ways={
+            "Gumbel-softmax in jnp": jax_ways.gumbel_softmax,
+            "gapped.jax.gst, XLA": partial(jax_ways.gst, backend="xla"),
+            "gapped.jax.gst, kernels": partial(jax_ways.gst, backend="triton"),
+        },
         jax=True,
     )
 

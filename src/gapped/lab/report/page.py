@@ -125,9 +125,22 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
     asked = sum(len(contest.runs) for contest in contests)
     verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are there."
     facts = (*(_facts(own, FIELD)[:-1] if own else ()), f"gapped reproduce {FIELD}")
-    quick = any(record.quick for record in own)
-    details = (("Every estimator under every protocol", board(own, contests)),)
-    section = Section(FIELD, "", verdict, facts, (), Table((), ()), None, details, (), quick, tuple(own))
+    section = Section(
+        FIELD,
+        "",
+        verdict,
+        facts,
+        next_step=("Runs that are missing, in pieces:", f"gapped reproduce {FIELD} --minutes 9"),
+        legend=(),
+        pictures=(),
+        table=Table((), ()),
+        meanings=(),
+        against_paper=None,
+        details=(("Every estimator under every protocol", board(own, contests)),),
+        galleries=(),
+        quick=any(record.quick for record in own),
+        records=tuple(own),
+    )
     return render_html([section], [])
 
 
