@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import combinations
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +26,8 @@ from gapped.kernels.gating import gate_launch
 from gapped.kernels.masks import mask_launch
 from gapped.kernels.subsets import subset_launch
 from gapped.kernels.tables import table_launch
-from gapped.lab.bench.timing import interleaved, peak_memory
+from gapped.lab.bench.timing import CLOCKS, interleaved, peak_memory
+from gapped.lab.bench.torch_ways import first_of_pairs, product_and_sum, recursion, six_options
 from gapped.subsets import conditional_bernoulli
 
 Program = Callable[..., Tensor]
@@ -35,49 +35,9 @@ Variant = tuple[tuple[Any, str, Any], ...]
 """Constants of modules: module, name, value."""
 
 
-def recursion(logits: Tensor, k: int) -> Tensor:
-    """A subset by a walk back through the table of log-sums, straight through the marginals."""
-    with torch.enable_grad():
-        leaf = logits if logits.requires_grad else logits.detach().requires_grad_()
-        nothing = logits.new_full((len(logits), 1), -1e30)
-        table = torch.cat([torch.zeros_like(nothing), nothing.expand(-1, k)], -1)
-        tables = [table]
-        for score in leaf.unbind(-1):
-            table = torch.logaddexp(table, torch.cat([nothing, table[:, :-1] + score.unsqueeze(-1)], -1))
-            tables.append(table)
-        (marginals,) = torch.autograd.grad(table[:, k].sum(), leaf, create_graph=True)
-    left, chosen = torch.full((len(logits), 1), k, device=logits.device), []
-    for i in range(logits.shape[-1] - 1, -1, -1):
-        # The chance that element i is among those that are left to choose from the first i + 1.
-        before = tables[i].detach().gather(-1, (left - 1).clamp(min=0)).squeeze(-1)
-        log_p = logits.detach()[:, i] + before - tables[i + 1].detach().gather(-1, left).squeeze(-1)
-        takes = (torch.rand_like(log_p) < log_p.exp()) & (left.squeeze(-1) > 0)
-        chosen.append(takes)
-        left = left - takes.unsqueeze(-1).long()
-    sample = torch.stack(chosen[::-1], -1).to(logits.dtype)
-    return sample + marginals - marginals.detach()
-
-
-def six_options(logits: Tensor) -> Tensor:
-    """A mask of two of four by a choice among all six."""
-    rows = [[float(i in chosen) for i in range(4)] for chosen in combinations(range(4), 2)]
-    options = torch.tensor(rows, device=logits.device)
-    return F.gumbel_softmax(logits.view(-1, 4) @ options.T, hard=True) @ options
-
-
-def pairs(logits: Tensor) -> Tensor:
-    """Gates as choices of pairs."""
-    return F.gumbel_softmax(torch.stack([logits, torch.zeros_like(logits)], -1), hard=True)[..., 0]
-
-
-def product_and_sum(logits: Tensor, table: Tensor) -> Tensor:
-    """A quantizer that multiplies a one-hot sample with all entries, and adds them up."""
-    return (F.gumbel_softmax(logits, hard=True).unsqueeze(-1) * table).sum(-2)
-
-
 def measured(names: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> Iterator[str]:
     """A line for each call, which is forward and backward."""
-    times = interleaved(names, device, seconds)
+    times = interleaved(names, CLOCKS[device.type], seconds)
     for name, call in names.items():
         megabytes = peak_memory(call, device) / 1e6
         yield f"{name:56s} {times[name].median:9.3f} ms {megabytes:9.1f} MB"
@@ -118,7 +78,7 @@ def gates(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
         return gapped.gate(logits, hard=True)
 
     return {
-        "gates, pairs in torch": step(pairs, logits),
+        "gates, pairs in torch": step(first_of_pairs, logits),
         "gates, gapped.gate": step(ours, logits),
         "gates, straight-through": step(
             lambda x: gapped.gate(x, hard=True, estimator="straight-through"), logits
@@ -170,7 +130,7 @@ def subsets(device: torch.device, more: bool) -> dict[str, Callable[[], object]]
 
 def quantizer(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
     frames = 999 if device.type == "cuda" else 50
-    inputs = torch.randn(8, frames, 2, 320, device=device), torch.rand(2, 320, 128, device=device)
+    inputs = torch.randn(8 * frames, 2, 320, device=device), torch.rand(2, 320, 128, device=device)
     names = ((table_launch, "BLOCK"), (table_launch, "WIDEST"), (table_launch, "WARPS"))
     sizes = [(1024, 128, 4), (512, 64, 2), (4096, 128, 8)]
     estimator = gapped.GST(0.85, gap="auto")

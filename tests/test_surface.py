@@ -63,6 +63,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(names) == sorted(set(gapped.__all__) - {"__version__"})
 
 
+@pytest.mark.slow
 def test_a_misspelt_name_is_an_error_for_a_type_checker() -> None:
     pytest.importorskip("mypy", reason="needs mypy")
     program = "import gapped\ngapped.GST(tau=0.5).sample\ngapped.anything_misspelt"

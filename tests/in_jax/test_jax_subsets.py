@@ -149,6 +149,7 @@ def test_samples_follow_the_law_in_float32_and_the_largest_noisy_logits_do_not()
     require_rejected(chi_squared(counts, plackett_luce(theta.double(), 3)))
 
 
+@pytest.mark.slow
 def test_many_elements_in_float32() -> None:
     """Steep logits, too: values and gradients are torch's, which are computed in float64."""
     n, k = 257, 130

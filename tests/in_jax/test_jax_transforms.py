@@ -96,6 +96,7 @@ print(len(whole.sharding.device_set), "torch" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_shard_map_and_sharded_rows() -> None:
     """Two devices: each draws for its own rows with a key of its own, or the compiler divides the rows."""
     assert python("-W", "error", "-c", SHARDED) == "2 False\n"

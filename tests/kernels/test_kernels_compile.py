@@ -181,7 +181,7 @@ def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     run(SAMPLING, name)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gst", "*fp32"), ("gst", "*bf16"), ("reinmax", "*fp32")])
+@pytest.mark.parametrize(("name", "dtype"), [("gst", "*bf16"), ("reinmax", "*fp32")])
 def test_rows_side_by_side_are_read_16_bytes_at_a_time(name: str, dtype: str) -> None:
     run(STRIPS, name, dtype)
 

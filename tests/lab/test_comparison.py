@@ -495,6 +495,9 @@ def test_a_temporary_folder_goes_with_the_comparison(temporary: Path) -> None:
 def test_an_interruption_keeps_what_is_there_and_says_where(workers: int, temporary: Path) -> None:
     def interrupted(estimator: Any, seed: int) -> float:
         if seed == 2:
+            # What has ended is recorded by the process that waits for it.
+            while len([r for folder in temporary.iterdir() for r in read(folder, Record)]) < 2:
+                time.sleep(0.01)
             os.kill(os.getppid() if workers > 1 else os.getpid(), signal.SIGINT)
             time.sleep(60)
         return value_of(estimator, seed)

@@ -59,7 +59,7 @@ def subset(
     `gapped.subset` has the mathematics and the references.
 
     >>> import jax
-    >>> subset(jax.random.key(0), jnp.zeros((2, 6)), 2, estimator="gst").sum(-1)
+    >>> subset(jax.random.key(0), jnp.zeros((2, 4)), 2, estimator="gst").sum(-1)
     Array([2., 2.], dtype=float32)
     """
     check_key(key)

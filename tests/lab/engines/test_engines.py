@@ -198,6 +198,7 @@ def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
     assert recorder.epochs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ray_engine.ray is None, reason="ray is not installed")
 def test_an_address_where_no_cluster_answers(monkeypatch, tmp_path):
     """Neither a closed port nor one where something else listens; Ray would go on trying."""
