@@ -120,7 +120,7 @@ def test_the_commands_work_from_another_folder(python: Path, tmp_path: Path) -> 
     assert str(python.parents[1]) in run(command, "doctor", where=tmp_path)
     small = ("--estimator", "gst", "--estimator", "reinmax", "--seeds", "2", "--epochs", "2", "--out", "out")
     assert "Report: " in run(command, "compare", *small, where=tmp_path)
-    assert "report: " in run(command, "report", "out", where=tmp_path)
+    assert "Report: " in run(command, "report", "out", where=tmp_path)
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     run(command, "reproduce", "smoke", "--quick", "--device", "cpu", where=tmp_path)
 

@@ -129,8 +129,9 @@ def say(screen: Console, text: str) -> None:
 
 
 def prose(text: str, screen: Console) -> str:
-    """Sentences broken between words at the terminal's width; one line where the output is no terminal."""
-    return fill(text, screen.width, break_on_hyphens=False) if screen.is_terminal else text
+    """Sentences broken between words at the width of a terminal, or at ``$COLUMNS``; else one line."""
+    has_width = screen.is_terminal or "COLUMNS" in os.environ
+    return fill(text, screen.width, break_on_hyphens=False) if has_width else text
 
 
 def show(records: Iterable[Record], console: Console) -> None:
