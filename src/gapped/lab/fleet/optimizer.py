@@ -42,7 +42,7 @@ class Adam:
         self,
         parameters: Sequence[Tensor],
         learning_rate: Tensor,
-        rule: Adaptation = Adaptation(),  # noqa: B008 - frozen
+        rule: Adaptation = Adaptation(),
         *,
         compiled: bool = False,
     ) -> None:
