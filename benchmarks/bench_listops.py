@@ -1,8 +1,8 @@
 """Speed of a ListOps fleet: time of a step in each length bucket, and what an epoch takes, beside the
 350 to 520 s that the authors' script takes for one run on one H200.
 
-Usage: python benchmarks/bench_listops.py [--runs N] [--steps N] [--length M] [--protocol P] [--device D]
-The first N runs of the recipe `listops` are trained; --length times the bucket that holds it, alone.
+Usage: python benchmarks/bench_listops.py [--recipe R] [--runs N] [--steps N] [--length M] [--device D]
+N runs of the recipe are trained; --length times the bucket that holds it, alone.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=54)
     parser.add_argument("--steps", type=int, default=10, help="steps timed in each bucket")
     parser.add_argument("--length", type=int, help="only the bucket for this number of tokens")
-    parser.add_argument("--protocol", default="paper")
+    parser.add_argument("--recipe", default="listops")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", type=Path)
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
-    recipe = find_recipe("listops", protocol=arguments.protocol)
-    (fleet, *_) = plan([recipe], {})
+    (fleet, *_) = plan([find_recipe(arguments.recipe)], {})
     specs = fleet.specs[:: max(len(fleet.specs) // arguments.runs, 1)][: arguments.runs]
     trainer = build(specs, device, arguments.data_dir, "bench")
     task = trainer.task

@@ -29,10 +29,11 @@ from gapped.lab.tasks.listops.reference_tree import Greedy
 from gapped.lab.tasks.listops.sweep import Sweep
 from gapped.lab.tasks.listops.tree import latent_tree
 from gapped.lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
-from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax, TreeShape
+from gapped.lab.tasks.listops.tree_variants import SHAPES, LateMaskGumbelSoftmax, TreeShape, late_masked
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 tree_launch = pytest.importorskip("gapped.lab.tasks.listops.tree_launch")
+variant_launch = pytest.importorskip("gapped.lab.tasks.listops.variant_launch")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
@@ -238,6 +239,46 @@ def test_the_leaf_lstm(width: int, permuted: bool) -> None:
         torch.testing.assert_close(fast, plain, **CLOSE)
 
 
+def scores_of_all_lengths(rows: int, places: int) -> Tensor:
+    """A layer's scores; the row number r has r pairs, as long as there are places."""
+    beyond = torch.arange(places) >= torch.arange(rows).view(-1, 1)
+    return normal(rows, places).masked_fill(beyond.to(DEVICE), -torch.inf)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("places", [2, 33, 230])
+def test_trees_of_a_fixed_shape(shape: str, places: int) -> None:
+    scores = scores_of_all_lengths(235, places)
+    plain, fast = (
+        TreeShape(shape=shape, backend=backend).sample(
+            scores, generator=torch.Generator(DEVICE).manual_seed(1)
+        )
+        for backend in ("torch", "triton")
+    )
+    assert torch.equal(plain, fast)
+    assert plain.sum(-1).tolist() == [0.0] + [1.0] * 234
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("places", [3, 65, 230])
+def test_masks_after_the_softmax(places: int, tau: float) -> None:
+    """Samples and gradients, where padding wins too; in some rows nothing is allowed, or nothing exists."""
+    scores = scores_of_all_lengths(12, places).repeat(2, 1, 1).requires_grad_()
+    mask = torch.arange(places, device=DEVICE) < torch.arange(12, device=DEVICE).view(-1, 1) - 3
+    mask = mask.expand(2, -1, -1)
+    noise = torch.empty_like(scores).exponential_(generator=torch.Generator(DEVICE).manual_seed(2))
+    taus = torch.tensor([[tau], [2 * tau]], device=DEVICE)
+    plain = late_masked(scores, mask, -noise.log(), taus)
+    fast = variant_launch.LateMasked.apply(scores, mask, noise, taus)
+    assert torch.equal(plain.round(), fast)
+    mine, theirs = (torch.autograd.grad(each, scores, normal(2, 12, places))[0] for each in (fast, plain))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 / tau)
+    assert mine.abs().max() > 1e-3
+    # A temperature that is a number, and noise of its own.
+    sample = LateMaskGumbelSoftmax(tau=tau, backend="triton").sample(scores, mask=mask)
+    assert torch.equal(sample.sum(-1) > 0, mask.any(-1) & (scores > -torch.inf).any(-1))
+
+
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that was not written is NaN."""
     empty, empty_like = Tensor.new_empty, torch.empty_like
@@ -315,10 +356,11 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.lab.tasks.listops import sweep_kernels, tree_kernels
+from gapped.lab.tasks.listops import sweep_kernels, tree_kernels, variant_kernels
 
-MODULES = (tree_kernels, sweep_kernels)
-FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True}
+MODULES = (tree_kernels, sweep_kernels, variant_kernels)
+FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True, "SHAPE": 3}
+OTHERS = {"p_mask": "*i1", "p_uniform": "*fp64"}
 WHOLE = ("p_children", "p_pairs", "p_nodes", "p_merged_at", "p_merges", "p_lengths",
          "p_next_nodes", "p_next_pairs", "p_around")
 for name, kernel in [(name, kernel) for module in MODULES for name, kernel in vars(module).items()]:
@@ -328,6 +370,7 @@ for name, kernel in [(name, kernel) for module in MODULES for name, kernel in va
     if name == "merge_kernel":
         flags["COLUMNS"] = 1024
     types = {each: "*i64" if each in WHOLE else "*fp32" for each in kernel.arg_names}
+    types |= {each: OTHERS[each] for each in types if each in OTHERS}
     types |= {each: "i32" for each in types if each[0] == "s"} | dict.fromkeys(flags, "constexpr")
     pointers = [place for place, each in enumerate(types) if each[0] == "p"]
     aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
@@ -346,5 +389,6 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     package = Path(gapped.__file__).parents[1]
     printed = python("-c", COMPILE, env=environment(package, bare=True))
     wide = dict(line.split() for line in printed.splitlines())
-    assert len(wide) == 12
-    assert [name for name, value in wide.items() if value != "True"] == ["scores_kernel"]
+    assert len(wide) == 15
+    narrow = ["scores_kernel", "shape_kernel", "late_forward_kernel", "late_backward_kernel"]
+    assert [name for name, value in wide.items() if value != "True"] == narrow

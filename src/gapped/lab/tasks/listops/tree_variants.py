@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,38 +13,48 @@ from torch import Tensor
 from gapped import simplex
 from gapped.errors import reject
 from gapped.gradient import Points
+from gapped.lab.tasks.listops.tree_tables import uses_kernels
 from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
 
 
-def _left(pairs: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.zeros_like(pairs)
+def _left(pairs: Tensor, uniform: Tensor | None) -> Tensor:
+    return torch.ones_like(pairs)
 
 
-def _right(pairs: Tensor, generator: torch.Generator | None) -> Tensor:
-    return pairs - 1
+def _right(pairs: Tensor, uniform: Tensor | None) -> Tensor:
+    return pairs
 
 
-def _balanced(pairs: Tensor, generator: torch.Generator | None) -> Tensor:
+def _balanced(pairs: Tensor, uniform: Tensor | None) -> Tensor:
     # Of n nodes the first 2P - n stay, P < n <= 2P a power of two, until P are left: then all pairs in turn.
     _, exponent = torch.frexp(pairs.double())
-    return torch.ldexp(torch.ones_like(pairs), exponent).long() - pairs - 1
+    return (1 << exponent) - pairs
 
 
-def _random(pairs: Tensor, generator: torch.Generator | None) -> Tensor:
+def _random(pairs: Tensor, uniform: Tensor | None) -> Tensor:
     # In float64 a uniform below 1 times a whole number stays below that number.
-    like = torch.empty_like(pairs, dtype=torch.float64)
-    return (simplex.uniform(like.shape, like, generator) * pairs).long()
+    return (uniform * pairs).long() + 1  # type: ignore[operator]
 
 
-SHAPES: Mapping[str, Any] = MappingProxyType(
+SHAPES: Mapping[str, Callable[[Tensor, Tensor | None], Tensor]] = MappingProxyType(
     {"left": _left, "right": _right, "balanced": _balanced, "random": _random}
 )
+"""The number of the pair that is merged, from 1, by how many there are, and uniforms in float64."""
+
+
+def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    return simplex.uniform(like.shape, torch.empty_like(like, dtype=torch.float64), generator)
+
+
+def _runs_on_kernels(estimator: Pathwise, scores: Tensor) -> bool:
+    wanted = estimator.backend == "triton" or (estimator.backend == "auto" and scores.is_cuda)
+    return uses_kernels(scores, wanted)
 
 
 @dataclass(frozen=True, eq=False)
 class TreeShape(Pathwise):
-    r"""Trees that no score decides: the control of a latent tree. Scores get no gradient, exactly zero.
+    r"""Trees that no score decides: the control of a latent tree. Samples carry no gradient.
 
     `shape` is ``left``, always the first pair; ``right``, always the last; ``balanced``, leaves at two
     neighbouring depths at most; or ``random``, in every layer a pair drawn uniformly. Which pair is merged
@@ -65,14 +75,30 @@ class TreeShape(Pathwise):
         if self.shape not in SHAPES:
             raise reject("tree: shape", self.shape, f"one of {', '.join(SHAPES)}")
 
-    def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
-        order = (logits > -torch.inf).cumsum(-1)
-        place = SHAPES[self.shape](order[..., -1], generator)
-        return Draw((order > place.unsqueeze(-1)).int().argmax(-1))
+    @torch.no_grad()
+    def sample(
+        self,
+        logits: Tensor,
+        *,
+        dim: int = -1,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        if dim != -1:
+            raise reject("tree: dim", dim, "-1, the last axis")
+        logits = simplex.masked(logits, mask)
+        uniform = _uniform(logits[..., 0], generator) if self.shape == "random" else None
+        if _runs_on_kernels(self, logits):
+            from gapped.lab.tasks.listops.variant_launch import shaped
+
+            return shaped(self.shape, logits, uniform)
+        exists = logits > -torch.inf
+        number = exists.cumsum(-1)
+        chosen = SHAPES[self.shape](number[..., -1], uniform)
+        return ((number == chosen.unsqueeze(-1)) & exists).to(logits.dtype)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
-        # The softmax has no slope at a corner.
-        return Points(simplex.one_hot(draw.category, logits.shape[-1], logits.dtype).unsqueeze(0), 1.0)
+        raise reject("tree", "a choice", "`sample`: nothing else is needed of a control")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +130,26 @@ class LateMaskGumbelSoftmax(GumbelSoftmax):
     ) -> Tensor:
         if dim != -1 or not self.hard:
             raise reject("gumbel-softmax-late-mask", "a dim or soft samples", "hard samples, last axis")
-        exists = logits > -torch.inf
-        allowed = exists if mask is None else exists & mask
-        theta = torch.where(allowed, logits, logits.detach())
-        scores = (theta + simplex.gumbel(theta.detach(), generator)) / per_row(self.tau, theta)
-        # A row where nothing exists has no softmax, and needs none.
-        scores = torch.where(exists.any(-1, keepdim=True), scores, 0.0)
-        kept = torch.where(exists, scores.softmax(-1) * allowed + 1e-20, 0.0)
-        y = kept / kept.sum(-1, keepdim=True).clamp(min=1e-20)
-        value = simplex.one_hot(y.detach().argmax(-1), logits.shape[-1], logits.dtype)
-        return (value + (y - y.detach())) * allowed.any(-1, keepdim=True)
+        allowed = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
+        if not _runs_on_kernels(self, logits):
+            return late_masked(logits, allowed, simplex.gumbel(logits.detach(), generator), self.tau)
+        from gapped.lab.tasks.listops.variant_launch import LateMasked
+
+        # The script's noise too is made of float32 exponentials.
+        noise = torch.empty_like(logits).exponential_(generator=generator)
+        tau = self.tau if isinstance(self.tau, Tensor) else logits.new_full((1,), self.tau)
+        return LateMasked.apply(logits, allowed, noise, tau)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def late_masked(logits: Tensor, mask: Tensor, gumbel: Tensor, tau: float | Tensor) -> Tensor:
+    """`LateMaskGumbelSoftmax` given its noise, as `logits` and `mask` of shape ``(*rows, K)``."""
+    exists = logits > -torch.inf
+    allowed = exists & mask
+    theta = torch.where(allowed, logits, logits.detach())
+    scores = (theta + gumbel) / per_row(tau, theta)
+    # A row where nothing exists has no softmax, and needs none.
+    scores = torch.where(exists.any(-1, keepdim=True), scores, 0.0)
+    kept = torch.where(exists, scores.softmax(-1) * allowed + 1e-20, 0.0)
+    y = kept / kept.sum(-1, keepdim=True).clamp(min=1e-20)
+    value = simplex.one_hot(y.detach().argmax(-1), logits.shape[-1], logits.dtype)
+    return (value + (y - y.detach())) * allowed.any(-1, keepdim=True)
