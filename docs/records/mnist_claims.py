@@ -8,7 +8,7 @@ from math import sqrt
 
 import numpy as np
 from beyond import best_of, labelled
-from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence, judge, lead, mean_std
+from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence, judge, lead, mean_std, require
 from scipy.special import fdtri
 from template import fill
 from variance import claim as variance_claim
@@ -291,20 +291,18 @@ def time(evidence: Evidence) -> Values:
     return {"verdict": HOLDS if abs(quotient - 1) < 0.05 and longer else FAILS, **_keys(pace)}
 
 
-def memory_of_runs(evidence: Evidence) -> tuple[dict[str, float], bool]:
-    """The memory of each run, and whether it is its own.
-
-    GST needs as much as STGS; if it does not, the process still held what an earlier run had needed.
-    """
+def memory_of_runs(evidence: Evidence) -> dict[str, float]:
+    """The memory of each run, in GB."""
     memory = _efficiency(evidence)["gpu_memory_gb"]
-    return memory, abs(memory["STGS"] / memory["GST-1.0"] - 1) < 0.2
+    # If it does not, the process still held what an earlier run had needed.
+    require("GST needs as much memory as STGS", abs(memory["STGS"] / memory["GST-1.0"] - 1) < 0.2)
+    return memory
 
 
 def memory(evidence: Evidence) -> Values:
-    memory, own = memory_of_runs(evidence)
+    memory = memory_of_runs(evidence)
     more = min(memory["GR-MC100"], memory["GR-MC1000"]) > 1.2 * memory["STGS"]
-    note = "one process each" if own else "upper bounds, except for GST-1.0"
-    return {"verdict": OPEN if not own else HOLDS if more else FAILS, "note": note, **_keys(memory)}
+    return {"verdict": HOLDS if more else FAILS, **_keys(memory)}
 
 
 def _keys(values: dict[str, float]) -> Values:

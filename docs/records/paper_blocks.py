@@ -318,9 +318,7 @@ def _fresh_coupled(evidence: Evidence) -> str:
 
 def efficiency_notes(evidence: Evidence) -> str:
     """Whose memory the table of memory and time shows."""
-    memory, own = memory_of_runs(evidence)
-    if not own:
-        return fill("efficiency-shared", {})
+    memory = memory_of_runs(evidence)
     low, high = min(memory.values()), max(memory.values())
     require("Gumbel-Rao needs no more memory than the others", high < 1.2 * low)
     return fill("efficiency-alone", {"low": low, "high": high})

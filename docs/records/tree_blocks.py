@@ -31,7 +31,7 @@ def parser_training(evidence: Evidence) -> str:
         }
         ends = [values[:, place].mean() for values in series.values() for place in (0, -1)]
         accuracy = _spread(summary(cell.values(ACCURACY)))
-        numbers = [Entry(f"{value:.0e}", value) for value in ends[:2]]
+        numbers = [Entry(f"{value:.0e}" if value else "0", value) for value in ends[:2]]
         shares = [Entry(f"{value:.0%}", value) for value in ends[2:]]
         body.append((Entry(cell.label), tau_entry(cell.tau), accuracy, *numbers, *shares))
     first, last = "first epoch", f"epoch {evidence.group('listops-parser', 'paper')[0].records[0].epochs}"
@@ -47,6 +47,8 @@ def tree_controls(evidence: Evidence) -> str:
     controls = rows_of(evidence.group("listops-controls", "paper"), ACCURACY)
     estimators = rows_of(evidence.group("listops", "paper"), ACCURACY)
     values = {"table": _table(controls), **_ahead(estimators, controls)}
+    require("every cell is behind right-branching trees", values["behind"] == values["cells"])
+    require("right-branching is the best control", values["control"] == "right-branching")
     return fill("tree-controls", values)
 
 

@@ -482,3 +482,11 @@ def test_ranges_of_epochs() -> None:
     assert ranges(range(4, 100)) == "4 to 99"
     assert ranges([3, 1, 2, 100]) == "1 to 3 and 100"
     assert ranges([]) == "none"
+
+
+def test_the_recipe_for_an_estimator_of_one_s_own_is_as_short_as_promised() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", read("docs/field.md"), re.S)
+    recipe = recipe_from(tomllib.loads(text), "mine.toml")
+    assert len(text.splitlines()) <= 20
+    assert {entry.label for entry in recipe.entries} == {"default", "mine"}
+    assert len({entry.spec.protocol for entry in recipe.entries}) == 6
