@@ -47,12 +47,31 @@ def test_all_layers_of_a_model_get_the_temperature() -> None:
     assert [part.tau for part in parts] == [0.75] * 4
 
 
+def test_a_temperature_by_confidence() -> None:
+    """Four categories of largest probability 1/4, 5/8 and 1: by hand the shares are 0, 1/2 and 1."""
+    schedule, layer = schedules.CAGE(momentum=0.5), gapped.nn.Sample("straight-through:draw=argmax")
+    p = torch.tensor([[0.25] * 4, [0.625] + [0.125] * 3, [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    logits = p.log()
+    taus = [schedule.apply(layer, logits[rows]) for rows in (slice(1), slice(1, 2), slice(0, 3), slice(2, 3))]
+    # Running means 0, 1/4, 1/8 + 1/4 and 3/16 + 1/2, of 2.5 below 3.
+    assert taus == pytest.approx([3.0, 3 - 2.5 / 4, 3 - 2.5 * 3 / 8, 3 - 2.5 * 11 / 16], abs=1e-12)
+    assert layer.tau == taus[-1]
+    leaf = logits[1:2].clone().requires_grad_()
+    sample, g = layer(leaf), torch.tensor([[1.0, -2.0, 0.5, 3.0]], dtype=torch.float64)
+    assert torch.equal(sample, torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64))
+    q = torch.softmax(leaf.detach() / taus[-1], -1)
+    (gradient,) = torch.autograd.grad(sample, leaf, g)
+    assert torch.allclose(gradient, q * (g - (q * g).sum()) / taus[-1], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: schedules.Linear(0.0, 1.0, 5), "start: got 0.0"),
         (lambda: schedules.Linear(1.0, -1.0, 5), "end: got -1.0"),
         (lambda: schedules.Cosine(1.0, 0.5, 0), "steps: got 0"),
+        (lambda: schedules.CAGE(end=0.0), "end: got 0.0"),
+        (lambda: schedules.CAGE(momentum=1.0), "momentum: got 1.0"),
         (
             lambda: schedules.Cosine(1.0, 0.5, 3).apply(nn.Linear(2, 2), 0),
             "module: got a Linear without gapped",

@@ -1,7 +1,8 @@
-"""Temperature schedules for any training loop: `Linear`, `Exponential`, `Cosine`.
+"""Temperature schedules for any training loop: `Linear`, `Exponential`, `Cosine`, and `CAGE`.
 
-Each goes from `start` at step 0 to `end` at step `steps`, and stays there. `schedule(step)` is a temperature;
-`schedule.apply(model, step)` sets it in every gapped layer inside of the model.
+The first three go from `start` at step 0 to `end` at step `steps`, and stay there. `schedule(step)` is a
+temperature; `schedule.apply(model, step)` sets it in every gapped layer inside of the model. `CAGE` goes by
+how sure the model is, not by steps.
 
 >>> from gapped import nn
 >>> model, schedule = torch.nn.Sequential(nn.Sample("gst")), Linear(1.0, 0.5, steps=100)
@@ -15,14 +16,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from gapped.checks import check_count, check_level
 from gapped.errors import reject
 from gapped.nm_masks import Mask
 from gapped.nn.layers import Estimated
+
+
+def _set(module: torch.nn.Module, tau: float) -> float:
+    """Set the temperature of every gapped layer inside of `module`, and return it."""
+    layers = [each for each in module.modules() if isinstance(each, Estimated | Mask)]
+    if not layers:
+        raise reject(
+            "module", f"a {type(module).__name__} without gapped layers", "one with gapped.nn.Sample"
+        )
+    for layer in layers:
+        layer.tau = tau
+    return tau
 
 
 @dataclass(frozen=True)
@@ -46,15 +60,7 @@ class Schedule(ABC):
 
     def apply(self, module: torch.nn.Module, step: int) -> float:
         """Set the temperature of every gapped layer inside of `module` to that of `step`, and return it."""
-        layers = [each for each in module.modules() if isinstance(each, Estimated | Mask)]
-        if not layers:
-            raise reject(
-                "module", f"a {type(module).__name__} without gapped layers", "one with gapped.nn.Sample"
-            )
-        tau = self(step)
-        for layer in layers:
-            layer.tau = tau
-        return tau
+        return _set(module, self(step))
 
     @abstractmethod
     def between(self, share: float) -> float:
@@ -80,3 +86,47 @@ class Cosine(Schedule):
 
     def between(self, share: float) -> float:
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass
+class CAGE:
+    """A temperature by confidence: high while the model hesitates, low once it is sure.
+
+    With c the mean over all rows of the largest of K probabilities, and its running mean from 1/K on::
+
+        τ = start + (end - start) (running mean of c - 1/K) / (1 - 1/K)
+
+    The author takes the category of the largest logit forward, and straight-through backward:
+    ``nn.Sample("straight-through:draw=argmax")``. Then the forward pass in training is that of inference,
+    whatever the temperature. The running mean is kept on the host, so that every call waits for the device.
+
+    >>> from gapped import nn
+    >>> model, schedule = nn.Sample("straight-through:draw=argmax"), CAGE()
+    >>> schedule.apply(model, torch.zeros(8, 16))
+    3.0
+
+    References: Kim (2026).
+    """
+
+    start: float = 3.0
+    """The temperature of a model whose probabilities are equal."""
+    end: float = 0.5
+    """The temperature of one that is sure."""
+    momentum: float = 0.99
+    """The weight of what was in the running mean."""
+    progress: float = field(default=0.0, init=False)
+    """How far the running mean is from 1/K, 0, to 1."""
+
+    def __post_init__(self) -> None:
+        check_level("start", self.start, positive=True)
+        check_level("end", self.end, positive=True)
+        if not 0 <= self.momentum < 1:
+            raise reject("momentum", self.momentum, "a number from 0 to less than 1")
+
+    def apply(self, module: torch.nn.Module, logits: Tensor) -> float:
+        """Set the temperature in every gapped layer inside of `module`, once `logits` are counted in."""
+        least = 1 / logits.shape[-1]
+        confidence = float(torch.softmax(logits.detach(), -1).amax(-1).mean())
+        share = (confidence - least) / (1 - least) if least < 1 else 1.0
+        self.progress = self.momentum * self.progress + (1 - self.momentum) * share
+        return _set(module, self.start + (self.end - self.start) * self.progress)
