@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -60,6 +61,14 @@ def test_missing_runs_are_counted() -> None:
     (run,) = many("default", [93.5], recipe="field-flows")
     assert FLOWS.missing([]) == 3
     assert FLOWS.missing([replace(run, id="b"), replace(run, id="c", recipe="vae")]) == 2
+
+
+def test_columns_that_no_row_fills_are_not_in_the_page() -> None:
+    heads = re.compile(r"<th[^>]*>\s*(?:<[^>]*>)*([^<]+)")
+    some, none = (heads.findall(render_board(records, [FLOWS])) for records in (RECORDS, []))
+    assert "mean" in some
+    assert "mean" not in none
+    assert "published" in none
 
 
 @pytest.mark.parametrize("records", [RECORDS, []], ids=["some", "none"])

@@ -11,9 +11,10 @@ from gapped.lab.report.paper import DISAGREES, PaperRow, against_paper, field
 from gapped.lab.report.statistics import standing, summary
 from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry, value_entries
 
+# What a reader compares comes first: a window shows it without scrolling.
 COLUMNS = (
-    "recipe", "protocol", "estimator", "τ", "measure", "mean", "std", "95% interval", "seeds", "s / run",
-    "mark", "published", "their seeds", "difference",
+    "recipe", "protocol", "estimator", "τ", "mean", "95% interval", "mark", "published", "difference",
+    "seeds", "their seeds", "s / run", "std", "measure",
 )  # fmt: skip
 BEST, TIED = "best", "tied"
 NOTES = (
@@ -57,37 +58,41 @@ def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, 
         }
         metric = field()[contest.name]["metric"] if contest.name in field() else primary(group)
         marks = _marks(group, metric)
-        where = Entry(contest.name), Entry(protocol, code=True)
+        what = {"recipe": Entry(contest.name), "protocol": Entry(protocol, code=True)}
+        what["measure"] = Entry(metric_name(metric))
         for row in rows_of(group, metric) if group else []:
-            mine = _ours(row, marks.get(row.name, ""))
-            yield *where, *mine, *_published(theirs.pop((row.label, row.tau), None), metric)
+            published = _published(theirs.pop((row.label, row.tau), None), metric)
+            yield _row(what | _ours(row) | {"mark": Entry(marks.get(row.name, ""))} | published)
         for alone in theirs.values():
-            nothing = (Entry(NOTHING),) * 5
-            what = Entry(alone.label), tau_entry(alone.tau), Entry(metric_name(metric))
-            yield *where, *what, *nothing, Entry(""), *_published(alone, metric)
+            name = {"estimator": Entry(alone.label), "τ": tau_entry(alone.tau)}
+            yield _row(what | name | _published(alone, metric))
 
 
-def _ours(row: Row, mark: str) -> tuple[Entry, ...]:
+def _row(entries: Mapping[str, Entry]) -> tuple[Entry, ...]:
+    nothing = Entry(NOTHING)
+    return tuple(entries.get(name, nothing) for name in COLUMNS)
+
+
+def _ours(row: Row) -> dict[str, Entry]:
+    mean, std, interval, seeds = value_entries(row)
     share = summary([record.seconds / record.runs_in_fleet for record in row.cell.records])
-    return (
-        Entry(row.label),
-        tau_entry(row.tau),
-        Entry(metric_name(row.metric)),
-        *value_entries(row),
-        number(share.mean),
-        Entry(mark),
-    )
+    value = {"mean": mean, "std": std, "95% interval": interval, "seeds": seeds}
+    return {"estimator": Entry(row.label), "τ": tau_entry(row.tau), **value, "s / run": number(share.mean)}
 
 
-def _published(row: PaperRow | None, metric: str) -> tuple[Entry, ...]:
+def _published(row: PaperRow | None, metric: str) -> dict[str, Entry]:
     """A published mean and standard deviation, the number of seeds, and our difference."""
     if row is None:
-        return (Entry(NOTHING),) * 3
+        return {}
     mean, std, gap = (number(value, metric) for value in (row.paper_mean, row.paper_std, row.difference))
     spread = f" ± {std.text}" if std.value is not None else ""
     seeds = Entry(str(row.paper_count), row.paper_count) if row.paper_count else Entry(NOTHING)
-    mark = f" {DISAGREES}" if row.disagrees else ""
-    return Entry(mean.text + spread, mean.value), seeds, Entry(gap.text + mark, gap.value)
+    difference = Entry(gap.text + (f" {DISAGREES}" if row.disagrees else ""), gap.value)
+    return {
+        "published": Entry(mean.text + spread, mean.value),
+        "their seeds": seeds,
+        "difference": difference,
+    }
 
 
 def _marks(group: Sequence[Cell], metric: str) -> Mapping[str, str]:

@@ -46,7 +46,7 @@ from gapped.lab.report.plots import (
 )
 from gapped.lab.report.rendering import command, duration, hardware
 from gapped.lab.report.svg import VARIABLES
-from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table
+from gapped.lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table, without_empty
 from gapped.lab.report.trees import details, tree_pictures
 from gapped.lab.report.triangle import CATEGORIES, COLOURS
 
@@ -136,7 +136,7 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
         table=Table((), ()),
         meanings=(),
         against_paper=None,
-        details=(("Every estimator under every protocol", board(own, contests)),),
+        details=(("Every estimator under every protocol", without_empty(board(own, contests))),),
         galleries=(),
         quick=any(record.quick for record in own),
         records=tuple(own),
