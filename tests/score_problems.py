@@ -148,6 +148,10 @@ SETTINGS = {
     "1x8-masked": rows_of([0.4, -INF, -1.0, -INF, -INF, 0.6, 0.3, -0.2]),
 }
 BINARY = {
+    "1x2-steep": rows_of([2.5, -1.0]),
+    "2x2": normal(2, 2, seed=18),
+    "2x2-steep": rows_of([3.0, -1.0], [-2.2, 0.2]),
+    "2x2-masked": rows_of([0.3, 0.9], [0.4, -INF]),
     "3x2": normal(3, 2, seed=13),
     "3x2-steep": rows_of([3.0, -1.0], [-0.2, 2.2], [0.1, 0.1]),
     "3x2-masked": rows_of([0.3, 0.9], [-INF, 0.4], [0.2, -1.0]),
@@ -162,7 +166,9 @@ SMALL = {
     "2x7": normal(2, 7, seed=17),
     "2x7-masked": rows_of([0.3, -INF, 1.1, -0.4, 0.0, -INF, 0.2], [-INF, 0.7, -INF, 0.2, -INF, -INF, 1.0]),
 }
+PROBLEMS = {**BINARY, **SMALL}
 every_setting = pytest.mark.parametrize("theta", SETTINGS.values(), ids=SETTINGS)
+every_problem = pytest.mark.parametrize("theta", PROBLEMS.values(), ids=PROBLEMS)
 
 
 def cost(z: Tensor) -> Tensor:

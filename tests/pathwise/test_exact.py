@@ -27,9 +27,12 @@ from conftest import (
     through_softmax,
 )
 from scipy import integrate
+from score_problems import every_problem, joint, mean_of
 from torch import Tensor
 
 import gapped
+from gapped.gradient import jacobian_product
+from gapped.pathwise import Draw
 
 K, COPIES, EXACT = 5, 3_000, 1e-10
 THETAS = {
@@ -252,6 +255,23 @@ def test_unbiased_costs(estimator: Any, cost: str, theta: Tensor) -> None:
     """Straight-through is exact for linear costs, ReinMax and MVE for quadratic ones too."""
     mean, _ = moments(observed_gradients(estimator, theta, COSTS[cost]), theta)
     assert_close(mean, true_gradient(theta, COSTS[cost]), 1e-12)
+
+
+@every_problem
+@pytest.mark.parametrize("estimator", [gapped.ReinMax(), gapped.MVE()], ids=["reinmax", "mve"])
+def test_quadratic_costs_of_several_variables(estimator: Any, theta: Tensor) -> None:
+    """Two, three and seven categories, one to three variables that interact, masked categories."""
+    a, b = normal(theta.numel(), theta.numel(), seed=31), normal(theta.numel(), seed=32)
+    values, weights = joint(theta)
+    z = torch.nn.functional.one_hot(values, theta.shape[-1]).double()
+    slopes = (z.flatten(1) @ (a + a.T) + b).view_as(z)
+    logits = (theta - theta.amax(-1, keepdim=True)).expand_as(z)
+    points, numbers, product = estimator.points(logits, Draw(values))
+    mean = mean_of(jacobian_product(slopes, points, numbers, slopes, product), weights)
+    leaf = theta.clone().requires_grad_()
+    p = torch.softmax(leaf, -1).expand_as(z).gather(-1, values.unsqueeze(-1)).prod(-2).squeeze(-1)
+    expected = (p * (((z.flatten(1) @ a) * z.flatten(1)).sum(-1) + z.flatten(1) @ b)).sum()
+    assert_close(mean, torch.autograd.grad(expected, leaf)[0], 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from score_problems import (
     BINARY,
     EXACT,
     INF,
+    PROBLEMS,
     SETTINGS,
     Law,
     assert_unbiased,
     cost,
     estimate,
+    every_problem,
     every_setting,
     independent,
     mean_of,
@@ -43,15 +45,18 @@ SAMPLERS: dict[str, tuple[Any, int]] = {
 }
 
 
-@every_setting
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_independent_samples_are_unbiased(name: str, theta: Tensor) -> None:
-    estimator, samples = SAMPLERS[name]
+# Without the triples of two variables with seven categories: there are a hundred thousand.
+SAMPLED = [(name, each) for name in SAMPLERS for each in PROBLEMS if (name, each[:3]) != ("rloo-3", "2x7")]
+
+
+@pytest.mark.parametrize(("name", "problem"), SAMPLED)
+def test_independent_samples_are_unbiased(name: str, problem: str) -> None:
+    theta, (estimator, samples) = PROBLEMS[problem], SAMPLERS[name]
     noise, weights = independent(theta, samples)
     assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
 
 
-@every_setting
+@every_problem
 def test_a_remembered_mean_leaves_reinforce_unbiased(theta: Tensor) -> None:
     """The memory is used as it was before the call; with a scale the mean is only divided by it."""
     noise, weights = independent(theta, 1)
@@ -176,13 +181,14 @@ def chances(theta: Tensor, nodes_of: Chain) -> Tensor:
 
 
 PAIRS = [(name, setting) for name in COUPLED for setting in SETTINGS]
-PAIRS += [(name, setting) for name in ("disarm", "tree") for setting in BINARY]
+PAIRS += [(name, setting) for name in ("disarm", "tree") for setting in (*BINARY, "1x2")]
+PAIRS += [("ascending", name) for name in ("1x2", "1x3", "2x3-masked", "3x3", "1x7-steep")]
 
 
 @pytest.mark.parametrize(("name", "setting"), PAIRS)
 def test_coupled_pairs_are_unbiased_and_follow_the_definition(name: str, setting: str) -> None:
     """DisARM is the tree of two categories, with one uniform for each variable."""
-    theta = {**SETTINGS, **BINARY}[setting]
+    theta = {**SETTINGS, **PROBLEMS}[setting]
     estimator, nodes_of = COUPLED["tree" if name == "disarm" else name]
     u, weights = pieces(chances(theta, nodes_of))
     if name == "disarm":

@@ -8,13 +8,14 @@ import pytest
 import torch
 from conftest import assert_close, normal
 from score_problems import (
-    BINARY,
     EXACT,
+    PROBLEMS,
     SETTINGS,
     SMALL,
     assert_unbiased,
     cost,
     estimate,
+    every_problem,
     independent,
     mean_of,
     oracle,
@@ -24,9 +25,6 @@ from score_problems import (
 from torch import Tensor
 
 import gapped
-
-PROBLEMS = {**BINARY, **SMALL}
-every_problem = pytest.mark.parametrize("theta", PROBLEMS.values(), ids=PROBLEMS)
 
 
 @every_problem
