@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from variants import make as make_torch
 
 import gapped
 from gapped import simplex
+from gapped.kernels.sampling import launch
 
 jax = pytest.importorskip("jax", reason="needs jax, which the extra jax brings")
 import gapped.jax  # noqa: E402
@@ -36,6 +38,7 @@ def options_in_jax(estimator: Any) -> dict[str, Any] | None:
 PATHWISE = [name for name in gapped.estimators("pathwise") if name in gapped.jax.estimators()]
 EVERY = [*PATHWISE, *(name for name in VARIANTS if options_in_jax(make_torch(name)) is not None)]
 SOFT = [name for name in EVERY if name != "reinmax"]
+KEY = jax.random.key(3)
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
@@ -60,8 +63,8 @@ def _quick_compilation() -> Iterator[None]:
 def to_jax(tensor: Tensor) -> Any:
     """The same numbers as an array of JAX, in the same dtype."""
     if tensor.dtype == torch.bfloat16:
-        return jax.numpy.asarray(tensor.float().numpy()).astype("bfloat16")
-    return jax.numpy.asarray(tensor.detach().numpy())
+        return jax.numpy.asarray(tensor.float().cpu().numpy()).astype("bfloat16")
+    return jax.numpy.asarray(tensor.detach().cpu().numpy())
 
 
 def to_torch(array: Any) -> Tensor:
@@ -113,3 +116,22 @@ def pull(estimator: Any, logits: Any, weight: Any, *, seed: int = 0, **how: Any)
         return sample, back(weight)[0]
 
     return both(logits, weight)  # type: ignore[no-any-return]
+
+
+def pulled(estimator: Any, logits: Any, weight: Any) -> tuple[Any, Any]:
+    """A sample and the gradient of the logits, in one program."""
+
+    @jax.jit
+    def both(logits: Any, weight: Any) -> tuple[Any, Any]:
+        sample, back = jax.vjp(partial(estimator.sample, KEY), logits)
+        return sample, back(weight)[0]
+
+    return both(logits, weight)  # type: ignore[no-any-return]
+
+
+def launched(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What the launches of torch give for the same key."""
+    words = np.array(jax.random.bits(KEY, (2,), "uint32"))
+    key, description = torch.from_numpy(words.view(np.int64)).to(logits.device), estimator.fused()
+    sample = launch.forward(logits, key, description)
+    return sample.value, launch.backward(logits, sample.indices, sample.stats, key, weight, description)

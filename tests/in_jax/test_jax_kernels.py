@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jax_problems import _quick_compilation, jax, to_jax, to_torch, translated  # noqa: F401
+from jax_problems import (
+    KEY,
+    _quick_compilation,  # noqa: F401
+    jax,
+    launched,
+    pulled,
+    to_jax,
+    to_torch,
+    translated,
+)
 from kernel_cases import DEVICE, ESTIMATORS, LONG, TOLERANCE, example, incoming
 from subprocesses import environment, python
 from torch import Tensor
@@ -27,7 +36,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 jnp = jax.numpy
-KEY = jax.random.key(3)
 # Every estimator, and soft samples of those that make them in another way.
 CASES = [(name, True) for name in LONG] + [(name, False) for name in ("gst-auto", "decoupled", "gumbel-rao")]
 every_case = pytest.mark.parametrize(("name", "hard"), CASES)
@@ -92,25 +100,6 @@ def long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(fused, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(long_rows, "FEW_CHUNK", 16)
-
-
-def pulled(estimator: Any, logits: Any, weight: Any) -> tuple[Any, Any]:
-    """A sample and the gradient of the logits, in one program."""
-
-    @jax.jit
-    def both(logits: Any, weight: Any) -> tuple[Any, Any]:
-        sample, back = jax.vjp(partial(estimator.sample, KEY), logits)
-        return sample, back(weight)[0]
-
-    return both(logits, weight)  # type: ignore[no-any-return]
-
-
-def launched(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What the launches of torch give for the same key."""
-    words = np.array(jax.random.bits(KEY, (2,), "uint32"))
-    key, description = torch.from_numpy(words.view(np.int64)), estimator.fused()
-    sample = launch.forward(logits, key, description)
-    return sample.value, launch.backward(logits, sample.indices, sample.stats, key, weight, description)
 
 
 def assert_launched(estimator: Any, logits: Tensor, weight: Tensor, ours: Any = None) -> None:
