@@ -1,7 +1,7 @@
 """Times of the fused kernels on a GPU over block sizes and warps: the source of the numbers in
 `gapped.kernels.partition` and of the kernels in `gapped.kernels.sampling`.
 
-Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [axis] [mve]
+Usage: python benchmarks/bench_blocks.py [short] [rao] [long] [mve]
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import product
+from statistics import median
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +21,9 @@ from triton.testing import do_bench
 
 import gapped
 from gapped.kernels import partition
-from gapped.kernels.flows import flow_launch
-from gapped.kernels.sampling import launch, long_rows, rao_sizes, split_rows, strip_sizes
+from gapped.kernels.sampling import flow_sizes, launch, long_rows, rao_sizes, split_rows
 from gapped.kernels.sampling.launch import Fused
+from gapped.pathwise import Draw
 
 SHORT = ((1_048_576, 64), (262_144, 256))
 FEW = ((144, 64, 100), (576, 64, 100), (2_000, 64, 100), (6_400, 64, 1000), (120_000, 10, 100))
@@ -45,28 +46,20 @@ RAO_LONG = (
     ((4, 4, 128), (4, 4, 168), (8, 4, 128), (4, 2, 128), (8, 2, 128), (8, 2, 96), (4, 8, 255), (8, 1, 80)),
 )
 SEGMENTS = ((8192, 4, 64), (16384, 8, 64), (16384, 8, 80), (16384, 16, 40), (32768, 16, 64), (32768, 32, 32))
-FLOWS = ((65_536, 64), (240_000, 10), (65_536, 16))
-LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
-# Rows side by side, as of the axis in the middle.
-AXIS = (
-    (64, 8192, 1024, torch.float32),
-    (64, 8192, 1024, torch.bfloat16),
-    (64, 512, 1024, torch.float32),
-    (256, 10, 784, torch.float32),
+FLOWS = ((65_536, 64), (240_000, 10), (16_384, 128), (16_384, 256))
+# Of MVE's kernel: for how many categories, what is changed in `flow_sizes`, and flags of the launch beside.
+FLOW_SIZES = (
+    ((10, 64, 128), {}, {}),
+    ((64,), {"COLUMNS": 16}, {}),
+    ((64,), {"COLUMNS": 16}, {"maxnreg": 168}),
+    ((64,), {"COLUMNS": 64}, {}),
+    ((64,), {}, {"maxnreg": 168}),
+    ((10,), {"LOGITS": 64, "WEIGHTS": 1024}, {}),
+    ((10, 64), {"LOGITS": 256, "WEIGHTS": 8192}, {}),
+    ((64,), {"LOGITS": 512, "WEIGHTS": 16384}, {}),
+    ((64,), {"STEPS": 4}, {}),
 )
-STRIP_FORWARD = (
-    ("FORWARD_BYTES", "FORWARD_WARPS", "PIECES", "STAGES", "FORWARD_REGISTERS"),
-    (
-        (64, 16, 4, 1, 64), (128, 16, 2, 1, 64), (128, 8, 4, 1, 128), (256, 16, 4, 1, 64),
-    ),
-)  # fmt: skip
-STRIP_BACKWARD = (
-    ("ROWS", "SIMPLE"),
-    (
-        (8, (8192, 16, 64)), (16, (4096, 8, 80)), (32, (16384, 32, 64)), (32, (16384, 16, 128)),
-        (16, (16384, 16, 128)), (16, (8192, 8, 128)),
-    ),
-)  # fmt: skip
+LONG = ((8_192, 32_000, torch.float32), (8_192, 128_256, torch.bfloat16))
 
 
 def milliseconds(logits: Tensor, fused: Fused) -> tuple[float, float]:
@@ -123,7 +116,7 @@ def time_draws() -> Iterator[str]:
 
 @contextmanager
 def sizes(module: ModuleType, changed: dict[str, Any]) -> Iterator[None]:
-    """Other sizes of the kernels of `rao_sizes` or `strip_sizes` for a while."""
+    """Other values of a module's names for a while."""
     before = {name: getattr(module, name) for name in changed}
     for name, value in changed.items():
         setattr(module, name, value)
@@ -166,32 +159,6 @@ def time_long() -> Iterator[str]:
             yield f"{shape}, backward by reading twice, {block} elements, {warps} warps: {times}"
 
 
-def time_axis() -> Iterator[str]:
-    """Every shape beside a copy, with the sizes that are set; the first one with others, too."""
-    for *shape, dtype in AXIS:
-        stored = torch.randn(shape, device="cuda", dtype=dtype)
-        logits, name = stored.movedim(1, -1), f"{tuple(shape)} {str(dtype).removeprefix('torch.')} at dim=1"
-        target = torch.empty_like(stored)
-        copy = do_bench(partial(target.copy_, stored), return_mode="median", rep=40)
-        del target
-        yield f"{name}: copy {copy:.4f} ms, floor {2.5 * copy:.4f} ms"
-        for mode in ("gst", "gumbel-softmax", "reinmax") if shape[1] == 8192 else ("gst",):
-            fused = Fused(mode, 0.5, gap=1.0)
-            forward, backward = milliseconds(logits, fused)
-            times = f"{forward:.4f} + {backward:.4f} = {forward + backward:.4f} ms"
-            yield f"{name}, {mode}: {times}, {memory(logits, fused):.3f} tensors"
-        yield f"{name}, gapped.gst: {step(gapped.GST(0.5), stored, 1):.4f} ms"
-        if (*shape, dtype) != AXIS[0]:
-            continue
-        for which, (settings, values) in enumerate((STRIP_FORWARD, STRIP_BACKWARD)):
-            for value in values:
-                with sizes(strip_sizes, dict(zip(settings, value, strict=True))):
-                    time = milliseconds(logits, Fused("gst", 0.5, gap=1.0))[which]
-                how = ", ".join(f"{name} {each}" for name, each in zip(settings, value, strict=True))
-                yield f"{name}, {('forward', 'backward')[which]}, {how}: {time:.4f} ms"
-        del stored, logits
-
-
 def step(estimator: gapped.Pathwise, logits: Tensor, dim: int = -1) -> float:
     """The median time of a sample and its gradient, calls on the host included."""
     leaf, grad = logits.detach().requires_grad_(), torch.randn_like(logits)
@@ -203,26 +170,70 @@ def step(estimator: gapped.Pathwise, logits: Tensor, dim: int = -1) -> float:
     return milliseconds
 
 
+def step_from_idle(estimator: gapped.Pathwise, logits: Tensor) -> float:
+    """The median time from the beginning of a sample on an idle GPU to the end of its gradient."""
+    leaf, grad, times = logits.detach().requires_grad_(), torch.randn_like(logits), []
+    for _ in range(60):
+        torch.cuda.synchronize()
+        start = perf_counter()
+        torch.autograd.grad(estimator.sample(leaf), leaf, grad)
+        torch.cuda.synchronize()
+        times.append(1e3 * (perf_counter() - start))
+    return median(times[10:])
+
+
 def time_flows() -> Iterator[str]:
-    """MVE beside ReinMax, then its gradient alone over sizes and steps; ordinary logits, and steep ones."""
+    """MVE beside ReinMax, by call and by kernel; then its gradient alone, over sizes of its kernel."""
     for (rows, categories), scale in product(FLOWS, (1.0, 3.0)):
         logits = scale * torch.randn(rows, categories, device="cuda")
-        own, other = step(gapped.MVE(), logits), step(gapped.ReinMax(), logits)
         shape = f"{rows} x {categories}, logits of size {scale:g}"
-        yield f"{shape}: mve {own:.4f} ms, reinmax {other:.4f} ms, {own / other:.2f} times"
-        index, grad = flow_launch.draw(logits, None, dense=False).indices, torch.randn_like(logits)
-        backward = partial(flow_launch.backward, logits, index, grad, 1.0, 0.0)
-        usual = flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS
-        for block, per_warp, steps in product((512, 1024), (4096, 2048, 1024), (5, 8)):
-            flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS = block, per_warp, steps
-            time = do_bench(backward, return_mode="median", rep=40)
-            sizes = f"{block} weights, {per_warp} a warp, at most {steps} steps"
-            yield f"{shape}: backward, {sizes}: {time:.4f} ms"
-        flow_launch.BLOCK, flow_launch.PER_WARP, flow_launch.STEPS = usual
+        for estimator in (gapped.MVE(), gapped.MVE(smoothing=0.01), gapped.ReinMax()):
+            kernel, how = estimator.kernel(logits), "in torch"
+            if kernel is not None:
+                forward, backward = milliseconds(logits, kernel)
+                how = f"kernels {forward:.4f} + {backward:.4f} ms"
+            busy, idle = step(estimator, logits), step_from_idle(estimator, logits)
+            yield f"{shape}: {estimator}: a call {busy:.4f} ms, from idle {idle:.4f} ms, {how}"
+        for lengths, changed, extra in FLOW_SIZES:
+            if categories in lengths:
+                how = ", ".join(f"{name} {value}" for name, value in (changed | extra).items())
+                yield f"{shape}: gradient, {how or 'sizes as set'}: {_flow_time(logits, changed, extra)}"
+
+
+def _flow_time(logits: Tensor, changed: dict[str, Any], extra: dict[str, Any]) -> str:
+    """The error and the time of MVE's gradient with other sizes, or why there is none."""
+
+    def block_of(rows: int, categories: int) -> tuple[int, dict[str, Any]]:
+        programs, flags = usual(rows, categories)
+        return programs, flags | extra
+
+    usual = flow_sizes.block_of
+    try:
+        with sizes(flow_sizes, changed | {"block_of": block_of}):
+            launch._backward.cache_clear()
+            error = flow_error(logits[:2048])
+            _, backward = milliseconds(logits, gapped.MVE().fused())
+    except Exception as reason:
+        return f"{type(reason).__name__}: {reason}"
+    return f"error {error:.1e}, {backward:.4f} ms"
+
+
+def flow_error(logits: Tensor) -> float:
+    """The largest error of MVE's gradient, relative to the largest entry of its row, or to a tenth."""
+    estimator, key = gapped.MVE(), launch.draw_key(logits, None)
+    grad, fused = torch.randn_like(logits), estimator.fused()
+    index = launch.forward(logits, key, fused, dense=False).indices
+    gradient = launch.backward(logits, index, None, key, grad, fused)
+    rows = logits.double() - logits.double().amax(-1, keepdim=True)
+    points, weights, multiply = estimator.points(rows, Draw(index.long()))
+    assert multiply is not None
+    expected = multiply(grad.double(), points, weights)
+    errors = (gradient - expected).abs().amax(-1) / expected.abs().amax(-1).clamp(min=0.1)
+    return float(errors.max())
 
 
 def main() -> None:
-    cases = {"short": time_short, "rao": time_draws, "long": time_long, "axis": time_axis, "mve": time_flows}
+    cases = {"short": time_short, "rao": time_draws, "long": time_long, "mve": time_flows}
     for name in sys.argv[1:] or cases:
         for line in cases[name]():
             print(line, flush=True)

@@ -1,4 +1,7 @@
-"""Machine instructions of Gumbel-Rao's backward pass for each element and draw, compiled for an H200.
+"""Machine instructions of two backward passes, compiled for an H200.
+
+Of MVE's, those of a warp before, in and after the steps of its solver; of Gumbel-Rao's, those for each
+element and draw.
 
 Needs Triton but no GPU: the kernels are compiled ahead of time, with the sizes of
 `gapped.kernels.sampling.rao_sizes`, and disassembled. Instructions of a loop are divided by the elements and
@@ -21,12 +24,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gapped.kernels.sampling import rao_chunks, rao_rows, rao_sizes
+from gapped.kernels.sampling import flow_rows, flow_sizes, rao_chunks, rao_rows, rao_sizes
 from gapped.kernels.sampling.launch import _power
 
 DRAWS = 10
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {"p_index": "*i16", "p_seed": "*i64", "p_stats": "*fp32", "p_tau": "*fp32", "p_draws": "*fp32"}
+POINTERS["p_gap"] = "*fp32"
 # Transcendentals, integer products, bitwise operations and comparisons have units of their own.
 KINDS = {
     "MUFU": ("MUFU",),
@@ -44,7 +48,7 @@ def compiled(kernel: Any, dtype: str, flags: dict[str, Any]) -> Any:
     constants = {name: flags[name] for name in kernel.arg_names if name in flags}
     types, hints = {}, {}
     for place, name in enumerate(kernel.arg_names):
-        kinds = {"p": POINTERS.get(name, dtype), "s": "fp32" if name == "s_tau" else "i32"}
+        kinds = {"p": POINTERS.get(name, dtype), "s": "fp32" if name in ("s_tau", "s_gap") else "i32"}
         types[name] = "constexpr" if name in constants else kinds[name[0]]
         if name.startswith("p_") or name in ("s_categories", "s_stride", "s_grad_stride"):
             hints[(place,)] = [["tt.divisibility", 16]]
@@ -100,7 +104,28 @@ def report(what: str, code: Any, turns: dict[str, tuple[int, int]]) -> None:
         print(f"  program: {described(names + names[first:last] * (DRAWS // 4 - 1), times)}")
 
 
+def report_flows() -> None:
+    """Print what the rows of a program cost MVE."""
+    flags = {"TAU_PER_ROW": False, "GAP_PER_ROW": False, "AT_INDEX": False, "SMOOTH": False, "FAST": True}
+    flags |= {"s_inner": 1, "s_step": 1, "s_grad_step": 1}
+    for categories in (10, 64, 128):
+        _, sizes = flow_sizes.block_of(65_536, categories)
+        code = compiled(flow_rows.flow_kernel, "*fp32", flags | sizes)
+        names, loops = instructions(code)
+        used = dict(re.findall(r"(REG|STACK):(\d+)", tool("cuobjdump", "-res-usage", code)))
+        first, last = next(loop for loop in loops if loop[1] - loop[0] > 50)
+        end = last + names[last:].index("EXIT")
+        held = f"{sizes['BLOCK_ROWS']} rows, {sizes['num_warps']} warps"
+        print(
+            f"MVE, {categories} categories, {held}: {used['REG']} registers, {used['STACK']} bytes of stack"
+        )
+        for part, which in (("before", names[:first]), ("a step", names[first : last + 1])):
+            print(f"  {part}: {described(which, 1)}")
+        print(f"  after: {described(names[last + 1 : end], 1)}")
+
+
 def main() -> None:
+    report_flows()
     shapes = (("1,048,576 x 64 float32", "*fp32", 4), ("1,048,576 x 64 bfloat16", "*bf16", 2))
     for tau in [float(word) for word in sys.argv[1:]] or [0.5, 0.7]:
         flags = {"TAU_PER_ROW": False, "POWER": _power(tau), "SOFT": False, "AT_INDEX": False, "FAST": True}

@@ -43,7 +43,12 @@ if DEVICE.type == "cpu":
     split_rows.SEGMENT_BYTES = 1 << 16
     rao_sizes.VECTOR = 32
     strip_sizes.FORWARD_WARPS, strip_sizes.FEWEST_STRIPS = 64, 1
-    strip_sizes.SIMPLE = strip_sizes.OTHERS = (1 << 15, 4, 64)
+    strip_sizes.HELD_SIMPLE = strip_sizes.HELD_OTHERS = 1 << 12
+    strip_sizes.HELD_WARPS, strip_sizes.TILES, strip_sizes.SEGMENT = (
+        256,
+        {4: (256, 2, 1), 2: (256, 2, 1)},
+        2048,
+    )
 # The examples have few rows, and tests of their own for what that changes.
 rao_sizes.SPREAD_ELEMENTS = 0
 
@@ -86,9 +91,13 @@ def key(value: int = 11) -> Tensor:
 
 
 def make_strips_small(patch: pytest.MonkeyPatch) -> None:
-    """Side by side, rows of more than 8 categories are long, and read 8 and held 16 categories at a time."""
+    """Side by side, rows of more than 8 categories are long, and read 8 at a time; tiles have 16 categories.
+
+    The first tile is written before the last one is summed.
+    """
     sizes = {"LONGEST_BLOCK": 8, "FORWARD_WARPS": 1, "PIECES": 2, "MOST_BYTES": 64}
-    for name, value in (sizes | dict.fromkeys(("SIMPLE", "OTHERS"), (256, 4, 128))).items():
+    sizes |= {"HELD_SIMPLE": 0, "HELD_OTHERS": 0, "TILE_BYTES": 64, "SEGMENT": 16, "GROUP": 2, "AHEAD": 1}
+    for name, value in (sizes | {"TILES": {4: (1, 1, 1), 2: (1, 1, 1)}}).items():
         patch.setattr(strip_sizes, name, value)
 
 

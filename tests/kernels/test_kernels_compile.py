@@ -21,10 +21,9 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.kernels.flows import flow_kernels
 from gapped.kernels.gating import gate_kernels
-from gapped.kernels.sampling import log_prob_rows, long_rows, rao_chunks, rao_rows, short_rows, split_rows
-from gapped.kernels.sampling import split_strips, strip_sizes, strips
+from gapped.kernels.sampling import flow_rows, flow_sizes, log_prob_rows, long_rows, rao_chunks, rao_rows
+from gapped.kernels.sampling import short_rows, split_rows, strip_sizes, strip_tiles, strips
 from gapped.kernels.sampling.surrogates import MODES
 from gapped.kernels.masks import mask_kernels
 from gapped.kernels.scores import score_kernels
@@ -33,8 +32,8 @@ from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
-POINTERS["p_smoothing"] = "*fp32"
-NUMBERS = ("s_tau", "s_gap", "s_tau_forward", "s_smoothing")
+POINTERS |= {"p_sums": "*fp32", "p_done": "*i32"}
+NUMBERS = ("s_tau", "s_gap", "s_tau_forward")
 MULTIPLES = ("s_rows", "s_inner", "s_stride", "s_step", "s_grad_stride", "s_grad_step")
 
 
@@ -80,16 +79,22 @@ flags = {"MODE": MODES[name], "EXPECTED_GAP": False, "FAST": True, "DENSE": True
 flags |= {"TAU_PER_ROW": False, "GAP_PER_ROW": False, "TAU_FORWARD_PER_ROW": False, "AT_INDEX": False}
 flags |= {"SOFT": False, "ARGMAX": False, "WAITS": True}
 _, forward = strip_sizes.forward_sizes(65_536, 8192, size)
-_, backward = strip_sizes.backward_sizes(65_536, 8192, size, name)
+_, _, tiles = strip_sizes.backward_sizes(65_536, 8192, size, name)
+_, _, held = strip_sizes.backward_sizes(65_536, 100, size, name)
+assert (tiles["SEGMENTS"] > 1, held["SEGMENTS"]) == (True, 1)
 short = {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 64, "num_warps": 4}
-cases = (strips.strip_forward_kernel, forward), (split_strips.strip_backward_kernel, backward)
+backward = strip_tiles.tile_backward_kernel
+cases = (strips.strip_forward_kernel, forward), (backward, tiles), (backward, held)
 cases += (short_rows.forward_kernel, short), (short_rows.backward_kernel, short)
 for kernel, sizes in cases:
     code = compiles(kernel, dtype, sizes["num_warps"], flags | sizes, True)
     # Neighbouring rows are read and written 16 bytes at a time.
     for instruction in ("ld", "st"):
         assert re.search(instruction + r"\.global[\w.:]*\.v4\.b32", code.asm["ptx"]), (kernel, instruction)
+    # Those that are read ahead, too: this kind of copy has 16 bytes only.
+    assert "cp.async.ca" not in code.asm["ptx"], kernel
 compiles(strips.strip_forward_kernel, dtype, 16, flags | forward | {"SOFT": name != "reinmax"}, True)
+compiles(backward, dtype, 4, flags | tiles | {"AT_INDEX": True, "TAU_PER_ROW": True, "GAP_PER_ROW": True})
 """
 
 RAO = """
@@ -153,7 +158,6 @@ for what in range(3):
 """
 
 TABLES = """
-POINTERS["p_sums"] = "*fp32"
 for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel):
     code = compiles(kernel, "*bf16", 4, {"ROWS": 16, "WIDTH": 128}, True)
     # Rows times their width, and groups times their tables, may need more bits.
@@ -162,10 +166,21 @@ for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel
 
 
 FLOWS = """
-flags = {"TAU_PER_ROW": True, "SMOOTHING_PER_ROW": True, "STEPS": 8, "LEFT": 1e-13, "FAST": True}
-for rows, columns, warps in ((32, 4, 1), (2, 16, 1), (1, 64, 1), (1, 128, 4)):
-    flags |= {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
-    compiles(flow_kernels.flow_kernel, "*bf16", warps, flags)
+import subprocess
+import tempfile
+from pathlib import Path
+
+flags = {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "SMOOTH": True, "AT_INDEX": False, "FAST": True}
+for categories in (2, 4, 10, 32, 64, 128):
+    _, sizes = flow_sizes.block_of(65_536, categories)
+    code = compiles(flow_rows.flow_kernel, "*bf16", sizes["num_warps"], flags | sizes)
+    # Weights stay in registers.
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        used = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    assert "STACK:0 " in used.stdout, (categories, used.stdout)
 """
 
 

@@ -97,6 +97,17 @@ def test_rare_draws_have_finite_gradients(dtype: torch.dtype) -> None:
         assert (gradient[:, 5] == 0).all()
 
 
+@pytest.mark.parametrize("s", [0.0, 0.01])
+def test_a_category_too_rare_for_its_reciprocal_is_as_good_as_none(s: float) -> None:
+    rare = torch.tensor([-50.0, -80.0, -87.0, -88.0, -90.0, -95.0, -103.0, -110.0]).unsqueeze(-1)
+    rest = normal(8, 3, dtype=torch.float32)
+    g = normal(8, 4, seed=2, dtype=torch.float32)
+    _, gradient = pull(gapped.MVE(smoothing=s), torch.cat([rest, rare], -1), g)
+    _, expected = pull(gapped.MVE(smoothing=s), rest, g[:, :3])
+    assert_close(gradient[:, :3], expected, 1e-6)
+    assert gradient[:, 3].abs().max() < 1e-6
+
+
 def test_rows_in_blocks_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     theta, g = normal(4, 5, 7), normal(4, 5, 7, seed=2)
     estimator = gapped.MVE(smoothing=torch.linspace(0, 1, 5))

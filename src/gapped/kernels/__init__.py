@@ -4,7 +4,6 @@
 - `masks`: subsets of small groups, as in N:M masks, and their gradients.
 - `subsets`: subsets of longer rows, and the sums over all subsets that their gradients need.
 - `tables`: rows of a table that choices select, and the table's gradient.
-- `flows`: the gradient of MVE, which solves a system for each row.
 - `gating`: gates, one number each.
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 

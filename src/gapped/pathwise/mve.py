@@ -10,11 +10,9 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_level, ignore_eps, in_eager_mode
-from gapped.errors import reject
 from gapped.gradient import Points, Weights
-from gapped.kernels.flows import flow_launch
-from gapped.kernels.sampling import launch
-from gapped.pathwise import Draw, Outcome, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.kernels.sampling.launch import Fused
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 from gapped.pathwise.argument_help import documented
 
 # Steps of conjugate gradients. The eigenvalues of the preconditioned system are of order one, so each step
@@ -43,27 +41,9 @@ class MVE(Pathwise):
         super().__post_init__()
         check_level("smoothing", self.smoothing, positive=False)
 
-    def kernel(self, rows: Tensor) -> None:
-        """None: `outcome` calls the kernel of flows, which belongs to no other estimator."""
-        if self.backend == "triton" and (why_not := self._why_torch(rows)) is not None:
-            raise reject("backend", "triton", f"torch or auto here: {why_not}")
-
-    def outcome(
-        self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
-    ) -> Outcome:
-        """A sample of these rows, drawn by a kernel where there is one, and then with its gradient."""
-        if self._why_torch(rows) is not None:
-            return super().outcome(rows, generator, wants_gradient, dense=dense)
-        launch.note_backend("triton")
-        value, index, _ = flow_launch.draw(rows, generator, dense)
-        gradient = flow_launch.points(rows, index, self.tau, self.smoothing) if wants_gradient else None
-        return Outcome(value, index.long().view(rows.shape[:-1]), gradient)
-
-    def _why_torch(self, rows: Tensor) -> str | None:
-        """Why these rows are not for the kernel; None if they are."""
-        if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
-            return "the kernels run on cuda"
-        return "only samples have a kernel" if self.draw != "sample" else flow_launch.refusal(rows)
+    def fused(self) -> Fused:
+        smooth = isinstance(self.smoothing, Tensor) or self.smoothing != 0
+        return Fused("mve", self.tau, self.smoothing if smooth else None)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         p = torch.softmax(divide(logits, per_row(self.tau, logits)), -1)
@@ -145,7 +125,9 @@ def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
 
 
 def _solved(g: Tensor, p: Tensor, sample: Tensor, s: float | Tensor) -> Tensor:
-    exists = p > 0
+    # A category whose reciprocal may be infinite is as good as none.
+    exists = p > 8 * torch.finfo(p.dtype).tiny
+    p = torch.where(exists, p, 0.0)
     # What stands at a category that does not exist may be anything.
     g = torch.where(exists, g, 0.0)
     drawn = (p * sample).sum(-1, keepdim=True)

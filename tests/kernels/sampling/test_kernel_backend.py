@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from gapped.kernels.sampling import launch, operators
 
 pytestmark = GPU_MARKS
 
+ALL = ESTIMATORS | {"mve": gapped.MVE()}
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 
@@ -53,11 +54,13 @@ def test_the_nz_ablation_does_not_move_a_logit_at_the_gap(gap: float | Tensor, b
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("categories", [6, 4100])
-@pytest.mark.parametrize("name", ["gst", "gst-expected", "gumbel-softmax", "decoupled"])
+@pytest.mark.parametrize(
+    ("name", "categories"),
+    [*product(("gst", "gst-expected", "gumbel-softmax", "decoupled"), (6, 4100)), ("mve", 6)],
+)
 def test_one_graph_with_the_kernel_inside(name: str, categories: int) -> None:
     """As an operator of a compiled program: same key, same sample, same gradient as the plain call."""
-    fused = replace(ESTIMATORS[name], tau=torch.linspace(0.5, 1.5, 4, device=DEVICE)).fused()
+    fused = replace(ALL[name], tau=torch.linspace(0.5, 1.5, 4, device=DEVICE)).fused()
     logits, grad = example(4, categories).requires_grad_(), incoming(4, categories)
 
     def program(x: Tensor) -> Tensor:
@@ -84,10 +87,10 @@ def test_the_operators_keep_their_promises(taus: Tensor | None, axes: int) -> No
 
 
 @both_backends
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", [*LONG, "mve"])
 @pytest.mark.parametrize("rows", [slice(5), 0, slice(0)], ids=["rows", "one-row", "no-rows"])
 def test_a_choice_equals_the_one_hot_sample(name: str, backend: str, rows: slice | int) -> None:
-    estimator = replace(ESTIMATORS[name], backend=backend)
+    estimator = replace(ALL[name], backend=backend)
     table = normal(6, 3, seed=3, dtype=torch.float32).to(DEVICE).requires_grad_()
     results = []
     for dense in (True, False):

@@ -7,10 +7,13 @@
 - `long_rows`: longer rows, each read in chunks by one program.
 - `split_rows`: the backward pass of long rows, each split over several programs.
 - `log_prob_rows`: the gradient of a log-probability, for long rows.
-- `strips`, `split_strips`: long rows that lie side by side; with `strip_sizes`, all that can be tuned.
+- `strips`, `strip_tiles`: long rows that lie side by side; with `tile_order`, which programs of the backward
+  pass come before others, and `strip_sizes`, all that can be tuned.
 - `surrogates`: what the kernels of short and long rows share.
 - `rao_rows`, `rao_chunks`: Gumbel-Rao once the category is drawn, for short and for long rows; with
   `rao_weights`, its noise and weights, and `rao_sizes`, all that can be tuned.
+- `flow_rows`: the backward pass of MVE, which solves a system for each row; with `flow_sizes`, all that can
+  be tuned.
 
 The reference is the estimator itself: the methods `draw_category` and `points` of its file in
 `gapped.pathwise`, with the backward pass of `gapped.gradient.with_points`.

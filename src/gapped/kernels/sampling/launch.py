@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gapped.gradient import first_order
 from gapped.kernels.runner import Launch, partition, run
-from gapped.kernels.sampling import long_launch, rao_sizes, strip_sizes
+from gapped.kernels.sampling import flow_sizes, long_launch, rao_sizes, strip_sizes
 from gapped.kernels.sampling.long_launch import Call
 from gapped.kernels.sampling.row_layout import Rows, empty_rows, inner_axes, row_matrix, rows_of
 
@@ -42,7 +42,7 @@ class Fused:
     """Its registered name."""
     tau: float | Tensor
     gap: float | Tensor | None = None
-    """The gap of GST; None for Lemma 1's expected gap."""
+    """The gap of GST; None for Lemma 1's expected gap. The smoothing of MVE; None for none."""
     detach: bool = True
     """Whether GST's perturbation is a constant."""
     tau_forward: float | Tensor = 1.0
@@ -95,7 +95,9 @@ def has_stats(categories: int, axes: int) -> bool:
 
 def axes_of(logits: Tensor, fused: Fused) -> int:
     """How many row axes the kernels see inside of the category axis; 0 if they read row after row."""
-    if fused.mode == "gumbel-rao" or not (fused.detach or logits.shape[-1] <= strip_sizes.LONGEST_BLOCK):
+    if fused.mode in ("gumbel-rao", "mve"):
+        return 0
+    if not (fused.detach or logits.shape[-1] <= strip_sizes.LONGEST_BLOCK):
         return 0
     return inner_axes(logits)
 
@@ -139,6 +141,8 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
         return f"the logits are {logits.dtype}, the kernels take float32, bfloat16 and float16"
     if not fused.detach and logits.shape[-1] > LONGEST_BLOCK:
         return f"detach=False has no kernel for rows longer than {LONGEST_BLOCK}"
+    if fused.mode == "mve" and not 2 <= logits.shape[-1] <= flow_sizes.LONGEST:
+        return f"MVE's kernel takes 2 to {flow_sizes.LONGEST} categories, not {logits.shape[-1]}"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "the call is inside of a function transform such as vmap"
     return None
@@ -356,10 +360,7 @@ def backward(
     flags = _flags(kind, every) | {"AT_INDEX": at_index}
     pointers = (rows.tensor, index, stats, grads.tensor, key, taus, gaps, out)
     call = Call(pointers, every[:2], (tau, gap), flags, first)
-    if not long_launch.backward(rows, grads, fused.mode, call, in_place=out is logits):
-        # Rows too long to be shared by programs side by side: copied, they can be read twice.
-        grad = grad if at_index else grad.contiguous()
-        out.copy_(backward(logits.contiguous(), index, stats, key, grad, fused, at_index=at_index))
+    long_launch.backward(rows, grads, fused.mode, call, in_place=out is logits)
     return out
 
 
@@ -444,11 +445,19 @@ def _forward(
 @lru_cache(maxsize=1024)
 def _backward(kind: _Kind, detach: bool, at_index: bool, every: _Every, sizes: tuple[int, ...]) -> Launch:
     """The launch of `backward` for short rows."""
-    from gapped.kernels.sampling.short_rows import backward_kernel
+    flags = {**_flags(kind, every), "AT_INDEX": at_index}
+    if kind[0] == "mve":
+        from gapped.kernels.sampling.flow_rows import flow_kernel as kernel
 
-    programs, block = partition(sizes[0], sizes[1])
-    flags = {**_flags(kind, every), "DETACHED": detach, "AT_INDEX": at_index, **block}
-    return Launch(backward_kernel, programs, (*sizes, *every[:2]), flags)
+        programs, block = flow_sizes.block_of(sizes[0], sizes[1])
+        del flags["MODE"]
+        block["SMOOTH"] = not flags.pop("EXPECTED_GAP")
+    else:
+        from gapped.kernels.sampling.short_rows import backward_kernel as kernel
+
+        programs, block = partition(sizes[0], sizes[1])
+        block["DETACHED"] = detach
+    return Launch(kernel, programs, (*sizes, *every[:2]), flags | block)
 
 
 _RaoKind = tuple[int, bool, bool, bool]

@@ -1,7 +1,8 @@
-"""The kernel of flows against MVE in torch, for the category that the kernel draws."""
+"""The kernel of MVE's gradient against MVE in torch, for the category that the kernel draws."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +13,22 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.kernels.flows import flow_launch
+from gapped.kernels.sampling import flow_sizes, launch
 from gapped.pathwise import Draw
 
 pytestmark = GPU_MARKS
 
 
 @pytest.fixture(autouse=True)
-def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The interpreter takes milliseconds for every program, whatever its size."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(flow_launch, "BLOCK", 1 << 15)
+        monkeypatch.setattr(flow_sizes, "LOGITS", 1 << 11)
+        monkeypatch.setattr(flow_sizes, "WEIGHTS", 1 << 15)
+    # Launches are kept, with the sizes that were set when they were made.
+    launch._backward.cache_clear()
+    yield
+    launch._backward.cache_clear()
 
 
 def noise(seed: int) -> torch.Generator:
@@ -48,8 +54,9 @@ def reference(estimator: gapped.MVE, logits: Tensor, index: Tensor, grad: Tensor
 
 def error(estimator: gapped.MVE, logits: Tensor, grad: Tensor) -> float:
     """The largest error, relative to the largest entry of its row, or to a tenth."""
-    index = flow_launch.draw(logits, noise(3), dense=False).indices
-    gradient = flow_launch.backward(logits, index, grad, estimator.tau, estimator.smoothing)
+    fused = estimator.fused()
+    index = launch.forward(logits, key(), fused, dense=False).indices
+    gradient = launch.backward(logits, index, None, key(), grad, fused)
     expected = reference(estimator, logits, index, grad)
     assert gradient.dtype == logits.dtype
     return float(
@@ -64,6 +71,13 @@ def test_the_gradient_is_the_reference_s(rows: int, categories: int, smoothing: 
         assert error(gapped.MVE(smoothing=smoothing), *example(rows, categories, scale)) < 2e-5
 
 
+def test_categories_too_rare_for_their_reciprocals() -> None:
+    logits, grad = example(20, 6)
+    logits[:, 5] = -torch.linspace(80, 110, 20, device=DEVICE)
+    for smoothing in (0.0, 0.01):
+        assert error(gapped.MVE(smoothing=smoothing), logits, grad) < 2e-5
+
+
 def test_levels_by_rows_and_strides() -> None:
     logits, grad = example(12, 10)
     levels = {"tau": torch.tensor([0.7, 1.0, 1.9]), "smoothing": torch.tensor([0.0, 0.1, 2.0])}
@@ -75,7 +89,7 @@ def test_levels_by_rows_and_strides() -> None:
 
 
 def test_too_few_steps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_launch, "STEPS", 3)
+    monkeypatch.setattr(flow_sizes, "STEPS", 3)
     assert error(gapped.MVE(), *example(20, 32, 3.0)) > 1e-4
 
 
@@ -100,6 +114,34 @@ def test_the_sample_is_a_hard_one_with_the_kernel_s_gradient() -> None:
     assert torch.equal(choice.index, z.argmax(-1))
 
 
+def test_the_gradient_at_the_index_alone() -> None:
+    """As a choice that gates its branches has it."""
+    logits, _ = example(20, 12)
+    fused, one = gapped.MVE().fused(), torch.arange(20.0, device=DEVICE)
+    index = launch.forward(logits, key(), fused, dense=False).indices
+    dense = torch.zeros_like(logits).scatter(-1, index.long().unsqueeze(-1), one.unsqueeze(-1))
+    expected = launch.backward(logits, index, None, key(), dense, fused)
+    gradient = launch.backward(logits, index, None, key(), one, fused, at_index=True)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("draw", ["sample", "argmax"])
+def test_rows_side_by_side(draw: str) -> None:
+    """They are copied, also where other estimators would read so many categories as long rows."""
+    logits, grad = example(6, 100)
+    estimator = gapped.MVE(draw=draw, backend="triton")
+    samples, gradients = [], []
+    for stored, dim in ((logits, 1), (logits.t().contiguous(), 0)):
+        leaf = stored.clone().requires_grad_()
+        samples.append(estimator.sample(leaf, dim=dim, generator=noise(4)).movedim(dim, -1))
+        samples[-1].backward(grad.nan_to_num())
+        gradients.append(leaf.grad.movedim(dim, -1))
+    assert torch.equal(*samples)
+    assert torch.equal(*gradients)
+    if draw == "argmax":
+        assert torch.equal(samples[0].argmax(-1), logits.argmax(-1))
+
+
 def test_rows_without_a_law() -> None:
     logits, grad = example(4, 5)
     logits[0], logits[1, 2] = -torch.inf, torch.nan
@@ -115,8 +157,7 @@ def test_rows_without_a_law() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"categories": 129}, "129 categories, the kernel takes 2 to 128"),
-        ({"draw": "argmax"}, "only samples have a kernel"),
+        ({"categories": 129}, "2 to 128 categories, not 129"),
         ({"dtype": torch.float64}, "the logits are torch.float64"),
     ],
 )
@@ -129,5 +170,7 @@ def test_what_has_no_kernel_is_said(change: dict[str, Any], message: str) -> Non
 
 
 def test_no_rows() -> None:
-    empty = torch.zeros(0, 4, device=DEVICE)
-    assert flow_launch.backward(empty, key(1)[:0].short(), empty, 1.0, 0.0).shape == (0, 4)
+    leaf = torch.zeros(0, 4, device=DEVICE, requires_grad=True)
+    gapped.mve(leaf, backend="triton").sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.shape == (0, 4)
