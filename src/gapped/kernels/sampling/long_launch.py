@@ -44,46 +44,47 @@ def forward(rows: Rows, call: Call, law: Tensor | None) -> None:
     run(long_rows.streamed_forward_kernel, rows.number, pointers, where, numbers, flags)
 
 
-def backward(rows: Rows, grads: Rows, mode: str, call: Call, *, in_place: bool) -> bool:
-    """Write gradients; False if rows side by side are too long for the programs that would share them.
-
-    `in_place` says that they are written over the logits.
-    """
-    categories, device = rows.tensor.shape[-1], rows.tensor.device
-    geometry: tuple[int, ...]
+def backward(rows: Rows, grads: Rows, mode: str, call: Call, *, in_place: bool) -> None:
+    """Write gradients; `in_place` says that those of contiguous rows are written over the logits."""
     if rows.inner > 1:
-        strips, sizes = strip_sizes.backward_sizes(rows.number, categories, rows.tensor.element_size(), mode)
-        if sizes["SEGMENTS"] > strip_sizes.most_segments(device):
-            return False
-        from gapped.kernels.sampling.split_strips import strip_backward_kernel as kernel
-
-        geometry = (rows.number, categories, *rows[2:], grads.stride, grads.step)
-        _share(kernel, strips, sizes["STRIP"], geometry, call, sizes)
-        return True
+        _backward_strips(rows, grads, mode, call)
+        return
     from gapped.kernels.sampling import long_rows, split_rows
 
     call = call._replace(numbers=(*call.numbers, call.first))
-    geometry = (categories, rows.stride, grads.stride)
+    where = (rows.tensor.shape[-1], rows.stride, grads.stride, *call.every)
     segments, sizes = split_rows.segments_of(rows.tensor, mode)
-    if segments <= split_rows.most_segments(device):
-        _share(split_rows.split_backward_kernel, rows.number, 1, geometry, call, sizes)
-        return True
-    kernel, where = long_rows.streamed_backward_kernel, (*geometry, *call.every)
+    if segments <= split_rows.most_segments(rows.tensor.device):
+        _share(split_rows.split_backward_kernel, rows.number, where, call, sizes)
+        return
     sizes = {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS, "IN_PLACE": in_place}
-    run(kernel, rows.number, call.pointers, where, call.numbers, call.flags | sizes)
-    return True
+    kernel, flags = long_rows.streamed_backward_kernel, call.flags | sizes
+    run(kernel, rows.number, call.pointers, where, call.numbers, flags)
 
 
-def _share(
-    kernel: Any, groups: int, width: int, geometry: tuple[int, ...], call: Call, sizes: dict[str, Any]
-) -> None:
-    """Launch programs that share groups of rows, so many in each, and exchange sums."""
+def _backward_strips(rows: Rows, grads: Rows, mode: str, call: Call) -> None:
+    """Write gradients of rows side by side."""
+    from gapped.kernels.sampling.strip_tiles import tile_backward_kernel
+
+    device, categories = rows.tensor.device, rows.tensor.shape[-1]
+    programs, lag, sizes = strip_sizes.backward_sizes(
+        rows.number, categories, rows.tensor.element_size(), mode
+    )
+    # Tiles exchange sums; a strip that is a single tile has none to exchange.
+    strips = -(-rows.number // sizes["STRIP"]) if lag else 0
+    shape = (strips, sizes["SEGMENTS"], sizes["SUMS"], sizes["STRIP"])
+    sums = torch.empty(shape, dtype=torch.float32, device=device)
+    done = torch.zeros(strips, dtype=torch.int32, device=device)
+    where = (rows.number, categories, *rows[2:], grads.stride, grads.step, lag, *call.every)
+    run(tile_backward_kernel, programs, (*call.pointers, sums, done), where, call.numbers, call.flags | sizes)
+
+
+def _share(kernel: Any, rows: int, where: tuple[int, ...], call: Call, sizes: dict[str, Any]) -> None:
+    """Launch programs that share rows and exchange sums."""
     segments, device = sizes["SEGMENTS"], call.pointers[0].device
     # A word for the sums of each segment of a row, and one more that only ReinMax needs.
-    shape = (groups if segments > 1 else 0, 2, segments, width)
-    words = torch.zeros(shape, dtype=torch.int64, device=device)
+    words = torch.zeros((rows if segments > 1 else 0, 2, segments), dtype=torch.int64, device=device)
     # The interpreter runs one program after the other: there, all publish before any waits.
     for waits in (True,) if device.type == "cuda" else (False, True):
         flags = call.flags | sizes | {"WAITS": waits}
-        pointers, where = (*call.pointers, words), (*geometry, *call.every)
-        run(kernel, groups * segments, pointers, where, call.numbers, flags)
+        run(kernel, rows * segments, (*call.pointers, words), where, call.numbers, flags)

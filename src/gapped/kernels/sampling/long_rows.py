@@ -53,7 +53,7 @@ BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 # Farther from the largest logit than any that counts, and not too large to be divided by a temperature.
 _FAR = tl.constexpr(1e30)
-_NORMAL = tl.constexpr("")
+NORMAL = tl.constexpr("")
 
 
 def chunk_sizes(rows: int, categories: int) -> dict[str, int]:
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 @triton.jit
-def chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL):
+def chunk(p, s_start, s_categories, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = NORMAL):
     """Columns and float32 values of one chunk of a row; `EVICTION` tells the cache whether to keep them."""
     b_columns = s_start + tl.arange(0, BLOCK)
     b_values = tl.load(p + b_columns, mask=b_columns < s_categories, other=other, eviction_policy=EVICTION)
@@ -96,7 +96,7 @@ def write(p, b_columns, b_values, s_categories):
 
 @triton.jit
 def gradient_chunk(
-    p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = _NORMAL
+    p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = NORMAL
 ):
     """One chunk of the incoming gradient, which may be given at the selected category alone."""
     if AT_INDEX:

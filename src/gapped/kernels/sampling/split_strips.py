@@ -7,14 +7,52 @@ once.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
 from gapped.kernels.primitives import LOG2_E, exp2, row_starts
+from gapped.kernels.runner import power, run
+from gapped.kernels.sampling.long_launch import Call
 from gapped.kernels.sampling.long_rows import centres, gradient, row_gap, row_of_sample, weights
+from gapped.kernels.sampling.row_layout import Rows
 from gapped.kernels.sampling.split_rows import again, publish, unpack
+from gapped.kernels.sampling.strip_sizes import LEAST_BYTES, MOST_BYTES, _narrowed
 from gapped.kernels.sampling.strips import lawful, strip_of, write_strip
 from gapped.kernels.sampling.surrogates import REINMAX
+
+# Rows of a strip; elements that a program holds, its warps and the registers of a thread; programs of a strip.
+ROWS, SIMPLE, OTHERS = 16, (8192, 16, 64), (4096, 8, 128)
+MOST_SEGMENTS = 32
+
+
+def backward_sizes(count: int, categories: int, size: int, mode: str) -> tuple[int, dict[str, Any]]:
+    """The number of strips, and the sizes of the launch; `SEGMENTS` is how many programs share a strip."""
+    held, warps, registers = SIMPLE if mode in ("gst", "straight-through") else OTHERS
+    width = ROWS
+    while 2 * power(categories) * width <= held and width * size < MOST_BYTES:
+        width *= 2
+    width = _narrowed(width, count, size)
+    while categories * width > held * MOST_SEGMENTS and width * size > LEAST_BYTES:
+        width //= 2
+    block = min(power(categories), held // width)
+    segments = -(-categories // block)
+    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "STRIP": width}
+    return -(-count // width), sizes | {"num_warps": warps, "maxnreg": registers}
+
+
+def backward(rows: Rows, grads: Rows, mode: str, call: Call) -> None:
+    """Write gradients, for a comparison with `strip_tiles`."""
+    strips, sizes = backward_sizes(rows.number, rows.tensor.shape[-1], rows.tensor.element_size(), mode)
+    device = rows.tensor.device
+    shape = (strips, 2, sizes["SEGMENTS"], sizes["STRIP"])
+    words = torch.zeros(shape, dtype=torch.int64, device=device)
+    where = (rows.number, rows.tensor.shape[-1], *rows[2:], grads.stride, grads.step, *call.every)
+    flags = call.flags | sizes | {"WAITS": True}
+    pointers, programs = (*call.pointers, words), strips * sizes["SEGMENTS"]
+    run(strip_backward_kernel, programs, pointers, where, call.numbers, flags)
 
 
 @triton.jit

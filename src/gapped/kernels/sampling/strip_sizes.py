@@ -1,15 +1,12 @@
 """Rows that lie side by side: how they are divided among programs, and all about it that can be tuned.
 
-The sizes are chosen by what the compiler needs for them: so many registers that two programs fit on a
-multiprocessor. `benchmarks/bench_blocks.py axis` measures others.
+The sizes are chosen by what the compiler needs for them: so few registers that two or more programs fit on a
+multiprocessor. `benchmarks/bench_axis.py` measures others.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from gapped.kernels.runner import power
 
@@ -21,24 +18,25 @@ FORWARD_BYTES, FORWARD_WARPS, PIECES, STAGES, FORWARD_REGISTERS = 128, 16, 4, 1,
 # Forward, strips are wider where a row would have fewer chunks: drawing from the lanes of a strip takes as
 # long as reading some chunks, however many rows it has.
 FEWEST_CHUNKS = 16
-# Backward: rows of a strip; elements that a program holds, its warps and the registers of a thread, for
-# estimators with simple weights and for the others.
-ROWS, SIMPLE, OTHERS = 16, (8192, 16, 64), (4096, 8, 128)
-# Strips are narrower where there would be fewer of them, or more segments to each; but no narrower than what
-# memory delivers at a time. Those of short rows are no wider than that, in bytes.
-FEWEST_STRIPS, MOST_SEGMENTS, LEAST_BYTES, MOST_BYTES = 256, 32, 32, 256
-
-
-@cache
-def most_segments(device: torch.device) -> int:
-    """Into how many segments a strip can be split on this device.
-
-    Its programs wait for each other, so all of them must fit. Every multiprocessor has room for at least one;
-    half of that leaves room for other streams.
-    """
-    if device.type != "cuda":
-        return MOST_SEGMENTS
-    return torch.cuda.get_device_properties(device).multi_processor_count // 2
+# Backward: bytes of a tile's width and the categories of a segment. Segments are longer where there would be
+# more of them: every program that writes adds up the sums of all.
+TILE_BYTES, SEGMENT, MOST_SEGMENTS = 128, 256, 64
+# By the bytes of an entry: a program's warps, the chunks that it reads at a time, and how many times that is
+# read ahead. What is read ahead waits in shared memory, else in registers.
+TILES = {4: (8, 4, 1), 2: (4, 1, 4)}
+# The registers of a thread for float32 and simple weights: a third program fits on a multiprocessor.
+TILE_REGISTERS = 80
+# Neighbouring strips whose tiles come in turn, and how many more tiles than a group's are summed before the
+# first is written: about as many as a GPU sums at the same time. The cache must hold all of these.
+GROUP, AHEAD = 4, 192
+# What the cache is told of a tile that is read for the first and for the last time.
+FIRST_USE, LAST_USE = "evict_last", "evict_first"
+# Of shorter rows: elements that a program holds, with simple weights and with others; its warps; registers
+# of a thread, for simple weights; the least width of its strip in bytes.
+HELD_SIMPLE, HELD_OTHERS, HELD_WARPS, HELD_REGISTERS, HELD_BYTES = 8192, 4096, 8, 128, 64
+# Strips are narrower where there would be too few programs, but no narrower than what memory delivers at a
+# time. Forward, those of short rows are no wider than that, in bytes.
+FEWEST_STRIPS, LEAST_BYTES, MOST_BYTES = 256, 32, 256
 
 
 def forward_sizes(count: int, categories: int, size: int) -> tuple[int, dict[str, Any]]:
@@ -52,19 +50,41 @@ def forward_sizes(count: int, categories: int, size: int) -> tuple[int, dict[str
     return -(-count // width), sizes | {"maxnreg": FORWARD_REGISTERS}
 
 
-def backward_sizes(count: int, categories: int, size: int, mode: str) -> tuple[int, dict[str, Any]]:
-    """The same for the backward pass of an estimator; `SEGMENTS` is how many programs share a strip."""
-    held, warps, registers = SIMPLE if mode in ("gst", "straight-through") else OTHERS
-    width = ROWS
-    while 2 * power(categories) * width <= held and width * size < MOST_BYTES:
-        width *= 2
-    width = _narrowed(width, count, size)
-    while categories * width > held * MOST_SEGMENTS and width * size > LEAST_BYTES:
+class Partition(NamedTuple):
+    """How the rows of a backward pass are divided."""
+
+    programs: int
+    lag: int
+    """Of tiles that are written after those that are summed (`tile_order`); 0 where rows are held."""
+    sizes: dict[str, Any]
+    """Constants of the launch."""
+
+
+def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partition:
+    """The partition of `count` rows with entries of `size` bytes, for an estimator."""
+    simple = mode in ("gst", "straight-through")
+    most, width = HELD_SIMPLE if simple else HELD_OTHERS, TILE_BYTES // size
+    while categories * width > most and width * size > HELD_BYTES:
         width //= 2
-    block = min(power(categories), held // width)
-    segments = -(-categories // block)
-    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "STRIP": width}
-    return -(-count // width), sizes | {"num_warps": warps, "maxnreg": registers}
+    hints = {"FIRST_USE": FIRST_USE, "LAST_USE": LAST_USE, "SUMS": 3 if mode == "reinmax" else 2}
+    if categories * width <= most:
+        width = _narrowed(width, count, size)
+        block = HELD_WARPS * 512 // (width * size)
+        sizes = {"SEGMENTS": 1, "SLOTS": 2, "GROUP": 1, "TURNS": 1, "PIECES": -(-categories // block)}
+        sizes |= {"BLOCK": block, "STRIP": width, "STAGES": 1, "num_warps": HELD_WARPS}
+        sizes |= {"maxnreg": HELD_REGISTERS} if simple else {}
+        return Partition(-(-count // width), 0, hints | sizes)
+    segment = max(min(SEGMENT, power(categories) // 2), power(-(-categories // MOST_SEGMENTS)))
+    segments = -(-categories // segment)
+    width = _narrowed(TILE_BYTES // size, count * segments, size)
+    warps, pieces, stages = TILES[size]
+    block = min(warps * 512 // (width * size), segment)
+    pieces = min(pieces, segment // block)
+    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "GROUP": GROUP, "PIECES": pieces}
+    sizes |= {"TURNS": segment // (pieces * block), "BLOCK": block, "STRIP": width, "STAGES": stages}
+    sizes |= {"num_warps": warps} | ({"maxnreg": TILE_REGISTERS} if simple and size == 4 else {})
+    tiles = -(-count // width) * segments
+    return Partition(2 * tiles, min(GROUP * segments + AHEAD, tiles), hints | sizes)
 
 
 def _narrowed(width: int, count: int, size: int) -> int:

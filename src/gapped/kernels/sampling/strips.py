@@ -3,7 +3,7 @@
 A program has a strip of neighbouring rows, wide enough that what it reads of one category is a whole piece of
 memory. Blocks have rows on the first axis and categories on the second, as in `short_rows`, which reads rows
 that are short enough for a block, side by side or not; the mathematics is that of `long_rows`. A strip is read
-once, in chunks, and every row has lanes of its own. `split_strips` has the backward pass. Results are written
+once, in chunks, and every row has lanes of its own. `strip_tiles` has the backward pass. Results are written
 in the order of the logits, without anything between their rows.
 """
 
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from gapped.kernels.primitives import gumbel, row_starts, row_uniforms, safe_reciprocal
-from gapped.kernels.sampling.long_rows import LOWEST, Row, add_scores, add_weights, row_gap, weights
+from gapped.kernels.sampling.long_rows import LOWEST, NORMAL, Row, add_scores, add_weights, row_gap, weights
 from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, lawless, level
 
 
@@ -38,21 +38,30 @@ def strip_of(s_strip, s_rows, STRIP: tl.constexpr):
 
 
 @triton.jit
-def _chunk(p_rows, s_start, s_categories, s_step, strip, BLOCK: tl.constexpr):
-    """Columns and float32 values of one chunk of a strip, whose rows begin at `p_rows`."""
+def _chunk(
+    p_rows, s_start, s_categories, s_step, strip, other, BLOCK: tl.constexpr, EVICTION: tl.constexpr = NORMAL
+):
+    """Columns and float32 values of one chunk of a strip, whose rows begin at `p_rows`.
+
+    `EVICTION` tells the cache whether to keep them.
+    """
     b_columns = s_start + tl.arange(0, BLOCK)[None, :]
     b_inside = strip.inside & (b_columns < s_categories)
-    b_values = tl.load(p_rows + b_columns * s_step, mask=b_inside, other=-float("inf"))
+    b_values = tl.load(p_rows + b_columns * s_step, mask=b_inside, other=other, eviction_policy=EVICTION)
     return b_columns, b_values.to(tl.float32)
 
 
 @triton.jit
-def _chunks(p_rows, s_start, s_categories, s_step, strip, BLOCK: tl.constexpr, PIECES: tl.constexpr):
+def chunks(
+    p_rows, s_start, s_categories, s_step, strip, other, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    EVICTION: tl.constexpr = NORMAL,
+):  # fmt: skip
     """So many chunks, all of them read before the first is used."""
-    chunks = ()
+    read = ()
     for s_piece in tl.static_range(PIECES):
-        chunks = chunks + (_chunk(p_rows, s_start + s_piece * BLOCK, s_categories, s_step, strip, BLOCK),)
-    return chunks
+        s_from = s_start + s_piece * BLOCK
+        read = read + (_chunk(p_rows, s_from, s_categories, s_step, strip, other, BLOCK, EVICTION),)
+    return read
 
 
 @triton.jit
@@ -142,9 +151,9 @@ def strip_forward_kernel(
         b_best = b_zero - float("inf")
         b_broken = b_where * 0
         for s_start in tl.range(0, s_categories, BLOCK * PIECES, num_stages=STAGES):
-            chunks = _chunks(p_logits, s_start, s_categories, s_step, strip, BLOCK, PIECES)
+            read = chunks(p_logits, s_start, s_categories, s_step, strip, -float("inf"), BLOCK, PIECES)
             for s_piece in tl.static_range(PIECES):
-                b_columns, b_logits = chunks[s_piece]
+                b_columns, b_logits = read[s_piece]
                 b_broken |= lawless(b_logits).to(tl.int32)
                 b_noise = gumbel(s_seed, strip.number * s_categories + b_columns, FAST, True)
                 b_max, b_best, b_where = add_scores(
@@ -161,9 +170,9 @@ def strip_forward_kernel(
     else:
         b_sum = b_zero
         for s_start in tl.range(0, s_categories, BLOCK * PIECES, num_stages=STAGES):
-            chunks = _chunks(p_logits, s_start, s_categories, s_step, strip, BLOCK, PIECES)
+            read = chunks(p_logits, s_start, s_categories, s_step, strip, -float("inf"), BLOCK, PIECES)
             for s_piece in tl.static_range(PIECES):
-                b_columns, b_logits = chunks[s_piece]
+                b_columns, b_logits = read[s_piece]
                 b_max, b_sum, b_where = add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX)
                 if DENSE and not SOFT:
                     write_strip(p_value, b_columns, b_zero, s_categories, s_out, strip.inside)
@@ -187,11 +196,11 @@ def strip_forward_kernel(
         b_gap = row_gap(gap, p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW, s_step)
         b_sum = b_zero
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, BLOCK)
+            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, -float("inf"), BLOCK)
             b_sum += weights(b_logits - b_shift, b_columns, row, b_gap, MODE, FAST)
         b_scale = safe_reciprocal(tl.sum(b_sum, 1))[:, None]
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, BLOCK)
+            b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, -float("inf"), BLOCK)
             b_weight = weights(b_logits - b_shift, b_columns, row, b_gap, MODE, FAST)
             b_value = lawful(b_weight * b_scale, b_index, s_categories)
             write_strip(p_value, b_columns, b_value, s_categories, s_out, strip.inside)
