@@ -2,6 +2,7 @@
 
     python benchmarks/bench_vocabulary.py [--device cuda] [--out results] [--shape 512x256x8000 ...]
     python benchmarks/bench_vocabulary.py --device cuda --tune
+    python benchmarks/bench_vocabulary.py --device cuda --profile
 
 Four ways: torch's one-hot Gumbel-softmax times the table, GST's index on dense logits, the choice without
 logits, `gapped.linear_choice`, and one product of hidden states and weight, of which a choice contains five.
@@ -9,7 +10,7 @@ The table is a tensor of its own or the weight. Decoding is 64 rows without a gr
 beyond what exists before the call and the gradients; the selected rows are in it. Calls take turns. On a CPU
 times are processor time, so that a busy machine disturbs little. `--out` appends records to a file
 `vocabulary.jsonl`, of which `python docs/records/update.py` makes the numbers and the figure of
-docs/vocabulary.md. `--tune` tries other sizes of chunks.
+docs/vocabulary.md. `--tune` tries other sizes of chunks; `--profile` has the time of each kernel of a call.
 """
 
 from __future__ import annotations
@@ -155,6 +156,27 @@ def tune(device: torch.device, dtype: str, seconds: float) -> Iterator[str]:
         setattr(module, name, before)
 
 
+def profiled(case: Case, dtype: str, device: torch.device) -> Iterator[str]:
+    """Milliseconds of each kernel in a call of `linear_choice`."""
+    from torch.profiler import ProfilerActivity, profile
+
+    calls, _ = calls_of(replace(case, ways=(LINEAR,)), DTYPES[dtype], device)
+    call, turns = calls[LINEAR], 3
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(turns):
+            call()
+        torch.cuda.synchronize()
+    kernels = sorted(profiler.key_averages(), key=lambda each: -each.self_device_time_total)
+    busy = sum(each.self_device_time_total for each in kernels) / turns / 1e3
+    yield f"{case.rows} x {case.width} x {case.categories}, table {case.table}: {busy:.3f} ms of kernels"
+    for each in kernels[:16]:
+        spent, count = each.self_device_time_total / turns / 1e3, each.count / turns
+        yield f"  {spent:8.3f} ms in {count:5.1f} launches: {each.key[:100]}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -165,6 +187,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="for each call, on a GPU")
     parser.add_argument("--out", type=Path, help="a folder of records")
     parser.add_argument("--tune", action="store_true", help="try other sizes of chunks")
+    parser.add_argument("--profile", action="store_true", help="the time of each kernel")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     device = pick_device(chosen.device)
@@ -172,6 +195,10 @@ def main() -> None:
     if chosen.tune:
         for line in tune(device, dtype, chosen.seconds):
             print(line, flush=True)
+        return
+    if chosen.profile:
+        for case in (*TARGETS, Case(DECODED, 4096, 128_256, "none", FEW)):
+            print(*profiled(case, dtype, device), sep="\n", flush=True)
         return
     run = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     place = {"run": run, "device_type": device.type, "environment": describe(device)}

@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import MEMBERS
-from training_toys import Recorder, interrupt, timeless, toy_recipe, train
+from training_toys import Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab import records, training
 from gapped.lab.engines.local import Local
+from gapped.lab.planning import Fleet
+from gapped.lab.progress import Callbacks
 from gapped.lab.records import Curve, Images, Record
 from gapped.lab.store import Store
 from gapped.lab.training import Interrupted, Settings
@@ -286,3 +288,58 @@ def test_training_is_on_the_device_that_was_asked_for(monkeypatch, tmp_path, dev
     engine.device = torch.device(device)
     with pytest.raises(Interrupted):
         engine.run([toy_recipe()], Store(tmp_path), Settings())
+
+
+class StopsBefore(Recorder):
+    """Asks for a stop at one step, counted over all epochs."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step + 1
+
+    def step(self, fleet: Fleet, epochs: float) -> None:
+        self.left -= 1
+
+    def wants_stop(self) -> bool:
+        return self.left <= 0
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_a_stop_before_any_step_changes_nothing(tmp_path, step):
+    """With an estimator that has a state, a scheduled temperature, and noise that is used up in part."""
+    cells = [
+        {"estimator": "rebar"},
+        {"estimator": "gst", "schedule": {"kind": "mixed", "period": 3}, "rate_decay": "cosine"},
+    ]
+    recipe = toy_recipe(cell=cells, seeds=2, train_images=300)
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "stopped", callbacks=StopsBefore(step))
+    goes_on = Steps()
+    train(recipe, tmp_path / "stopped", callbacks=goes_on)
+    assert goes_on.first == pytest.approx(step / 3)
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+class Steps(Callbacks):
+    """Notes where training began."""
+
+    first: float | None = None
+
+    def step(self, fleet: Fleet, epochs: float) -> None:
+        self.first = epochs if self.first is None else self.first
+
+
+def test_a_command_that_has_no_time_trains_one_step(tmp_path):
+    """So that its repetitions come to an end."""
+
+    class Hurried(Callbacks):
+        def wants_stop(self) -> bool:
+            return True
+
+    lives = 0
+    while not records.read(tmp_path, Record):
+        lives += 1
+        with suppress(Interrupted):
+            train(toy_recipe(), tmp_path, callbacks=Hurried())
+    assert lives == 5, "four steps, and one more to record them"

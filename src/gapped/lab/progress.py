@@ -35,5 +35,5 @@ class Callbacks:
         """Called when a fleet is finished, or has failed."""
 
     def wants_stop(self) -> bool:
-        """Whether training should stop at the end of the epoch, with a checkpoint."""
+        """Whether training should stop before its next step, with a checkpoint; asked after each of them."""
         return False

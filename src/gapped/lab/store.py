@@ -21,7 +21,7 @@ from gapped.lab.records import Record, RunLine, files
 L = TypeVar("L", bound=RunLine)
 V = TypeVar("V")
 
-_FORMAT = 1
+_FORMAT = 2
 """Of checkpoints; another number whenever a state means something else."""
 _CHECKSUM_BYTES = 32
 

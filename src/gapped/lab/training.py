@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -35,7 +36,7 @@ class Settings:
     """Where data sets are looked up first."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     checkpoint_seconds: float = 180.0
-    """Checkpoints are written at the end of an epoch, so many seconds apart."""
+    """Checkpoints are written at the end of an epoch, so many seconds apart, and where training stops."""
 
 
 def check_data(fleets: Iterable[Fleet], data_dir: Path | None) -> None:
@@ -123,10 +124,18 @@ def _restored(
 def _train_epochs(fleet: Fleet, trainer: Trainer, checkpoints: Store | None, settings: Settings) -> None:
     """Train to the last epoch, with measurements, callbacks and checkpoints on the way."""
     spec, callbacks = fleet.specs[0], settings.callbacks
-    last_save = time.monotonic()
+    last_save, first = time.monotonic(), (trainer.epoch, trainer.step)
 
     def before_step(step: int) -> None:
         callbacks.step(fleet, trainer.epoch + step / trainer.task.steps)
+        # After one step at the earliest: so a command that is repeated comes to an end.
+        if (trainer.epoch, step) != first and callbacks.wants_stop():
+            stop()
+
+    def stop() -> NoReturn:
+        if checkpoints is not None:
+            _save_checkpoint(fleet, trainer, checkpoints, stops=True)
+        raise Interrupted
 
     while trainer.epoch < spec.epochs:
         trainer.train_epoch(before_step)
@@ -137,21 +146,20 @@ def _train_epochs(fleet: Fleet, trainer: Trainer, checkpoints: Store | None, set
             trainer.seconds[-1] += time.perf_counter() - began
         latest = {name: values[-1] for name, values in trainer.history.items()}
         callbacks.epoch(fleet, Snapshot(trainer.epoch, trainer.epochs, latest, trainer.alive.tolist()))
-        stop = callbacks.wants_stop()
-        if checkpoints is not None and (stop or time.monotonic() - last_save >= settings.checkpoint_seconds):
-            _save_checkpoint(fleet, trainer, checkpoints, stop)
+        if callbacks.wants_stop():
+            stop()
+        if checkpoints is not None and time.monotonic() - last_save >= settings.checkpoint_seconds:
+            _save_checkpoint(fleet, trainer, checkpoints, stops=False)
             last_save = time.monotonic()
-        if stop:
-            raise Interrupted
 
 
-def _save_checkpoint(fleet: Fleet, trainer: Trainer, checkpoints: Store, stop: bool) -> None:
+def _save_checkpoint(fleet: Fleet, trainer: Trainer, checkpoints: Store, *, stops: bool) -> None:
     """Save the trainer's state; where that cannot be written, a warning says what is kept."""
     try:
         checkpoints.save_checkpoint(fleet.key, trainer.state_dict())
     except OSError as problem:
         remains = "the last one" if checkpoints.has_checkpoint(fleet.key) else "nothing"
-        then = f"{remains} is kept of its fleet" if stop else "training goes on"
+        then = f"{remains} is kept of its fleet" if stops else "training goes on"
         reason = f"no checkpoint could be written ({problem.strerror})"
         warnings.warn(f"{problem.filename}: {reason}; {then}", stacklevel=2)
 

@@ -123,7 +123,7 @@ def test_damaged_results_are_reported_or_refused(name: str, folder: dict[str, An
         append_json(tmp_path / f"{others}.jsonl", folder[others])
     path = tmp_path / f"{name}.jsonl"
     whole, tried, refused = path.read_bytes(), 0, 0
-    while tried < 16 and time.monotonic() < end:
+    while tried < 5 or (tried < 16 and time.monotonic() < end):
         lines = list(folder[name])
         place = rng.randrange(len(lines))
         lines[place] = mutant(lines[place], rng)
@@ -131,7 +131,6 @@ def test_damaged_results_are_reported_or_refused(name: str, folder: dict[str, An
         path.write_bytes(damaged(whole, rng) if rng.random() < 0.15 else text)
         said = answer("report", str(tmp_path))
         tried, refused = tried + 1, refused + bool(said)
-    assert tried > 4
     assert refused > 1
 
 

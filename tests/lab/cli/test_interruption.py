@@ -146,7 +146,21 @@ def test_a_terminal_gets_a_live_table(tmp_path):
     assert all(text in output for text in ("sound", "broken", "2/2"))
 
 
-def test_a_deadline_stops_before_an_epoch_that_would_not_end_in_time(monkeypatch):
+def test_a_deadline_stops_before_a_step_or_a_test_that_would_not_end_in_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
+    display = Display(Console(file=io.StringIO()), minutes=1)
+    (fleet,) = plan([toy_recipe()], {})
+    display.start([fleet])
+    stops = []
+    for now[0] in (10.0, 30.0, 32.0, 42.0, 49.0, 50.0):
+        display.step(fleet, 0.5)
+        stops.append(display.wants_stop())
+    assert display.pace == 10, "the first step, which compiles, does not count"
+    assert stops == [False] * 5 + [True]
+
+
+def test_a_deadline_stops_before_an_epoch_if_only_epochs_are_heard_of(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
     display = Display(Console(file=io.StringIO()), minutes=1)

@@ -22,7 +22,7 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write Ten
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint before so many minutes are over, after one epoch at the earliest; exit "
+        help="Stop with a checkpoint before so many minutes are over, after one step at the earliest; exit "
         "status 3 (under torchrun, 0). The same command goes on.",
         min=0.0,
     ),

@@ -28,9 +28,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Display(Callbacks):
     """Callbacks that show progress on a terminal; plain lines, ten per fleet, where the output is not one.
 
-    The first Ctrl-C requests a checkpoint at the end of the epoch, as does SIGTERM, by which batch systems
-    and containers end a program; the second signal stops at once. A deadline `minutes` from now requests one
-    before an epoch that would not end in time.
+    The first Ctrl-C requests a checkpoint after the present step, as does SIGTERM, by which batch systems and
+    containers end a program; the second signal stops at once. A deadline `minutes` from now requests one
+    before a step, or a test, that would not end in time.
     """
 
     def __init__(self, console: Console, minutes: float | None = None) -> None:
@@ -43,10 +43,10 @@ class Display(Callbacks):
         self.epochs: dict[str, float] = {}
         self.moved = 0.0
         """When a step last moved the bar."""
-        self.ends: dict[str, float] = {}
-        """When the last epoch of each fleet ended."""
+        self.calls: dict[str, float] = {}
+        """When each fleet was last heard of."""
         self.pace = 0.0
-        """The seconds of the last epoch; 0 after the first one of a fleet, which takes longer than others."""
+        """The longest time between two calls for a fleet, but for its first step, which compiles."""
         self.bar: Any = None
         self.stop_signal = 0
         """The number of the signal that requested a stop; 0 if none did."""
@@ -77,14 +77,13 @@ class Display(Callbacks):
             self.console.print(f"training {runs} runs in {fleet}")
 
     def step(self, fleet: Fleet, epochs: float) -> None:
+        self._measure(fleet, is_step=True)
         if time.monotonic() - self.moved >= _PAUSE:
             self.moved = time.monotonic()
             self._advance(fleet, epochs)
 
     def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
-        now = time.monotonic()
-        self.pace = now - self.ends.get(fleet.key, now)
-        self.ends[fleet.key] = now
+        self._measure(fleet, is_step=False)
         self._advance(fleet, snapshot.epoch)
         if self.console.is_terminal:
             table = to_rich(_cells(fleet, snapshot), "so far", self.console.width)
@@ -101,8 +100,16 @@ class Display(Callbacks):
         return self.stop_signal > 0 or self.is_late()
 
     def is_late(self) -> bool:
-        """Whether the time is up, or would be before another epoch has ended."""
+        """Whether the time is up, or would be before the next call."""
         return time.monotonic() + self.pace >= self.deadline
+
+    def _measure(self, fleet: Fleet, is_step: bool) -> None:
+        now = time.monotonic()
+        if fleet.key not in self.calls:
+            self.pace, self.calls[fleet.key] = 0.0, inf if is_step else now
+        else:
+            self.pace = max(self.pace, now - self.calls[fleet.key])
+            self.calls[fleet.key] = now
 
     def _advance(self, fleet: Fleet, epoch: float) -> None:
         """Fleets may train side by side, or be finished by another process."""
@@ -113,7 +120,7 @@ class Display(Callbacks):
         if self.stop_signal:
             raise KeyboardInterrupt
         self.stop_signal = number
-        self.console.print("Stopping after this epoch, with a checkpoint; Ctrl-C again stops at once.")
+        self.console.print("Stopping with a checkpoint; Ctrl-C again stops at once.")
 
 
 def _cells(fleet: Fleet, snapshot: Snapshot) -> Table:

@@ -115,8 +115,9 @@ class Run:
 class Trainer:
     """Trains R runs as one program and keeps their history.
 
-    Everything random in an epoch follows from `seed` and the epoch's number, so a checkpoint at the end of
-    an epoch needs no generator state. A run whose loss is not finite is frozen: its weights stay as they are.
+    Everything random in an epoch follows from `seed` and the epoch's number; within it, from the state of the
+    generator too. So training may stop before any step and go on from a `state_dict` as if it had not. A run
+    whose loss is not finite is frozen: its weights stay as they are.
     """
 
     def __init__(
@@ -149,9 +150,11 @@ class Trainer:
         self.alive = torch.ones(len(runs), dtype=torch.bool, device=device)
         self.loss_sum = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.norms = GradientNorms(task.watched)
-        self.epoch, self.test_every = 0, test_every
+        self.epoch, self.step, self.test_every = 0, 0, test_every
         self.tested: list[int] = []
         self.seconds: list[float] = []
+        # When the epoch began, and how long it had lasted where a checkpoint was written within it.
+        self._began, self._spent = 0.0, 0.0
         self.history: dict[str, list[list[float]]] = {}
         self.selection = None if task.selection is None else Selection(task.selection, self.parameters)
         self._observe = torch.compile(observe, dynamic=False) if compiled else observe
@@ -159,28 +162,33 @@ class Trainer:
         self._step = Captured(self._train_step, self.generator, self._state)
 
     def train_epoch(self, before_step: Callable[[int], None] | None = None) -> None:
-        """One pass over the data; every `test_every` epochs and after the last one, the metrics too.
+        """One pass over the data, or what is left of it.
 
-        They are those of the test, or the latest validation's where runs are validated while they train.
-        `history` holds the losses and metrics of the epochs in `tested`.
+        Every `test_every` epochs, and after the last one, it ends with the metrics. They are those of the
+        test, or the latest validation's where runs are validated while they train. `history` holds the
+        losses and metrics of the epochs in `tested`.
         """
-        began = time.perf_counter()
+        self._began = time.perf_counter() - (self._spent if self.step else 0.0)
         with matmul_precision(self.device):
             self.train_steps(self.task.steps, before_step)
             if (self.epoch + 1) % self.test_every == 0 or self.epoch + 1 == self.epochs:
                 self._test()
-        self.epoch += 1
-        self.seconds.append(time.perf_counter() - began)
+        self.epoch, self.step = self.epoch + 1, 0
+        self.seconds.append(time.perf_counter() - self._began)
 
     def train_steps(self, steps: int, before_step: Callable[[int], None] | None = None) -> None:
-        """The first `steps` steps of the epoch; `before_step` gets each one's number, its batch loaded."""
-        self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
+        """The epoch up to its step number `steps`; `before_step` gets each one's number, its batch loaded.
+
+        It may raise, to stop there.
+        """
+        if self.step == 0:
+            self.generator.manual_seed(derived_seed(self.seed, "train", self.epoch))
+            self.loss_sum.zero_()
+            self.norms.clear()
         self.task.start_epoch(self.epoch)
-        self.loss_sum.zero_()
-        self.norms.clear()
         self._set_rates()
         scheduled = {name: values for name in LEVELS if (values := self._scheduled(name)) is not None}
-        for step in range(steps):
+        for step in range(self.step, steps):
             self.task.load_batch(step)
             for name, values in scheduled.items():
                 getattr(self.sampler, name).copy_(values[step])
@@ -190,6 +198,7 @@ class Trainer:
             if self.selection is not None and self.selection.rule.due(step, self.task.steps):
                 self.selection.observe(self.selection.rule.score(self.sampler))
                 self._set_rates()
+            self.step = step + 1
 
     def beside(self, text: str) -> Grouped:
         """All runs with another estimator, given as text: to measure it at their weights."""
@@ -245,6 +254,12 @@ class Trainer:
         """Everything that training depends on, as plain containers and tensors."""
         return {
             "epoch": self.epoch,
+            "within": {
+                "step": self.step,
+                "seconds": time.perf_counter() - self._began,
+                "noise": self.generator.get_state(),
+                "sums": [self.loss_sum, *self.norms.state()],
+            },
             "seconds": self.seconds,
             "history": self.history,
             "tested": self.tested,
@@ -261,7 +276,11 @@ class Trainer:
         if not 0 <= state["epoch"] == len(state["seconds"]) <= self.epochs:
             raise ValueError(f"epoch {state['epoch']} of {self.epochs}")
         self.epoch, self.seconds, self.history = state["epoch"], state["seconds"], state["history"]
-        self.tested = state["tested"]
+        self.tested, within = state["tested"], state["within"]
+        self.step, self._spent = within["step"], within["seconds"]
+        self.generator.set_state(within["noise"].cpu())
+        for own, value in zip((self.loss_sum, *self.norms.state()), within["sums"], strict=True):
+            own.copy_(value)
         self.alive.copy_(state["alive"])
         self.task.model.load_state_dict(state["model"])
         self.adam.load_state_dict(state["adam"])
