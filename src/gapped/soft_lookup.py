@@ -48,14 +48,14 @@ def mix(
     groups, categories = shape[-1] if is_grouped else 1, logits.shape[-1]
     tables = table.reshape(groups, categories, rest.numel()).to(_dtype_of_product(logits, table))
     if not in_eager_mode():
-        return _dense(estimator.sample(logits, mask=mask, generator=generator), tables).view(*shape, *rest)
+        return _dense(estimator.sample(logits, mask=mask, generator=generator), tables).view((*shape, *rest))
     logits = logits if shape else logits.unsqueeze(0)
     step = _rows_of_a_block(estimator, is_fused, logits, groups)
     keys = launch.draw_key(logits, generator, -(-logits.shape[:-1].numel() // step))
     learned = estimator.tau if estimator.has_learned_tau() else None
     blocks = _Blocks(estimator, is_fused, logits.shape[:-1], step)
     result, _ = _Mix.apply(blocks, keys, logits, tables, learned, mask)  # type: ignore[no-untyped-call]
-    return result.view(*shape, *rest)  # type: ignore[no-any-return]
+    return result.view((*shape, *rest))  # type: ignore[no-any-return]
 
 
 def _dtype_of_product(logits: Tensor, table: Tensor) -> torch.dtype:
@@ -204,7 +204,7 @@ def _second(grad: Tensor, gradient: Tensor) -> Tensor:
 
 def _by_group(rows: Tensor, groups: int) -> Tensor:
     """Rows ``(n, width)``, group after group in each of them, as ``(groups, n / groups, width)``."""
-    return rows.view(-1, groups, rows.shape[-1]).transpose(0, 1)
+    return rows.view(len(rows) // groups, groups, rows.shape[-1]).transpose(0, 1)
 
 
 def _gradients(
