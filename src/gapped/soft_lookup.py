@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gapped import simplex
+from gapped import gradient, simplex
 from gapped.checks import check_table, in_eager_mode
 from gapped.errors import reject
 from gapped.gradient import first_order
@@ -25,6 +25,8 @@ from gapped.linear.row_entries import row_entries
 
 # A block's soft sample, its gradient, and both in the dtype of the table.
 _TENSORS = 4
+# In torch so many blocks are enough: what a block needs is then little beside the gradient of the logits.
+_BLOCKS = 32
 
 
 @uncompiled
@@ -81,7 +83,10 @@ def _rows_of_a_block(estimator: Any, is_fused: bool, logits: Tensor, groups: int
         most = chunk_sizes.MEMORY // (_TENSORS * logits.element_size() * categories)
         step = chunk_sizes.equal_rows(rows, most)
     elif estimator.is_divisible():
-        step = chunk_sizes.rows_of_a_chunk(estimator, categories, logits.device)
+        most = chunk_sizes.rows_of_a_chunk(estimator, categories, logits.device)
+        fewest = max(rows // _BLOCKS, chunk_sizes.FEWEST_ROWS, gradient.BLOCK // categories)
+        # Gumbel-Rao in torch has a point for each draw.
+        step = min(most, fewest // getattr(estimator, "samples", 1))
     else:
         step = rows
     return max(step // groups, 1) * groups
@@ -123,8 +128,8 @@ class _Block(NamedTuple):
         outcome = estimator.outcome(self.logits, seeded(self.key), True)
         with torch.enable_grad():
             sample: Tensor = estimator.attach(leaf, outcome)
-        gradient, *others = torch.autograd.grad(sample, leaves, grad)
-        out.copy_(gradient)
+        for_logits, *others = torch.autograd.grad(sample, leaves, grad)
+        out.copy_(for_logits)
         if for_tau is not None:
             for_tau[self.rows] = others[0]
         return sample.detach()
@@ -198,8 +203,8 @@ class _Mix(torch.autograd.Function):
         return None, None, *with_graph, None
 
 
-def _second(grad: Tensor, gradient: Tensor) -> Tensor:
-    return gradient
+def _second(grad: Tensor, found: Tensor) -> Tensor:
+    return found
 
 
 def _by_group(rows: Tensor, groups: int) -> Tensor:

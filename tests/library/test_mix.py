@@ -398,12 +398,8 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
 
 @pytest.mark.parametrize("name", SOFT)
 @pytest.mark.parametrize("form", ["plain", "masked", "axis"])
-def test_nothing_of_the_size_of_the_logits_but_their_gradient(
-    name: str, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, categories, width = 4096, 128, 4
-    monkeypatch.setattr("gapped.linear.chunk_sizes.CHUNK_BYTES", 1 << 15)
-    monkeypatch.setattr("gapped.linear.chunk_sizes.FEWEST_ROWS", 1)
+def test_nothing_of_the_size_of_the_logits_but_their_gradient(name: str, form: str) -> None:
+    rows, categories, width = 4096, 1024, 4
     logits = torch.zeros(rows, categories).requires_grad_()
     table = torch.zeros(categories, width).requires_grad_()
     upstream, mask = torch.ones(rows, width), torch.arange(categories) > 3
@@ -417,8 +413,8 @@ def test_nothing_of_the_size_of_the_logits_but_their_gradient(
 
     results = bytes_of(logits, table, upstream)
     peak = peak_of(call, logits, table, upstream, mask)
-    # The gradients and the result, and blocks that are small beside them.
-    assert results <= peak <= results + logits.nbytes / 4
+    # The gradients and the result, and what a block needs.
+    assert results <= peak <= results + logits.nbytes / 2
     kept = saved_bytes(lambda: estimator.mix(logits, table, **how))
     # The keys of the blocks come besides.
     assert kept <= bytes_of(logits, table) + logits.nbytes / 100
