@@ -25,6 +25,7 @@ WORDS = {
     "choice": "an index instead of a one-hot",
     "counts": "Poisson, binomial",
     "linear": "hidden states to an index",
+    "soft_lookup": "a soft sample times a table",
     "pathwise": "the sample carries the gradient",
     "score": "the gradient comes from the cost",
     "subsets": "k of n, their law",

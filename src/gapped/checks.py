@@ -174,6 +174,26 @@ def check_generator(generator: object, logits: Tensor) -> None:
         raise reject("generator", f"one on {generator.device.type}", accepted)
 
 
+def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:
+    """Check a table for logits of this shape, and return whether it has one for each group of them.
+
+    It has if it has at least three axes, of which the first two are the last two of the logits. What a table
+    of whole numbers is good for, `else_take` says.
+    """
+    shape, last = tuple(getattr(table, "shape", ())), tuple(logits[-2:])
+    is_grouped = len(shape) >= 3 and shape[:2] == last
+    if not isinstance(table, Tensor) or not (is_grouped or shape[:1] == last[-1:]):
+        accepted = f"a tensor with {last[-1]} rows, one per category"
+        if len(last) == 2:
+            accepted += f", or of shape ({last[0]}, {last[1]}, ...) with a table for each group"
+        is_tensor = isinstance(table, Tensor)
+        got = f"a tensor of shape {shape}" if is_tensor else f"an object of type {type(table).__name__}"
+        raise reject("table", got, accepted)
+    if not table.is_floating_point():
+        raise reject("table", f"a tensor of {table.dtype}", f"a floating-point tensor{else_take}")
+    return is_grouped
+
+
 def check_linear(hidden: object, weight: object, bias: object) -> torch.dtype:
     """Check a linear layer, and return the dtype of its product: what autocast says, if it is enabled."""
     for name, value, dims in (("hidden", hidden, None), ("weight", weight, 2), ("bias", bias, 1)):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import in_eager_mode
-from gapped.errors import reject
+from gapped.checks import check_table, in_eager_mode
 from gapped.gradient import Points, Product, first_order, handle, jacobian_product, transformable
 from gapped.kernels.sampling import launch
 from gapped.kernels.tables import table_launch
@@ -83,18 +82,7 @@ class Choice:
 
     def _one_table(self, table: Tensor) -> Tensor:
         """`table` once it is checked; those of groups one after the other, ``(G * K, *rest)``."""
-        shape, last = tuple(getattr(table, "shape", ())), tuple(self._logits.shape[-2:])
-        is_grouped = len(shape) >= 3 and shape[:2] == last
-        if not isinstance(table, Tensor) or not (is_grouped or shape[:1] == last[-1:]):
-            accepted = f"a tensor with {last[-1]} rows, one per category"
-            if len(last) == 2:
-                accepted += f", or of shape ({last[0]}, {last[1]}, ...) with a table for each group"
-            is_tensor = isinstance(table, Tensor)
-            got = f"a tensor of shape {shape}" if is_tensor else f"an object of type {type(table).__name__}"
-            raise reject("table", got, accepted)
-        if not table.is_floating_point():
-            accepted = "a floating-point tensor; for others take table[choice.index]"
-            raise reject("table", f"a tensor of {table.dtype}", accepted)
+        is_grouped = check_table(table, self._logits.shape, "; for others take table[choice.index]")
         return table.flatten(0, 1) if is_grouped else table
 
     def gate(self) -> Tensor:

@@ -72,6 +72,12 @@ def straight_through_reinmax(x: Tensor, drawn: Tensor) -> Tensor:
     return both - both.detach() + drawn
 
 
+def noise_of_a_key(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """The noise of a call that draws a key first, and then all rows in one block."""
+    key = torch.randint(2**62, (1,), generator=generator)
+    return simplex.gumbel(rows, seeded(int(key)))
+
+
 def gumbel(hard: bool = True) -> gapped.GumbelSoftmax:
     return gapped.GumbelSoftmax(TAU, hard=hard)
 
@@ -187,6 +193,13 @@ SITES: dict[str, Site] = {
         logits=(N, 6),
         table=(6, 4),
     ),
+    "21 mix": Site(
+        lambda x, g, t: gumbel_softmax(x * 100, g, 4.0) @ t,
+        lambda x, t: gapped.GumbelSoftmax(4.0).mix(x * 100, t, generator=seeded()),
+        logits=(N, 6),
+        table=(6, 4),
+        noise=noise_of_a_key,
+    ),
     "22": Site(
         lambda x, g, t: gumbel_softmax(x.repeat(N, 1) * 10, g, TAU, True, dim=1) @ t,
         lambda x, t: gumbel().choose(x.repeat(N, 1) * 10, dim=1, generator=seeded()).select(t),
@@ -214,6 +227,12 @@ SITES: dict[str, Site] = {
         lambda x, g, t: gumbel_softmax(x.unsqueeze(0).repeat(4, 1, 1), g, 1.0) @ t,
         lambda x, t: gapped.gumbel_softmax(x.expand(4, N, K), generator=seeded()) @ t,
         drawn=lambda x: x.expand(4, N, K),
+    ),
+    "27 mix": Site(
+        lambda x, g, t: gumbel_softmax(x.unsqueeze(0).repeat(4, 1, 1), g, 1.0) @ t,
+        lambda x, t: gapped.GumbelSoftmax().mix(x.expand(4, N, K), t, generator=seeded()),
+        drawn=lambda x: x.expand(4, N, K),
+        noise=noise_of_a_key,
     ),
     **dict.fromkeys(("28", "29"), SOFT),
     "28 hard": PLAIN._replace(

@@ -17,6 +17,7 @@ from gapped import simplex
 from gapped.linear import chunk_sizes
 from gapped.linear.chunk_sizes import Pass, Spans, slices
 from gapped.linear.parts import Chunk, Draws, Whole
+from gapped.linear.row_entries import row_entries
 
 
 class Layer(NamedTuple):
@@ -63,7 +64,7 @@ class Head:
 
     def chunk(self, rows: slice, logits: Tensor) -> Chunk:
         """A chunk whose logits are known."""
-        levels = {name: self._entries(level, rows, 0) for name, level in self.levels.items()}
+        levels = {name: row_entries(level, self.shape, rows) for name, level in self.levels.items()}
         estimator = replace(self.estimator, **levels) if levels else self.estimator
         number, first = divmod(rows.start, self.step)
         return Chunk(rows, logits, estimator, self.keys[number : number + 1], first)
@@ -87,18 +88,9 @@ class Head:
             return
         for block in slices(len(out), max(chunk_sizes.MASK_BYTES // categories, 1)):
             own = out[block]
-            exists = self._entries(mask, slice(rows.start + block.start, rows.start + block.stop), 1)
+            own_rows = slice(rows.start + block.start, rows.start + block.stop)
+            exists = row_entries(mask, self.shape, own_rows, 1)
             torch.where(exists, own, nothing, out=own)
-
-    def _entries(self, values: Tensor, rows: slice, further: int) -> Tensor:
-        """The entries of these rows in a tensor that broadcasts to ``(*shape, ...)``, `further` axes more."""
-        values = values[(None,) * (len(self.shape) + further - values.dim())]
-        rest = values.shape[len(self.shape) :]
-        if values.shape[: len(self.shape)] == self.shape and values.is_contiguous():
-            return values.view(self.shape.numel(), *rest)[rows]
-        every = values.expand(*self.shape, *rest)
-        numbers = torch.arange(rows.start, rows.stop, device=values.device)
-        return every[torch.unravel_index(numbers, self.shape)]
 
     def matrices(self, layer: Layer) -> Layer:
         """The layer in the dtype of the logits, with the rows on one axis."""

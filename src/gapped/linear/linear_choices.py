@@ -23,7 +23,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """A function that torch.compile leaves to eager code: the noise of a chunk needs a seed."""
 
     @wraps(function)
@@ -97,7 +97,7 @@ class LinearChoice:
 
         return self._used(_Use(ones, _pull_gates))
 
-    @_uncompiled
+    @uncompiled
     def _used(self, use: _Use, table: Tensor | None = None) -> Tensor:
         if self._versions != _versions(self._layer):
             raise RuntimeError(
@@ -116,7 +116,7 @@ def _versions(layer: Layer) -> tuple[int, ...]:
     return tuple(each._version for each in layer if each is not None)
 
 
-@_uncompiled
+@uncompiled
 def choose(
     estimator: Any,
     hidden: Tensor,

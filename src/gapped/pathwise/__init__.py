@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from gapped import simplex
+from gapped import simplex, soft_lookup
 from gapped.checks import (
     GATES,
     ROWS,
@@ -176,6 +176,50 @@ class Pathwise(ABC):
             return fused_choice(rows, kernel, launch.key_of(rows, kernel, generator))
         _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
+
+    def mix(
+        self,
+        logits: Tensor,
+        table: Tensor,
+        *,
+        dim: int = -1,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A soft sample times a table, whatever `hard` is, without ever holding the sample.
+
+        - One table for all rows: logits ``(*rows, K)`` and a table ``(K, *rest)`` give ``(*rows, *rest)``,
+          for each row the mean of the table's rows, weighted by the soft sample.
+        - One table for each group: logits ``(..., G, K)``, whose group axis comes just before the categories,
+          and a table ``(G, K, *rest)`` give ``(..., G, *rest)``. A table is read so if it has at least three
+          axes, of which the first two are the last two of the logits.
+
+        Value and gradients are those of ``sample(logits) @ table`` with ``hard=False``. That needs three
+        tensors of the size of the logits: the sample, its gradient, and the gradient of the logits. Here the
+        last one is all: a block of rows is drawn, multiplied and dropped, and drawn again in the backward
+        pass, from a key. Estimators that must see all rows at once are not cut: GST in torch with
+        ``detach=False`` or a gap function of your own. Where kernels draw, they draw each block.
+
+        The soft sample has the dtype of the logits. The product has that of the table, or what autocast says.
+        The logits must not be changed before the backward pass, and autograd notices. torch.compile breaks
+        the graph here; inside of function transforms such as vmap the sample is written out.
+
+        >>> import gapped
+        >>> logits = torch.tensor([[0.0, 0.0], [99.0, 0.0]], requires_grad=True)
+        >>> gapped.StraightThrough().mix(logits, torch.tensor([10.0, 20.0]))
+        tensor([15., 10.], grad_fn=<ViewBackward0>)
+        """
+        if not self.has_surrogate:
+            accepted = "one with soft samples; for hard ones there is choose(logits).select(table)"
+            raise reject("estimator", type(self).__name__, accepted)
+        check_logits(logits, dim)
+        check_mask(mask, logits, dim)
+        check_generator(generator, logits)
+        fitted = (replace(self, hard=False) if self.hard else self)._fitted(logits, dim)
+        if dim not in (-1, logits.dim() - 1):
+            logits, mask = logits.movedim(dim, -1), None if mask is None else mask.movedim(dim, -1)
+        is_fused = fitted._backend_for(logits) is not None
+        return soft_lookup.mix(fitted, is_fused, logits, table, mask, generator)
 
     def gate(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None

@@ -194,6 +194,19 @@ def decoding(rows: int, width: int, categories: int) -> Problem:
     )
 
 
+def mixture(rows: int, categories: int, width: int) -> Problem:
+    """A soft sample times a table: a mixture of its rows, as in attacks on text."""
+    return Problem(
+        inputs=((rows, categories), (categories, width)),
+        result=(rows, width),
+        ways={
+            "F.gumbel_softmax, product": lambda logits, table: F.gumbel_softmax(logits) @ table,
+            "gapped.gumbel_softmax, product": lambda logits, table: gapped.gumbel_softmax(logits) @ table,
+            "mix": gapped.GumbelSoftmax().mix,
+        },
+    )
+
+
 def rao(rows: int, categories: int) -> Problem:
     """Gumbel-Rao with ten draws, at a temperature whose power is a square and at another."""
     return Problem(
@@ -233,6 +246,10 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
         {"cuda": ("8192x4096x128256:bf16", "32768x2048x50304:bf16"), "cpu": ("256x64x4000:f32",)},
     ),
     "decoding": (decoding, {"cuda": ("64x4096x128256:bf16",), "cpu": ("64x64x4000:f32",)}),
+    "mixture": (
+        mixture,
+        {"cuda": ("8192x32000x768:f32", "8192x32000x768:bf16"), "cpu": ("1024x4096x64:f32",)},
+    ),
     "rao": (
         rao,
         {"cuda": ("1048576x64:f32", "8192x32000:f32", "4096x128256:bf16"), "cpu": ("2048x64:f32",)},

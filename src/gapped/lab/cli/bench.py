@@ -34,7 +34,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="Workloads instead of shapes, each in several ways: quantizer, channels, gates, masks, "
-            "subsets, vocabulary, decoding, rao, jax, or all; repeatable."
+            "subsets, vocabulary, decoding, mixture, rao, jax, or all; repeatable."
         ),
     ] = None,
     backend: Annotated[
