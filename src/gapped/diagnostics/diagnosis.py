@@ -95,9 +95,14 @@ def error_at(row: Row, evaluations: float) -> Interval:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Bias, variance and cost of estimators on one problem: see `gapped.diagnose`.
+    """The result of `gapped.diagnose`: it prints as a table.
 
-    Prints as a table. `rows` holds the numbers, in the order of the estimators.
+    Arguments:
+        rows: The numbers, one row for each estimator in their order; `result["gst"]` is the row of that
+            label.
+        reference: What the exact gradient is.
+        norm: The length of the exact gradient, with its interval; None without a reference.
+        confidence: The level of the intervals.
     """
 
     rows: tuple[Row, ...]
