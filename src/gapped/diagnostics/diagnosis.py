@@ -280,7 +280,7 @@ def _least(rows: Sequence[Row]) -> Iterator[str]:
             continue
         best = min(known, key=lambda label: known[label].value)
         ties = [label for label in known if label != best and known[label].overlaps(known[best])]
-        tie = f", not told from {listing(ties, most=4)}" if ties else ""
+        tie = f", not separated from {listing(ties, most=4)}" if ties else ""
         yield f"Least {what}: {best}, {_cell(known[best])}{tie}."
 
 
@@ -325,7 +325,8 @@ def _blocks(labels: Sequence[str], cells: Sequence[list[str]], width: int) -> li
 def _table(labels: Sequence[str], columns: Sequence[list[str]], width: int) -> str:
     """A table of text; labels that leave the columns no room are wrapped."""
     widths = [max(map(len, column)) for column in columns]
-    first = max(min(max(map(len, labels)), width - sum(widths) - 2 * len(widths)), 16)
+    longest = max(map(len, labels))
+    first = max(min(longest, width - sum(widths) - 2 * len(widths)), min(longest, 16))
     lines = []
     for label, *numbers in zip(labels, *columns, strict=True):
         beginning, *rest = wrap(label, first) or [""]
