@@ -15,6 +15,7 @@ TARGET = Path(__file__).parent / "figures" / "layers.svg"
 # Each room in a few words. The modules directly in `lab/` are one room.
 WORDS = {
     "errors": "one error family",
+    "docstrings": "arguments described once",
     "texts": "estimators as text",
     "jax": "the same in JAX, no torch",
     "checks": "of arguments",

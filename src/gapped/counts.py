@@ -1,15 +1,15 @@
 """Counts that carry a gradient: Poisson, binomial and negative binomial samples.
 
-A sample `Z` goes forward exactly as it was drawn, and one weight `w(Z)` comes back: a gradient `g` at the
-sample becomes `w(Z) g` at the parameter. With the mean `μ`, the variance `V(μ)`, `v = V''/2` and `d = Z - μ`,
-the weight for the natural parameter is::
+A sample Z goes forward exactly as it was drawn, and one weight w(Z) comes back: a gradient g at the sample
+becomes w(Z) g at the parameter. With the mean μ, the variance V(μ), v = V''/2 and d = Z - μ, the weight for
+the natural parameter is::
 
     w = V + ½ V' d - (d² - V' d - V) / (12 (1 + v) V)
 
-without the last term for ``order=2``. Of all weights whose gradient is exact for costs that are polynomials
-of degree 2, or 3 with the last term, it is the one of least mean square. For other costs it is biased.
+without the last term for `order=2`. Of all weights whose gradient is exact for costs that are polynomials of
+degree 2, or 3 with the last term, it is the one of least mean square. For other costs it is biased.
 
-References: He and Wu (2026), whose Fini-2 and Fini-3 these are; ``docs/field_estimators.md`` has the proof.
+References: He and Wu (2026), whose Fini-2 and Fini-3 these are; docs/field_estimators.md has the proof.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ from gapped.gradient import is_differentiated, with_gradient
 
 
 def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | None = None) -> Tensor:
-    """Draw `Z ~ Poisson(λ)`, with a gradient for `log_rate`, `log λ`.
+    """Draw Poisson counts that carry a gradient.
 
-    The sample has the shape and dtype of `log_rate`; a rate that is not finite gives NaN. `order` is the
-    degree of the polynomials, 2 or 3, for which the gradient is exact in the mean. The weights are::
+    Arguments:
+        log_rate: The logarithm of the rate λ, of any shape. A rate that is not finite gives NaN.
+        order: 2 or 3, the degree of the polynomial costs for which the gradient is exact in the mean.
+        generator: Where random numbers come from; None is torch's default generator.
+
+    Returns:
+        Counts Z in the shape and dtype of `log_rate`.
+
+    A gradient g at the sample becomes w g at `log_rate`, with the weight of the order::
 
         w_2 = ½ (Z + λ)
         w_3 = 5/12 λ + 2/3 Z - Z (Z - 1) / (12 λ)
@@ -50,12 +57,22 @@ def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | No
 def binomial(
     total: int | Tensor, logits: Tensor, *, order: int = 3, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw `Z ~ Binomial(n, p)`, with a gradient for `logits`, `log p/(1 - p)`.
+    """Draw binomial counts that carry a gradient.
 
-    `total` is `n`, a whole number or a tensor of them that broadcasts against `logits`. The sample has the
-    shape and dtype of `logits`; NaN logits give NaN. `order` is the degree of the polynomials, 2 or 3, for
-    which the gradient is exact in the mean; with `n = 1` both are 2. The first weight is
-    `w_2 = ½ n p + ½ (1 - 2p) Z`, and `v = -1/n` in the second.
+    Arguments:
+        total: The number of trials n, a whole number or a tensor of them that broadcasts against `logits`.
+        logits: Log-odds log p/(1 - p) of a success, of any shape. NaN gives NaN.
+        order: 2 or 3, the degree of the polynomial costs for which the gradient is exact in the mean; with n
+            = 1 both are 2.
+        generator: Where random numbers come from; None is torch's default generator.
+
+    Returns:
+        Counts Z in the shape and dtype of `logits`.
+
+    A gradient g at the sample becomes w g at `logits`. With d = Z - n p and V = n p (1 - p) the weights are::
+
+        w_2 = ½ n p + ½ (1 - 2p) Z
+        w_3 = w_2 - (d² - (1 - 2p) d - V) / (12 (1 - 1/n) V)
 
     >>> z = binomial(8, torch.zeros(1000))
     >>> bool(((z >= 0) & (z <= 8) & (z == z.round())).all())
@@ -83,14 +100,23 @@ def binomial(
 def negative_binomial(
     total: float | Tensor, logits: Tensor, *, order: int = 3, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw from a negative binomial law, with a gradient for `logits`, `log p/(1 - p)`.
+    """Draw negative binomial counts that carry a gradient.
 
-    `Z` is the number of successes of probability `p` before the `r`-th failure, as in
-    `torch.distributions.NegativeBinomial`: its mean is `r p/(1 - p)`. `total` is `r`, a positive number or a
-    tensor that broadcasts against `logits`. The sample has the shape and dtype of `logits`; a mean that is
-    not finite gives NaN. `order` is the degree of the polynomials, 2 or 3, for which the gradient is exact in
-    the mean. The first weight is `w_2 = ½ r p + ½ (1 + p) Z`, and `v = 1/r` in the second; for the logits
-    both are `1 - p` times that of the natural parameter.
+    Arguments:
+        total: The number of failures r, a positive number or a tensor that broadcasts against `logits`.
+        logits: Log-odds log p/(1 - p) of a success, of any shape. A mean that is not finite gives NaN.
+        order: 2 or 3, the degree of the polynomial costs for which the gradient is exact in the mean.
+        generator: Where random numbers come from; None is torch's default generator.
+
+    Returns:
+        Counts Z in the shape and dtype of `logits`: the successes of probability p before the r-th failure,
+        as in `torch.distributions.NegativeBinomial`. Their mean is μ = r p/(1 - p).
+
+    A gradient g at the sample becomes w g at `logits`. With d = Z - μ, the variance V = r p/(1 - p)² and its
+    slope V' = (1 + p)/(1 - p) the weights are::
+
+        w_2 = ½ r p + ½ (1 + p) Z
+        w_3 = w_2 - (1 - p) (d² - V' d - V) / (12 (1 + 1/r) V)
 
     >>> z = negative_binomial(0.5, torch.zeros(1000))
     >>> bool(((z >= 0) & (z == z.round())).all())

@@ -19,14 +19,17 @@ from gapped.texts import DEFAULT, split_text
 
 @contextmanager
 def replacing_torch(estimator: Pathwise | str | None = None) -> Iterator[None]:
-    """Within this context `torch.nn.functional.gumbel_softmax` draws with `estimator`.
+    """Context in which `F.gumbel_softmax` of torch draws with an estimator.
 
-    For models whose code cannot be edited. None is the recommended default. Each call decides `tau`, `hard`
-    and `dim`, in torch's order of arguments; text may fix the first two, as ``"gst:tau=0.85"``.
+    For models whose code cannot be edited.
 
-    What looks the function up when it is called, ``F.gumbel_softmax(...)``, gets the estimator; a module that
-    did ``from torch.nn.functional import gumbel_softmax`` before keeps torch's. The replacement holds for all
-    threads of the process until the context ends, with an error too; contexts may be nested.
+    Arguments:
+        estimator: An object or its text; None is the recommended default. Each call decides `tau`, `hard` and
+            `dim`, in torch's order of arguments; text may fix the first two, as in "gst:tau=0.85".
+
+    Code that looks the function up when it is called, `F.gumbel_softmax(...)`, gets the estimator; a module
+    that did `from torch.nn.functional import gumbel_softmax` before keeps torch's. The replacement holds for
+    all threads of the process until the context ends, with an error too; contexts may be nested.
 
     >>> from torch.nn import functional as F
     >>> logits = torch.zeros(3, requires_grad=True)

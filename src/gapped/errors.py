@@ -22,7 +22,7 @@ class MissingExtra(GappedError, ImportError):
 
 
 def require(what: str, *modules: str, extra: str = "lab") -> None:
-    """Say at once that `what` needs packages which ``pip install gapped`` alone does not bring.
+    """Say at once that `what` needs packages which `pip install gapped` alone does not bring.
 
     >>> require("counting", "math", "numbers_of_mine")
     Traceback (most recent call last):

@@ -18,9 +18,9 @@ from gapped.checks import in_eager_mode
 from gapped.errors import TWICE
 
 Weights = float | tuple[float, ...] | Tensor
-"""Weights of points: one number for all, one for each, or a tensor that broadcasts against ``(*rows, K)``."""
+"""Weights of points: one number for all, one for each, or a tensor that broadcasts against `(*rows, K)`."""
 Product = Callable[[Tensor, Tensor, Weights], Tensor]
-"""``product(grad, points, weights)``: the gradient of the logits, linear in `grad`, row by row."""
+"""`product(grad, points, weights)`: the gradient of the logits, linear in `grad`, row by row."""
 # On a CPU, larger inputs are computed so many numbers at a time: intermediate results take little memory and
 # stay in the cache.
 BLOCK = 1 << 17
@@ -30,7 +30,7 @@ class Points(NamedTuple):
     """Where a sample's gradient comes from: see `with_points`."""
 
     points: Tensor
-    """Points of the simplex, ``(m, *rows, K)``."""
+    """Points of the simplex, `(m, *rows, K)`."""
     weights: Weights
     """Their weights."""
     product: Product | None = None
@@ -51,7 +51,7 @@ def is_differentiated(logits: Tensor) -> bool:
 
 
 def first_order(product: Callable[..., Tensor], anchor: Tensor, grad: Tensor, *rest: Any) -> Tensor:
-    """The gradient ``product(grad, *rest)`` of some logits, which refuses to be differentiated again.
+    """The gradient `product(grad, *rest)` of some logits, which refuses to be differentiated again.
 
     It stays connected to the logits, through themselves or an `anchor` that depends on them, and to the
     incoming gradient `grad`: otherwise a second derivative would silently be zero.
@@ -99,7 +99,7 @@ def with_points(
 
     A `product` of an estimator's own takes the place of that sum.
 
-    Shapes: `value` and `logits` ``(*rows, K)``, `points` ``(m, *rows, K)``. `value` must be the caller's to
+    Shapes: `value` and `logits` `(*rows, K)`, `points` `(m, *rows, K)`. `value` must be the caller's to
     give away: outside of compilers and function transforms, it is what is returned. For the backward pass
     `points` and `weights` are kept and nothing else, so sample and logits may be changed in place.
     """
@@ -133,7 +133,7 @@ def jacobian_product(
 def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:
     r"""The slopes :math:`\sum_m w_m q_m (1 - q_m)` of the first entries of pairs, in their own logits.
 
-    Shapes: `points` ``(m, *rows, 2)``; the result ``(*rows)``. It is the entry of :math:`\sum_m w_m J(q_m)`
+    Shapes: `points` `(m, *rows, 2)`; the result `(*rows)`. It is the entry of :math:`\sum_m w_m J(q_m)`
     that counts where nothing depends on the second entries, and their logits are fixed. A `product` of an
     estimator's own has such an entry, too.
     """
@@ -229,7 +229,7 @@ class _TransformedWithPoints(_WithPoints):
 def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = False) -> Tensor:
     """Return `value`, bit for bit, as a function of `logits` whose derivative is `gradient`.
 
-    `value` has the shape ``batch``; `logits` and `gradient` are ``(*batch, *variables, K)`` and each example
+    `value` has the shape `batch`; `logits` and `gradient` are `(*batch, *variables, K)` and each example
     depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. A gradient to
     `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
     """

@@ -14,18 +14,25 @@ from gapped.errors import reject
 
 
 def unimix(logits: Tensor, amount: float = 0.01, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Logits of a mixture with the uniform distribution, so that no category becomes impossible.
+    """Mix a categorical distribution with the uniform one, in its logits.
 
-    For `amount` `a`, from 0 to 1, and `n` categories that exist::
+    No category becomes impossible. World models such as DreamerV3 take 1% of it before sampling:
+    `gapped.gst(gapped.unimix(logits))`.
+
+    Arguments:
+        logits: Unnormalised log-probabilities θ, the categories on the axis `dim`.
+        amount: The share a of the uniform distribution, from 0 to 1. 0 returns the log-softmax.
+        dim: The category axis.
+        mask: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
+            -inf, do not exist, and theirs is -inf: masking equals deleting.
+
+    Returns:
+        Normalised logits in the shape and dtype of `logits`, with their ordinary gradient. Half precision is
+        computed in float32 and rounded once.
+
+    For n categories that exist the result is computed in log space::
 
         log((1 - a) softmax(θ)_k + a/n)
-
-    in log space: normalised logits in the shape and dtype of `logits`, with its gradient. `dim` is the
-    category axis. Categories where the boolean `mask` is False, or whose logit is -inf, do not exist, and
-    theirs is -inf: masking equals deleting. An `amount` of 0 returns the log-softmax. Half precision is
-    computed in float32 and rounded once.
-
-    World models such as DreamerV3 take 1% of it, before sampling: ``gapped.gst(gapped.unimix(logits))``.
 
     >>> unimix(torch.tensor([100.0, 0.0]), 0.5).exp()
     tensor([0.7500, 0.2500])

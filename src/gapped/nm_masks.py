@@ -23,21 +23,31 @@ def nm_mask(
     estimator: str | GST | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw a mask of zeros and ones that keeps `n` of each `m` consecutive entries along the last axis.
+    """Draw a mask that keeps n of each m consecutive entries on the last axis.
 
-    Each group is a `gapped.subset` of its own: the kept set `S` of a group has a probability in proportion to
-    `Π_{i ∈ S} exp(θ_i)`, with one logit per entry. `tau`, `hard` and the estimators are those of
-    `gapped.subset`; a `tau` or gap that is a tensor broadcasts against the shape of the groups,
-    ``(*logits.shape[:-1], logits.shape[-1] // m)``.
+    Arguments:
+        logits: One logit per entry, θ below. The last axis is a multiple of `m`.
+        n: How many entries of each group are kept.
+        m: The size of a group of consecutive entries.
+        tau: Temperature of the gradient, a positive number or a tensor that broadcasts against the shape of
+            the groups, `(*logits.shape[:-1], logits.shape[-1] // m)`.
+        hard: True returns zeros and ones, False the surrogate.
+        estimator: "simple", "gst", "gst:gap=1.2" or a `gapped.GST` object, as for `gapped.subset`; None is
+            "simple".
+        generator: Where random numbers come from; None is torch's default generator.
 
-    - `logits`: the last axis is a multiple of `m`. The mask has their shape and dtype.
-    - `estimator`: None is ``"simple"``.
-    - Cost: where a group has no more than 70 masks they are enumerated, with one uniform per group; on CUDA,
-      for groups of up to 8, by one kernel forward and one backward.
+    Returns:
+        The mask, a tensor of the shape and dtype of `logits` that carries the gradient.
+
+    Each group is a `gapped.subset` of its own: the kept set S of a group has a probability in proportion to
+    Π_{i ∈ S} exp(θ_i).
 
     A free logit for each of the possible masks of a group, as in MaskLLM, which has six for 2:4, is a
-    categorical choice: ``gapped.gst(choices, tau, hard) @ options``. This function has the masks' logits that
-    are sums of logits of their entries: `m` parameters for each group instead of `m` choose `n`.
+    categorical choice: `gapped.gst(choices, tau, hard) @ options`. Here a mask's logit is the sum of the
+    logits of its entries: `m` parameters for each group instead of `m` choose `n`.
+
+    - Cost: where a group has no more than 70 masks they are enumerated, with one uniform per group; on CUDA,
+      for groups of up to 8, by one kernel forward and one backward.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> nm_mask(torch.zeros(2, 8), 2, 4, generator=g).unflatten(-1, (-1, 4)).sum(-1)
@@ -54,15 +64,20 @@ def nm_mask(
 
 
 class Mask(torch.nn.Module):
-    """Learns which `n` of each `m` consecutive entries of a weight to keep.
+    """Module that learns which n of each m entries of a weight to keep.
 
     It holds a logit for each entry, zeros at first. While training, a call draws a mask that carries the
-    gradient (`gapped.nm_mask`); in eval mode it returns the most probable one, without a gradient. To begin
-    with the largest weights, write their magnitudes into `logits`.
+    gradient; in eval mode it returns the most probable one, without a gradient. To begin with the largest
+    weights, write their magnitudes into `logits`.
 
-    - `shape`: the shape of the weight, whose last axis is a multiple of `m`.
-    - `tau`: the temperature of the surrogate; it may be set while training.
-    - `hard`, `estimator`: as for `gapped.nm_mask`.
+    Arguments:
+        shape: The shape of the weight, whose last axis is a multiple of `m`.
+        n: How many entries of each group are kept.
+        m: The size of a group of consecutive entries.
+        tau: Temperature of the gradient; it may be set while training.
+        hard: True for masks of zeros and ones, False for the surrogate.
+        estimator: "simple", "gst", "gst:gap=1.2" or a `gapped.GST` object, as for `gapped.subset`; None is
+            "simple".
 
     >>> mask = Mask((2, 8), n=2, m=4)
     >>> mask.tau = 0.5
@@ -88,9 +103,13 @@ class Mask(torch.nn.Module):
         self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator
 
     def forward(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw a mask of the module's `shape`; in eval mode, the most probable one, without a gradient.
+        """Draw a mask of the module's `shape`; in eval mode, return the most probable one.
 
-        `generator` is where random numbers come from; None is torch's default generator.
+        Arguments:
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            The mask. It carries a gradient to the module's `logits`, except in eval mode.
         """
         if self.training:
             return nm_mask(

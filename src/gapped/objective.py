@@ -26,26 +26,29 @@ def expectation(
     context: Tensor | None = None,
     gates: bool = False,
 ) -> Tensor:
-    """Estimate `E f(D)`, `D ~ softmax(θ)`, and its gradient.
+    """Estimate an expected cost E f(D), D ~ softmax(θ), and its gradient.
 
-    The value is the mean cost of the samples that the estimator draws. Its gradient with respect to the
-    logits is the estimator's; with respect to anything else that `f` depends on, the ordinary one.
+    Arguments:
+        f: The cost: a function that maps one-hot tensors `(n, *batch, *variables, K)` to costs `(n, *batch)`;
+            the estimator chooses `n`. Which of the logits' axes are the batch is read off the costs. All
+            variables of an example share its cost; examples are independent of each other. `gapped.MuProp`,
+            `gapped.REBAR` and `gapped.RELAX` also call `f` with probabilities in place of one-hot rows. `f`
+            may write into its input.
+        logits: Unnormalised log-probabilities θ, `(*batch, *variables, K)`.
+        estimator: One of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
+            "rloo:samples=4"; with hard samples. None is the recommended default.
+        mask: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
+            -inf, do not exist and get exactly zero gradient.
+        generator: Where random numbers come from; None is torch's default generator.
+        context: The input of a learned baseline, for `gapped.NVIL` alone.
+        gates: True if the variables are gates, as in `gapped.gate`: then `logits` are log-odds `(*batch,
+            *variables)`, and `f` maps zeros and ones `(n, *batch, *variables)` to costs. A gate is the pair
+            of logits (logit, 0) to every estimator, so `gapped.DisARM` takes them too.
 
-    - `f` maps one-hot tensors ``(n, *batch, *variables, K)`` to costs ``(n, *batch)``; the estimator chooses
-      `n`. Which of the logits' axes are the batch is read off the costs. All variables of an example share
-      its cost; examples are independent of each other. `MuProp`, `REBAR` and `RELAX` also call `f` with
-      probabilities in place of one-hot rows. `f` may write into its input.
-    - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `mask` is False, or whose logit is
-      -inf, do not exist and get exactly zero gradient.
-    - `estimator`: of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
-      ``"rloo:samples=4"``; with hard samples. None is the recommended default.
-    - `generator`: where random numbers come from; None is torch's default generator.
-    - `context`: the input of a learned baseline, for `gapped.NVIL` alone.
-    - `gates`: the variables are gates, as in `gapped.gate`: `logits` are log-odds ``(*batch, *variables)``,
-      and `f` maps zeros and ones of the shape ``(n, *batch, *variables)`` to costs. A gate is the pair of
-      logits (logit, 0) to every estimator, so `gapped.DisARM` takes them too.
-
-    Returns costs of shape ``batch``. Without a gradient to estimate, `f` is evaluated at the samples only.
+    Returns:
+        Costs of the shape of the batch. Each is the mean cost of the samples that the estimator draws. Its
+        gradient with respect to the logits is the estimator's; with respect to anything else that `f` depends
+        on, the ordinary one. Without a gradient to estimate, `f` is evaluated at the samples only.
 
     >>> import gapped
     >>> logits = torch.zeros(2, 3, requires_grad=True)

@@ -39,10 +39,14 @@ _REGISTRY: Mapping[str, type[Estimator]] = MappingProxyType({**_FAMILIES["pathwi
 
 
 def estimators(family: Literal["pathwise", "score"] | None = None) -> Mapping[str, type[Estimator]]:
-    """All known estimators or those of one family, name to class, read-only.
+    """All known estimators, or those of one family.
 
-    The sample of a *pathwise* estimator carries the gradient; a *score* estimator needs the costs of its
-    samples, and is used through `gapped.expectation`.
+    Arguments:
+        family: "pathwise", whose samples carry the gradient; "score", which need the costs of their samples
+            and are used through `gapped.expectation`; or None for both.
+
+    Returns:
+        A read-only mapping from names to classes.
 
     >>> "rloo" in estimators("score"), "rloo" in estimators("pathwise")
     (True, False)
@@ -55,11 +59,16 @@ def estimators(family: Literal["pathwise", "score"] | None = None) -> Mapping[st
 
 
 def estimator(text: str, **options: Any) -> Estimator:
-    """The estimator that `text` names, ``name`` or ``name:option=value,...``, with its options checked.
+    """Make an estimator by its name, such as "gst" or "gst:gap=1.2".
 
-    Options may stand in the text, be keyword arguments, or both. The text is the one that the command line,
-    recipes and records use; ``gap=expected`` is `gapped.expected_gap`. A temperature that is not given is 1,
-    the default of every class; `gapped.compare` and the commands take the recommended one instead.
+    Arguments:
+        text: `name` or `name:option=value,...`, as on the command line, in recipes and in records. The value
+            "expected" of `gap` is `gapped.expected_gap`.
+        options: Options as keyword arguments, in place of those in the text or besides them.
+
+    Returns:
+        The estimator, with its options checked. A temperature that is not given is 1, the default of every
+        class; `gapped.compare` and the commands take the recommended one instead.
 
     >>> estimator("gst:gap=1.2")
     GST(tau=1.0, hard=True, draw='sample', gap=1.2, detach=True)

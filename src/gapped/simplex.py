@@ -34,7 +34,7 @@ def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def pairs(log_odds: Tensor) -> Tensor:
-    """Logits of "on" and "off", ``(*gates, 2)``, for the log-odds of gates: they and 0.
+    """Logits of "on" and "off", `(*gates, 2)`, for the log-odds of gates: they and 0.
 
     Odds of +inf are certain, as those of -inf are: then one of the two categories does not exist.
     """
@@ -86,8 +86,8 @@ def inverse_cdf(
     running sum unchanged and are never first to exceed anything. A `u` of the form `k/2⁵³ < 1` keeps
     `u Σ_j w_j` strictly below the sum after rounding, so some category always exceeds it.
 
-    Returns int64 indices of shape ``weights.shape[:-1]``; `K` for a row of zeros or NaNs, where nothing
-    exceeds anything. With `samples`, so many independent draws per row, ``(samples, *rows)``, that share the
+    Returns int64 indices of shape `weights.shape[:-1]`; `K` for a row of zeros or NaNs, where nothing
+    exceeds anything. With `samples`, so many independent draws per row, `(samples, *rows)`, that share the
     running sum.
     """
     cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
@@ -168,7 +168,7 @@ def conditional_gumbel(
         (log p + G)_i = -log E_i
         (log p + G)_j = -logaddexp(log E_j - log p_j, log E_i)
 
-    Returns shape ``(samples, *log_p.shape)``.
+    Returns shape `(samples, *log_p.shape)`.
     """
     log_e = log_exponential(log_p.expand(samples, *log_p.shape), generator)
     where = place(index, log_p.shape[-1]).expand(samples, *index.shape, 1)
@@ -177,10 +177,17 @@ def conditional_gumbel(
 
 
 def expected_gap(p: Tensor) -> Tensor:
-    """The expected gap between the two largest perturbed logits, given a winner of probability `p`.
+    """Expected gap of the two largest perturbed logits, given the winner.
 
-    `-log(1 - p)/p` (Lemma 1 of the paper). It tends to 1 as `p → 0` and grows without bound as `p → 1`; there
-    `p` is replaced by `p (1 - 10⁻⁵)`, as in the published experiments.
+    Arguments:
+        p: Probabilities of the winning categories, of any shape.
+
+    Returns:
+        The gaps, a tensor of the shape of `p`. The function is a `gap` for `gapped.gst`.
+
+    With Gumbel noise added to the logits, and given that a category of probability p wins, the expected gap
+    is -log(1 - p)/p (Lemma 1 of the paper). It tends to 1 as p → 0 and grows without bound as p → 1; there p
+    is replaced by p (1 - 10⁻⁵), as in the published experiments.
 
     >>> expected_gap(torch.tensor([0.0, 0.5]))
     tensor([1.0000, 1.3863])

@@ -1,4 +1,4 @@
-"""Estimators as text, ``name`` or ``name:option=value,...``: the part that needs no framework."""
+"""Estimators as text, `name` or `name:option=value,...`: the part that needs no framework."""
 
 from __future__ import annotations
 

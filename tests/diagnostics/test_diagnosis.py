@@ -41,7 +41,7 @@ VANISHING = row("zero", 2.0, 1e-9, relative_norm=Interval(1e-9, 0.0, 1e-6))
             [
                 "No bias found: the 95% interval of the relative bias reaches 0. Its upper limit follows: B "
                 "(0.01) and unbiased (0.01).",
-                "Least relative bias: B, 0 [-0.01, 0.01], not told from unbiased.",
+                "Least relative bias: B, 0 [-0.01, 0.01], not separated from unbiased.",
                 "Least variance of one gradient: A, 1 [0.99, 1.01].",
                 "Least mean squared error at equal cost, 1 evaluation: unbiased, 1.1 [1.09, 1.11].",
             ],
@@ -99,6 +99,11 @@ def test_the_table_shows_bias_first_and_a_line_for_each_estimator():
     assert "  0.25 [0.24, 0.26]  " in lines[2]
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[5].startswith("100 gradients each of 12 entries, 95% intervals; reference: exact, by enum")
+
+
+@pytest.mark.parametrize("width", range(40, 100))
+def test_short_labels_leave_the_columns_their_room(width):
+    assert max(map(len, diagnosis(A, B).text(width).splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -4,40 +4,70 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
 import user_script
+from docstring_rules import EXPLAINED, MARKUP, faults, parameters, public_names
 
 import gapped
 from gapped.pathwise.argument_help import ARGUMENTS
 
-PUBLIC = [getattr(gapped, name) for name in gapped.__all__]
-FUNCTIONS = {each.__name__: each for each in PUBLIC if inspect.isfunction(each)}
-LAYERS = {name: getattr(gapped.nn, name) for name in gapped.nn.__all__}
-FORWARDS = {name: kind.forward for name, kind in LAYERS.items() if hasattr(kind, "forward")}
-CLASSES = [kind.__name__ for kind in gapped.estimators().values()]
-# Whose mathematics are still in the markup of Sphinx.
-ROLES = {"subset", "linear_choice"}
+MODULES = (gapped, gapped.nn, gapped.nn.schedules, gapped.distributions, gapped.subsets, gapped.counts)
+# Written beside the kernels, with the rules of their docstrings.
+APART = {"gapped.backend_used"}
+VALUES = {f"{home.__name__}.{name}": each for home in MODULES for name, each in public_names(home).items()}
+FUNCTIONS = {each.__name__: each for each in public_names(gapped).values() if inspect.isfunction(each)}
+FORWARDS = {name: each.forward for name, each in public_names(gapped.nn).items() if hasattr(each, "forward")}
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *FORWARDS])
-def test_every_argument_is_explained(name: str) -> None:
-    function: Callable[..., Any] = {**FUNCTIONS, **FORWARDS}[name]
-    text = function.__doc__ or ""
-    parameters = [each for each in inspect.signature(function).parameters if each != "self"]
-    assert [each for each in parameters if not re.search(rf"\b{each}\b", text)] == []
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - APART))
+def test_help_stands_alone(name: str) -> None:
+    assert faults(VALUES[name]) == []
 
 
-@pytest.mark.parametrize("name", sorted({*FUNCTIONS, *CLASSES} - ROLES))
-def test_help_needs_no_markup(name: str) -> None:
-    text = inspect.getdoc(getattr(gapped, name)) or ""
-    assert not re.search(r":\w+:`|\.\. \w+::|\\[a-z]+\{", text)
-    assert not re.search(r"^ +\([\w, ]+\)$", text, re.MULTILINE), "a line that should have been filled in"
-    assert max(map(len, text.splitlines())) <= 110
+@pytest.mark.parametrize("name", FORWARDS)
+def test_help_of_a_call_explains_every_argument(name: str) -> None:
+    text = inspect.cleandoc(FORWARDS[name].__doc__ or "")
+    assert set(parameters(FORWARDS[name])) - {"self"} <= set(EXPLAINED.findall(text))
+
+
+@pytest.mark.parametrize("module", [*MODULES, gapped.simplex], ids=lambda module: module.__name__)
+def test_help_of_a_module_needs_no_markup(module: ModuleType) -> None:
+    names = {name: each for name, each in public_names(module).items() if f"gapped.{name}" not in APART}
+    texts = [module.__doc__, *(each.__doc__ for each in names.values())]
+    assert [markup for text in texts for markup in MARKUP.findall(text or "")] == []
+
+
+def test_what_is_wrong_with_a_docstring_is_found() -> None:
+    def bad(tau: float, dim: int, _private: int = 0) -> None:
+        """The same as :func:`gst`, see `gapped.choice._pull` and `gapped.nothing`, in a line that is too long
+
+        Arguments:
+            (tau)
+            dim: The axis.
+        """
+
+    def good(tau: float) -> None:
+        """One sentence.
+
+        Arguments:
+            tau: The temperature, see `gapped.nn.Sample`.
+        """
+
+    assert faults(good) == []
+    assert sorted(faults(bad)) == [
+        "a first line of 99 characters",
+        "begins with 'The same'",
+        "markup: :func:`",
+        "not filled in: (tau)",
+        "tau is not explained",
+        "the first line is not one sentence",
+        "there is no gapped.choice._pull",
+        "there is no gapped.nothing",
+    ]
 
 
 @pytest.mark.parametrize("name", gapped.estimators("pathwise"))

@@ -34,24 +34,32 @@ def diagnose(
     context: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Measure bias, variance and cost of estimators of `∇_θ E f(D)`.
+    """Measure bias, variance and cost of estimators of the gradient of E f(D).
 
-    - `f`, `logits`, `mask`, `context`: as for `gapped.expectation`. With a batch, the gradient is that of the
-      sum of all examples' costs.
-    - `estimators`: objects of either family or their texts, or a mapping from labels to them.
-    - `samples`: gradients drawn from each. Memory does not grow with it.
-    - `reference`: ``"exact"``, enumeration; ``"coordinate"``, one variable summed out at a time, the others
-      drawn, averaged over `samples` / 4 draws; ``"double-cv"`` or ``"rloo"``, a long unbiased run with or
-      without the slopes of the cost; ``"auto"``, the first of them that is affordable and possible; or the
-      exact gradient itself, a tensor of the shape of `logits`. The intervals account for the error of an
-      estimated reference.
+    Arguments:
+        f: The cost: a function that maps one-hot tensors `(n, *batch, *variables, K)` to costs `(n, *batch)`,
+            as for `gapped.expectation`.
+        logits: `(*batch, *variables, K)`. With a batch, the gradient is that of the sum of all examples'
+            costs.
+        estimators: Objects of either family or their texts, or a mapping from labels to them.
+        samples: Gradients drawn from each. Memory does not grow with it.
+        reference: "exact", enumeration; "coordinate", one variable summed out at a time, the others drawn,
+            averaged over `samples` / 4 draws; "double-cv" or "rloo", a long unbiased run with or without the
+            slopes of the cost; "auto", the first of them that is affordable and possible; or the exact
+            gradient itself, a tensor of the shape of `logits`. The intervals account for the error of an
+            estimated reference.
+        mask: Booleans that broadcast against the logits; categories where it is False do not exist.
+        generator: Where random numbers come from; None is torch's default generator.
+        confidence: The level of the intervals.
+        context: The input of a learned baseline, for `gapped.NVIL` alone.
+        progress: A function that is called with a label, how many gradients are done, and of how many.
 
-    - `generator`: where random numbers come from; None is torch's default generator.
-    - `confidence`: the level of the intervals.
-    - `progress`: a function that is called with a label, how many gradients are done, and of how many.
+    Returns:
+        A `gapped.Diagnosis`, which prints as a table. `result["gst"]` is the row of an estimator, with
+        `bias`, `variance`, `mse`, `cosine` and others, each with an interval.
 
-    Estimators with parameters or a running baseline are measured as they are, and do not change.
-    The intervals are described in ``docs/diagnose.md``.
+    Estimators with parameters or a running baseline are measured as they are, and do not change. The
+    intervals are described in docs/diagnose.md.
 
     >>> logits, slope = torch.zeros(3, 4), torch.arange(4.0)
     >>> table = diagnose(lambda z: (z @ slope).sum(-1), logits, ["straight-through", "gst"])
@@ -81,22 +89,29 @@ def diagnose_model(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Measure the variance, and against a reference the bias, of the gradient of a model's parameters.
+    """Measure variance and bias of the gradient of a model's parameters.
 
-    - `loss_fn`: maps an estimator and a generator to a loss, one number. Any other randomness in it counts as
-      noise of the gradient, so keep the data fixed.
-    - `parameters`: what to differentiate with respect to: a module such as ``model.encoder``, its
-      ``named_parameters()``, or tensors.
-    - `estimators`: what `loss_fn` is given in turn; a text becomes the estimator that it names.
-    - `reference`: an estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
-      `samples` gradients; without one, bias is not measured.
-    - `generator`, `confidence`, `progress`: as for `gapped.diagnose`.
+    Arguments:
+        loss_fn: Maps an estimator and a generator to a loss, one number. Any other randomness in it counts as
+            noise of the gradient, so keep the data fixed.
+        parameters: What to differentiate with respect to: a module such as `model.encoder`, its
+            `named_parameters()`, or tensors.
+        estimators: What `loss_fn` is given in turn, or a mapping from labels to them; a text becomes the
+            estimator that it names.
+        samples: Gradients drawn from each estimator.
+        reference: An estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
+            `samples` gradients; without one, bias is not measured.
+        generator: Where random numbers come from; None is torch's default generator.
+        confidence: The level of the intervals.
+        progress: A function that is called with a label, how many gradients are done, and of how many.
+
+    Returns:
+        A `gapped.Diagnosis`, which prints as a table. `mean_variance` of a row is the variance of the
+        gradient per weight, averaged over weights: the quantity in the paper's variance figure.
+        `per_parameter` has it for each parameter.
 
     Estimators with parameters or a running baseline are put into evaluation mode and do not change, so
     `loss_fn` should not add their `variance_loss`.
-
-    `Row.mean_variance` is the variance of the gradient per weight, averaged over weights: the quantity in the
-    paper's variance figure. `Row.per_parameter` has it for each parameter.
 
     >>> import gapped
     >>> encoder, x = torch.nn.Linear(3, 5), torch.ones(8, 3)

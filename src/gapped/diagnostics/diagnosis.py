@@ -95,9 +95,14 @@ def error_at(row: Row, evaluations: float) -> Interval:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Bias, variance and cost of estimators on one problem: see `gapped.diagnose`.
+    """The result of `gapped.diagnose`: it prints as a table.
 
-    Prints as a table. `rows` holds the numbers, in the order of the estimators.
+    Arguments:
+        rows: The numbers, one row for each estimator in their order; `result["gst"]` is the row of that
+            label.
+        reference: What the exact gradient is.
+        norm: The length of the exact gradient, with its interval; None without a reference.
+        confidence: The level of the intervals.
     """
 
     rows: tuple[Row, ...]
@@ -275,7 +280,7 @@ def _least(rows: Sequence[Row]) -> Iterator[str]:
             continue
         best = min(known, key=lambda label: known[label].value)
         ties = [label for label in known if label != best and known[label].overlaps(known[best])]
-        tie = f", not told from {listing(ties, most=4)}" if ties else ""
+        tie = f", not separated from {listing(ties, most=4)}" if ties else ""
         yield f"Least {what}: {best}, {_cell(known[best])}{tie}."
 
 
@@ -320,7 +325,8 @@ def _blocks(labels: Sequence[str], cells: Sequence[list[str]], width: int) -> li
 def _table(labels: Sequence[str], columns: Sequence[list[str]], width: int) -> str:
     """A table of text; labels that leave the columns no room are wrapped."""
     widths = [max(map(len, column)) for column in columns]
-    first = max(min(max(map(len, labels)), width - sum(widths) - 2 * len(widths)), 16)
+    longest = max(map(len, labels))
+    first = max(min(longest, width - sum(widths) - 2 * len(widths)), min(longest, 16))
     lines = []
     for label, *numbers in zip(labels, *columns, strict=True):
         beginning, *rest = wrap(label, first) or [""]

@@ -71,7 +71,7 @@ class CostGradients:
         self._evaluations = 0
 
     def draw(self, estimator: Pathwise | Score, count: int) -> Tensor:
-        """Independent gradients ``(count, size)``."""
+        """Independent gradients `(count, size)`."""
         with _evaluation(estimator):
             if getattr(estimator, "network", None) is None:
                 gradients = self._gradients(estimator, self.logits.expand(count, *self.logits.shape))
@@ -173,7 +173,7 @@ class ModelGradients:
         self.device, self.eps = first.device, torch.finfo(first.dtype).eps
 
     def draw(self, estimator: Any, count: int) -> Tensor:
-        """Independent gradients ``(count, size)``."""
+        """Independent gradients `(count, size)`."""
         with _evaluation(estimator):
             return torch.stack([self._gradient(estimator) for _ in range(count)])
 

@@ -9,7 +9,7 @@ a `GradientStream` estimates, from groups of independent gradients that it does 
 - the variance :math:`u^\top\Sigma\,u` along :math:`u = \delta/\|\delta\|`, :math:`\delta = \mu - e`: that of
   each group along the mean error of the groups before it, weighted by how many gradients these had.
 
-All intervals are large-sample intervals. ``docs/diagnose.md`` derives that of a norm.
+All intervals are large-sample intervals. `docs/diagnose.md` derives that of a norm.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Moments:
 
 
 class GradientStream:
-    """Moments of gradients ``(d,)`` that come in groups, and of their errors if there is a target."""
+    """Moments of gradients `(d,)` that come in groups, and of their errors if there is a target."""
 
     def __init__(self, size: int, device: torch.device, target: Tensor | None = None) -> None:
         one = torch.zeros((), device=device)
@@ -85,7 +85,7 @@ class GradientStream:
 
     @torch.no_grad()
     def add(self, group: Tensor) -> None:
-        """Add at least `LEAST` independent gradients, ``(n, d)``."""
+        """Add at least `LEAST` independent gradients, `(n, d)`."""
         group = group.double()
         count = group.shape[0]
         if self.target is not None:

@@ -69,7 +69,7 @@ class Coordinates(Score):
 
 
 def _substituted(index: Tensor, possible: Tensor) -> Tensor:
-    """`index` ``(*batch, L)`` with each entry set to each category in turn, ``(L, K, *batch, L)``.
+    """`index` `(*batch, L)` with each entry set to each category in turn, `(L, K, *batch, L)`.
 
     Where a category is impossible the entry stays: the cost need not be defined there.
     """
@@ -87,7 +87,7 @@ class Reference:
     kind: str
     """Where it comes from."""
     gradient: Tensor
-    """The flat gradient ``(d,)``, float64."""
+    """The flat gradient `(d,)`, float64."""
     noise: float = 0.0
     """The trace of the covariance of its error; 0 if it is exact."""
     overlap: float = 0.0

@@ -94,22 +94,33 @@ def properties(
     level: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> Properties:
-    """Measure which of the paper's properties (section 3, where STGS has all of them) an estimator has.
+    """Measure which of the paper's four properties an estimator has.
 
-    0. *Following* `p`: the hard sample has the law `softmax(θ)`. A chi-squared test over all rows; it rejects
-       a correct estimator with probability `level`.
-    1. *Consistency*: the surrogate `h` is largest at the drawn category. Every draw must agree; a tie agrees,
+    Arguments:
+        estimator: A pathwise one, as an object or as text.
+        logits: `(*rows, K)`; without it, 32 rows of 5 standard normal logits are drawn.
+        draws: Samples per row for property 0; the others take a tenth of them.
+        level: The probability that the test of property 0 rejects a correct estimator.
+        generator: Where random numbers come from; None is torch's default generator.
+
+    Returns:
+        An object that prints as a list. `result[1]` is the finding about property 1, with its `verdict`
+        ("holds", "does not hold", "not applicable") and the `evidence`.
+
+    The properties are those of section 3 of the paper, where straight-through Gumbel-softmax has all of them:
+
+    0. *Following p*: the hard sample has the law softmax(θ). A chi-squared test over all rows.
+    1. *Consistency*: the surrogate h is largest at the drawn category. Every draw must agree; a tie agrees,
        as in the paper's ablation, where GST without a gap is consistent.
-    2. *Zero-gradient perturbation*: `h = softmax((θ + m)/τ)` with `m` constant, or a mean of such. Then the
-       gradient is the mean of `J(h) g/τ`, and every one must be.
-    3. *Strict gap*: given the category, the two largest perturbed logits `θ + m` are apart in expectation. A
+    2. *Zero-gradient perturbation*: h = softmax((θ + m)/τ) with m constant, or a mean of such. Then the
+       gradient is the mean of J(h) g/τ, and every one must be.
+    3. *Strict gap*: given the category, the two largest perturbed logits θ + m are apart in expectation. A
        gap is never negative, so a single positive one proves it, without an error rate. The evidence is the
        least mean over rows and categories. As in the paper's ablation, the largest one need not be the drawn
        category: that is property 1.
 
-    `logits` has shape ``(*rows, K)``; without it, 32 rows of 5 standard normal logits are drawn. Property 0
-    uses `draws` samples per row, the others a tenth of them. An estimator without a soft sample, such as
-    ReinMax, has no surrogate: only property 0 applies to it. Everything is computed in float64.
+    An estimator without a soft sample, such as ReinMax, has no surrogate: only property 0 applies to it.
+    Everything is computed in float64.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> [finding.verdict for finding in properties("gst:gap=0.0", generator=g).findings]
@@ -229,7 +240,7 @@ def surrogates(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Draw `count` times from one row of logits, in float64.
 
-    The drawn categories ``(n,)``, and the points ``(m, n, K)`` whose means over `m` are the surrogates.
+    The drawn categories `(n,)`, and the points `(m, n, K)` whose means over `m` are the surrogates.
     """
     rows = simplex.shift(torch.tensor(logits, dtype=torch.float64)).expand(count, -1)
     draws = estimator.draw_category(rows, generator, True)
@@ -237,7 +248,7 @@ def surrogates(
 
 
 def movements(estimator: GST, logits: Sequence[float]) -> NDArray[np.float64]:
-    """Where GST's surrogate starts, where m1 takes it, and m2 then: ``(K, 3, K)``, drawn category first.
+    """Where GST's surrogate starts, where m1 takes it, and m2 then: `(K, 3, K)`, drawn category first.
 
     Without a gap m2 is zero (section 4.2 of the paper), so that a GST of gap 0 stops after m1.
     """
@@ -250,7 +261,7 @@ def movements(estimator: GST, logits: Sequence[float]) -> NDArray[np.float64]:
 def simulated_gaps(
     probabilities: Sequence[float], draws: int, generator: torch.Generator
 ) -> NDArray[np.float64]:
-    """Gaps of Gumbel noise given that a category of each probability wins, ``(draws, len(probabilities))``.
+    """Gaps of Gumbel noise given that a category of each probability wins, `(draws, len(probabilities))`.
 
     There are three categories; the other two share the rest as 2 to 1.
     """

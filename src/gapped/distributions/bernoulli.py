@@ -22,14 +22,21 @@ _SAMPLE = StraightThrough()
 
 
 class Bernoulli(Distribution):
-    """Bernoulli distribution whose samples carry a gradient: gates, see `gapped.gate`.
+    """Bernoulli distribution whose samples carry a gradient.
 
-    Parameters: `probs` or `logits`, which are log-odds (exactly one; torch's order), the pathwise `estimator`
-    behind `rsample` (an object or its text; None is the recommended default), and a boolean `mask` of the
-    gates that exist: others are 0 for certain. Probabilities of 0 and 1, and infinite odds, are exact, where
-    torch moves them by a rounding. Half precision is computed in float32 and rounded once, at the end.
+    It takes the place of `torch.distributions.Bernoulli`, and has `rsample` as well.
 
-    `log_prob` is `b log p + (1 - b) log(1 - p)`, differentiable in the logits and in the sample.
+    Arguments:
+        probs: Probabilities of a 1. Exactly one of `probs` and `logits` is given.
+        logits: Log-odds of a 1.
+        validate_args: As in torch: whether to check arguments and samples; None is torch's default.
+        estimator: The pathwise estimator behind `rsample`, an object or its text; None is the recommended
+            default.
+        mask: Booleans that broadcast against the parameters; where it is False, the sample is 0 for certain.
+
+    Probabilities of 0 and 1, and infinite odds, are exact, where torch moves them by a rounding. Half
+    precision is computed in float32 and rounded once, at the end. `log_prob` is b log p + (1 - b) log(1 - p),
+    differentiable in the logits and in the sample b.
 
     >>> q = Bernoulli(torch.tensor([0.5, 0.9]), estimator="gst:tau=0.5")
     >>> q.rsample().shape, q.entropy()
@@ -128,7 +135,7 @@ class Bernoulli(Distribution):
 
 
 def _log_masses(odds: Tensor) -> Tensor:
-    """The logarithms of the probabilities of 1 and 0, ``(2, *odds.shape)``; those of 0 have no slope."""
+    """The logarithms of the probabilities of 1 and 0, `(2, *odds.shape)`; those of 0 have no slope."""
     both = torch.stack([odds, -odds])
     certain = both.isinf()
     finite = torch.nn.functional.logsigmoid(both.masked_fill(certain, 0.0))

@@ -20,16 +20,24 @@ from gapped.registry import resolve_pathwise
 class OneHotCategorical(Distribution):
     """One-hot categorical distribution whose samples carry a gradient.
 
-    Parameters: `probs` or `logits` (exactly one, categories on the last axis; torch's order), the pathwise
-    `estimator` behind `rsample` (an object or its text; None is the recommended default), and a boolean
-    `mask` of the categories that exist. Half precision is computed in float32 and rounded once, at the end.
-    A row without categories, or whose `probs` are all 0, is no error, as it is in torch: its samples are
-    zero, which `log_prob` validates as no sample.
+    It takes the place of `torch.distributions.OneHotCategorical`, and has `rsample` as well.
+
+    Arguments:
+        probs: Probabilities, the categories on the last axis. Exactly one of `probs` and `logits` is given.
+        logits: Unnormalised log-probabilities, the categories on the last axis.
+        validate_args: As in torch: whether to check arguments and samples; None is torch's default.
+        estimator: The pathwise estimator behind `rsample`, an object or its text; None is the recommended
+            default.
+        mask: Booleans that broadcast against the parameters; categories where it is False do not exist.
+
+    Half precision is computed in float32 and rounded once, at the end. A row without categories, or whose
+    `probs` are all 0, is no error, as it is in torch: its samples are zero, which `log_prob` validates as no
+    sample.
 
     All but `rsample` know the categorical distribution of the logits alone: take an estimator that draws from
-    it, which all do but `DecoupledGumbelSoftmax` with another forward temperature than 1.
+    it, which all do but `gapped.DecoupledGumbelSoftmax` with another forward temperature than 1.
 
-    `log_prob` is `⟨z, log p⟩`, differentiable in the logits and in the sample, and `0 log 0 = 0` throughout:
+    `log_prob` is ⟨z, log p⟩, differentiable in the logits and in the sample z, and 0 log 0 = 0 throughout:
     categories without mass add nothing to entropies and divergences.
 
     >>> q = OneHotCategorical(logits=torch.zeros(2, 4), estimator="gst:tau=0.5")

@@ -6,8 +6,8 @@
 >>> z.sum(-1)
 Array([1., 1., 1., 1.], dtype=float32)
 
-Everything works under `jit`, `vmap`, `grad`, `scan`, `checkpoint` and `shard_map`. It is an extra: ``pip
-install "gapped[jax]"``. `gapped.jax.numpyro` has a distribution for numpyro.
+Everything works under `jit`, `vmap`, `grad`, `scan`, `checkpoint` and `shard_map`. It is an extra: `pip
+install "gapped[jax]"`. `gapped.jax.numpyro` has a distribution for numpyro.
 """
 
 from __future__ import annotations

@@ -16,9 +16,15 @@ from gapped.jax.scores import Costs, Score, mark_absent, spread
 
 @dataclass(frozen=True)
 class DisARMTree(Score):
-    r"""DisARM-Tree: an antithetic pair of samples down a balanced binary tree: see `gapped.DisARMTree`.
+    """DisARM on categories as paths down a binary tree.
 
-    Bias: none. Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row after padding.
+    Two samples go down a balanced binary tree whose leaves are the categories, with antithetic uniforms at
+    its nodes: the help of `gapped.DisARMTree` has the mathematics.
+
+    - Bias: none.
+    - Cost: two evaluations, no derivative of the cost; K - 1 uniforms per row after padding.
+
+    References: Dong, Mnih, Tucker (2021).
     """
 
     name = "disarm-tree"

@@ -104,7 +104,7 @@ def fitted(name: str, level: Any, logits: Array, axis: int) -> Any:
 
 
 def per_row(level: Any, like: Array) -> Array:
-    """A level that `fitted` returned, so that it broadcasts against ``(*rows, K)``; NaN where negative."""
+    """A level that `fitted` returned, so that it broadcasts against `(*rows, K)`; NaN where negative."""
     if not is_array(level):
         return jnp.asarray(float(level), like.dtype)
     level = jnp.asarray(level, like.dtype)[..., None]

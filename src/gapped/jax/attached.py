@@ -17,12 +17,12 @@ from jax import Array
 from gapped.errors import TWICE
 
 Pull = Callable[..., Array]
-"""``pull(grad, *operands)``: the gradient of the logits for a gradient `grad` of the value."""
+"""`pull(grad, *operands)`: the gradient of the logits for a gradient `grad` of the value."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attach(pull: Pull, value: Array, logits: Array, *operands: Array) -> Array:
-    """Return `value`, bit for bit, as a function of `logits` whose gradient is ``pull(grad, *operands)``.
+    """Return `value`, bit for bit, as a function of `logits` whose gradient is `pull(grad, *operands)`.
 
     Whatever `value` depends on besides keeps its own gradient. Operands get none: what they depend on must
     get its gradient through `value`.
@@ -57,7 +57,7 @@ def _refuse(pull: Pull, primals: Any, tangents: Any) -> Any:
 def jacobian_product(
     grad: Array, points: Array, weights: Array, mass: Any = 1.0, mean: Array | None = None
 ) -> Array:
-    r"""The product :math:`\sum_m w_m J(q_m) g`, for points ``(m, *rows, K)`` and weights that broadcast.
+    r"""The product :math:`\sum_m w_m J(q_m) g`, for points `(m, *rows, K)` and weights that broadcast.
 
     With a `mass` the points are :math:`q_m` times that. `mean` is :math:`\langle q_m, g\rangle` if known.
     """
@@ -68,7 +68,7 @@ def jacobian_product(
 
 
 def table_product(grad: Array, points: Array, weights: Array, table: Array) -> Array:
-    """`jacobian_product` for the gradient of rows that were looked up in `table`, ``(K, *rest)``."""
+    """`jacobian_product` for the gradient of rows that were looked up in `table`, `(K, *rest)`."""
     flat = grad.reshape(*points.shape[1:-1], -1)
     dense = jnp.matmul(flat, table.reshape(table.shape[0], -1).T, precision="highest")
     return jacobian_product(dense, points, weights)
@@ -80,5 +80,5 @@ def entry_product(grad: Array, points: Array, weights: Array, selected: Array) -
 
 
 def example_product(grad: Array, gradient: Array) -> Array:
-    """A gradient ``(*batch, *variables, K)`` times that of its example's cost, ``batch``."""
+    """A gradient `(*batch, *variables, K)` times that of its example's cost, `batch`."""
     return grad.astype(gradient.dtype).reshape(*grad.shape, *(1,) * (gradient.ndim - grad.ndim)) * gradient

@@ -25,9 +25,9 @@ class Rows(NamedTuple):
     """Logits ready for an estimator, without a gradient."""
 
     scores: Array
-    """The masked logits in their own dtype, ``(*rows, K)``."""
+    """The masked logits in their own dtype, `(*rows, K)`."""
     top: Array
-    """The largest logit of each row, float32 or float64, ``(*rows, 1)``."""
+    """The largest logit of each row, float32 or float64, `(*rows, 1)`."""
 
     @property
     def logits(self) -> Array:
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
     @property
     def lawful(self) -> Array:
-        """Whether a row has a distribution, ``(*rows, 1)``."""
+        """Whether a row has a distribution, `(*rows, 1)`."""
         return jnp.isfinite(self.top)
 
     @property
@@ -89,7 +89,7 @@ def log_exponential(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def conditional_gumbel(log_p: Array, index: Array, log_e: Array) -> Array:
-    r"""The scores :math:`\log p + G` given that `index` wins, for noise ``(samples, *rows, K)``."""
+    r"""The scores :math:`\log p + G` given that `index` wins, for noise `(samples, *rows, K)`."""
     selected = jnp.arange(log_p.shape[-1]) == index[..., None]
     winner = jnp.where(selected, log_e, 0.0).sum(-1, keepdims=True)
     return -jnp.where(selected, winner, jnp.logaddexp(log_e - log_p, winner))
@@ -102,10 +102,16 @@ def one_hot(index: Array, categories: int, dtype: Any) -> Array:
 
 
 def expected_gap(p: Array) -> Array:
-    r"""The expected gap between the two largest perturbed logits, given a winner of probability `p`.
+    """Expected gap of the two largest perturbed logits, given the winner.
 
-    :math:`-\log(1 - p)/p` (Lemma 1 of the paper), with :math:`p (1 - 10^{-5})` in the place of :math:`p`, as
-    in the published experiments. It is a gap for `gst`.
+    Arguments:
+        p: Probabilities of the winning categories, of any shape.
+
+    Returns:
+        The gaps, an array of the shape of `p`. The function is a `gap` for `gapped.jax.gst`.
+
+    It is -log(1 - p)/p (Lemma 1 of the paper), with p (1 - 10⁻⁵) in the place of p, as in the published
+    experiments.
 
     >>> expected_gap(jnp.asarray([0.0, 0.5]))
     Array([1.       , 1.3862882], dtype=float32)
@@ -131,15 +137,24 @@ def log_expected_odds(log_p: Array) -> Array:
 
 
 def unimix(logits: Array, amount: float = 0.01, *, axis: int = -1, where: Array | None = None) -> Array:
-    r"""Logits of a mixture with the uniform distribution, so that no category becomes impossible.
+    """Mix a categorical distribution with the uniform one, in its logits.
 
-    For `amount` :math:`a`, from 0 to 1, and :math:`n` categories that exist,
+    No category becomes impossible. World models such as DreamerV3 take 1% of it before sampling:
+    `gapped.jax.gst(key, gapped.jax.unimix(logits))`.
 
-    .. math:: \log\Bigl((1 - a)\,\mathrm{softmax}(\theta)_k + \frac{a}{n}\Bigr),
+    Arguments:
+        logits: Unnormalised log-probabilities θ, the categories on the axis `axis`.
+        amount: The share a of the uniform distribution, from 0 to 1. 0 returns the log-softmax.
+        axis: The category axis.
+        where: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
+            -inf, do not exist, and theirs is -inf.
 
-    in log space: normalised logits in the shape and dtype of `logits`, with their ordinary gradient.
-    Categories where `where` is False, or whose logit is -inf, do not exist, and theirs is -inf. World models
-    such as DreamerV3 take 1% of it, before sampling: ``gst(key, unimix(logits))``.
+    Returns:
+        Normalised logits in the shape and dtype of `logits`, with their ordinary gradient.
+
+    For n categories that exist the result is computed in log space::
+
+        log((1 - a) softmax(θ)_k + a/n)
 
     >>> jnp.exp(unimix(jnp.asarray([100.0, 0.0]), 0.5))
     Array([0.75, 0.25], dtype=float32)

@@ -16,26 +16,37 @@ from gapped.jax.attached import attach, entry_product, table_product
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Choice:
-    r"""One category per row, and ways to use it that send the estimator's gradient to the logits.
+    """One category per row, and ways to use it that carry the gradient.
 
-    With the one-hot sample :math:`D` that is never written,
+    `gapped.jax.choose` returns it. A choice is a pytree: it may leave `jax.jit`, and `jax.vmap` makes a batch
+    of it.
 
-    - `select`: the rows :math:`D V` of a table :math:`V`, as an embedding look-up;
-    - `gate`: the entry :math:`D_i = 1` of the selected category, to be multiplied with the result of the
-      branch that a router selects. The results of the other branches count as zero.
+    Arguments:
+        index: The selected categories, integers, of the shape of the logits without the category axis. A row
+            without categories has the index K, one with a NaN or +inf K + 1.
 
-    A choice is a pytree: it may leave `jax.jit`, and `jax.vmap` makes a batch of it.
+    With D the one-hot sample that is never written, and V a table:
+
+    - `select(table)`: the rows D V of the table, as an embedding look-up.
+    - `gate()`: the entry D_i = 1 of the selected category, to be multiplied with the result of the branch
+      that a router selects. The results of the other branches count as zero.
     """
 
     index: Array
-    """The selected categories, integers, ``(*rows)``. A row without categories has index `K`, one with a NaN
+    """The selected categories, integers, `(*rows)`. A row without categories has index `K`, one with a NaN
     or +inf `K + 1`."""
     _logits: Array = field(repr=False)
     _points: Array = field(repr=False)
     _weights: Array = field(repr=False)
 
     def select(self, table: Array) -> Array:
-        """``table[index]`` for a table of shape ``(K, *rest)``: ``(*rows, *rest)``.
+        """Look up the selected rows of a table.
+
+        Arguments:
+            table: One row per category, `(K, *rest)`.
+
+        Returns:
+            The rows `table[index]`, `(*rows, *rest)`, with gradients for the logits and the table.
 
         >>> import gapped.jax
         >>> logits = jnp.asarray([[0.0, 99.0], [99.0, 0.0]])
@@ -53,7 +64,7 @@ class Choice:
         return attach(table_product, value, self._logits, self._points, self._weights, table)
 
     def gate(self) -> Array:
-        """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
+        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
         ones = self._only_sampled(jnp.ones(self.index.shape, self._logits.dtype))
         selected = jnp.arange(self._logits.shape[-1]) == self.index[..., None]
         return attach(entry_product, ones, self._logits, self._points, self._weights, selected)

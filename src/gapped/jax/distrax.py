@@ -18,11 +18,15 @@ from gapped.jax.samplers import Pathwise  # noqa: E402
 
 
 class OneHotCategorical(distrax.OneHotCategorical):  # type: ignore[misc]
-    """`distrax.OneHotCategorical` whose samples carry a gradient, in the dtype of the logits.
+    """One-hot categorical distribution for distrax whose samples carry a gradient.
 
-    `logits` ``(*batch, K)``, the pathwise `estimator` behind the samples (an object or its text; None is the
-    recommended default), and a boolean mask `where` of the categories that exist. Moments, divergences and
-    log-probabilities are distrax's own.
+    Samples have the dtype of the logits. Moments, divergences and log-probabilities are distrax's own.
+
+    Arguments:
+        logits: Unnormalised log-probabilities, `(*batch, K)`.
+        estimator: The pathwise estimator behind the samples, an object or its text; None is the recommended
+            default.
+        where: Booleans that broadcast against the logits; categories where it is False do not exist.
     """
 
     def __init__(

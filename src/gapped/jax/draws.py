@@ -21,9 +21,9 @@ _FEW = 16
 
 
 def uniform(key: Array, logits: Array, samples: tuple[int, ...] = ()) -> Array:
-    """The noise of `inverse_cdf`, ``(levels, *samples, *rows)``: one float64 per row, where there is one.
+    """The noise of `inverse_cdf`, `(levels, *samples, *rows)`: one float64 per row, where there is one.
 
-    Without ``jax_enable_x64`` it is one float32 for rows of up to 256 categories, else two.
+    Without `jax_enable_x64` it is one float32 for rows of up to 256 categories, else two.
     """
     dtype = jnp.result_type(float)
     levels = 2 if dtype == jnp.float32 and logits.shape[-1] > _ONE_UNIFORM else 1
@@ -33,9 +33,9 @@ def uniform(key: Array, logits: Array, samples: tuple[int, ...] = ()) -> Array:
 def inverse_cdf(weights: Array, u: Array) -> tuple[Array, Array]:
     """Draw one category per row in proportion to `weights`: the first whose running sum exceeds u times all.
 
-    `u` has the shape ``(levels, *rows)``. Sums are kept in the dtype of `u`. With two levels the first
+    `u` has the shape `(levels, *rows)`. Sums are kept in the dtype of `u`. With two levels the first
     uniform draws a block and the second a category inside of it. A category without weight is never drawn.
-    Returns the categories and the sums of the weights, ``(*rows)``.
+    Returns the categories and the sums of the weights, `(*rows)`.
     """
     weights = weights.astype(u.dtype)
     if weights.shape[-1] <= _FEW:
@@ -70,7 +70,7 @@ def _search(weights: Array, threshold: Array) -> tuple[Array, Array]:
 
 
 def _blocks(weights: Array) -> Array:
-    """The weights in blocks whose size is a power of two, ``(*rows, blocks, size)``; zeros at the end."""
+    """The weights in blocks whose size is a power of two, `(*rows, blocks, size)`; zeros at the end."""
     categories = weights.shape[-1]
     size = 1 << -(-(categories - 1).bit_length() // 2)
     count = -(-categories // size)
@@ -79,6 +79,6 @@ def _blocks(weights: Array) -> Array:
 
 
 def _pick(blocks: Array, block: Array) -> Array:
-    """One block of each row, ``(*rows, size)``."""
+    """One block of each row, `(*rows, size)`."""
     place = block[..., None, None]
     return jnp.take_along_axis(blocks, place, -2, mode="promise_in_bounds")[..., 0, :]

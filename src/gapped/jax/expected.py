@@ -26,20 +26,24 @@ def expectation(
     *,
     where: Array | None = None,
 ) -> Array:
-    r"""Estimate :math:`\mathbb{E} f(D)`, :math:`D \sim \mathrm{softmax}(\theta)`, and its gradient.
+    """Estimate an expected cost E f(D), D ~ softmax(θ), and its gradient.
 
-    The value is the mean cost of the samples that the estimator draws. Its gradient with respect to the
-    logits is the estimator's; with respect to anything else that `f` depends on, the ordinary one.
+    Arguments:
+        key: A random key, such as `jax.random.key(0)`.
+        f: The cost: a function that JAX can trace, which maps one-hot arrays `(n, *batch, *variables, K)` to
+            costs `(n, *batch)`; the estimator chooses `n`. Which of the logits' axes are the batch is read
+            off the costs' shape. All variables of an example share its cost; examples are independent of each
+            other.
+        logits: Unnormalised log-probabilities θ, `(*batch, *variables, K)`.
+        estimator: One of either family, such as `gapped.jax.GST()` or `gapped.jax.RLOO(4)`, or its text such
+            as "rloo:samples=4"; with hard samples. None is the recommended default.
+        where: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
+            -inf, do not exist and get exactly zero gradient.
 
-    - `f` maps one-hot arrays ``(n, *batch, *variables, K)`` to costs ``(n, *batch)``; the estimator chooses
-      `n`. Which of the logits' axes are the batch is read off the costs' shape. All variables of an example
-      share its cost; examples are independent of each other. `f` is a function that JAX can trace.
-    - `logits`: ``(*batch, *variables, K)``. Categories where the boolean `where` is False, or whose logit is
-      -inf, do not exist and get exactly zero gradient.
-    - `estimator`: of either family, such as `GST()` or `RLOO(4)`, or its text such as ``"rloo:samples=4"``;
-      with hard samples. None is the recommended default.
-
-    Returns costs of shape ``batch``.
+    Returns:
+        Costs of the shape of the batch. Each is the mean cost of the samples that the estimator draws. Its
+        gradient with respect to the logits is the estimator's; with respect to anything else that `f` depends
+        on, the ordinary one.
 
     >>> target = jnp.asarray([1.0, 0.0, 0.0])
     >>> cost = lambda z: ((z.mean(-2) - target) ** 2).sum(-1)
@@ -84,7 +88,7 @@ def expectation(
 
 
 def check_costs(costs: Any, points: Any) -> None:
-    """Check what `f` returned for `points` ``(n, *batch, *variables, K)``: costs ``(n, *batch)``."""
+    """Check what `f` returned for `points` `(n, *batch, *variables, K)`: costs `(n, *batch)`."""
     n, rows = points.shape[0], points.shape[1:-1]
     accepted = f"costs of shape (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
     if not (is_array(costs) or isinstance(costs, jax.ShapeDtypeStruct)):

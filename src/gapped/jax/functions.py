@@ -14,8 +14,10 @@ from gapped.jax.members import (
     StraightThrough,
 )
 from gapped.jax.samplers import Level
+from gapped.jax.shared_arguments import documented
 
 
+@documented
 def gst(
     key: Array,
     logits: Array,
@@ -27,28 +29,26 @@ def gst(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    r"""Gapped Straight-Through sample: deterministic given the category, so low in variance.
+    """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
-    Draw :math:`D = e_i \sim p = \mathrm{softmax}(\theta)`, then perturb the logits so that :math:`i` leads
-    by at least the gap :math:`\gamma`:
+    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.GST` is hard by default.
 
-    .. math:: t_i = \max\theta, \qquad t_j = \min(\theta_j,\ \max\theta - \gamma) \quad (j \ne i),
+    Arguments:
+        (key, logits, tau, hard)
+        gap: Least lead γ of the drawn category over the others: a number, an array that broadcasts as `tau`
+            does, a function of the drawn probability such as `gapped.jax.expected_gap`, or "auto", which
+            gives each category the gap that Gumbel noise would.
+        (axis, where, backend)
 
-    and use the surrogate :math:`h = \mathrm{softmax}(t/\tau)`, in which the perturbation :math:`t - \theta`
-    is a constant: the gradient is :math:`J(h)\,g/\tau`.
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    - `tau`: a positive number, or an array that broadcasts against the logits' shape without the category
-      axis. Not differentiated, except by `gumbel_softmax`.
-    - `hard`: exactly one-hot samples of the law :math:`p`, else the surrogate itself.
-    - `gap`: a number, an array as `tau` may be, a function of the selected probability such as
-      `expected_gap`, or ``"auto"``, which gives each losing category the gap that Gumbel noise gives it.
-    - `axis`: the category axis. `where`: a boolean array; categories where it is False do not exist, get no
-      mass and no gradient. -inf means the same. A row with nothing allowed is zero; a NaN or +inf makes its
-      row NaN.
-    - `backend`: ``"triton"`` for the kernels, through jax-triton, which draw other samples for a key than
-      ``"xla"`` does, of the same law; ``"auto"`` takes them where they run.
+    The category i is drawn from p = softmax(θ). Then the logits are perturbed so that i leads by γ::
 
-    The sample has the shape and dtype of the logits. It is differentiated once, in reverse mode.
+        t_i = max θ,    t_j = min(θ_j, max θ - γ)  for j ≠ i
+
+    The surrogate is h = softmax(t/τ), in which the perturbation t - θ is a constant: a gradient g at the
+    sample becomes J(h) g / τ at the logits, with J(h) = diag(h) - h hᵀ.
 
     >>> import jax, jax.numpy as jnp
     >>> gst(jax.random.key(0), jnp.zeros((2, 3)), 0.5, True).sum(-1)
@@ -59,6 +59,7 @@ def gst(
     return GST(tau, hard, gap, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
+@documented
 def gumbel_softmax(
     key: Array,
     logits: Array,
@@ -69,11 +70,22 @@ def gumbel_softmax(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    r"""Gumbel-Softmax sample; with `hard`, straight-through Gumbel-Softmax (STGS).
+    """Gumbel-softmax sample; with `hard`, straight-through Gumbel-softmax (STGS).
 
-    With Gumbel noise :math:`G`, the surrogate is :math:`h = \mathrm{softmax}((\theta + G)/\tau)` and the
-    hard sample is the one-hot argmax of :math:`\theta + G`; the gradient is that of :math:`h`, also by an
-    array `tau`. Other arguments: see `gst`.
+    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.GumbelSoftmax` is hard by
+    default.
+
+    Arguments:
+        (key, logits)
+        tau: Temperature τ, a positive number or an array that broadcasts against the logits' shape without
+            the category axis. An array gets a gradient, so the temperature can be learned.
+        (hard, axis, where, backend)
+
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
+
+    With Gumbel noise G, the surrogate is h = softmax((θ + G)/τ) and the hard sample is the one-hot argmax of
+    θ + G. The gradient is that of h.
 
     >>> import jax, jax.numpy as jnp
     >>> gumbel_softmax(jax.random.key(0), jnp.zeros(3), hard=True).sum()
@@ -84,6 +96,7 @@ def gumbel_softmax(
     return GumbelSoftmax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
+@documented
 def straight_through(
     key: Array,
     logits: Array,
@@ -94,9 +107,18 @@ def straight_through(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    r"""Straight-through sample: a draw from :math:`p` with the gradient of the probabilities.
+    """Straight-through sample: a category, with the gradient of the probabilities.
 
-    The surrogate is :math:`\mathrm{softmax}(\theta/\tau)`, whatever was drawn. Other arguments: see `gst`.
+    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.StraightThrough` is hard by
+    default.
+
+    Arguments:
+        (key, logits, tau, hard, axis, where, backend)
+
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
+
+    The category is drawn from softmax(θ); the surrogate is softmax(θ/τ), whatever was drawn.
 
     >>> import jax, jax.numpy as jnp
     >>> straight_through(jax.random.key(0), jnp.zeros(2))
@@ -107,6 +129,7 @@ def straight_through(
     return StraightThrough(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
+@documented
 def gumbel_rao(
     key: Array,
     logits: Array,
@@ -118,10 +141,21 @@ def gumbel_rao(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    r"""Gumbel-Rao sample: Gumbel-Softmax averaged over the noise that leads to the same category.
+    """Gumbel-Rao sample: Gumbel-softmax, averaged given the category.
 
-    Draw :math:`D \sim p`, then `samples` times :math:`z = \theta + G` given that its argmax is :math:`D`;
-    the surrogate is the mean of :math:`\mathrm{softmax}(z/\tau)`. Other arguments: see `gst`.
+    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.GumbelRao` is hard by
+    default.
+
+    Arguments:
+        (key, logits, tau, hard)
+        samples: How many surrogates are averaged.
+        (axis, where, backend)
+
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
+
+    The category i is drawn from softmax(θ), then `samples` times z = θ + G, with Gumbel noise G, given that
+    its argmax is i. The surrogate is the mean of softmax(z/τ).
 
     >>> import jax, jax.numpy as jnp
     >>> gumbel_rao(jax.random.key(0), jnp.zeros(3), 0.5, True, samples=10).sum()
@@ -132,6 +166,7 @@ def gumbel_rao(
     return GumbelRao(tau, hard, samples, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
+@documented
 def reinmax(
     key: Array,
     logits: Array,
@@ -142,13 +177,19 @@ def reinmax(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    r"""ReinMax sample: second-order accurate straight-through.
+    """ReinMax sample: straight-through, second-order accurate.
 
-    :math:`D \sim p` with gradient
+    Arguments:
+        (key, logits, tau)
+        hard: True; there is no soft sample.
+        (axis, where, backend)
 
-    .. math:: 2 J\bigl(\tfrac12(\mathrm{softmax}(\theta/\tau) + D)\bigr) g - \tfrac12 J(p)\, g .
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    There is no soft sample, so `hard` must be True. Other arguments: see `gst`.
+    The one-hot D is drawn from p = softmax(θ). A gradient g at the sample becomes::
+
+        2 J((softmax(θ/τ) + D)/2) g - J(p) g / 2,    J(q) = diag(q) - q qᵀ
 
     >>> import jax, jax.numpy as jnp
     >>> reinmax(jax.random.key(0), jnp.zeros(3)).sum()
@@ -159,6 +200,7 @@ def reinmax(
     return ReinMax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
+@documented
 def decoupled_gumbel_softmax(
     key: Array,
     logits: Array,
@@ -170,10 +212,21 @@ def decoupled_gumbel_softmax(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    r"""Decoupled straight-through Gumbel-Softmax: one temperature to draw, another for the gradient.
+    """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
-    With one noise :math:`G`, :math:`D` is the one-hot argmax of :math:`\theta/\tau_f + G` and the surrogate
-    :math:`\mathrm{softmax}(\theta/\tau + G)`. Other arguments: see `gst`.
+    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.DecoupledGumbelSoftmax` is
+    hard by default.
+
+    Arguments:
+        (key, logits, tau, hard)
+        tau_forward: Temperature τ_f of the draw, a number or an array as `tau`; 1 keeps the logits' own law.
+        (axis, where, backend)
+
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
+
+    With one Gumbel noise G, the hard sample is the one-hot argmax of θ/τ_f + G, and the surrogate is
+    softmax(θ/τ + G).
 
     >>> import jax, jax.numpy as jnp
     >>> decoupled_gumbel_softmax(jax.random.key(0), jnp.zeros(3), 2.0, True).sum()

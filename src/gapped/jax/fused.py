@@ -42,7 +42,7 @@ class Mode(NamedTuple):
     soft: bool
     """Whether the sample is the surrogate itself."""
     levels: Mapping[str, Any]
-    """Temperature, gap and forward temperature, as ``tau``, ``gap`` and ``tau_forward``: numbers, arrays for
+    """Temperature, gap and forward temperature, as `tau`, `gap` and `tau_forward`: numbers, arrays for
     the rows, or the gap None for the expected one."""
     samples: int = 1
 
@@ -75,7 +75,7 @@ def stats_shape(scores: Array) -> tuple[int, ...]:
 
 
 def forward(mode: Mode, key: Array, scores: Array) -> tuple[Array, Array, Array]:
-    """Sample, category of each row in int32, and numbers for the backward pass, of logits ``(*rows, K)``."""
+    """Sample, category of each row in int32, and numbers for the backward pass, of logits `(*rows, K)`."""
     from gapped.kernels.partition import partition
     from gapped.kernels.sampling import long_rows, short_rows
 

@@ -24,20 +24,31 @@ from gapped.jax.categories import (
 from gapped.jax.draws import inverse_cdf, uniform
 from gapped.jax.fused import Mode
 from gapped.jax.samplers import Draw, Level, Pathwise, Points, softmax_points
+from gapped.jax.shared_arguments import documented
 
 Gap = float | Array | Literal["auto"] | Callable[[Array], Array]
 
 
+@documented
 @dataclass(frozen=True)
 class GST(Pathwise):
-    """The Gapped Straight-Through estimator: see `gst`."""
+    """Gapped Straight-Through: a gap in place of noise.
+
+    Its method `sample` draws what `gapped.jax.gst` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard)
+        gap: Least lead of the drawn category over the others: a number, an array that broadcasts as `tau`
+            does, a function of the drawn probability such as `gapped.jax.expected_gap`, or "auto".
+        (backend)
+    """
 
     name = "gst"
     levels = ("tau", "gap")
 
     gap: Gap = 1.0
     """Least distance of the selected logit to the others: a number, an array, a function of the selected
-    probability, or ``"auto"``."""
+    probability, or `"auto"`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,9 +83,16 @@ class GST(Pathwise):
         return softmax_points(jnp.where(selected, 0.0, lowered)[None] / tau, 1 / tau)
 
 
+@documented
 @dataclass(frozen=True)
 class StraightThrough(Pathwise):
-    """The straight-through estimator: see `straight_through`."""
+    """Straight-through: the gradient of the softmax itself.
+
+    Its method `sample` draws what `gapped.jax.straight_through` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard, backend)
+    """
 
     name = "straight-through"
 
@@ -86,9 +104,18 @@ class StraightThrough(Pathwise):
         return softmax_points(logits[None] / tau, 1 / tau)
 
 
+@documented
 @dataclass(frozen=True)
 class ReinMax(Pathwise):
-    """ReinMax: see `reinmax`."""
+    """ReinMax: straight-through, second-order accurate.
+
+    Its method `sample` draws what `gapped.jax.reinmax` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau)
+        hard: True; there is no soft sample.
+        (backend)
+    """
 
     name = "reinmax"
     has_surrogate = False
@@ -110,9 +137,18 @@ class ReinMax(Pathwise):
         return rows.filled(products[0] + products[1])
 
 
+@documented
 @dataclass(frozen=True)
 class GumbelSoftmax(Pathwise):
-    """Gumbel-Softmax, straight-through when hard: see `gumbel_softmax`."""
+    """Gumbel-softmax (Concrete); straight-through if hard.
+
+    Its method `sample` draws what `gapped.jax.gumbel_softmax` draws, whose help has the mathematics.
+
+    Arguments:
+        tau: Temperature, a positive number or an array that broadcasts against the logits' shape without the
+            category axis. An array gets a gradient.
+        (hard, backend)
+    """
 
     name = "gumbel-softmax"
     has_noise = True
@@ -149,9 +185,18 @@ def _tau_product(grad: Array, points: Array, weights: Array, mass: Any, scores: 
     return -(weights * product).sum(-1, keepdims=True)
 
 
+@documented
 @dataclass(frozen=True)
 class GumbelRao(Pathwise):
-    """Gumbel-Rao by Monte Carlo: see `gumbel_rao`."""
+    """Gumbel-softmax averaged over noise given the category.
+
+    Its method `sample` draws what `gapped.jax.gumbel_rao` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard)
+        samples: How many surrogates are averaged.
+        (backend)
+    """
 
     name = "gumbel-rao"
     has_noise = True
@@ -184,9 +229,19 @@ class GumbelRao(Pathwise):
         return softmax_points(scores / tau, 1 / (tau * self.samples))
 
 
+@documented
 @dataclass(frozen=True)
 class DecoupledGumbelSoftmax(Pathwise):
-    """Decoupled straight-through Gumbel-Softmax: see `decoupled_gumbel_softmax`."""
+    """Gumbel-softmax with a second, forward temperature.
+
+    Its method `sample` draws what `gapped.jax.decoupled_gumbel_softmax` draws, whose help has the
+    mathematics.
+
+    Arguments:
+        (tau, hard)
+        tau_forward: Temperature of the draw, a number or an array as `tau`; 1 keeps the logits' own law.
+        (backend)
+    """
 
     name = "decoupled"
     has_noise = True

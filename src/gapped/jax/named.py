@@ -30,12 +30,19 @@ _FUNCTIONS = MappingProxyType({"expected": expected_gap})
 
 
 def estimators() -> Mapping[str, type[Estimator]]:
-    """All known estimators, name to class, read-only."""
+    """All known estimators: a read-only mapping from names to classes."""
     return _KINDS
 
 
 def estimator(text: str, **options: Any) -> Estimator:
-    """The estimator that `text` names, ``name`` or ``name:option=value,...``: see `gapped.estimator`.
+    """Make an estimator by its name, such as "gst" or "gst:gap=1.2".
+
+    Arguments:
+        text: `name` or `name:option=value,...`. The value "expected" of `gap` is `gapped.jax.expected_gap`.
+        options: Options as keyword arguments, in place of those in the text or besides them.
+
+    Returns:
+        The estimator, with its options checked.
 
     >>> estimator("gst:gap=1.2", tau=0.5)
     GST(tau=0.5, hard=True, gap=1.2)

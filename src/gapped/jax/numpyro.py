@@ -18,13 +18,18 @@ from gapped.jax.samplers import Pathwise  # noqa: E402
 
 
 class OneHotCategorical(Distribution):  # type: ignore[misc]
-    r"""One-hot categorical distribution whose samples carry a gradient, as `gapped.distributions` has it.
+    """One-hot categorical distribution for numpyro whose samples carry a gradient.
 
-    `logits` ``(*batch, K)``, the pathwise `estimator` behind the samples (an object or its text; None is the
-    recommended default), and a boolean mask `where` of the categories that exist. It has `rsample`, so
-    `Trace_ELBO` sends gradients through the samples instead of stopping them.
+    It has `rsample`, so `Trace_ELBO` sends gradients through the samples instead of stopping them.
 
-    `log_prob` is :math:`\langle z, \log p\rangle` with :math:`0 \log 0 = 0`, differentiable in the sample.
+    Arguments:
+        logits: Unnormalised log-probabilities, `(*batch, K)`.
+        estimator: The pathwise estimator behind the samples, an object or its text; None is the recommended
+            default.
+        where: Booleans that broadcast against the logits; categories where it is False do not exist.
+        validate_args: As in numpyro: whether to check arguments and samples; None is numpyro's default.
+
+    `log_prob` is ⟨z, log p⟩ with 0 log 0 = 0, differentiable in the sample z.
 
     >>> import jax
     >>> q = OneHotCategorical(jnp.zeros((2, 4)), estimator="gst:tau=0.5")

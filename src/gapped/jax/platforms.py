@@ -22,7 +22,7 @@ Levels = dict[str, Array]
 
 
 def kernel_sample(plain: Pathwise, levels: Levels, key: Array, scores: Array) -> Array:
-    """A sample of masked logits ``(*rows, K)`` that carries the estimator's gradient."""
+    """A sample of masked logits `(*rows, K)` that carries the estimator's gradient."""
     rows = jax.lax.stop_gradient(scores)
     forward = _by_platform(partial(_kernel_forward, plain), partial(_forward, plain), False)
     value, category, stats = forward(levels, key, rows)

@@ -38,6 +38,7 @@ from gapped.jax.choices import Choice
 from gapped.jax.draws import inverse_cdf, uniform
 from gapped.jax.fused import Mode
 from gapped.jax.platforms import kernel_sample
+from gapped.jax.shared_arguments import documented
 
 Level = float | Array
 BACKENDS = ("auto", "xla", "triton")
@@ -51,26 +52,26 @@ class Draw(NamedTuple):
     """Everything random about a sample."""
 
     category: Array
-    """The category of each row, ``(*rows)``."""
+    """The category of each row, `(*rows)`."""
     noise: Any = None
     """Further noise of the surrogate, in the estimator's own form."""
     total: Any = None
-    """The sum of the exponentials of each row's logits, ``(*rows)``, where the draw has it."""
+    """The sum of the exponentials of each row's logits, `(*rows)`, where the draw has it."""
 
 
 class Points(NamedTuple):
-    r"""Where a gradient comes from: it is :math:`\sum_m w_m J(q_m) g`."""
+    """Where a gradient comes from: it is Σ_m w_m J(q_m) g."""
 
     points: Array
-    """Points of the simplex, ``(m, *rows, K)``."""
+    """Points of the simplex, `(m, *rows, K)`."""
     weights: Array
     """Their weights, which broadcast against the points."""
     mass: Any = 1.0
-    """The sums of the points over the categories, ``(m, *rows, 1)``, if they are not normalised."""
+    """The sums of the points over the categories, `(m, *rows, 1)`, if they are not normalised."""
 
 
 def softmax_points(scores: Array, weights: Array) -> Points:
-    """Softmax of scores whose largest is 0, ``(m, *rows, K)``, left without dividing by its sums."""
+    """Softmax of scores whose largest is 0, `(m, *rows, K)`, left without dividing by its sums."""
     points = jnp.exp(scores)
     return Points(points, weights, points.sum(-1, keepdims=True))
 
@@ -83,14 +84,22 @@ class Outcome(NamedTuple):
     category: Array
     """The category of each row; `K` or `K + 1` where it has none."""
     top: Array
-    """The largest logit of each row, ``(*rows, 1)``."""
+    """The largest logit of each row, `(*rows, 1)`."""
     total: Array
     """`Draw.total`; zeros where the draw does not have it."""
 
 
+@documented
 @dataclass(frozen=True)
 class Pathwise(ABC):
-    """An estimator whose sample carries the gradient."""
+    """An estimator whose sample carries the gradient.
+
+    `gapped.jax.GST`, `gapped.jax.GumbelSoftmax` and the others of this family are its subclasses. All have
+    the arguments below, and the methods `sample` and `choose`.
+
+    Arguments:
+        (tau, hard, backend)
+    """
 
     name: ClassVar[str]
     """What text calls it."""
@@ -109,7 +118,7 @@ class Pathwise(ABC):
     hard: bool = True
     """One-hot samples if true, else the surrogate itself."""
     backend: str = field(default="auto", kw_only=True, repr=False)
-    """``"xla"``, ``"triton"`` for the kernels, or ``"auto"``: the kernels where they can be used."""
+    """`"xla"`, `"triton"` for the kernels, or `"auto"`: the kernels where they can be used."""
 
     def __post_init__(self) -> None:
         check_level("tau", self.tau, positive=True)
@@ -122,9 +131,15 @@ class Pathwise(ABC):
     def sample(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
-        `axis` is the category axis. Categories where the boolean `where` is False do not exist; where `axis`
-        is not the last one, `where` needs all axes of the logits. Half precision is computed in float32 and
-        rounded once, at the end.
+        Arguments:
+            key: A random key, such as `jax.random.key(0)`.
+            logits: Unnormalised log-probabilities, the categories on the axis `axis`.
+            axis: The category axis.
+            where: Booleans that broadcast against the logits, with all of their axes where `axis` is not the
+                last one. Categories where it is False do not exist.
+
+        Returns:
+            The sample. Half precision is computed in float32 and rounded once, at the end.
         """
         estimator, scores = self._prepared(key, logits, axis, where)
         fixed, rows = estimator.fixed(), rows_of(scores)
@@ -138,11 +153,21 @@ class Pathwise(ABC):
         return jnp.moveaxis(estimator.finish(sample, rows, draw), -1, axis)
 
     def __call__(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
-        """`sample`."""
+        """Draw a sample: the method `sample` under another name."""
         return self.sample(key, logits, axis=axis, where=where)
 
     def choose(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Choice:
-        """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
+        """Draw one category per row, by its index; no one-hot vector is written.
+
+        Arguments:
+            key: A random key, such as `jax.random.key(0)`.
+            logits: Unnormalised log-probabilities, the categories on the axis `axis`.
+            axis: The category axis.
+            where: Booleans that broadcast against the logits. Categories where it is False do not exist.
+
+        Returns:
+            A `gapped.jax.Choice`, with the `index` and ways to use it that carry the gradient.
+        """
         if not self.hard:
             raise reject("hard", False, "True: a choice is a hard sample")
         estimator, scores = self._prepared(key, logits, axis, where)

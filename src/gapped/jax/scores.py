@@ -28,15 +28,20 @@ class Costs(NamedTuple):
     """Samples and what they cost, without a gradient."""
 
     category: Array
-    """The categories, ``(n, *batch, *variables)``."""
+    """The categories, `(n, *batch, *variables)`."""
     costs: Array
-    """Their costs, ``(n, *batch)``."""
+    """Their costs, `(n, *batch)`."""
     slopes: Array | None = None
     """Derivatives of the costs by the samples, for estimators that ask for them."""
 
 
 class Score(ABC):
-    """An estimator that learns from the costs of its samples: see `expectation`."""
+    """An estimator that learns from the costs of its samples.
+
+    `gapped.jax.RLOO` and the others of this family are its subclasses. They are used as
+    `gapped.jax.expectation(key, f, logits, estimator)`, and have no method `sample`: their gradient needs the
+    cost.
+    """
 
     name: ClassVar[str]
     """What text calls it."""
@@ -57,26 +62,34 @@ class Score(ABC):
         return uniform(key, logits, (self.samples,))
 
     def index(self, logits: Array, noise: Any) -> Array:
-        """The categories to evaluate, ``(n, *batch, *variables)``."""
+        """The categories to evaluate, `(n, *batch, *variables)`."""
         weights = jnp.broadcast_to(jnp.exp(logits), (*noise.shape[1:], logits.shape[-1]))
         return mark_absent(inverse_cdf(weights, noise)[0], logits)
 
     def value(self, logits: Array, costs: Array, noise: Any) -> Array:
-        """The estimated cost, ``batch``."""
+        """The estimated cost, `batch`."""
         return costs.mean(0)
 
     @abstractmethod
     def gradient(self, logits: Array, noise: Any, draws: Costs) -> Array:
-        """The estimated gradient, ``(*batch, *variables, K)``."""
+        """The estimated gradient, `(*batch, *variables, K)`."""
 
 
 @dataclass(frozen=True)
 class RLOO(Score):
-    r"""REINFORCE with a leave-one-out baseline: see `gapped.RLOO`.
+    """REINFORCE; each sample is judged by the others (RLOO).
 
-    .. math:: \frac1n \sum_i \Bigl(f(D_i) - \frac1{n-1}\sum_{j\ne i} f(D_j)\Bigr)\,(D_i - p).
+    Arguments:
+        samples: How many samples are drawn, n below, at least two.
 
-    Bias: none. Cost: `samples` evaluations, no derivative of the cost.
+    The gradient is::
+
+        1/n Σ_i (f(D_i) - mean_{j≠i} f(D_j)) (D_i - p)
+
+    - Bias: none.
+    - Cost: `samples` evaluations, no derivative of the cost.
+
+    References: Kool, van Hoof, Welling (2019).
     """
 
     name = "rloo"
@@ -94,18 +107,21 @@ class RLOO(Score):
 
 @dataclass(frozen=True)
 class DoubleCV(Score):
-    r"""RLOO with a second control variate, linear in the sample, from the slopes of the other samples.
+    """RLOO with slopes of the cost as control variates.
 
-    With :math:`\bar g_{-i}` the mean slope of the others,
-    :math:`a_i = \alpha\langle D_i - p, \bar g_{-i}\rangle` and :math:`s_i = f(D_i) - a_i`,
+    Arguments:
+        samples: How many samples are drawn, n below, at least two.
+        alpha: The factor α of the control variate. The paper trains it; here it is fixed.
 
-    .. math:: \frac1n \sum_i \Bigl(s_i - \frac1{n-1}\sum_{j\ne i} s_j\Bigr)(D_i - p)
-              + \frac{\alpha}{n} \sum_i J(p)\,\bar g_{-i}.
+    With h_i the mean slope of the *other* samples and s_i = f(D_i) - α ⟨h_i, D_i - p⟩ the gradient is::
 
-    Given the other samples, :math:`a_i` has mean zero and :math:`\mathbb{E}[a_i (D_i - p)] = \alpha J(p)\bar
-    g_{-i}`, which the last term adds back: no bias, whatever :math:`\alpha` is. With 0 it is RLOO.
+        1/n Σ_i (s_i - mean_{j≠i} s_j) (D_i - p) + α/n Σ_i J(p) h_i
 
-    Cost: `samples` evaluations and their derivatives. The paper trains :math:`\alpha`; here it is fixed.
+    Given the other samples, what is subtracted has mean zero, and its product with D_i - p the mean α J(p)
+    h_i, which the last term adds back. With α = 0 it is RLOO.
+
+    - Bias: none, whatever α is.
+    - Cost: `samples` evaluations and their derivatives.
 
     References: Titsias and Shi (2022), for binary variables.
     """
@@ -138,16 +154,17 @@ class DoubleCV(Score):
 
 @dataclass(frozen=True)
 class Exact(Score):
-    r"""The exact expectation: a sum over all values that the variables of an example can take.
+    """The exact gradient: a sum over all values.
 
-    Bias and variance: none. Cost: :math:`K^L` evaluations for `L` variables, 65,536 at most, in one call of
-    the cost. Values of probability zero are replaced by the mode: the cost need not be defined on them.
+    - Bias and variance: none.
+    - Cost: K^L evaluations for L variables of K categories, 65,536 at most, in one call of the cost. Values
+      of probability zero are replaced by the mode: the cost need not be defined on them.
     """
 
     name = "exact"
 
     def noise(self, key: Array, logits: Array, batch_axes: int) -> tuple[Array, Array]:
-        """The joint values ``(n, *batch, *variables)`` and their probabilities ``(n, *batch)``."""
+        """The joint values `(n, *batch, *variables)` and their probabilities `(n, *batch)`."""
         categories, variables = logits.shape[-1], logits.shape[batch_axes:-1]
         size = 1
         for length in variables:

@@ -6,7 +6,7 @@ are made, whatever :math:`\lambda` is. Here :math:`\lambda` is the one for which
 average, so that no number of the `selection_tree` is too small or too large to be held. If `k` is more than
 half of `n`, the elements that are left out are chosen instead, with negated logits.
 
-All functions take `scores` ``(*rows, n)``: logits relative to the largest of their row, -inf for an element
+All functions take `scores` `(*rows, n)`: logits relative to the largest of their row, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
 """
 
@@ -29,11 +29,11 @@ class Choices(NamedTuple):
     """Independent choices whose law, given their number, is that of a subset or of its complement."""
 
     p: Array
-    """The probability that an element is chosen, ``(*rows, n)``."""
+    """The probability that an element is chosen, `(*rows, n)`."""
     q: Array
     """The probability that it is not."""
     size: Array
-    """How many are chosen, ``(*rows)``."""
+    """How many are chosen, `(*rows)`."""
     degree: int
     """The largest size that a row may have."""
     is_complement: bool
@@ -41,7 +41,7 @@ class Choices(NamedTuple):
 
 
 def noise(key: Array, scores: Array) -> Array:
-    """What `draw` needs: one uniform for each node of the tree that has children, ``(*rows, nodes)``."""
+    """What `draw` needs: one uniform for each node of the tree that has children, `(*rows, nodes)`."""
     nodes = sum(decisions(scores.shape[-1]))
     return jax.random.uniform(key, (*scores.shape[:-1], nodes), jnp.result_type(float))
 
@@ -88,7 +88,7 @@ def covariance_product(grad: Array, scores: Array, k: int) -> Array:
 
 
 def kth_largest(scores: Array, k: int) -> Array:
-    """The `k`-th largest score of each row, ``(*rows, 1)``; any number where there are no more than `k`."""
+    """The `k`-th largest score of each row, `(*rows, 1)`; any number where there are no more than `k`."""
     return jax.lax.top_k(scores, k)[0][..., -1:]
 
 

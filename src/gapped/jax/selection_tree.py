@@ -20,7 +20,7 @@ from gapped.jax.draws import inverse_cdf
 
 
 def ascend(p: Array, q: Array, degree: int) -> list[Array]:
-    """The levels of the tree whose leaves are ``(q, p)``, each of shape ``(..., nodes, sizes)``."""
+    """The levels of the tree whose leaves are `(q, p)`, each of shape `(..., nodes, sizes)`."""
     levels = [_even(jnp.stack([q, p], -1))]
     while levels[-1].shape[-2] > 1:
         left, right = levels[-1][..., 0::2, :], levels[-1][..., 1::2, :]

@@ -28,8 +28,10 @@ from gapped.jax.categories import masked, rows_of
 from gapped.jax.members import GST, StraightThrough
 from gapped.jax.named import resolve_pathwise
 from gapped.jax.samplers import Level
+from gapped.jax.shared_arguments import documented
 
 
+@documented
 def subset(
     key: Array,
     logits: Array,
@@ -41,22 +43,32 @@ def subset(
     axis: int = -1,
     where: Array | None = None,
 ) -> Array:
-    r"""Draw exactly `k` of the `n` elements on an axis: zeros and ones that carry a gradient.
+    """Draw exactly k of n elements: zeros and ones that carry a gradient.
 
-    The law of the selected set is :math:`P(S) \propto \prod_{i \in S} e^{\theta_i}`, with the marginals
-    :math:`\mu(\theta)`. The sample goes forward, and the gradient is that of a surrogate
-    :math:`h = \mu(t/\tau)`, the covariance matrix of the selections under :math:`t/\tau` times the incoming
-    gradient, over :math:`\tau`.
+    Arguments:
+        (key)
+        logits: Logits θ of any floating dtype and shape, the `n` elements on the axis `axis`. An element with
+            the logit -inf does not exist.
+        k: How many elements are selected, from 0 to `n`; a static number under `jax.jit`. With `k=1` the
+            functions `gapped.jax.straight_through` and `gapped.jax.gst` draw.
+        tau: Temperature τ of the surrogate, a positive number or an array that broadcasts against the logits'
+            shape without the axis of the elements.
+        hard: True returns zeros and ones, False the surrogate itself.
+        estimator: "simple" or "gst", both explained below. Another gap than 1 is given as "gst:gap=1.2", or
+            as a `gapped.jax.GST` object, whose gap may be an array with one for each row.
+        axis: The axis of the elements.
+        where: Booleans that broadcast against the logits, with all of their axes where `axis` is not the last
+            one. Elements where it is False do not exist; a row with no more than `k` has all of them
+            selected.
 
-    - `k`: a number from 0 to `n`, static under `jax.jit`. With ``k=1`` the functions `straight_through` and
-      `gst` draw.
-    - `estimator`: ``"simple"`` has :math:`t = \theta`; ``"gst"`` raises the selected logits to at least the
-      `k`-th largest one and lowers the others to a gap below it. Another gap than 1 is given as
-      ``"gst:gap=1.2"``, or as a `GST` object, whose gap may be an array with one for each row.
-    - `tau`: the temperature of the surrogate, as in `gst`. `hard`: False returns the surrogate itself.
-    - `axis`, `where`: those of `gst`; a row with no more than `k` elements has all of them selected.
+    Returns:
+        An array of the shape and dtype of `logits`.
 
-    `gapped.subset` has the mathematics and the references.
+    The set S has a probability in proportion to Π_{i ∈ S} exp(θ_i), with the marginals μ(θ). The sample goes
+    forward, and the gradient is that of a surrogate h = μ(t/τ): the covariance matrix of the selections under
+    t/τ times the incoming gradient, over τ. "simple" has t = θ. "gst" raises the selected logits to at least
+    the k-th largest one and lowers the others to a gap below it. The help of `gapped.subset` has the formulas
+    and the references.
 
     >>> import jax
     >>> subset(jax.random.key(0), jnp.zeros((2, 4)), 2, estimator="gst").sum(-1)
@@ -112,7 +124,7 @@ def _level(name: str, level: Any, logits: Array, axis: int) -> Any:
 
 
 def _outcome(key: Array, rows: Array, k: int, tau: Any, gap: Any, hard: bool) -> tuple[Array, Array, Array]:
-    """The sample of masked logits ``(*rows, n)``, the surrogate's logits, and the weight of its gradient."""
+    """The sample of masked logits `(*rows, n)`, the surrogate's logits, and the weight of its gradient."""
     scores = rows_of(rows).marked_logits
     tau = per_row(tau, scores)
     surrogate = scores

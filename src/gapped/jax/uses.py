@@ -12,8 +12,10 @@ from gapped.jax.categories import masked
 from gapped.jax.choices import Choice
 from gapped.jax.named import resolve_pathwise
 from gapped.jax.samplers import Level, Pathwise
+from gapped.jax.shared_arguments import documented
 
 
+@documented
 def choose(
     key: Array,
     logits: Array,
@@ -23,10 +25,18 @@ def choose(
     axis: int = -1,
     where: Array | None = None,
 ) -> Choice:
-    """Draw one category per row without ever writing its one-hot vector, for look-ups and routers.
+    """Draw one category per row by its index, for look-ups and routers.
 
-    `estimator` is an object or its text; None is the recommended default at `tau`. Values and gradients are
-    those of the hard sample.
+    No one-hot vector is written. Values and gradients are those of the hard sample.
+
+    Arguments:
+        (key, logits, tau)
+        estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
+        (axis, where)
+
+    Returns:
+        A `gapped.jax.Choice`. Its `index` has the shape of the logits without the category axis;
+        `select(table)` looks up entries, and `gate()` is a 1 for each row that carries the gradient.
 
     >>> import jax
     >>> choice = choose(jax.random.key(0), jnp.zeros((2, 4)), 0.5)
@@ -36,6 +46,7 @@ def choose(
     return resolve_pathwise(estimator, tau, True).choose(key, logits, axis=axis, where=where)
 
 
+@documented
 def gate(
     key: Array,
     logits: Array,
@@ -45,14 +56,23 @@ def gate(
     estimator: Pathwise | str | None = None,
     where: Array | None = None,
 ) -> Array:
-    r"""Bernoulli samples that carry a gradient, for masks and switches.
+    """Gates: Bernoulli samples that carry a gradient, one number each.
 
-    Each logit is the log-odds of a 1: the hard sample is 1 with probability :math:`\sigma(\theta)`, else 0,
-    and value and gradient are those of the first entry of the estimator's sample of :math:`(\theta, 0)`.
+    Soft by default: pass `hard=True` for zeros and ones.
 
-    - `logits`: any shape. `tau` broadcasts against it.
-    - `estimator`: a pathwise estimator or its text; None is the recommended default at `tau`.
-    - `where`: gates where it is False are 0, without gradient, as are those of -inf.
+    Arguments:
+        (key)
+        logits: Log-odds φ of a 1, of any shape.
+        tau: Temperature, a positive number or an array that broadcasts against the logits' shape.
+        hard: True returns exactly 0 or 1, with P(1) = σ(φ); False the surrogate, from 0 to 1.
+        estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
+        where: Booleans that broadcast against the logits. Gates where it is False are 0, without gradient, as
+            are those of -inf.
+
+    Returns:
+        An array of the shape and dtype of `logits`.
+
+    Value and gradient are those of the first entry of the estimator's sample of the logits (φ, 0).
 
     >>> import jax
     >>> gate(jax.random.key(0), jnp.asarray([99.0, -99.0]), hard=True)

@@ -37,7 +37,7 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @dataclass(frozen=True)
 class LinearChoice:
-    r"""One category per row of ``hidden @ weight.T + bias``, and ways to use it: see `gapped.linear_choice`.
+    r"""One category per row of `hidden @ weight.T + bias`, and ways to use it: see `gapped.linear_choice`.
 
     With the one-hot sample :math:`D` that is never written, as for a `gapped.choice.Choice`: `select` is
     :math:`D V` for a table :math:`V`, and `gate` is the entry :math:`D_i = 1`. Besides there is `log_prob`.
@@ -45,7 +45,7 @@ class LinearChoice:
     """
 
     index: Tensor
-    """The selected categories, int64, ``(*rows)``. A row without categories has index `V`, one with a NaN
+    """The selected categories, int64, `(*rows)`. A row without categories has index `V`, one with a NaN
     or +inf `V + 1`."""
     _draws: Draws = field(repr=False)
     _head: Head = field(repr=False)
@@ -55,7 +55,7 @@ class LinearChoice:
 
     @property
     def log_prob(self) -> Tensor:
-        """The log-probability of `index`, ``(*rows)``, in float32 or float64, with its exact gradient.
+        """The log-probability of `index`, `(*rows)`, in float32 or float64, with its exact gradient.
 
         It is what a score-function estimator multiplies with a reward. It is 0 in a row without categories.
 
@@ -67,7 +67,7 @@ class LinearChoice:
         return self._used(_Use(self._draws.law[:, 0].clone, _pull_log_prob))
 
     def select(self, table: Tensor) -> Tensor:
-        """``table[index]`` for a table of shape ``(V, *rest)``, which may be the weight: ``(*rows, *rest)``.
+        """`table[index]` for a table of shape `(V, *rest)`, which may be the weight: `(*rows, *rest)`.
 
         >>> import gapped
         >>> hidden, weight = torch.tensor([[99.0, 0.0], [0.0, 99.0]]), torch.eye(2, requires_grad=True)
@@ -89,7 +89,7 @@ class LinearChoice:
         return self._used(_Use(rows, _pull_rows, is_dense=True), table)
 
     def gate(self) -> Tensor:
-        """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
+        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
         part, index = self._head.part, self._draws.category
 
         def ones() -> Tensor:
@@ -174,7 +174,7 @@ class _Matrices(NamedTuple):
     """What a gradient at selected rows is multiplied with, and where the product is written."""
 
     table: Tensor
-    """``(V, width)``"""
+    """`(V, width)`"""
     product: Tensor
     """Room for the product of a part of the rows."""
 

@@ -1,4 +1,4 @@
-"""Sampling as modules; `schedules` for their temperature, and `Usage`, which watches them train."""
+"""Modules that sample, `schedules` of their temperature, and `Usage`, which watches them train."""
 
 from gapped.nm_masks import Mask
 from gapped.nn import schedules

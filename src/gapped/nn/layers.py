@@ -52,10 +52,10 @@ class _Sampler(Estimated):
 
 
 class Sample(_Sampler):
-    """Samples with an estimator while training; in eval mode samples as well, or takes the mode.
+    """Module that samples one category per row.
 
-    The module has no parameters. Its temperature may be set while training, ``layer.tau = 0.5``, as
-    `gapped.nn.schedules` do.
+    In eval mode it samples as well, or takes the most likely category. The module has no parameters. Its
+    temperature may be set while training, `layer.tau = 0.5`, as `gapped.nn.schedules` do.
 
     Arguments:
         estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the
@@ -101,11 +101,16 @@ class Sample(_Sampler):
 
 
 class Gate(_Sampler):
-    """Gates, as `gapped.gate` draws them, while training; in eval mode as well, or the likelier value.
+    """Module that draws gates, zeros and ones, as `gapped.gate` does.
 
-    `estimator` is an object or its text; None is the recommended default. `eval` is ``"sample"`` or
-    ``"argmax"``, which is 1 from a logit of 0 on, and carries no gradient. The module has no parameters. Its
-    temperature may be set while training: ``layer.tau = 0.5``.
+    In eval mode it draws as well, or takes the likelier value. The module has no parameters. Its temperature
+    may be set while training: `layer.tau = 0.5`.
+
+    Arguments:
+        estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the
+            recommended default.
+        eval: What to do in eval mode: "sample" as in training, or "argmax", which is 1 from a logit of 0 on,
+            and carries no gradient.
 
     >>> layer = Gate("gst:tau=0.5", eval="argmax").eval()
     >>> layer(torch.tensor([-0.1, 0.0, 0.7]))

@@ -17,24 +17,30 @@ from gapped.pathwise import Pathwise
 
 
 class Quantized(NamedTuple):
-    """What `Quantizer` returns, and what losses need of it, computed when it is asked for.
+    """What `gapped.nn.Quantizer` returns, and the numbers that losses need of it.
 
-    A *position* is one vector of the input. Below, `p` is the softmax of a position's logits and `p̄` its
-    average over positions, for each of the `G` groups of `K` codes. A boolean `mask` of
-    the shape of the positions, such as wav2vec2's mask of time steps, says which positions count.
+    Arguments:
+        entries: Entries of the codebook, of the shape of the quantizer's input with `out_features` numbers in
+            place of `in_features`.
+        indices: The codes, int64: `(*positions)` for one group, else `(*positions, G)`.
+        logits: `(*positions, G, K)`.
+
+    A *position* is one vector of the input. In the methods, p is the softmax of a position's logits and p̄
+    its average over positions, for each of the G groups of K codes. A boolean `mask` of the shape of the
+    positions, such as wav2vec2's mask of time steps, says which positions count.
     """
 
     entries: Tensor
     """The entries of all groups side by side: the input's shape with `out_features` on axis `dim`."""
     indices: Tensor
-    """The codes, int64: ``(*positions)`` for one group, else ``(*positions, G)``."""
+    """The codes, int64: `(*positions)` for one group, else `(*positions, G)`."""
     logits: Tensor
-    """``(*positions, G, K)``."""
+    """`(*positions, G, K)`."""
 
     def prob_perplexity(self, mask: Tensor | None = None) -> Tensor:
         """The sum over groups of `exp H(p̄)`: from `G` to `G K`.
 
-        wav2vec2's diversity loss is ``1 - prob_perplexity(mask) / (G * K)``.
+        wav2vec2's diversity loss is `1 - prob_perplexity(mask) / (G * K)`.
         """
         return _perplexity(self._mean(torch.softmax(simplex.computed(self.logits), -1), mask))
 
@@ -49,7 +55,7 @@ class Quantized(NamedTuple):
         return self._mean(log_p.exp() * (log_p + math.log(log_p.shape[-1])), mask).sum()
 
     def _mean(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """``(*positions, G, K)`` to ``(G, K)``."""
+        """`(*positions, G, K)` to `(G, K)`."""
         positions, rows = values.shape[:-2], values.reshape(-1, *values.shape[-2:])
         if mask is None:
             return rows.mean(0)
@@ -69,17 +75,23 @@ class Quantizer(Estimated):
 
     A linear map gives each position `groups` rows of logits over `codes` codes. The estimator draws one code
     a group; in eval mode the most likely one is taken, without a gradient for the logits. The result is the
-    codes' entries, of ``out_features / groups`` numbers each, side by side: see `Quantized`.
+    codes' entries, of `out_features / groups` numbers each, side by side, in a `gapped.nn.Quantized`.
 
-    - `estimator`: an object or its text; None is the recommended default. With ``hard=False`` entries are
-      mixed in training, as DALL-E's discrete VAE does, and `indices` are the largest parts of the mixtures.
-    - `dim`: the axis of the features: -1 for ``(..., in_features)``, 1 for images ``(B, in_features, H, W)``.
-    - `schedule`: ``(start, end, factor)``, such as wav2vec 2.0's ``(2, 0.5, 0.999995)``. Then `set_step(n)`,
-      called by the training loop, sets the temperature to ``max(start * factor**n, end)``. With or without
-      it, ``layer.tau = 0.7`` sets the temperature too. It is not part of the state dict.
+    Arguments:
+        in_features: Length of the vectors to quantize.
+        out_features: Length of the result, a multiple of `groups`.
+        codes: How many codes each group has.
+        groups: How many codes are drawn for each vector.
+        estimator: An object or its text; None is the recommended default. With `hard=False` entries are mixed
+            in training, as DALL-E's discrete VAE does, and `indices` are the largest parts of the mixtures.
+        dim: The axis of the features: -1 for `(..., in_features)`, 1 for images `(B, in_features, H, W)`.
+        schedule: `(start, end, factor)`, such as wav2vec 2.0's `(2, 0.5, 0.999995)`. Then `set_step(n)`,
+            called by the training loop, sets the temperature to `max(start * factor**n, end)`. With or
+            without it, `layer.tau = 0.7` sets the temperature too. It is not part of the state dict.
 
-    Parameters: `projection`, a `torch.nn.Linear`, and `codebook`, ``(groups, codes, out_features / groups)``,
-    which start as wav2vec 2.0's do: normal weights of variance 1, no bias, entries uniform in [0, 1).
+    Parameters of the module: `projection`, a `torch.nn.Linear`, and `codebook`, `(groups, codes, out_features
+    / groups)`. They start as wav2vec 2.0's do: normal weights of variance 1, no bias, entries uniform in [0,
+    1).
 
     >>> layer = Quantizer(16, 8, codes=320, groups=2, estimator="gst:tau=0.5")
     >>> result = layer(torch.randn(4, 50, 16))
@@ -133,8 +145,8 @@ class Quantizer(Estimated):
             generator: Where random numbers come from; None is torch's default generator.
 
         Returns:
-            A `Quantized`, with entries of the codebook, their indices, and the logits. In eval mode the
-            indices are those of the largest logits, and nothing carries a gradient to them.
+            A `gapped.nn.Quantized`, with entries of the codebook, their indices, and the logits. In eval mode
+            the indices are those of the largest logits, and nothing carries a gradient to them.
         """
         if not -x.dim() <= self.dim < x.dim() or x.shape[self.dim] != self.in_features:
             accepted = f"{self.in_features} features on axis {self.dim}"

@@ -41,7 +41,13 @@ def _set(module: torch.nn.Module, tau: float) -> float:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A temperature for each step of training."""
+    """A temperature for each step of training; base class of the schedules.
+
+    Arguments:
+        start: The temperature at step 0.
+        end: The temperature from step `steps` on.
+        steps: How many steps lie between the two.
+    """
 
     start: float
     """The temperature at step 0."""
@@ -68,21 +74,45 @@ class Schedule(ABC):
 
 
 class Linear(Schedule):
-    """Equal steps: ``start + (end - start) * share``."""
+    """Temperature schedule of equal steps.
+
+    Arguments:
+        start: The temperature at step 0.
+        end: The temperature from step `steps` on.
+        steps: How many steps lie between the two.
+
+    At step n it is start + (end - start) n/steps.
+    """
 
     def between(self, share: float) -> float:
         return self.start + (self.end - self.start) * share
 
 
 class Exponential(Schedule):
-    """Equal factors: ``start * (end / start) ** share``, as in most papers that anneal."""
+    """Temperature schedule of equal factors, as in most papers that anneal.
+
+    Arguments:
+        start: The temperature at step 0.
+        end: The temperature from step `steps` on.
+        steps: How many steps lie between the two.
+
+    At step n it is start (end/start)^(n/steps).
+    """
 
     def between(self, share: float) -> float:
         return self.start * math.exp(math.log(self.end / self.start) * share)
 
 
 class Cosine(Schedule):
-    """Half a cosine wave: slow at both ends."""
+    """Temperature schedule of half a cosine wave: slow at both ends.
+
+    Arguments:
+        start: The temperature at step 0.
+        end: The temperature from step `steps` on.
+        steps: How many steps lie between the two.
+
+    At step n it is end + (start - end) (1 + cos(π n/steps))/2.
+    """
 
     def between(self, share: float) -> float:
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * share)) / 2
@@ -90,14 +120,19 @@ class Cosine(Schedule):
 
 @dataclass
 class CAGE:
-    """A temperature by confidence: high while the model hesitates, low once it is sure.
+    """Temperature by confidence: high while the model hesitates, then low.
+
+    Arguments:
+        start: The temperature of a model whose probabilities are equal.
+        end: The temperature of one that is sure.
+        momentum: The weight of earlier calls in the running mean, from 0 to less than 1.
 
     With c the mean over all rows of the largest of K probabilities, and its running mean from 1/K on::
 
         τ = start + (end - start) (running mean of c - 1/K) / (1 - 1/K)
 
     The author takes the category of the largest logit forward, and straight-through backward:
-    ``nn.Sample("straight-through:draw=argmax")``. Then the forward pass in training is that of inference,
+    `nn.Sample("straight-through:draw=argmax")`. Then the forward pass in training is that of inference,
     whatever the temperature. The running mean is kept on the host, so that every call waits for the device.
 
     >>> from gapped import nn

@@ -18,23 +18,27 @@ class _Sums(NamedTuple):
     """Sums over the rows of some calls."""
 
     probabilities: Tensor
-    """``(groups, K)``."""
+    """`(groups, K)`."""
     taken: Tensor
-    """How often each category was taken, ``(groups, K)``."""
+    """How often each category was taken, `(groups, K)`."""
     entropy: Tensor
     rows: Tensor
 
 
 class Usage:
-    """Gathers how every `gapped.nn.Sample` and `gapped.nn.Quantizer` of a model uses its categories.
+    """Measures how the layers of a model use their categories.
 
-    It watches calls in training mode; `read` returns what was seen since the last time, and `write` sends it
-    to a logger. For each layer, by its name in the model:
+    It watches every `gapped.nn.Sample` and `gapped.nn.Quantizer` of the model in training mode, until `close`
+    or the end of a `with` block. `read` returns what was seen since the last time, and `write` sends it to a
+    logger. For each layer, by its name in the model:
 
-    - ``perplexity``: exp of the entropy of the average probabilities, from 1 to the number of categories;
-      for a quantizer, the mean over its groups.
-    - ``entropy``: the average entropy of a row's probabilities, in nats. Near 0, every choice is certain.
-    - ``dead``: categories that no row has taken.
+    - perplexity: exp of the entropy of the average probabilities, from 1 to the number of categories; for a
+      quantizer, the mean over its groups.
+    - entropy: the average entropy of a row's probabilities, in nats. Near 0, every choice is certain.
+    - dead: categories that no row has taken.
+
+    Arguments:
+        module: The model whose layers are watched.
 
     >>> from gapped import nn
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), nn.Sample())
@@ -57,7 +61,7 @@ class Usage:
         ]
 
     def read(self) -> dict[str, float]:
-        """The measures of each layer that was called since the last `read`, as ``layer/measure``."""
+        """The measures of each layer that was called since the last `read`, as `layer/measure`."""
         values = {}
         for name, (probabilities, taken, entropy, rows) in self._sums.items():
             mean = probabilities / probabilities.sum(-1, keepdim=True)
@@ -68,10 +72,12 @@ class Usage:
         return values
 
     def write(self, logger: Any, step: int) -> dict[str, float]:
-        """`read`, and send the values to `logger`.
+        """Send what `read` returns to a logger, and return it.
 
-        That is a TensorBoard ``SummaryWriter``, anything with a method ``log(values, step=...)`` as a run of
-        Weights & Biases, or a function of values and step.
+        Arguments:
+            logger: A TensorBoard `SummaryWriter`, an object with a method `log(values, step=...)` such as a
+                run of Weights & Biases, or a function of values and step.
+            step: The step of training that the values belong to.
         """
         values = self.read()
         if hasattr(logger, "add_scalar"):

@@ -60,13 +60,13 @@ class Draw(NamedTuple):
     """Everything random about a sample."""
 
     category: Tensor
-    """The category of each row, ``(*rows)``."""
+    """The category of each row, `(*rows)`."""
     noise: Tensor | None = None
     """Further noise of the surrogate, in the estimator's own form."""
 
 
 class Outcome(NamedTuple):
-    """A sample of ``(*rows, K)`` logits that does not carry its gradient yet."""
+    """A sample of `(*rows, K)` logits that does not carry its gradient yet."""
 
     value: Tensor
     """The sample, in the dtype of the logits; empty unless requested."""
@@ -78,7 +78,18 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pathwise(ABC):
-    """An estimator whose sample carries the gradient."""
+    """An estimator whose sample carries the gradient.
+
+    `gapped.GST`, `gapped.GumbelSoftmax` and the others of this family are its subclasses. All have the
+    arguments below, and the methods `sample`, `choose`, `gate` and `choose_linear`.
+
+    Arguments:
+        tau: Temperature of the gradient: a positive number, or a tensor that broadcasts against the logits'
+            shape without the category axis.
+        hard: True for one-hot samples, False for the surrogate itself, a point of the simplex.
+        draw: "sample" draws the category from the softmax of the logits; "argmax" takes the largest logit.
+        backend: "torch", "triton", or "auto": Triton on a GPU where it can, else torch.
+    """
 
     name: ClassVar[str]
     """What the registry, the command line and records call it."""
@@ -97,11 +108,11 @@ class Pathwise(ABC):
     hard: bool = True
     """One-hot samples if true, else the surrogate itself."""
     draw: Source = field(default="sample", kw_only=True)
-    """Where the category comes from: ``"sample"`` draws it from the softmax of the logits; ``"argmax"`` takes
+    """Where the category comes from: `"sample"` draws it from the softmax of the logits; `"argmax"` takes
     the largest logit, the first of equal ones. The gradient is the estimator's own for that category. Noise
     that its surrogate needs is drawn given that this category wins, so only the gradient is random then."""
     backend: str = field(default="auto", kw_only=True, repr=False)
-    """Who computes: ``"torch"``, ``"triton"`` (or an error where it cannot), or ``"auto"``, which is Triton
+    """Who computes: `"torch"`, `"triton"` (or an error where it cannot), or `"auto"`, which is Triton
     on CUDA where it can and torch elsewhere."""
 
     def __post_init__(self) -> None:
@@ -124,13 +135,20 @@ class Pathwise(ABC):
     ) -> Tensor:
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
-        `dim` is the category axis. Categories where the boolean `mask` is False do not exist; where `dim` is
-        not the last axis, the mask needs all axes of the logits. Half precision is computed in float32 and
-        rounded once, at the end. The generator's state after the call does not depend on whether a gradient
-        is wanted. In a compiled graph `generator` must be None: torch.compile supports only the default one.
+        Arguments:
+            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
+            dim: The category axis.
+            mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the
+                last one. Categories where it is False do not exist.
+            generator: Where random numbers come from; None is torch's default generator, the only one that
+                torch.compile supports.
 
-        The sample may be changed in place, and so may the logits after it is drawn, except where a kernel
-        draws it: kernels keep the logits and the temperatures for the backward pass, and autograd notices.
+        Returns:
+            The sample. Half precision is computed in float32 and rounded once, at the end.
+
+        The generator's state after the call does not depend on whether a gradient is wanted. The sample may
+        be changed in place, and so may the logits after it is drawn, except where a kernel draws it: kernels
+        keep the logits and the temperatures for the backward pass, and autograd notices.
         """
         rows, is_last = self._masked(logits, dim, mask, generator), dim in (-1, logits.dim() - 1)
         if not is_last:
@@ -153,7 +171,7 @@ class Pathwise(ABC):
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """`sample`."""
+        """Draw a sample: the method `sample` under another name."""
         return self.sample(logits, dim=dim, mask=mask, generator=generator)
 
     def choose(
@@ -164,7 +182,18 @@ class Pathwise(ABC):
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Choice:
-        """Draw one category per row without ever writing its one-hot vector: see `Choice`."""
+        """Draw one category per row, by its index; no one-hot vector is written.
+
+        Arguments:
+            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
+            dim: The category axis.
+            mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            An object with `index`, of the shape of the logits without the category axis; `select(table)`,
+            which looks entries up; and `gate()`, a 1 for each row. The last two carry the gradient.
+        """
         self.check_choice()
         rows, fitted = self._masked(logits, dim, mask, generator), self._fitted(logits, dim)
         # A view less for autograd, where nothing moves.
@@ -224,9 +253,15 @@ class Pathwise(ABC):
     def gate(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw gates of the shape and dtype of `logits`, which are log-odds: see `gapped.gate`.
+        """Draw gates, Bernoulli samples of the shape and dtype of `logits`: see `gapped.gate`.
 
-        Options that are tensors broadcast against the logits' shape.
+        Arguments:
+            logits: Log-odds, of any shape. Options of the estimator that are tensors broadcast against it.
+            mask: Booleans that broadcast against the logits; gates where it is False are 0.
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            A tensor of the shape and dtype of `logits`, of zeros and ones if the estimator is hard.
         """
         check_scores(logits)
         check_mask(mask, logits)
@@ -276,7 +311,18 @@ class Pathwise(ABC):
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> LinearChoice:
-        """`choose` for the logits ``hidden @ weight.T + bias``, never held: see `gapped.linear_choice`."""
+        """Draw one category per row by the logits `hidden @ weight.T + bias`, never held in memory.
+
+        Arguments:
+            hidden: Rows of `d` numbers, `(*rows, d)`.
+            weight: One row for each of the `V` categories, `(V, d)`.
+            bias: `(V)`, or None.
+            mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            An object with `index`, `select`, `gate` and `log_prob`: see `gapped.linear_choice`.
+        """
         self.check_choice()
         return linear_choices.choose(self, hidden, weight, bias, mask, generator)
 
@@ -508,7 +554,7 @@ def divide(logits: Tensor, tau: float | Tensor) -> Tensor:
 
 
 def per_row(level: float | Tensor, like: Tensor) -> float | Tensor:
-    """A temperature or gap in a form that broadcasts against ``(*rows, K)``.
+    """A temperature or gap in a form that broadcasts against `(*rows, K)`.
 
     A negative entry, which only a tensor on a device can still hold, becomes NaN and so does its row.
     """

@@ -1,14 +1,8 @@
-"""Descriptions of the arguments that the functions of all estimators share, each written once."""
+"""Descriptions of the arguments that all estimators share, each written once."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from inspect import cleandoc
-from textwrap import fill, indent
-from typing import TypeVar
-
-_F = TypeVar("_F", bound=Callable[..., object])
+from gapped.docstrings import describing
 
 ARGUMENTS = {
     "logits": """Unnormalised log-probabilities θ of any floating dtype and shape, the K categories on the
@@ -29,20 +23,5 @@ ARGUMENTS = {
 }
 
 
-def documented(function: _F) -> _F:
-    """Put descriptions in the place of each line of the docstring that holds names alone, as ``(tau, hard)``.
-
-    >>> def f(dim, mask): "(dim)"
-    >>> documented(f).__doc__
-    'dim: The category axis.'
-    """
-
-    def descriptions(line: re.Match[str]) -> str:
-        texts = [f"{name}: {' '.join(ARGUMENTS[name].split())}" for name in line[2].split(", ")]
-        return "\n".join(indent(fill(each, 100, subsequent_indent="    "), line[1]) for each in texts)
-
-    if function.__doc__:  # there is none under python -OO
-        function.__doc__ = re.sub(
-            r"^( *)\(([\w, ]+)\)$", descriptions, cleandoc(function.__doc__), flags=re.M
-        )
-    return function
+documented = describing(ARGUMENTS)
+"""A decorator of functions and classes of estimators: it fills in their docstrings."""

@@ -15,12 +15,17 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditiona
 from gapped.pathwise.argument_help import documented
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class DecoupledGumbelSoftmax(Pathwise):
     """Gumbel-softmax with a second, forward temperature.
 
-    Its method `sample` draws what `gapped.decoupled_gumbel_softmax` draws; the help of that function explains
-    the options and has the mathematics. Unlike there, `hard` is True by default.
+    Its method `sample` draws what `gapped.decoupled_gumbel_softmax` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard)
+        tau_forward: Temperature of the draw, a number or a tensor as `tau`; 1 keeps the logits' own law.
+        (draw, backend)
     """
 
     name = "decoupled"
@@ -78,7 +83,7 @@ def decoupled_gumbel_softmax(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    """Decoupled Gumbel-softmax sample: one temperature to draw, another for the gradient.
+    """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
     Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
     `gapped.DecoupledGumbelSoftmax` is hard by default.

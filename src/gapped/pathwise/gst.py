@@ -21,12 +21,19 @@ from gapped.pathwise.argument_help import documented
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class GST(Pathwise):
     """Gapped Straight-Through: a gap in place of noise.
 
-    Its method `sample` draws what `gapped.gst` draws; the help of that function explains
-    the options and has the mathematics. Unlike there, `hard` is True by default.
+    Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard)
+        gap: Least lead of the drawn category over the others: a number, a tensor that broadcasts as `tau`
+            does, a function of the drawn probability such as `gapped.expected_gap`, or "auto".
+        detach: Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation.
+        (draw, backend)
     """
 
     name = "gst"
@@ -34,7 +41,7 @@ class GST(Pathwise):
 
     gap: Gap = 1.0
     """Least distance of the selected logit to the others: a number, a tensor, a function of the selected
-    probability, or ``"auto"``."""
+    probability, or `"auto"`."""
     detach: bool = True
     """Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation."""
 

@@ -14,12 +14,17 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditiona
 from gapped.pathwise.argument_help import documented
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class GumbelRao(Pathwise):
     """Gumbel-softmax averaged over noise given the category.
 
-    Its method `sample` draws what `gapped.gumbel_rao` draws; the help of that function explains
-    the options and has the mathematics. Unlike there, `hard` is True by default.
+    Its method `sample` draws what `gapped.gumbel_rao` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard)
+        samples: How many surrogates are averaged.
+        (draw, backend)
     """
 
     name = "gumbel-rao"
@@ -65,7 +70,7 @@ def gumbel_rao(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    """Gumbel-Rao sample: Gumbel-softmax surrogates, averaged given the category (GR-MC).
+    """Gumbel-Rao sample (GR-MC): Gumbel-softmax, averaged given the category.
 
     Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
     `gapped.GumbelRao` is hard by default.

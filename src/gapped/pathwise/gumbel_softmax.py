@@ -24,12 +24,15 @@ from gapped.pathwise import (
 from gapped.pathwise.argument_help import documented
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class GumbelSoftmax(Pathwise):
     """Gumbel-softmax (Concrete); straight-through if hard.
 
-    Its method `sample` draws what `gapped.gumbel_softmax` draws; the help of that function explains
-    the options and has the mathematics. Unlike there, `hard` is True by default.
+    Its method `sample` draws what `gapped.gumbel_softmax` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard, draw, backend)
     """
 
     name = "gumbel-softmax"

@@ -22,12 +22,19 @@ _STEPS = {torch.float32: 10, torch.float64: 24}
 _ON_CPU, _ON_GPU = 2**20, 2**26
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class MVE(Pathwise):
     """MVE: exact for quadratic costs, with the least norm.
 
-    Its method `sample` draws what `gapped.mve` draws; the help of that function explains
-    the options and has the mathematics.
+    Its method `sample` draws what `gapped.mve` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau)
+        hard: True; there is no soft sample.
+        smoothing: A number of at least 0, or a tensor as `tau`: 0 is exact for quadratic costs, and large
+            values approach straight-through.
+        (draw, backend)
     """
 
     name = "mve"
@@ -65,7 +72,7 @@ def mve(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    """MVE sample: exact for quadratic costs, with the least norm of all such estimators.
+    """MVE sample: exact for quadratic costs, with the least norm.
 
     Arguments:
         (logits)
@@ -182,7 +189,7 @@ def _potential(
 
 
 def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], diagonal: Tensor, r: Tensor) -> Tensor:
-    """The solution of ``matrix(v) = r``, preconditioned by the diagonal; zero where that is zero."""
+    """The solution of `matrix(v) = r`, preconditioned by the diagonal; zero where that is zero."""
     inverse = _ratio(torch.ones_like(diagonal), diagonal)
     v, direction = torch.zeros_like(r), inverse * r
     size = (r * direction).sum(-1, keepdim=True)
@@ -196,6 +203,6 @@ def _conjugate_gradients(matrix: Callable[[Tensor], Tensor], diagonal: Tensor, r
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """``a / b``, and 0 where `b` is not positive."""
+    """`a / b`, and 0 where `b` is not positive."""
     positive = b > 0
     return torch.where(positive, a / torch.where(positive, b, 1.0), 0.0)

@@ -14,12 +14,17 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, pe
 from gapped.pathwise.argument_help import documented
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class ReinMax(Pathwise):
     """ReinMax: straight-through, second-order accurate.
 
-    Its method `sample` draws what `gapped.reinmax` draws; the help of that function explains
-    the options and has the mathematics.
+    Its method `sample` draws what `gapped.reinmax` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau)
+        hard: True; there is no soft sample.
+        (draw, backend)
     """
 
     name = "reinmax"

@@ -15,12 +15,18 @@ from gapped.pathwise.argument_help import documented
 from gapped.pathwise.gumbel_rao import GumbelRao
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class ReinMaxRao(GumbelRao):
     """ReinMax averaged over noise given the category.
 
-    Its method `sample` draws what `gapped.reinmax_rao` draws; the help of that function explains
-    the options and has the mathematics.
+    Its method `sample` draws what `gapped.reinmax_rao` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau)
+        hard: True; there is no soft sample.
+        samples: Over how many draws of noise the first term is averaged.
+        (draw, backend)
     """
 
     name = "reinmax-rao"
@@ -62,7 +68,7 @@ def reinmax_rao(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    """ReinMax-Rao sample: ReinMax's first term, averaged over noise given the category.
+    """ReinMax-Rao sample: ReinMax, averaged over noise given the category.
 
     Arguments:
         (logits, tau)

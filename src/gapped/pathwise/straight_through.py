@@ -14,12 +14,15 @@ from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, pe
 from gapped.pathwise.argument_help import documented
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class StraightThrough(Pathwise):
     """Straight-through: the gradient of the softmax itself.
 
-    Its method `sample` draws what `gapped.straight_through` draws; the help of that function explains
-    the options and has the mathematics. Unlike there, `hard` is True by default.
+    Its method `sample` draws what `gapped.straight_through` draws, whose help has the mathematics.
+
+    Arguments:
+        (tau, hard, draw, backend)
     """
 
     name = "straight-through"

@@ -29,21 +29,21 @@ class Cost:
 
     f: Callable[[Tensor], Tensor]
     logits: Tensor
-    """``(*batch, *variables, K)``."""
+    """`(*batch, *variables, K)`."""
     dtype: torch.dtype
     """The dtype of the user's logits, which is that of the samples that `f` gets."""
     context: Tensor | None = None
     """The input of a learned baseline."""
 
     def __call__(self, points: Tensor) -> Tensor:
-        """The costs ``(n, *batch)`` of `points` ``(n, *batch, *variables, K)``, in the graph of `f`."""
+        """The costs `(n, *batch)` of `points` `(n, *batch, *variables, K)`, in the graph of `f`."""
         # Points that are differentiated must not change: f gets a copy to write into.
         costs = self.f(points.to(self.dtype, copy=points.requires_grad))
         check_costs(costs, points)
         return costs
 
     def spread(self, signal: Tensor) -> Tensor:
-        """`signal` ``(n, *batch)`` as a factor of ``(n, *batch, *variables, K)``, in the logits' dtype."""
+        """`signal` `(n, *batch)` as a factor of `(n, *batch, *variables, K)`, in the logits' dtype."""
         signal = signal.to(self.logits.dtype)
         return signal.reshape(signal.shape + (1,) * (self.logits.dim() + 1 - signal.dim()))
 
@@ -54,18 +54,22 @@ class Draws(NamedTuple):
     noise: Any
     """Everything random, in the estimator's own form."""
     category: Tensor
-    """The evaluated categories, ``(n, *batch, *variables)``. The cost owns their one-hot rows and may have
+    """The evaluated categories, `(n, *batch, *variables)`. The cost owns their one-hot rows and may have
     written into them, so an estimator that needs them builds them again."""
     costs: Tensor
-    """Their costs, ``(n, *batch)``, without a graph, in float64: costs far from zero keep their differences
+    """Their costs, `(n, *batch)`, without a graph, in float64: costs far from zero keep their differences
     until a baseline is subtracted."""
     slopes: Tensor | None = None
-    """The derivatives of the costs at the samples, ``(n, *batch, *variables, K)``, without a graph, for an
+    """The derivatives of the costs at the samples, `(n, *batch, *variables, K)`, without a graph, for an
     estimator that `needs_slopes`."""
 
 
 class Score(ABC):
-    """An estimator that learns from the costs of its samples: see `gapped.expectation`."""
+    """An estimator that learns from the costs of its samples.
+
+    `gapped.RLOO`, `gapped.REBAR` and the others of this family are its subclasses. They are used as
+    `gapped.expectation(f, logits, estimator)`, and have no method `sample`: their gradient needs the cost.
+    """
 
     name: ClassVar[str]
     """What the registry, the command line and records call it."""
@@ -106,7 +110,7 @@ class Score(ABC):
     def estimate(
         self, cost: Cost, generator: torch.Generator | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The value ``batch``, in the graph of `f`, and, if `wanted`, the gradient of the logits."""
+        """The value `batch`, in the graph of `f`, and, if `wanted`, the gradient of the logits."""
         logits = cost.logits
         with torch.no_grad():
             noise = self.draw(logits, generator)
@@ -129,7 +133,7 @@ class Score(ABC):
         return draw_independent(logits, self.samples, generator)
 
     def index(self, logits: Tensor, noise: Any) -> Tensor:
-        """The categories to evaluate, ``(n, *batch, *variables)``, each by itself a draw from the softmax."""
+        """The categories to evaluate, `(n, *batch, *variables)`, each by itself a draw from the softmax."""
         index: Tensor = noise
         return index
 
@@ -139,13 +143,13 @@ class Score(ABC):
 
     @abstractmethod
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
-        """The estimated gradient, ``(*batch, *variables, K)``."""
+        """The estimated gradient, `(*batch, *variables, K)`."""
 
 
 def pullback(
     function: Callable[[Tensor], Tensor], x: Tensor, create_graph: bool = False
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """``function(x)``, and the function that takes a gradient at it back to `x`.
+    """`function(x)`, and the function that takes a gradient at it back to `x`.
 
     Compilers and function transforms support `torch.func` alone. Eager code uses plain autograd, which puts
     no restrictions on `function`.
@@ -189,7 +193,7 @@ def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def score_product(cost: Cost, draws: Draws, signal: Tensor) -> Tensor:
-    """The mean of `s (D - p)` over the samples, for signals ``(n, *batch)``."""
+    """The mean of `s (D - p)` over the samples, for signals `(n, *batch)`."""
     if score_launch.applies(cost.logits):
         return score_launch.score(cost.logits, draws.category, signal.to(cost.logits.dtype))
     points = one_hot_rows(cost.logits, draws.category)
@@ -197,7 +201,7 @@ def score_product(cost: Cost, draws: Draws, signal: Tensor) -> Tensor:
 
 
 def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
-    """`samples` independent draws for each row, ``(samples, *rows)``."""
+    """`samples` independent draws for each row, `(samples, *rows)`."""
     if score_launch.applies(logits):
         return score_launch.draw(logits, samples, generator)
     weights = logits.exp()
@@ -205,7 +209,7 @@ def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | 
 
 
 def check_costs(costs: object, points: Tensor) -> None:
-    """Check what `f` returned for `points` ``(n, *batch, *variables, K)``: finite costs ``(n, *batch)``."""
+    """Check what `f` returned for `points` `(n, *batch, *variables, K)`: finite costs `(n, *batch)`."""
     n, rows = points.shape[0], tuple(points.shape[1:-1])
     accepted = f"costs of shape (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
     if not isinstance(costs, Tensor):

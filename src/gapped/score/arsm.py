@@ -68,7 +68,7 @@ class ARSM(Score):
 
 
 def _swaps(categories: int, device: torch.device) -> Tensor:
-    """Permutations ``(n, K)``: the identity, then every swap of two."""
+    """Permutations `(n, K)`: the identity, then every swap of two."""
     one, other = torch.triu_indices(categories, categories, 1, device=device)
     start = one.new_zeros(1)
     one, other = torch.cat([start, one]), torch.cat([start, other])
@@ -78,7 +78,7 @@ def _swaps(categories: int, device: torch.device) -> Tensor:
 
 
 def _which(categories: int, device: torch.device) -> Tensor:
-    """Entry (c, d): which of the permutations of `_swaps` exchanges c and d; ``(K, K)``."""
+    """Entry (c, d): which of the permutations of `_swaps` exchanges c and d; `(K, K)`."""
     one, other = torch.triu_indices(categories, categories, 1, device=device)
     which: Tensor = one.new_zeros((categories, categories))
     which[one, other] = which[other, one] = torch.arange(1, len(one) + 1, device=device)

@@ -28,7 +28,7 @@ class _Pair(Score):
 
     @abstractmethod
     def direction(self, logits: Tensor, category: Tensor) -> Tensor:
-        """What the difference of the costs is multiplied by, for the pair ``(2, *rows)``; ``(*rows, K)``."""
+        """What the difference of the costs is multiplied by, for the pair `(2, *rows)`; `(*rows, K)`."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class DisARMTree(_Pair):
         φ_t = log Σ_{j in right(t)} exp(θ_j) - log Σ_{j in left(t)} exp(θ_j)
 
     and a uniform `u_t`; `b_1 = [u_t < σ(φ_t)]` and `b_2 = [1 - u_t < σ(φ_t)]` send the two samples right or
-    left. With `Δ = f(D_1) - f(D_2)`, a node on both paths gives `½ Δ (-1)^b_2 [b_1 ≠ b_2] σ(|φ_t|) ∂φ_t`,
-    one on the first path alone `½ Δ (b_1 - σ(φ_t)) ∂φ_t`, one on the second alone
-    `-½ Δ (b_2 - σ(φ_t)) ∂φ_t`. The sum has a closed form: `direction_of_pair`. Several variables share `Δ`.
+    left. With `Δ = f(D_1) - f(D_2)`, a node on both paths gives `½ Δ (-1)^b_2 [b_1 ≠ b_2] σ(|φ_t|) ∂φ_t`, one
+    on the first path alone `½ Δ (b_1 - σ(φ_t)) ∂φ_t`, one on the second alone `-½ Δ (b_2 - σ(φ_t)) ∂φ_t`.
+    Several variables share `Δ`.
 
-    - Bias: none. Both samples follow `softmax(θ)`. With two categories it is `DisARM`.
+    - Bias: none. Both samples follow `softmax(θ)`. With two categories it is `gapped.DisARM`.
     - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row after padding.
 
     >>> import gapped
@@ -134,15 +134,19 @@ class DisARMTree(_Pair):
 class DisARMSticks(_Pair):
     """DisARM on categories offered one after the other.
 
-    In some order of the categories, the offer of the `t`-th has the logit `φ_t = θ_t - log Σ_{j>t} exp(θ_j)`;
-    a sample is the first offer that it takes, or the last category. The pair and its gradient are those of
-    `DisARMTree`, on this chain instead of a balanced tree. Every order is unbiased: past the offer that parts
-    the samples, the one that goes on has its own score. (The importance-weighted form needs sticks of at most
-    1/2 each, hence ascending ones.)
+    Arguments:
+        order: In which order categories are offered: "ascending" or "descending" by their probability, or
+            "given", as they stand.
+
+    The offer of the `t`-th category has the logit `φ_t = θ_t - log Σ_{j>t} exp(θ_j)`; a sample is the first
+    offer that it takes, or the last category. The pair and its gradient are those of `gapped.DisARMTree`, on
+    this chain instead of a balanced tree. Every order is unbiased: past the offer that parts the samples, the
+    one that goes on has its own score. (The importance-weighted form needs sticks of at most 1/2 each, hence
+    ascending ones.)
 
     - Bias: none. Both samples follow `softmax(θ)`.
     - Cost: two evaluations, no derivative of the cost; `K - 1` uniforms per row and, unless the order is
-      ``"given"``, a sort.
+      "given", a sort.
 
     >>> import gapped
     >>> logits = torch.zeros(4, 7, requires_grad=True)
@@ -216,7 +220,7 @@ def mark_absent(index: Tensor, logits: Tensor) -> Tensor:
 def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
     r"""What the difference of two costs is multiplied by, for a pair drawn down a tree of DisARM bits.
 
-    The two paths part at one node, with logit `φ`; `sides` ``(2, *rows, K)`` are the categories below it on
+    The two paths part at one node, with logit `φ`; `sides` `(2, *rows, K)` are the categories below it on
     either path, `q_1, q_2` the softmax restricted to them. At that node DisARM gives `½ σ(|φ|)(q_1 - q_2)`.
     Above it the bits agree and give nothing. Below it each path is alone, and its terms
     `±½ (b_t - σ(φ_t)) ∂φ_t` add up to the score `±½ (D_i - q_i)`. Together::
@@ -232,7 +236,7 @@ def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
 
 
 def node_probabilities(logits: Tensor) -> Tensor:
-    """The probabilities of going right, level by level from the root, ``(*rows, nodes)``.
+    """The probabilities of going right, level by level from the root, `(*rows, nodes)`.
 
     They are quotients of masses in float64; NaN where a node has none, which no sample reaches.
     """

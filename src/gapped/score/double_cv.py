@@ -15,8 +15,14 @@ from gapped.score.trainable import Trainable, factor
 class DoubleCV(Trainable):
     """RLOO with slopes of the cost as control variates.
 
-    Draw `samples` `D_i ~ p = softmax(θ)`, with costs `f_i` and slopes `f'(D_i)`. Let `h_i` be the mean slope
-    of the *other* samples and `J(p) = diag(p) - p pᵀ`. The signals are::
+    Arguments:
+        samples: How many samples are drawn, n below, at least two.
+        alpha: Start of the factor α, a number or a tensor that broadcasts against the shape of the batch. It
+            is a parameter: `variance_loss`, the mean of the squared norm of the gradient, trains it for the
+            calls that follow. Any value that does not depend on the samples is unbiased.
+
+    Draw D_i ~ p = softmax(θ), with costs f_i and slopes f'(D_i). Let h_i be the mean slope of the *other*
+    samples and J(p) = diag(p) - p pᵀ. The signals are::
 
         s_i = f_i - α ⟨h_i, D_i - p⟩
 
@@ -24,13 +30,10 @@ class DoubleCV(Trainable):
 
         1/n Σ_i (s_i - mean_{j≠i} s_j) (D_i - p) + α/n Σ_i J(p) h_i
 
-    With several variables the inner product runs over all of them, and `s_i` is shared. The first term
-    removes from the cost what its slopes predict; the second adds back what that changes in the mean, and is
-    the straight-through gradient. `α = 0` is `RLOO`; at `α = 1` a linear cost has no variance.
-
-    `alpha` is a parameter, one number or a tensor that broadcasts against ``batch``. Any value that does not
-    depend on the samples is unbiased; `variance_loss`, the mean of the squared norm of the gradient, trains
-    it for the calls that follow. The cost is called with one-hot rows alone, and is differentiated there.
+    With several variables the inner product runs over all of them, and s_i is shared. The first term removes
+    from the cost what its slopes predict; the second adds back what that changes in the mean, and is the
+    straight-through gradient. α = 0 is RLOO; at α = 1 a linear cost has no variance. The cost is called with
+    one-hot rows alone, and is differentiated there.
 
     - Bias: none.
     - Cost: `samples` evaluations and one derivative of each; one uniform per row and sample.

@@ -96,7 +96,7 @@ class Exact(Score):
 
 
 def _combinations(logits: Tensor, mode: Tensor, batch_axes: int, number: Tensor) -> tuple[Tensor, Tensor]:
-    """The joint values of such `number` ``(n,)``, ``(n, *batch, *variables)``, and their probabilities.
+    """The joint values of such `number` `(n,)`, `(n, *batch, *variables)`, and their probabilities.
 
     Values of probability zero are replaced by the mode: the cost need not be defined on them.
     """

@@ -14,20 +14,27 @@ from gapped.score.trainable import Perceptron, Trainable, check_width, is_recomp
 class NVIL(Trainable):
     """NVIL: a running mean, a learned baseline, a scale.
 
-    With the running mean `c` and variance `v` of the residual `f(D) - C(x)` the gradient is::
+    Arguments:
+        network: The learned baseline C, a module that maps the `context` given to `gapped.expectation` to one
+            number for each example, of the shape of the batch, with or without a last axis of size 1. A
+            number stands for a perceptron with so many hidden units. None is no network.
+        decay: Weight of earlier calls in the running mean and variance.
+        scale: Whether to divide by the running standard deviation where it is above 1.
+        samples: How many samples are averaged.
+
+    With the running mean c and variance v of the residual f(D) - C(x) the gradient is::
 
         (f(D) - C(x) - c) / max(1, √v) · (D - p)
 
-    `C` is the `network`: it maps the `context` given to `gapped.expectation` to one number for each example,
-    ``batch`` or ``(*batch, 1)``, and is trained by `variance_loss`, the mean square of `f(D) - C(x) - c`; a
-    number stands for a perceptron with so many hidden units. Without a network, ``NVIL(scale=False)`` is
-    REINFORCE with a running mean.
+    The network is trained by `variance_loss`, the mean square of f(D) - C(x) - c. `NVIL(scale=False)`,
+    without a network, is REINFORCE with a running mean.
 
     The memory holds earlier calls only: it is used first and updated afterwards, in training mode alone. All
-    examples share it; in a fleet those of each run do. Under activation checkpointing the gradient is kept
-    from the forward pass, not computed again: by then the memory has changed.
+    examples share it; where several runs train as one program, those of each run do. Under activation
+    checkpointing the gradient is kept from the forward pass, not computed again: by then the memory has
+    changed.
 
-    - Bias: none with ``scale=False``; else unbiased up to the positive factor `1/max(1, √v)`.
+    - Bias: none with `scale=False`; else unbiased up to the positive factor 1/max(1, √v).
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
 
     >>> import gapped
@@ -114,5 +121,5 @@ class NVIL(Trainable):
         self.mean = self.mean.lerp_(mean, rate)
 
     def _pooled(self, values: Tensor) -> Tensor:
-        """The mean of `values` ``(n, *batch)`` over whatever shares an entry of the memory."""
+        """The mean of `values` `(n, *batch)` over whatever shares an entry of the memory."""
         return values.sum_to_size(self.mean.shape) / (values.numel() // self.mean.numel())

@@ -27,19 +27,23 @@ class _Noise(NamedTuple):
 class REBAR(Trainable):
     """REBAR: the relaxed cost as a control variate.
 
-    Gumbel scores `z = log p + G` give the sample `D = argmax z`, fresh noise gives scores `z~` of the law of
-    `z` given `D`. With `c(z) = η f(softmax(z/τ))` the gradient is::
+    Arguments:
+        eta: Start of the factor η, a number or a tensor that broadcasts against the shape of the batch.
+        tau: Start of the temperature τ of the relaxation, a number or a tensor that broadcasts against the
+            logits' shape without the category axis.
+
+    Gumbel scores z = log p + G give the sample D = argmax z, fresh noise gives scores z~ of the law of z
+    given D. With c(z) = η f(softmax(z/τ)) the gradient is::
 
         [f(D) - c(z~)] (D - p) + ∇θ c(z) - ∇θ c(z~)
 
-    `η` and `log τ` are parameters, one number or a tensor: `eta` broadcasts against ``batch``, `tau` against
-    the logits' shape without its category axis. Any values are unbiased; `variance_loss`, the mean of the
-    squared norm of the gradient, trains them to lower its variance. The cost must accept rows of
-    probabilities, and be differentiable there, twice for the training.
+    η and log τ are parameters. Any values are unbiased; `variance_loss`, the mean of the squared norm of the
+    gradient, trains them to lower its variance. The cost must accept rows of probabilities, and be
+    differentiable there, twice for the training.
 
     - Bias: none.
-    - Cost: three evaluations and one derivative, one of second order more in training; `2 K` noise values
-      per row.
+    - Cost: three evaluations and one derivative, one of second order more in training; `2 K` noise values per
+      row.
 
     >>> import gapped
     >>> logits, est = torch.zeros(8, 3, requires_grad=True), REBAR(eta=1.0, tau=0.5)
@@ -86,7 +90,7 @@ class REBAR(Trainable):
         return gradient.detach()
 
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
-        """The control variate ``(2, *batch)`` at relaxed samples, and its derivative with respect to them."""
+        """The control variate `(2, *batch)` at relaxed samples, and its derivative with respect to them."""
         costs, pull = pullback(cost, soft, train)
         check_fit("eta", self.eta, costs.shape[1:], "one number for each example")
         slope = pull(torch.ones_like(costs))
@@ -116,13 +120,22 @@ class REBAR(Trainable):
 class RELAX(REBAR):
     """RELAX: REBAR with a network in its control variate.
 
-    `c(z) = η f(h) + r(h)` with `h = softmax(z/τ)`. The `network` `r` maps relaxed samples
-    ``(n, *batch, *variables, K)`` to ``(n, *batch)``, as the cost does, and is trained together with `η` and
-    `τ` by `variance_loss`; a number stands for a perceptron with so many hidden units. It sees the relaxed
-    sample instead of the scores themselves, so that a masked category is a zero and not minus infinity.
+    Arguments:
+        network: The network r, a module that maps relaxed samples `(n, *batch, *variables, K)` to `(n,
+            *batch)`, as the cost does. A number stands for a perceptron with so many hidden units.
+        eta: Start of the factor η, a number or a tensor that broadcasts against the shape of the batch.
+        tau: Start of the temperature τ of the relaxation, a number or a tensor that broadcasts against the
+            logits' shape without the category axis.
+
+    The gradient is that of `gapped.REBAR` with the control variate::
+
+        c(z) = η f(h) + r(h),    h = softmax(z/τ)
+
+    `variance_loss` trains the network together with η and τ. The network sees the relaxed sample instead of
+    the scores themselves, so that a masked category is a zero and not minus infinity.
 
     - Bias: none, whatever the network.
-    - Cost: that of `REBAR`, and the network's.
+    - Cost: that of REBAR, and the network's.
 
     >>> import gapped
     >>> logits = torch.zeros(8, 3, requires_grad=True)

@@ -16,9 +16,12 @@ from gapped.score import Cost, Draws, Score, score_product
 class Reinforce(Score):
     """REINFORCE: the cost times the score.
 
-    With `D ~ p = softmax(θ)` the gradient is `f(D) (D - p)`, averaged over `samples` independent draws. With
-    ``baseline="leave-one-out"`` each cost is taken relative to the mean cost of the other samples, which is
-    RLOO. A running-mean baseline needs a memory: that is ``gapped.NVIL(scale=False)``.
+    Arguments:
+        baseline: "none", or "leave-one-out": each cost is taken relative to the mean cost of the other
+            samples, which is `gapped.RLOO`. For a running mean take `gapped.NVIL(scale=False)`.
+        samples: How many samples are averaged; "leave-one-out" needs at least two.
+
+    With D ~ p = softmax(θ) the gradient is f(D) (D - p), averaged over independent samples.
 
     - Bias: none. Variance: without a baseline it grows with the square of the cost's level.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.
@@ -57,12 +60,15 @@ class Reinforce(Score):
 class RLOO(Score):
     """REINFORCE; each sample is judged by the others (RLOO).
 
-    With `samples` draws, n of them, the gradient is::
+    Arguments:
+        samples: How many samples are drawn, n below, at least two.
+
+    The gradient is::
 
         1/n Σ_i (f(D_i) - mean_{j≠i} f(D_j)) (D_i - p)
 
-    The baseline of a sample does not depend on it, so nothing is added in the mean; adding a constant to
-    the cost changes nothing at all. It equals ``Reinforce("leave-one-out", samples=n)``.
+    The baseline of a sample does not depend on it, so nothing is added in the mean. Adding a constant to the
+    cost changes nothing at all. It equals `gapped.Reinforce("leave-one-out", samples=n)`.
 
     - Bias: none.
     - Cost: `samples` evaluations, no derivative of the cost; one uniform per row and sample.

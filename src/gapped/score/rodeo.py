@@ -16,28 +16,33 @@ from gapped.score.trainable import Trainable, factor
 class RODEO(Trainable):
     """RODEO: control variates that resample one variable.
 
-    Let `x^{l → k}` be the sample `x` with its variable `l` set to category `k`. For any function `h` the
-    Stein operator of single-site resampling::
+    Arguments:
+        samples: How many samples are drawn, n below, at least two.
+        hidden: Units of the network's hidden layer.
+        alpha: Start of the factor α, a number or a tensor that broadcasts against the shape of the batch.
+        beta: Start of the factor β, as `alpha`.
+
+    Let x^{l→k} be the sample x with its variable l set to category k. For any function h the Stein operator
+    of single-site resampling::
 
         (A h)(x) = 1/L Σ_l Σ_k p_lk [h(x^{l→k}) - h(x)]
 
-    has mean zero under `p`. With `samples` draws `x_i` and their costs `f_i`, let
-    `s_i = f_i + α (A h_i)(x_i)`. The gradient is::
+    has mean zero under p. With samples x_i and their costs f_i, let s_i = f_i + α (A h_i)(x_i). The gradient
+    is::
 
         1/n Σ_i [(f_i - mean_{j≠i} s_j) (x_i - p) + β (A [h~_i · (· - p)])(x_i)]
 
-    where `h_i` and `h~_i` are the two outputs of a network, averaged over the *other* samples `j`. Its inputs
-    at a point `y` are the cost `f_j` and the linear prediction `⟨f'(x_j), y - x_j⟩`, so resampled points
-    cost no evaluation. It has one hidden layer of `hidden` units.
+    where h_i and h~_i are the two outputs of a network, averaged over the *other* samples j. Its inputs at a
+    point y are the cost f_j and the linear prediction ⟨f'(x_j), y - x_j⟩, so resampled points cost no
+    evaluation.
 
-    `alpha`, `beta` and the network are parameters, trained by `variance_loss`, the mean of the squared norm
-    of the gradient, for the calls that follow. Both factors start at 0, which is `RLOO`; they are numbers, or
-    tensors that broadcast against ``batch``. The cost is called with one-hot rows alone, and is
-    differentiated there.
+    α, β and the network are parameters, trained by `variance_loss`, the mean of the squared norm of the
+    gradient, for the calls that follow. Both factors start at 0, which is RLOO. The cost is called with
+    one-hot rows alone, and is differentiated there.
 
     - Bias: none, whatever the factors and the network.
-    - Cost: `samples` evaluations and one derivative of each; the network is applied to
-      ``samples * (samples - 1) * K`` numbers per row. One uniform per row and sample.
+    - Cost: `samples` evaluations and one derivative of each; the network is applied to `samples * (samples -
+      1) * K` numbers per row. One uniform per row and sample.
 
     >>> import gapped
     >>> logits, est = torch.zeros(8, 3, requires_grad=True), RODEO(hidden=8)
@@ -98,8 +103,8 @@ class RODEO(Trainable):
         return total.mean(0).reshape(cost.logits.shape)
 
     def _heights(self, costs: Tensor, x: Tensor, slopes: Tensor) -> tuple[Pair, Pair]:
-        """The outputs of the network at each sample, ``(n, *batch)``, and with each variable set to each
-        category, ``(n, *batch, L, K)``, averaged over the other samples."""
+        """The outputs of the network at each sample, `(n, *batch)`, and with each variable set to each
+        category, `(n, *batch, L, K)`, averaged over the other samples."""
         n, at_sample, at_moved = self.samples, [], []
         for i in range(n):
             # The others in turn: (n - 1, *batch, L, K).
@@ -123,7 +128,7 @@ class Pair(NamedTuple):
 class SiteNetwork(torch.nn.Module):
     """One hidden layer, applied to each entry by itself: two numbers in, two numbers out.
 
-    Its weights may have leading axes that broadcast against ``batch``: a fleet gives each run its own.
+    Its weights may have leading axes that broadcast against `batch`: a fleet gives each run its own.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -139,7 +144,7 @@ class SiteNetwork(torch.nn.Module):
         self.outer, self.shift = uniform(hidden, 2, width=hidden), torch.nn.Parameter(torch.zeros(2))
 
     def forward(self, linear: Tensor, level: Tensor, axes: int) -> Tensor:
-        """Two numbers for each prediction ``(m, *batch, ...)`` with so many `axes` after the batch."""
+        """Two numbers for each prediction `(m, *batch, ...)` with so many `axes` after the batch."""
         dtype = self.bias.dtype
 
         def spread(weight: Tensor, own: int) -> Tensor:

@@ -24,9 +24,9 @@ class Trainable(torch.nn.Module, Score):
     In training mode each call of `gapped.expectation` that estimates a gradient also leaves behind a loss for
     the estimator's own parameters, and nothing else: `variance_loss` hands it out.
 
-    Under ``torch.utils.checkpoint`` a call counts once: with ``use_reentrant=False`` in the forward pass,
-    with ``use_reentrant=True``, where torch asks for no gradient before, in the backward pass. Function
-    transforms such as ``torch.func.grad`` let no state out: they need the evaluation mode.
+    Under `torch.utils.checkpoint` a call counts once: with `use_reentrant=False` in the forward pass,
+    with `use_reentrant=True`, where torch asks for no gradient before, in the backward pass. Function
+    transforms such as `torch.func.grad` let no state out: they need the evaluation mode.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Trainable(torch.nn.Module, Score):
 
         It is the sum over all calls since it was last taken, so layers may share an estimator. Its gradient
         reaches this module's parameters alone, so it may be added to any other loss:
-        ``(gapped.expectation(f, logits, est).mean() + est.variance_loss()).backward()``.
+        `(gapped.expectation(f, logits, est).mean() + est.variance_loss()).backward()`.
         """
         if self._loss is None:
             name = type(self).__name__
@@ -101,7 +101,7 @@ def is_recomputation() -> bool:
     """Whether activation checkpointing runs a call again whose first run has counted.
 
     In a backward pass the innermost function of checkpointing tells: `recompute_fn` is that of
-    ``use_reentrant=False``, `backward` that of ``use_reentrant=True``, whose first run was without gradient.
+    `use_reentrant=False`, `backward` that of `use_reentrant=True`, whose first run was without gradient.
     """
     if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
         return False
@@ -132,7 +132,7 @@ class Perceptron(torch.nn.Module):
             torch.nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, batch: torch.Size) -> Tensor:
-        """Numbers of shape `batch` for `x` of shape ``(*batch, ...)``."""
+        """Numbers of shape `batch` for `x` of shape `(*batch, ...)`."""
         return self.layers(x.flatten(len(batch))).squeeze(-1)
 
     def layers(self, x: Tensor) -> Tensor:

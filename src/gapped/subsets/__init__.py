@@ -1,13 +1,13 @@
-r"""Exactly `k` of `n` elements: samples that carry a gradient, and the law that they have.
+"""Exactly `k` of `n` elements: samples that carry a gradient, and the law that they have.
 
-The law of a set :math:`S` of `k` elements is :math:`P(S) \propto \prod_{i \in S} e^{\theta_i}`, the
-conditional Bernoulli distribution. In all functions here the elements lie on axis `dim` of the logits, and
-those where the boolean `mask` is False, or whose logit is -inf, do not exist. A row with no more than `k`
-elements has all of them selected. A row with a NaN or +inf gives NaN.
+A set S of `k` elements has a probability in proportion to Π_{i ∈ S} exp(θ_i), the conditional Bernoulli
+distribution. In all functions here the elements lie on axis `dim` of the logits, and those where the boolean
+`mask` is False, or whose logit is -inf, do not exist. A row with no more than `k` elements has all of them
+selected. A row with a NaN or +inf gives NaN.
 
 - `subset`: a sample that carries the gradient of a straight-through estimator, public as `gapped.subset`.
-- `marginals`, `log_prob` and `entropy`: differentiable as often as wanted, in time and memory of about
-  ``n * min(k, n - k)`` for each row.
+- `marginals`, `log_prob` and `entropy`: differentiable as often as wanted, in time and memory of about n
+  min(k, n - k) for each row.
 - `expectation`: the expected cost of a subset, with an unbiased gradient.
 """
 
@@ -33,10 +33,19 @@ __all__ = ["entropy", "expectation", "log_prob", "marginals", "subset"]
 
 
 def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    r"""The probability that each element is among the `k`: :math:`\mu = \nabla_\theta \log Z_k(\theta)`.
+    """The probability that each element is among the k that are selected.
 
-    They have the shape and dtype of the logits, lie between 0 and 1 and sum to `k`. For ``k=1`` they are the
-    softmax. Their Jacobian is the covariance matrix of the selections.
+    Arguments:
+        logits: Logits θ, the `n` elements on the axis `dim`.
+        k: How many elements are selected, from 0 to `n`.
+        dim: The axis of the elements.
+        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+
+    Returns:
+        Probabilities μ in the shape and dtype of `logits`. They sum to `k`.
+
+    With Z_k(θ) = Σ_S Π_{i ∈ S} exp(θ_i), the sum over all sets of k elements, μ is the gradient of log Z_k.
+    For k = 1 it is the softmax. Its Jacobian is the covariance matrix of the selections.
 
     >>> marginals(torch.tensor([2.0, 0.0, 0.0, 0.0]), 2)
     tensor([0.8808, 0.3731, 0.3731, 0.3731])
@@ -46,10 +55,19 @@ def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = No
 
 
 def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    r"""The logarithm of :math:`P(S) = \prod_{i \in S} e^{\theta_i} / Z_k(\theta)`, the law of `subset`.
+    """The log-probability of a subset of k elements, as `gapped.subset` draws it.
 
-    `sample` has zeros and ones, and a shape that broadcasts with the logits' shape. What the law cannot give,
-    such as a set of another size, has -inf. The result lacks the axis `dim`.
+    Arguments:
+        logits: Logits θ, the `n` elements on the axis `dim`.
+        k: How many elements are selected, from 0 to `n`.
+        sample: Zeros and ones, of a shape that broadcasts with that of the logits.
+        dim: The axis of the elements.
+        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+
+    Returns:
+        A tensor without the axis `dim`. What the law cannot give, such as a set of another size, has -inf.
+
+    The set S has the probability Π_{i ∈ S} exp(θ_i) / Z_k(θ), where Z_k sums the numerator over all sets.
 
     >>> log_prob(torch.zeros(4), 2, torch.tensor([1.0, 0.0, 1.0, 0.0])).exp()
     tensor(0.1667)
@@ -66,7 +84,18 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
 
 
 def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    r"""The entropy of the law, :math:`\log Z_k(\theta) - \langle\mu, \theta\rangle`, without the axis `dim`.
+    """The entropy of a random subset of k elements, in nats.
+
+    Arguments:
+        logits: Logits θ, the `n` elements on the axis `dim`.
+        k: How many elements are selected, from 0 to `n`.
+        dim: The axis of the elements.
+        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+
+    Returns:
+        A tensor without the axis `dim`.
+
+    It is log Z_k(θ) - ⟨μ, θ⟩, with the marginals μ and Z_k(θ) = Σ_S Π_{i ∈ S} exp(θ_i).
 
     >>> entropy(torch.zeros(4), 2).exp()
     tensor(6.)
@@ -85,19 +114,24 @@ def expectation(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Estimate :math:`\mathbb{E} f(S)` and its gradient without bias, from the costs of several subsets.
+    """Estimate the expected cost of a subset, with an unbiased gradient.
 
-    The score of the law that is sampled is :math:`\nabla_\theta \log P(S) = S - \mu`, so the gradient is
-    that of REINFORCE with a leave-one-out baseline, as in `gapped.RLOO`:
+    Arguments:
+        f: The cost: a function that maps zeros and ones `(m, *batch, *variables, n)` to costs `(m, *batch)`,
+            as in `gapped.expectation`. It need not be differentiable.
+        logits: Logits θ, `(*batch, *variables, n)`; the elements lie on the last axis.
+        k: How many elements are selected, from 0 to `n`.
+        samples: The number m of subsets, at least two.
+        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+        generator: Where random numbers come from; None is torch's default generator.
 
-    .. math:: \frac1m \sum_i \Bigl(f(S_i) - \frac1{m-1}\sum_{j\ne i} f(S_j)\Bigr)\,(S_i - \mu).
+    Returns:
+        Costs of the shape of the batch, which carry the gradient.
 
-    - `f` maps zeros and ones ``(m, *batch, *variables, n)`` to costs ``(m, *batch)``, as in
-      `gapped.expectation`, and need not be differentiable.
-    - `logits`: ``(*batch, *variables, n)``; the elements lie on the last axis.
-    - `samples`: the number :math:`m` of subsets, at least two.
+    The score of the law is S - μ, with the marginals μ. So the gradient is that of REINFORCE with a
+    leave-one-out baseline, as in `gapped.RLOO`::
 
-    Returns costs of shape ``batch``.
+        1/m Σ_i (f(S_i) - mean_{j≠i} f(S_j)) (S_i - μ)
 
     >>> logits = torch.zeros(5, requires_grad=True)
     >>> expectation(lambda s: s.sum(-1), logits, 3)

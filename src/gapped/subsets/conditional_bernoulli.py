@@ -4,7 +4,7 @@ A set :math:`S` of `k` elements has a probability in proportion to :math:`\prod_
 the law of independent choices, given that `k` are made (`trials`): what it takes are laws of how many there
 are (`size_tree`), or, where there are few subsets, a sum over all of them (`option_table`).
 
-All functions take `scores` ``(*rows, n)``: logits as `gapped.simplex.shift` returns them, -inf for an element
+All functions take `scores` `(*rows, n)`: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
 They take a `backend`, too: "torch", "triton", or "auto", which is Triton on CUDA where it has a kernel.
 """
@@ -122,7 +122,7 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int, *, backend: str = "
 
 
 def log_normaliser(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
-    r"""The logarithm of :math:`\sum_S \prod_{i \in S} e^{\theta_i}`, ``(*rows)``.
+    r"""The logarithm of :math:`\sum_S \prod_{i \in S} e^{\theta_i}`, `(*rows)`.
 
     With :math:`P_\lambda(k)` for the probability that `k` of the independent choices are made, it is
     :math:`k \lambda + \sum_i \log(1 + e^{\theta_i - \lambda}) + \log P_\lambda(k)`.
@@ -145,7 +145,7 @@ def log_normaliser(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
 
 
 def kth_largest(scores: Tensor, k: int) -> Tensor:
-    """The `k`-th largest score of each row, ``(*rows, 1)``; any number where there are no more than `k`."""
+    """The `k`-th largest score of each row, `(*rows, 1)`; any number where there are no more than `k`."""
     n = scores.shape[-1]
     if 2 * k <= n:
         return scores.topk(k).values[..., -1:]
@@ -180,7 +180,7 @@ def _at(size: Tensor, law: Tensor) -> Tensor:
 
 
 def _by_blocks(function: Callable[..., Tensor], k: int, *inputs: Tensor) -> Tensor:
-    """`function` of tensors ``(*rows, n)``, computed for some rows at a time where all need much memory."""
+    """`function` of tensors `(*rows, n)`, computed for some rows at a time where all need much memory."""
     rows, n = inputs[0].shape[:-1], inputs[0].shape[-1]
     numbers = 8 * comb(n, k) if _is_enumerated(inputs[0], k) else n * min(k, n - k) + n
     most = max(_BLOCK.get(inputs[0].device.type, _LARGE_BLOCK) // numbers, 1)

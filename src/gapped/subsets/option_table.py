@@ -43,13 +43,13 @@ def _law(scores: Tensor, k: int) -> Tensor:
 
 
 def _weights(scores: Tensor, k: int) -> Tensor:
-    """The subsets' probabilities relative to the largest one, ``(n choose k, *rows)``."""
+    """The subsets' probabilities relative to the largest one, `(n choose k, *rows)`."""
     sums = _sums(scores, k)
     return (sums - sums.amax(0)).exp()
 
 
 def _sums(values: Tensor, k: int) -> Tensor:
-    """The sum of each subset's values ``(*rows, n)``, ``(n choose k, *rows)``."""
+    """The sum of each subset's values `(*rows, n)`, `(n choose k, *rows)`."""
     members = _members(values.shape[-1], k, values)
     first = values.movedim(-1, 0).contiguous()
     # Not a product with the table: 0 times -inf, of an element that does not exist, would be NaN.
@@ -60,14 +60,14 @@ def _sums(values: Tensor, k: int) -> Tensor:
 
 
 def _collected(values: Tensor, like: Tensor, k: int) -> Tensor:
-    """For each element the sum over the subsets that have it, ``(*rows, n)``."""
+    """For each element the sum over the subsets that have it, `(*rows, n)`."""
     # Autocast computes products in half precision, unless they are in float64.
     values = simplex.accumulated(values)
     return (values.movedim(0, -1) @ _table(like.shape[-1], k, values)).to(like.dtype)
 
 
 def _members(n: int, k: int, like: Tensor) -> Tensor:
-    """The smallest element of each subset, the second one, and so on, ``(k, n choose k)``.
+    """The smallest element of each subset, the second one, and so on, `(k, n choose k)`.
 
     The subsets are in the order of the integers whose bits they are, which is that of the kernels.
     """
@@ -76,7 +76,7 @@ def _members(n: int, k: int, like: Tensor) -> Tensor:
 
 
 def _table(n: int, k: int, like: Tensor) -> Tensor:
-    """The subsets as rows of zeros and ones, ``(n choose k, n)``, in the dtype of `like`.
+    """The subsets as rows of zeros and ones, `(n choose k, n)`, in the dtype of `like`.
 
     >>> _table(3, 2, torch.zeros(1)).int().tolist()
     [[1, 1, 0], [1, 0, 1], [0, 1, 1]]

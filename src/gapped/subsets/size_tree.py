@@ -4,10 +4,10 @@ Element :math:`i` is selected with probability :math:`p_i`, independently of the
 has the law of how many of the elements below it are selected: the two numbers :math:`(1 - p_i, p_i)` at a
 leaf, and the convolution of its two children's laws at every other node. The root says how probable each
 size of the selected set is. Sizes above a `degree` that is never needed are left out, so a tree over `n`
-elements takes about ``n * degree`` products, in ``log2(n)`` steps.
+elements takes about `n * degree` products, in `log2(n)` steps.
 
-A law lies on the last axis, the nodes of a level on the axis before it: node `j` has the children ``2 j`` and
-``2 j + 1``. A level with an odd number of nodes gets a node without elements at its end. The leaves come
+A law lies on the last axis, the nodes of a level on the axis before it: node `j` has the children `2 j` and
+`2 j + 1`. A level with an odd number of nodes gets a node without elements at its end. The leaves come
 first in a list of levels, the root last. There are at least two elements.
 """
 
@@ -23,7 +23,7 @@ from gapped import simplex
 
 
 def ascend(p: Tensor, q: Tensor, degree: int) -> list[Tensor]:
-    """The levels of the tree whose leaves are ``(q, p)``, each of shape ``(..., nodes, sizes)``."""
+    """The levels of the tree whose leaves are `(q, p)`, each of shape `(..., nodes, sizes)`."""
     levels = [_even(torch.stack([q, p], -1))]
     while levels[-1].shape[-2] > 1:
         left, right = _children(levels[-1])
@@ -47,7 +47,7 @@ def ascend_moments(levels: list[Tensor], moments: Tensor) -> list[Tensor]:
 
 
 def descend(levels: list[Tensor], by_law: Tensor) -> Tensor:
-    """The derivative of a function of the root's law with respect to the leaves' laws, ``(..., n, 2)``.
+    """The derivative of a function of the root's law with respect to the leaves' laws, `(..., n, 2)`.
 
     `by_law` is its derivative with respect to the root's law.
     """
@@ -113,7 +113,7 @@ def _windows(slopes: Tensor, child: Tensor) -> Tensor:
 
 
 def _interleaved(pair: Tensor) -> Tensor:
-    """Columns of left and right children ``(..., nodes, sizes, 2)`` as a level ``(..., 2 nodes, sizes)``."""
+    """Columns of left and right children `(..., nodes, sizes, 2)` as a level `(..., 2 nodes, sizes)`."""
     return pair.movedim(-1, -2).flatten(-3, -2)
 
 

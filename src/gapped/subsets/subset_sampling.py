@@ -32,46 +32,57 @@ def subset(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw exactly `k` of the `n` elements on axis `dim`: zeros and ones that carry a gradient.
+    """Draw exactly k of n elements: zeros and ones that carry a gradient.
 
-    The law of the selected set is :math:`P(S) \propto \prod_{i \in S} e^{\theta_i}`. Its marginals
-    :math:`\mu(\theta)`, the probabilities that each element is selected, take the place of the softmax: they
-    lie between 0 and 1 and sum to `k`. Both estimators are straight-through: the sample goes forward, and the
-    gradient is that of a surrogate :math:`h`,
+    Arguments:
+        logits: Logits θ of any floating dtype and shape, the `n` elements on the axis `dim`. An element with
+            the logit -inf does not exist.
+        k: How many elements are selected, from 0 to `n`. With `k=1` the functions `gapped.straight_through`
+            and `gapped.gst` draw.
+        tau: Temperature τ of the surrogate, a positive number or a tensor that broadcasts against the logits'
+            shape without the axis `dim`. The law of the sample does not depend on it.
+        hard: True returns zeros and ones, False the surrogate h itself.
+        estimator: "simple" or "gst", both explained below. Another gap than 1 is given as "gst:gap=1.2", or
+            as a `gapped.GST` object, whose gap may also be a tensor with one for each row.
+        dim: The axis of the elements.
+        mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the last
+            one. Elements where it is False do not exist; a row with no more than `k` has all of them
+            selected.
+        generator: Where random numbers come from; None is torch's default generator.
 
-    .. math:: \frac1\tau\,\mathrm{Cov}_{t/\tau}(S)\, g, \qquad h = \mu(t/\tau),
+    Returns:
+        A tensor of the shape and dtype of `logits` that carries the gradient.
 
-    where :math:`\mathrm{Cov}_{t/\tau}(S)`, the Jacobian of :math:`\mu`, is the covariance matrix of the
-    selections under the logits :math:`t/\tau`.
+    The set S has a probability in proportion to Π_{i ∈ S} exp(θ_i). Its marginals μ(θ), the probabilities
+    that each element is selected, take the place of the softmax: they lie between 0 and 1 and sum to k. Both
+    estimators are straight-through: the sample goes forward, and a gradient g at the sample becomes that of a
+    surrogate h::
 
-    - `k`: from 0 to `n`. With ``k=1`` the functions `gapped.straight_through` and `gapped.gst` draw.
-    - `estimator`: ``"simple"`` has :math:`t = \theta` (Ahmed et al.). For ``tau=1`` its gradient is exact, of
-      no variance, for costs that are linear in the sample. ``"gst"`` raises the selected logits to at least
-      the `k`-th largest one, :math:`\theta_{(k)}`, and lowers the others to a gap below it,
+        h = μ(t/τ),    gradient of the logits: Cov(S) g / τ
 
-      .. math:: t_i = \max(\theta_i, \theta_{(k)}) \quad (i \in S), \qquad
-                t_j = \min(\theta_j, \theta_{(k)} - \gamma) \quad (j \notin S),
+    where Cov(S), the Jacobian of μ, is the covariance matrix of the selections under the logits t/τ.
 
-      with :math:`t - \theta` constant, so the elements with the `k` largest entries of :math:`h` are the
-      selected ones. It is GST for ``k=1``. Another gap than 1 is given as ``"gst:gap=1.2"``, or as a
-      `gapped.GST` object, whose gap may also be a tensor with one for each row.
-    - `tau`: the temperature of the surrogate, a positive number or a tensor that broadcasts against the
-      logits' shape without the axis `dim`. The law of the sample does not depend on it.
-    - `hard`: False returns the surrogate :math:`h` itself.
-    - `mask`: elements where it is False do not exist; a row with no more than `k` has all of them selected.
-      It needs all axes of the logits unless `dim` is the last one.
-    - Forward law (hard): exact, in any dtype. Bias: biased, but for ``"simple"`` with linear costs.
-    - Cost: one evaluation of what follows; about ``n * min(k, n - k)`` operations and one uniform per
-      element, or, where there are no more than 70 subsets, one uniform per row. On CUDA kernels take about
-      ``n * sqrt(k)`` operations and keep no table, for float32 or less and `n` up to 8,192.
+    - "simple" has t = θ. For τ = 1 its gradient is exact, of no variance, for costs that are linear in the
+      sample.
+    - "gst" raises the selected logits to at least the k-th largest one, θ_(k), and lowers the others to a gap
+      γ below it, with t - θ constant. So the elements with the k largest entries of h are the selected ones;
+      for k = 1 it is GST::
+
+        t_i = max(θ_i, θ_(k))  for i ∈ S,    t_j = min(θ_j, θ_(k) - γ)  for j ∉ S
+
+    - Law of hard samples: exact, in any dtype.
+    - Bias: biased, but for "simple" with linear costs.
+    - Cost: one evaluation of what follows; about n min(k, n - k) operations and one uniform per element, or,
+      where there are no more than 70 subsets, one uniform per row. On CUDA kernels take about n √k operations
+      and keep no table, for float32 or less and `n` up to 8,192.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> logits = torch.zeros(2, 6, requires_grad=True)
     >>> subset(logits, 2, estimator="gst", generator=g).sum(-1)
     tensor([2., 2.], grad_fn=<SumBackward1>)
 
-    References: Ahmed, Zeng, Niepert, Van den Broeck (2023), SIMPLE; Chen, Dempster, Liu (1994), the law;
-    Fan, Chi, Rudnicky, Ramadge (2022), GST.
+    References: Ahmed, Zeng, Niepert, Van den Broeck (2023), SIMPLE; Chen, Dempster, Liu (1994), the law; Fan,
+    Chi, Rudnicky, Ramadge (2022), GST.
     """
     check_logits(logits, dim)
     check_size("k", k, logits.shape[dim])
@@ -137,7 +148,7 @@ def _sample(
     generator: torch.Generator | None,
     backend: str,
 ) -> Tensor:
-    """A sample of masked logits ``(*rows, n)``, once all arguments are checked; SIMPLE if there is no gap."""
+    """A sample of masked logits `(*rows, n)`, once all arguments are checked; SIMPLE if there is no gap."""
     wants_gradient = is_differentiated(rows)
     scores = simplex.shift(simplex.computed(rows.detach()))
     backend = "triton" if law.runs_on_kernels(scores, k, backend=backend) else "torch"

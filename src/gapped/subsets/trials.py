@@ -28,15 +28,15 @@ class Trials(NamedTuple):
     """Independent choices whose law, given their number, is that of a subset or of its complement."""
 
     scores: Tensor
-    """The scores, negated for a complement, ``(*rows, n)``; -inf for an element that does not exist."""
+    """The scores, negated for a complement, `(*rows, n)`; -inf for an element that does not exist."""
     tilt: Tensor
-    """The score that has even odds, ``(*rows, 1)``."""
+    """The score that has even odds, `(*rows, 1)`."""
     p: Tensor
-    """The probability that an element is chosen, float64, ``(*rows, n)``."""
+    """The probability that an element is chosen, float64, `(*rows, n)`."""
     q: Tensor
     """The probability that it is not."""
     size: Tensor
-    """How many are chosen, ``(*rows)``."""
+    """How many are chosen, `(*rows)`."""
     degree: int
     """The largest size that a row may have."""
     is_complement: bool

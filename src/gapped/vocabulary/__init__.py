@@ -25,36 +25,40 @@ def linear_choice(
     generator: torch.Generator | None = None,
     group: ProcessGroup | None = None,
 ) -> LinearChoice:
-    r"""Draw one of `V` categories per row by the logits ``hidden @ weight.T + bias``, which are never held.
+    """Draw one of V categories per row, without a tensor of all their logits.
 
     For vocabularies, where a tensor of all logits takes more memory than the model. The rows go through the
     product in chunks, forward and once more backward; in between, the index and a few numbers per row are all
-    that is kept. Index, values and gradients are those of ``estimator.choose(hidden @ weight.T + bias)``.
+    that is kept. Index, values and gradients are those of `estimator.choose(hidden @ weight.T + bias)`.
 
-    - `hidden`: ``(*rows, d)``; `weight`: ``(V, d)``; `bias`: ``(V)``. Half precision, and what autocast makes
-      of float32, is multiplied as it is and normalised in float32. The page below says how sums are rounded.
-    - `estimator`: a pathwise one, as an object or as text; None is the recommended default. For a
-      score-function gradient multiply `log_prob` with the reward.
-    - `mask`: boolean, broadcasts to ``(*rows, V)``; categories where it is False do not exist.
-    - The result has `index` ``(*rows)``, `select` for the rows of a table such as an embedding, which may be
-      `weight` itself, `gate` for routers, and `log_prob`. Their gradients reach `hidden`, `weight`, `bias`
-      and the table, and cannot be differentiated again.
+    Arguments:
+        hidden: `(*rows, d)`. Half precision, and what autocast makes of float32, is multiplied as it is and
+            normalised in float32.
+        weight: `(V, d)`.
+        bias: `(V)`, or None.
+        estimator: A pathwise one, as an object or as text; None is the recommended default. For a
+            score-function gradient multiply `log_prob` with the reward.
+        mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
+        generator: Where random numbers come from; None is torch's default generator.
+        group: A process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
+            `bias`, `mask` and tables are the rank's own part, `hidden` is the same on every rank, and so are
+            the results: index, log-probability, selected rows, the gradient of `hidden`. Rank 0 of the group
+            decides the noise. Every rank must make the same calls.
 
-    - `group`: a process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
-      `bias`, `mask` and tables are the rank's own part, `hidden` is the same on every rank, and so are the
-      results: index, log-probability, selected rows, the gradient of `hidden`. Rank 0 of the group decides
-      the noise. Every rank must make the same calls.
+    Returns:
+        An object with `index`, `(*rows)`; `select(table)` for the rows of a table such as an embedding, which
+        may be `weight` itself; `gate()` for routers; and `log_prob`, `(*rows)`. Their gradients reach
+        `hidden`, `weight`, `bias` and the table, and cannot be differentiated again.
 
     Each use costs one more pass over the chunks in its backward: with `select`, five products of the size
-    ``rows x d x V`` in all. torch.compile leaves the function and the uses of its result to eager code.
+    rows × d × V in all. torch.compile leaves the function and the uses of its result to eager code.
+    docs/vocabulary.md has the derivation, the measurements, and how sums are rounded.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> hidden, embedding = torch.randn(2, 7, 16, requires_grad=True), torch.nn.Embedding(50_000, 16)
     >>> choice = linear_choice(hidden, embedding.weight, estimator="gst:tau=0.5", generator=g)
     >>> choice.index.shape, choice.log_prob.shape, choice.select(embedding.weight).shape
     (torch.Size([2, 7]), torch.Size([2, 7]), torch.Size([2, 7, 16]))
-
-    docs/vocabulary.md has the derivation and measurements.
     """
     resolved = resolve_pathwise(estimator)
     if group is None:

@@ -130,7 +130,7 @@ class Shard(Whole):
 
 @dataclass(frozen=True)
 class Row:
-    """Rows of which a rank sees its own entries, ``(n, here)``, and reductions over all of them."""
+    """Rows of which a rank sees its own entries, `(n, here)`, and reductions over all of them."""
 
     shard: Shard
     logits: Tensor
@@ -139,7 +139,7 @@ class Row:
     key: Tensor
 
     def log_softmax(self, scores: Tensor) -> Tensor:
-        """`torch.log_softmax` over all categories, of ``(..., n, here)`` scores."""
+        """`torch.log_softmax` over all categories, of `(..., n, here)` scores."""
         return scores - self.shard.log_partition(scores).unsqueeze(-1)
 
     def softmax(self, scores: Tensor) -> Tensor:

@@ -24,19 +24,19 @@ from gapped.lab.cli.report import report
 from gapped.lab.cli.reproduce import RecipesHelp, reproduce
 
 EXAMPLES = """
-Categorical samples that carry a gradient: compare estimators, reproduce the paper, report.
+Discrete choices that learn by gradient: compare estimators, reproduce the paper's tables, report.
 
 \b
 Examples:
   gapped compare                     six estimators on small digits, a minute
-  gapped compare --train my:train    the same for a function of your own
+  gapped compare --train my:train    the same with your own training
   gapped estimators                  what there is to choose from
   gapped reproduce vae --quick       a table of the paper, for a laptop
-  gapped reproduce figures           its pictures, and a page to play with
+  gapped reproduce figures           its pictures, and an interactive page
   gapped diagnose --problem cubic    bias and variance of the gradient
-  gapped doctor                      what is here, what is missing
+  gapped doctor                      what is installed, what is missing
 
-gapped COMMAND --help has more of them.
+gapped COMMAND --help has the options and more examples.
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)

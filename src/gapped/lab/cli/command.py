@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,20 +19,24 @@ if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets are looked up first.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder in which data sets are looked up first.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint before so many minutes are over, after one step at the earliest; exit "
-        "status 3 (under torchrun, 0). The same command goes on.",
+        help="Stop with a checkpoint before so many minutes are over, after one step at the earliest. The exit "
+        "status is 3 (under torchrun, 0). The same command goes on from there.",
         min=0.0,
     ),
 ]
-Engine = Annotated[str, typer.Option(help="Who trains: local, torchrun or ray. The numbers are the same.")]
-RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster; one on this machine by default.")]
+Engine = Annotated[
+    str, typer.Option(help="What runs the training: local, torchrun or ray. The numbers are the same.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Address of a Ray cluster; by default, one on this machine.")
+]
 RunsPerFleet = Annotated[
-    int | None, typer.Option(help="At most so many runs train as one program, to split the work.")
+    int | None, typer.Option(help="Largest number of runs in a fleet, which trains as one program.")
 ]
 
 
@@ -41,7 +47,9 @@ def estimator_option(default: str) -> Any:
 
 Tau = Annotated[
     float | None,
-    typer.Option(help="Temperature of all estimators that name none; by default, each one's recommended."),
+    typer.Option(
+        help="Temperature of estimators whose text has none; by default, the one recommended for each."
+    ),
 ]
 
 
@@ -55,8 +63,15 @@ class Stopped(Exception):
 
 
 def complain(message: str) -> None:
-    """Print the message to standard error as one line. It may hold anything, such as a path."""
-    print(f"gapped: {printable(message)}", file=sys.stderr)
+    """Print the message to standard error: one line, which a terminal shows broken between words.
+
+    It may hold anything, such as a path.
+    """
+    line = f"gapped: {printable(message)}"
+    if sys.stderr.isatty():
+        width = get_terminal_size().columns
+        line = fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
 
 
 def load_function(option: str, text: str) -> Callable[..., Any]:

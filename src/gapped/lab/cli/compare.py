@@ -23,14 +23,20 @@ OWN = {"train", "estimator", "seeds", "out", "minutes", "engine", "ray_address",
 def compare(
     context: typer.Context,
     train: Annotated[
-        str | None, typer.Option(help="module:function of your own: train(estimator, seed) to a number.")
+        str | None, typer.Option(help="module:function of your own; train(estimator, seed) returns a number.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes side by side, with --train and no Ray.")] = 1,
-    maximize: Annotated[bool, typer.Option("--maximize", help="Higher is better, with --train.")] = False,
+    workers: Annotated[
+        int, typer.Option(help="Processes that train side by side, with --train and without Ray.")
+    ] = 1,
+    maximize: Annotated[
+        bool, typer.Option("--maximize", help="Higher numbers are better, with --train.")
+    ] = False,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
-    epochs: Annotated[int | None, typer.Option(help="The protocol's own by default.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; each data set has its own default.")
+    ] = None,
     tau: command.Tau = None,
     device: command.Device = "auto",
     out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
@@ -43,11 +49,11 @@ def compare(
 ) -> None:
     """Train one model with several estimators; say which is best.
 
-    The model is a small VAE; all estimators and seeds train together.
+    The model is a small VAE; all estimators and seeds train together, as one fleet.
 
     With --train, a function of your own trains instead, run by run. If it yields its numbers epoch by epoch,
-    an estimator that is clearly worse after 3, 6, 12, ... seeds gets no further ones; the best one is
-    stopped with a chance of at most 1%.
+    an estimator that is clearly worse after 3, 6, 12, ... seeds gets no further seeds. The best estimator is
+    stopped in this way with a chance of at most 1%.
 
     \b
     Examples:

@@ -38,23 +38,36 @@ Place = tuple[str, tuple[float, ...]]
 
 
 def diagnose(
-    problem: Annotated[str, typer.Option(help="linear, quadratic, cubic, classic or vae.")] = "quadratic",
+    problem: Annotated[
+        str, typer.Option(help="The cost: linear, quadratic, cubic, classic or vae.")
+    ] = "quadratic",
     function: Annotated[
-        str | None, typer.Option(help="module:function of your own: one-hot samples (n, L, K) to costs (n,).")
+        str | None,
+        typer.Option(help="module:function of your own; it maps one-hot samples (n, L, K) to costs (n,)."),
     ] = None,
-    shape: Annotated[str, typer.Option(help="L,K: variables and categories.")] = "3,4",
+    shape: Annotated[str, typer.Option(help="L,K: how many variables, of how many categories.")] = "3,4",
     logits: Annotated[
-        Path | None, typer.Option(help="A tensor saved by torch.save; normal ones by default.")
+        Path | None, typer.Option(help="Logits saved by torch.save; by default, normal random ones.")
     ] = None,
-    estimator: Annotated[list[str] | None, command.estimator_option("Some of both families")] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Eight")] = None,
     tau: command.Tau = None,
     samples: Annotated[int, typer.Option(help="Gradients drawn from each estimator.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the problem and of the samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the problem and of the samples.")
+    ] = 0,
     sweep: Annotated[
-        list[str] | None, typer.Option(help="option=first:last:count, such as tau=0.1:2:8; once or twice.")
+        list[str] | None,
+        typer.Option(
+            help="Measure at several values, option=first:last:count, such as tau=0.1:2:8; once or twice."
+        ),
     ] = None,
-    metric: Annotated[str, typer.Option(help="What the heat map of a sweep shows.")] = "mse",
-    reference: Annotated[str, typer.Option(help="auto, exact, coordinate, double-cv or rloo.")] = "auto",
+    metric: Annotated[
+        str, typer.Option(help="Shown in the heat map of a sweep: mse, bias, relative-bias or variance.")
+    ] = "mse",
+    reference: Annotated[
+        str,
+        typer.Option(help="Where the exact gradient comes from: auto, exact, coordinate, double-cv or rloo."),
+    ] = "auto",
     out: Annotated[Path, typer.Option(help="diagnosis.json and pictures go here.")] = Path("runs/diagnose"),
 ) -> None:
     """Measure bias and variance against the exact gradient.

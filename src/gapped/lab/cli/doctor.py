@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 def doctor(data_dir: command.DataDir = None) -> int:
     """Show versions, devices and data, and what is missing.
 
-    The exit status is 1 if something does not work; what is absent is no fault.
+    The exit status is 1 if something is broken. What is absent is optional.
     """
     findings = [*_versions(), *_machine()]
     if findings[-1].component != "torch":  # the data sets need torch

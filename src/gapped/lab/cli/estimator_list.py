@@ -11,13 +11,14 @@ from gapped.lab.cli.command import show_rows
 
 def estimators(
     family: Annotated[
-        str | None, typer.Option(help="pathwise (the sample carries the gradient) or score (the cost does).")
+        str | None,
+        typer.Option(help="pathwise (samples carry the gradient) or score (it is computed from costs)."),
     ] = None,
 ) -> None:
     """List the estimators, a line each.
 
-    Commands, recipes and gapped.estimator take them as NAME or NAME:OPTION=VALUE,..., such as
-    gst:gap=auto,tau=0.85. An unknown option is answered with the known ones.
+    Commands take an estimator as NAME or NAME:OPTION=VALUE,..., such as gst:gap=auto,tau=0.85; so do recipes
+    and, in Python, gapped.estimator. The options are those of its class, such as gapped.GST.
 
     \b
     Examples:

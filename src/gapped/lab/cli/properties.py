@@ -11,8 +11,10 @@ from gapped.lab.cli import command
 
 def properties(
     estimator: Annotated[list[str] | None, command.estimator_option("All")] = None,
-    draws: Annotated[int, typer.Option(help="Samples a row of logits.")] = 4000,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of logits and samples.")] = 0,
+    draws: Annotated[int, typer.Option(help="Samples per row of logits.")] = 4000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the logits and of the samples.")
+    ] = 0,
 ) -> None:
     """Measure which of the paper's four properties hold.
 

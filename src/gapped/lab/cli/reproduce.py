@@ -38,8 +38,8 @@ class RecipesHelp(Command):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         further = {
             FIGURES: "The paper's pictures, which need no training",
-            CRITERION: "The recipe defaults, and the gradients of its cells",
-            FIELD: f"The board: {listing(BOARD)}",
+            CRITERION: "Whether measures of the gradient predict the results of defaults",
+            FIELD: f"Newer estimators on their authors' tasks: {listing(BOARD)}",
             "all": "All recipes but smoke, and the figures",
         }
         with formatter.section("Names"):
@@ -54,8 +54,10 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Override the recipe's.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Override the recipe's.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs per estimator, in place of the recipe's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data, in place of the recipe's.")
+    ] = None,
     device: command.Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Results go here; runs/NAME by default.")] = None,
     data_dir: command.DataDir = None,
@@ -67,7 +69,8 @@ def reproduce(
 ) -> None:
     """Run tables of the paper, and studies beyond it.
 
-    Several tables share their runs and are trained together.
+    Each name below is a recipe: which estimators, tasks and seeds. Several recipes are trained together, and
+    share the runs that they have in common.
 
     \b
     Examples:

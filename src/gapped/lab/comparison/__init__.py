@@ -36,32 +36,37 @@ def compare(
     engine: str = "local",
     workers: int = 1,
 ) -> Comparison:
-    """Train with each estimator and seed, and say which estimator is best and how sure that is.
+    """Train with each estimator and seed, and say which estimator is best.
 
-    - `train(estimator, seed)`: your own function. It returns a number, or a dict of numbers whose first one
-      is compared, or yields one of these per epoch, of which the last counts. All randomness should come
-      from `seed`: gapped itself seeds nothing.
-    - `estimators`: texts such as ``"gst:tau=0.5"``, objects, or a mapping from labels to either. A text
-      without a temperature runs at the recommended one. Every run gets a copy of its own.
-    - `seeds`: how many (0, 1, ...), or which.
-    - `budget`: seconds after which no further run starts. The verdict says which are missing.
-    - `maximize`: whether higher is better.
-    - `out`: the folder of the records. The same call again goes on where it was interrupted; runs that
-      failed are tried again. A run is known by the name of `train`, estimator and seed: after a change of
-      `train`, or of what it depends on, use another folder. By default it is a temporary one, which goes
-      with the `Comparison`, and stays after an interruption, whose traceback names it.
-    - `engine`: ``"local"``, or ``"ray"``: a task for each run, on the cluster that this process is
-      connected to, the one that ``RAY_ADDRESS`` names, or else one on this machine. A task takes a GPU if
-      the cluster has any, else a CPU; a module that `train` comes from must be importable there.
-    - `workers`: processes of the local engine that train side by side, each on one thread.
+    Arguments:
+        train: Your own function `train(estimator, seed)`. It returns a number, or a dict of numbers whose
+            first one is compared, or yields one of these per epoch, of which the last counts. All randomness
+            should come from `seed`: gapped itself seeds nothing.
+        estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either. A text without a
+            temperature runs at the recommended one. Every run gets a copy of its own.
+        seeds: How many (0, 1, ...), or which.
+        budget: Seconds after which no further run starts. The verdict says which are missing.
+        maximize: Whether higher is better.
+        out: The folder of the records. The same call again goes on where it was interrupted; runs that failed
+            are tried again. A run is known by the name of `train`, estimator and seed: after a change of
+            `train`, or of what it depends on, use another folder. By default it is a temporary one, which is
+            removed with the result, and stays after an interruption, whose traceback names it.
+        engine: "local", or "ray": a task for each run, on the cluster that this process is connected to, the
+            one that RAY_ADDRESS names, or else one on this machine. A task takes a GPU if the cluster has
+            any, else a CPU; a module that `train` comes from must be importable there.
+        workers: Processes of the local engine that train side by side, each on one thread.
+
+    Returns:
+        A `gapped.Comparison`. It prints as a table and a verdict: which estimator is best, which ones tie
+        with it, and how many seeds would separate the two best.
 
     A run that raises an error, or ends with a value that is not finite, costs that run alone.
 
-    If `train` is a generator function, clear losers are stopped early: they get no further seeds. After 3,
-    6, 12, ... seeds, an estimator is out if a one-sided t-test on the final values of these seeds finds it
-    worse than the leader. The best estimator, or one that ties for it, is stopped with a chance of at most
-    1%, all tests together, if final values are normal. No run is cut short, since learning curves cross.
-    Estimators with a run that failed or diverged take no part. A `train` that returns gets all its seeds.
+    If `train` is a generator function, clear losers are stopped early: they get no further seeds. After 3, 6,
+    12, ... seeds, an estimator is out if a one-sided t-test on the final values of these seeds finds it worse
+    than the leader. The best estimator, or one that ties for it, is stopped with a chance of at most 1%, all
+    tests together, if final values are normal. No run is cut short, since learning curves cross. Estimators
+    with a run that failed or diverged take no part. A `train` that returns gets all its seeds.
 
     >>> result = compare(lambda estimator, seed: estimator.tau + seed / 100, ["gst:tau=0.5", "gst:tau=2"], 3)
     >>> result

@@ -25,7 +25,15 @@ _WIDTH = 80
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Estimators in a training function of the user: see `gapped.compare`. Prints as table and verdict."""
+    """The result of `gapped.compare`: it prints as a table and a verdict.
+
+    Arguments:
+        records: One record for each run, seed by seed.
+        missing: Label and seed of the runs that the budget left no time for.
+        folder: Where the records are. One that `gapped.compare` made itself is removed with this object.
+        stopped: The estimators that were stopped early: label, after how many seeds, and the one that led
+            then.
+    """
 
     records: tuple[Record, ...]
     """One for each run, seed by seed."""
