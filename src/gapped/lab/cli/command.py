@@ -24,8 +24,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write Ten
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint before so many minutes are over, after one step at the earliest. The exit "
-        "status is 3 (under torchrun, 0). The same command goes on from there.",
+        help="Stop with a checkpoint before so many minutes are over, after one step at the earliest. The "
+        "exit status is 3 (under torchrun, 0). The same command goes on from there.",
         min=0.0,
     ),
 ]
