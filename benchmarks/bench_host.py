@@ -48,9 +48,8 @@ def calls() -> dict[str, Callable[[], object]]:
     """What is timed, by name; each line of the quantizer contains the ones before."""
     logits, tables = (torch.randn(size, requires_grad=True) for size in ((4, 2, 8), (2, 8, 4)))
     grad, estimator = torch.randn(4, 2, 4), gapped.GST(0.85, gap="auto")
-    hidden, weight, rows = torch.randn(2, 4), torch.randn(8, 4), torch.randn(4, 8, requires_grad=True)
-    some = torch.randn(4, 8)
-    long = torch.randn(launch.LONGEST_BLOCK + 1, 1)
+    hidden, rows, some = torch.randn(2, 4), torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    weight, long = (torch.randn(size, requires_grad=True) for size in ((8, 4), (launch.LONGEST_BLOCK + 1, 1)))
 
     def soft() -> Tensor:
         return torch.einsum("ngk,gkd->ngd", F.gumbel_softmax(logits, hard=True), tables)

@@ -104,9 +104,10 @@ class Head(NamedTuple):
     def matrices(self, layer: Layer) -> Layer:
         """The layer in the dtype of the logits, with the rows on one axis."""
         hidden, weight, bias, mask = layer
-        rows = hidden.to(self.dtype)
+        rows = _in_dtype(hidden, self.dtype)
         rows = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
-        return Layer(rows, weight.to(self.dtype), None if bias is None else bias.to(self.dtype), mask)
+        bias = None if bias is None else _in_dtype(bias, self.dtype)
+        return Layer(rows, _in_dtype(weight, self.dtype), bias, mask)
 
     def draw(self, layer: Layer) -> Draws:
         """Draw a category for each row."""
@@ -180,6 +181,11 @@ class Head(NamedTuple):
             if for_bias is not None:
                 for_bias += own.sum(0, dtype=for_bias.dtype)
         return for_hidden, for_weight, for_bias
+
+
+def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # Not `to` alone: it takes the host as long to find that there is nothing to convert as to make a view.
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def _sum_dtype(weight: Tensor) -> torch.dtype:
