@@ -18,8 +18,8 @@ from gapped.kernels.sampling import launch
 from gapped.kernels.tables import table_launch
 
 Pull = Callable[..., Tensor]
-"""``pull(index, grad, at_index, *tensors)``: the gradient of the logits for one of the sample, which is dense
-and may be overwritten, or, with `at_index`, given at the selected entries only."""
+"""``pull(logits, index, grad, at_index, *tensors)``: the gradient of the logits for one of the sample, which
+is dense and may be overwritten, or, with `at_index`, given at the selected entries only."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Choice:
     _logits: Tensor
     _pull: Pull
     _tensors: tuple[Tensor | None, ...]
-    """The tensors that the gradient depends on besides the index."""
+    """The tensors that the gradient depends on besides logits and index."""
     _versions: tuple[int, ...] = ()
-    """Versions of these tensors when the choice was drawn, if some of them are the caller's own."""
+    """Versions of logits and tensors when the choice was drawn, if some of them are the caller's own."""
 
     def __repr__(self) -> str:
         return f"Choice(index={self.index})"
@@ -73,28 +73,23 @@ class Choice:
         >>> choice.select(torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])).flatten()
         tensor([20., 30.], grad_fn=<ViewBackward0>)
         """
-        table = self._one_table(table)
+        is_grouped = check_table(table, self._logits.shape, "; for others take table[choice.index]")
         self._check_versions()
         if not self._tensors:
-            return _look_up(table, self.index, self._logits.shape[-1])
+            return _look_up(table, self._drawn, self._logits.shape[-1], is_grouped)
         function = _Select if in_eager_mode() else _TransformedSelect
-        return function.apply(self._logits, table, self._drawn, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
-
-    def _one_table(self, table: Tensor) -> Tensor:
-        """`table` once it is checked; those of groups one after the other, ``(G * K, *rest)``."""
-        is_grouped = check_table(table, self._logits.shape, "; for others take table[choice.index]")
-        return table.flatten(0, 1) if is_grouped else table
+        return function.apply(self._logits, table, self._drawn, is_grouped, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
         self._check_versions()
         if not self._tensors:
-            return _gate_of(self._logits, self.index)
-        return _Gate.apply(self._logits, self.index, self._pull, *self._tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+            return _gate_of(self._logits, self._drawn)
+        return _Gate.apply(self._logits, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_versions(self) -> None:
         # Autograd checks these tensors from the first use of the choice on, but not before it.
-        if self._versions and self._versions != _versions(self._tensors):
+        if self._versions and self._versions != _versions((self._logits, *self._tensors)):
             raise RuntimeError(
                 "gapped: the logits, temperatures or gaps of a choice were changed after it was drawn"
             )
@@ -106,13 +101,14 @@ def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
 
 def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     """A choice drawn by the kernels."""
-    logits = launch.readable(rows.detach(), kernel)
+    logits = launch.readable(rows, kernel)
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
-    tensors = (logits, index, stats, key, *kernel.tensors)
-    index = index.view(rows.shape[:-1])
+    # A tuple: torch reads its own sizes slowly.
+    index = index.view(tuple(rows.shape[:-1]))
     if not rows.requires_grad:
         return Choice(index, rows, _pull_points, ())
-    return Choice(index, rows, partial(_pull_kernel, kernel), tensors, _versions(tensors))
+    tensors = (stats, key, *kernel.tensors)
+    return Choice(index, logits, partial(_pull_kernel, kernel), tensors, _versions((logits, *tensors)))
 
 
 def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
@@ -127,16 +123,17 @@ def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice
 
 
 def _pull_kernel(
-    kernel: launch.Fused, index: Tensor, grad: Tensor, at_index: bool, *tensors: Tensor
+    kernel: launch.Fused, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *tensors: Any
 ) -> Tensor:
-    logits, flat_index, stats, key = tensors[:4]
+    stats, key = tensors[:2]
     # Short rows are read as a whole before they are written, except by Gumbel-Rao.
     is_read = kernel.mode != "gumbel-rao" and stats is None and logits.is_contiguous()
     out = grad if is_read and not at_index and grad.is_contiguous() else None
-    return launch.backward(logits, flat_index, stats, key, grad, kernel, at_index=at_index, out=out)
+    return launch.backward(logits, index, stats, key, grad, kernel, at_index=at_index, out=out)
 
 
 def _pull_points(
+    logits: Tensor,
     index: Tensor,
     grad: Tensor,
     at_index: bool,
@@ -166,30 +163,39 @@ def _places(index: Tensor, categories: int, groups: int) -> Tensor:
     return where if groups == 1 else where + categories * torch.arange(groups, device=index.device)
 
 
-def _look_up(table: Tensor, index: Tensor, categories: int) -> Tensor:
-    index = index.long()
+def _look_up(table: Tensor, index: Tensor, categories: int, is_grouped: bool) -> Tensor:
+    table, index = table.flatten(0, 1) if is_grouped else table, index.long()
     where = _places(index, categories, table.shape[0] // categories)
     rows = table.index_select(0, where.reshape(-1))
     return _only_sampled(rows.view(*index.shape, *table.shape[1:]), index, categories)
 
 
-def _at_sample(grad: Tensor, table: Tensor, categories: int) -> Tensor:
-    """The gradient at the one-hot sample ``(*rows, K)``, by that at the selected rows ``(*rows, width)``."""
+def _at_sample(grad: Tensor, table: Tensor, categories: int, is_grouped: bool) -> Tensor:
+    """The gradient at the one-hot sample ``(*rows, K)``, by that at the selected rows ``(*rows, *rest)``."""
     # A backward pass inside of autocast must not round the gradient to half precision.
     if torch.is_autocast_enabled(grad.device.type):
         with torch.autocast(grad.device.type, enabled=False):
-            return _at_sample(grad, table, categories)
-    groups, width = len(table) // categories, table.shape[-1]
-    if groups == 1:
+            return _at_sample(grad, table, categories, is_grouped)
+    first = 1 + is_grouped
+    rest = table.dim() - first
+    if rest != 1:
+        width = math.prod(table.shape[first:])
+        table = table.reshape(*table.shape[:first], width)
+        grad = grad.reshape(*grad.shape[: grad.dim() - rest], width)
+    if not is_grouped:
         return grad @ table.mT
-    tables = table.view(groups, categories, width).mT
-    by_group = grad.reshape(math.prod(grad.shape[:-2]), groups, width).transpose(0, 1)
-    if not in_eager_mode():
-        return torch.bmm(by_group, tables).transpose(0, 1).reshape(*grad.shape[:-1], categories)
-    # Written where it belongs: the transposed product would have to be copied.
-    dense = grad.new_empty(*grad.shape[:-1], categories)
-    torch.bmm(by_group, tables, out=dense.view(-1, groups, categories).transpose(0, 1))
-    return dense
+    rows = grad.shape[:-1]
+    # Nothing to reshape, which takes the host a while, where rows have a single axis beside that of groups.
+    if len(rows) != 2:
+        grad = grad.reshape(math.prod(rows[:-1]), *grad.shape[-2:])
+    by_group, tables = grad.transpose(0, 1), table.mT
+    if in_eager_mode():
+        # Written where it belongs: the transposed product would have to be copied.
+        dense = grad.new_empty((*grad.shape[:-1], categories))
+        torch.bmm(by_group, tables, out=dense.transpose(0, 1))
+    else:
+        dense = torch.bmm(by_group, tables).transpose(0, 1)
+    return dense if len(rows) == 2 else dense.reshape(*rows, categories)
 
 
 def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
@@ -197,52 +203,61 @@ def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
     return _only_sampled(ones, index, logits.shape[-1])
 
 
-def _summed(grad: Tensor, table: Tensor, index: Tensor, categories: int) -> Tensor:
+def _summed(grad: Tensor, table: Tensor, index: Tensor, categories: int, is_grouped: bool) -> Tensor:
     """The gradient of the tables, by that at the selected rows."""
     if table_launch.applies(table, index) and not torch.are_deterministic_algorithms_enabled():
-        return table_launch.gradient(grad, index, table, categories)
-    index, width = index.long(), math.prod(table.shape[1:])
+        return table_launch.gradient(grad, index, table, categories, is_grouped)
+    index, entries = index.long(), math.prod(table.shape[: 1 + is_grouped])
+    width = math.prod(table.shape[1 + is_grouped :])
     flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
-    where = _places(index, categories, len(table) // categories)
-    sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, len(table), -1, False)
+    where = _places(index, categories, entries // categories)
+    sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, entries, -1, False)
     return sums.view_as(table)
 
 
 class _Select(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        categories, anchor = logits.shape[-1], logits.new_empty(0)
+        ctx: Any,
+        logits: Tensor,
+        table: Tensor,
+        index: Tensor,
+        is_grouped: bool,
+        pull: Pull,
+        *tensors: Tensor | None,
+    ) -> Tensor:
         ctx.set_materialize_grads(False)
-        _save(ctx, (logits, table, index, pull, *tensors), anchor)
+        _save(ctx, (logits, table, index, is_grouped, pull, *tensors))
         use = table_launch.select if table_launch.applies(table, index) else _look_up
-        # With an output without entries for the backward pass: what depends on it depends on the logits.
-        return use(table, index, categories), anchor
+        return use(table, index, ctx.categories, is_grouped)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, table, index, *tensors = ctx.saved_tensors
-        nothing = (None, None, *(None for _ in tensors))
+        logits, table, index, *tensors = ctx.saved_tensors
+        nothing = (None,) * (len(ctx.needs_input_grad) - 2)
         if grad is None:
             return None, None, *nothing
-
-        def for_logits(grad: Tensor) -> Tensor:
-            width = math.prod(table.shape[1:])
-            dense = _at_sample(grad.reshape(*index.shape, width), table.reshape(-1, width), ctx.categories)
-            return cast(Tensor, ctx.pull(index, dense.to(anchor.dtype), False, *tensors))
-
-        def for_table(grad: Tensor) -> Tensor:
-            return _summed(grad, table, index, ctx.categories)
-
-        wants = zip((for_logits, for_table), ctx.needs_input_grad, strict=False)
-        return *(first_order(f, anchor, grad) if wanted else None for f, wanted in wants), *nothing
+        wants_logits, wants_table, *_ = ctx.needs_input_grad
+        for_logits = for_table = None
+        if wants_logits:
+            for_logits = first_order(_for_logits, logits, grad, ctx, logits, table, index, tensors)
+        if wants_table:
+            for_table = first_order(_summed, logits, grad, table, index, ctx.categories, ctx.is_grouped)
+        return for_logits, for_table, *nothing
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], anchor: Tensor) -> None:
-    logits, table, index, ctx.pull, *tensors = inputs
-    ctx.categories = logits.shape[-1]
-    ctx.save_for_backward(anchor, table, index, *tensors)
+def _for_logits(
+    grad: Tensor, ctx: Any, logits: Tensor, table: Tensor, index: Tensor, tensors: list[Tensor | None]
+) -> Tensor:
+    dense = _at_sample(grad, table, ctx.categories, ctx.is_grouped).to(logits.dtype)
+    return cast(Tensor, ctx.pull(logits, index, dense, False, *tensors))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    logits, table, index, is_grouped, pull, *tensors = inputs
+    ctx.is_grouped, ctx.pull, ctx.categories = is_grouped, pull, logits.shape[-1]
+    # Logits whose values the gradient does not depend on are a `handle`, kept for the graph alone.
+    ctx.save_for_backward(logits, table, index, *tensors)
 
 
 @transformable
@@ -251,31 +266,31 @@ class _TransformedSelect(_Select):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        logits: Tensor, table: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return _look_up(table, index, logits.shape[-1]), logits.new_empty(0)
+        logits: Tensor, table: Tensor, index: Tensor, is_grouped: bool, pull: Pull, *tensors: Tensor | None
+    ) -> Tensor:
+        return _look_up(table, index, logits.shape[-1], is_grouped)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _save(ctx, inputs, output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _save(ctx, inputs)
 
 
 @transformable
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(logits: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        return _gate_of(logits, index), logits.new_empty(0)
+    def forward(logits: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
+        return _gate_of(logits, index)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, index, ctx.pull, *tensors = inputs
-        ctx.save_for_backward(output[1], index, *tensors)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, index, ctx.pull, *tensors = inputs
+        ctx.save_for_backward(logits, index, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, index, *tensors = ctx.saved_tensors
+        logits, index, *tensors = ctx.saved_tensors
 
         def product(grad: Tensor) -> Tensor:
-            return cast(Tensor, ctx.pull(index, grad, True, *tensors))
+            return cast(Tensor, ctx.pull(logits, index, grad, True, *tensors))
 
-        return first_order(product, anchor, grad), None, None, *(None for _ in tensors)
+        return first_order(product, logits, grad), None, None, *(None for _ in tensors)

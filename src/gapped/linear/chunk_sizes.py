@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 # Bytes of the logits of one chunk in float32, where torch computes; four such tensors exist at a time.
 CHUNK_BYTES = 1 << 23
@@ -95,6 +96,11 @@ def equal_rows(rows: int, most: int) -> int:
     chunks = max(-(-rows // most), 1)
     each = -(-rows // chunks)
     return max(each if chunks == 1 else -(-each // tile) * tile, 1)
+
+
+def of_rows(values: Tensor, rows: slice) -> Tensor:
+    """Some rows; `values` as they are, if those are all: a view takes the host longer than it seems."""
+    return values if rows.start == 0 and rows.stop == values.shape[0] else values[rows]
 
 
 def slices(rows: int, step: int) -> Iterator[slice]:

@@ -6,8 +6,8 @@ draws its noise again from a key. docs/vocabulary.md has the derivation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.linear import chunk_sizes
-from gapped.linear.chunk_sizes import Pass, Spans, slices
+from gapped.linear.chunk_sizes import Pass, Spans, of_rows, slices
 from gapped.linear.parts import Chunk, Draws, Whole
 from gapped.linear.row_entries import row_entries
 
@@ -37,8 +37,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Those of hidden states, weight and bias."""
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """How the logits of a layer are computed, and categories drawn from them."""
 
     part: Whole
@@ -56,6 +55,8 @@ class Head:
     """How many rows share a key."""
     streams: bool
     """Whether the kernels of long rows compute. Then all rows share one key, however they are divided."""
+    keeps_law: bool
+    """Whether the law of the categories is kept; else it is computed again where it is wanted."""
 
     @property
     def row_bytes(self) -> int:
@@ -67,15 +68,15 @@ class Head:
         levels = {name: row_entries(level, self.shape, rows) for name, level in self.levels.items()}
         estimator = replace(self.estimator, **levels) if levels else self.estimator
         number, first = divmod(rows.start, self.step)
-        return Chunk(rows, logits, estimator, self.keys[number : number + 1], first)
+        return Chunk(rows, logits, estimator, of_rows(self.keys, slice(number, number + 1)), first)
 
     def write_logits(self, layer: Layer, rows: slice, out: Tensor) -> Tensor:
         """Write the logits of some rows of a layer that `matrices` returned to `out`."""
         hidden, weight, bias, mask = layer
         if bias is None:
-            torch.mm(hidden[rows], weight.mT, out=out)
+            torch.mm(of_rows(hidden, rows), weight.mT, out=out)
         else:
-            torch.addmm(bias, hidden[rows], weight.mT, out=out)
+            torch.addmm(bias, of_rows(hidden, rows), weight.mT, out=out)
         if mask is not None:
             self._write_mask(mask, rows, out)
         return out
@@ -95,24 +96,44 @@ class Head:
     def matrices(self, layer: Layer) -> Layer:
         """The layer in the dtype of the logits, with the rows on one axis."""
         hidden, weight, bias, mask = layer
-        rows = hidden.to(self.dtype).reshape(-1, hidden.shape[-1])
-        return Layer(rows, weight.to(self.dtype), None if bias is None else bias.to(self.dtype), mask)
+        rows = _in_dtype(hidden, self.dtype)
+        rows = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
+        bias = None if bias is None else _in_dtype(bias, self.dtype)
+        return Layer(rows, _in_dtype(weight, self.dtype), bias, mask)
 
     def draw(self, layer: Layer) -> Draws:
         """Draw a category for each row."""
         layer = self.matrices(layer)
-        hidden, rows = layer.hidden, len(layer.hidden)
-        law = hidden.new_empty(rows, 2, dtype=simplex.computed(hidden[:0]).dtype)
-        stats = torch.empty_like(law) if self.streams else None
+        hidden, rows = layer.hidden, layer.hidden.shape[0]
+        law = self._empty_law(hidden) if self.keeps_law else None
+        stats = self._empty_law(hidden) if self.streams else None
         draws = Draws(hidden.new_empty(rows, dtype=torch.int64), law, stats)
-        step = self.step
+        for chunk in self._chunks(layer):
+            self.part.draw(chunk, draws.of(chunk.rows))
+        return draws
+
+    def law(self, layer: Layer, category: Tensor) -> Tensor:
+        """The law of categories that were drawn and did not keep it: see `Draws`."""
+        layer = self.matrices(layer)
+        law = self._empty_law(layer.hidden)
+        for chunk in self._chunks(layer):
+            self.part.write_law(chunk, of_rows(category, chunk.rows), of_rows(law, chunk.rows))
+        return law
+
+    def _empty_law(self, hidden: Tensor) -> Tensor:
+        """Room for two numbers per row."""
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return hidden.new_empty(hidden.shape[0], 2, dtype=dtype)
+
+    def _chunks(self, layer: Layer) -> Iterator[Chunk]:
+        """All rows of a layer that `matrices` returned; the next chunk overwrites the logits of the last."""
+        rows, step = layer.hidden.shape[0], self.step
         if self.streams:
             step = chunk_sizes.equal_rows(rows, chunk_sizes.MEMORY // self.row_bytes)
-        logits = hidden.new_empty(min(step, rows), self.part.here)
+        logits = layer.hidden.new_empty(min(step, rows), self.part.here)
         for own in slices(rows, step):
-            chunk = self.chunk(own, self.write_logits(layer, own, logits[: own.stop - own.start]))
-            self.part.draw(chunk, draws.of(own))
-        return draws
+            room = of_rows(logits, slice(0, own.stop - own.start))
+            yield self.chunk(own, self.write_logits(layer, own, room))
 
     def spans(self, weight: Tensor, spare: int, result: int, is_dense: bool) -> Spans:
         """How many rows a backward pass holds: see `chunk_sizes.Pass`."""
@@ -152,6 +173,11 @@ class Head:
             if for_bias is not None:
                 for_bias += own.sum(0, dtype=for_bias.dtype)
         return for_hidden, for_weight, for_bias
+
+
+def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # Not `to` alone: it takes the host as long to find that there is nothing to convert as to make a view.
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def _sum_dtype(weight: Tensor) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -58,13 +59,22 @@ class LinearChoice:
         """The log-probability of `index`, `(*rows)`, in float32 or float64, with its exact gradient.
 
         It is what a score-function estimator multiplies with a reward. It is 0 in a row without categories.
+        Where kernels drew rows of up to 4,096 categories without a gradient, it takes one more product.
 
         >>> import gapped
         >>> hidden, weight = torch.zeros(2, 3, requires_grad=True), torch.zeros(4, 3)
         >>> gapped.linear_choice(hidden, weight).log_prob.exp()
         tensor([0.2500, 0.2500], grad_fn=<ExpBackward0>)
         """
-        return self._used(_Use(self._draws.law[:, 0].clone, _pull_log_prob))
+
+        def values() -> Tensor:
+            law = self._draws.law
+            if law is None:
+                with _full_precision(self.index.device):
+                    law = self._head.law(self._layer, self._draws.category)
+            return law[:, 0].clone()
+
+        return self._used(_Use(values, _pull_log_prob))
 
     def select(self, table: Tensor) -> Tensor:
         """`table[index]` for a table of shape `(V, *rest)`, which may be the weight: `(*rows, *rest)`.
@@ -134,17 +144,28 @@ def choose(
     check_mask(mask, logits)
     check_generator(generator, hidden)
     levels = _levels(estimator, shape)
-    streams = part.kernel(estimator, logits) is not None and part.here > launch.LONGEST_BLOCK
+    has_kernel = part.kernel(estimator, logits) is not None
+    streams = has_kernel and part.here > launch.LONGEST_BLOCK
     rows = shape.numel()
     step = max(rows, 1) if streams else rows_of_a_chunk(estimator, part.here, hidden.device)
     keys = part.agreed(launch.draw_key(hidden, generator, -(-rows // step)))
-    head = Head(part, estimator, levels, shape, dtype, keys, step, streams)
+    # The kernels of short rows do not write the law: decoding does not wait until torch has computed it.
+    keeps_law = streams or not has_kernel or torch.is_grad_enabled()
+    head = Head(part, estimator, levels, shape, dtype, keys, step, streams, keeps_law)
     layer = Layer(hidden, weight, bias, mask)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+    with torch.no_grad(), _full_precision(hidden.device):
         draws = head.draw(layer)
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
-    return LinearChoice(draws.category.view(shape), draws, head, layer, _versions(layer))
+    # A tuple: torch reads its own sizes slowly.
+    return LinearChoice(draws.category.view(tuple(shape)), draws, head, layer, _versions(layer))
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast inside; entering its context where it is off would take the host as long as a launch."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _levels(estimator: Any, shape: torch.Size) -> dict[str, Tensor]:
@@ -221,7 +242,7 @@ class _Attached(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
         anchor, index, law, stats, table, *tensors = ctx.saved_tensors
         draws, layer = Draws(index, law, stats), Layer(*tensors)
-        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+        with torch.no_grad(), _full_precision(grad.device):
             found = _gradients(ctx, draws, layer, table, grad)
         inputs = (table, *layer[:3])
         with_graph = (

@@ -10,6 +10,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.gradient import jacobian_product
 from gapped.kernels.sampling import launch
+from gapped.linear.chunk_sizes import of_rows
 
 
 class Chunk(NamedTuple):
@@ -30,15 +31,15 @@ class Draws(NamedTuple):
 
     category: Tensor
     """The category: `V` in a row that has none, `V + 1` in one that holds a NaN or +inf."""
-    law: Tensor
+    law: Tensor | None
     """The logarithms of the category's probability, and of the sum of exponentials that the law is normalised
-    by, ``(rows, 2)``."""
+    by, ``(rows, 2)``; None while nobody asks for them."""
     stats: Tensor | None
     """What the kernels of long rows keep, ``(rows, 2)``; None where they do not draw."""
 
     def of(self, rows: slice) -> Draws:
         """Those of some rows."""
-        return Draws(self.category[rows], self.law[rows], None if self.stats is None else self.stats[rows])
+        return Draws(*(None if each is None else of_rows(each, rows) for each in self))  # type: ignore[arg-type]
 
 
 class Whole:
@@ -79,16 +80,20 @@ class Whole:
             launch.stream(chunk.logits, chunk.key, kernel, to, first=chunk.first)
             return
         if kernel is not None:
-            index = launch.forward(chunk.logits, chunk.key, kernel, dense=False).indices
+            launch.forward(chunk.logits, chunk.key, kernel, dense=False, indices=draws.category)
         else:
-            index = self.index(chunk.estimator, chunk.logits, chunk.key)
-        index = draws.category.copy_(index)
+            draws.category.copy_(self.index(chunk.estimator, chunk.logits, chunk.key))
+        if draws.law is not None:
+            self.write_law(chunk, draws.category, draws.law)
+
+    def write_law(self, chunk: Chunk, index: Tensor, to: Tensor) -> None:
+        """Write the law of the categories that were drawn from a chunk: see `Draws`."""
         law, _ = chunk.estimator.law(simplex.computed(chunk.logits))
         log_sum = self.log_partition(law)
         selected = law.gather(-1, self.place(index).unsqueeze(-1)).squeeze(-1)
         log_prob = self.total(self.own(selected, index)) - log_sum
-        draws.law[:, 0] = torch.where(index == self.categories, 0.0, log_prob)
-        draws.law[:, 1] = log_sum
+        to[:, 0] = torch.where(index == self.categories, 0.0, log_prob)
+        to[:, 1] = log_sum
 
     def index(self, estimator: Any, logits: Tensor, key: Tensor) -> Tensor:
         """The category of each row, drawn by torch with noise from `key`."""
@@ -123,6 +128,7 @@ class Whole:
 
         d log p(i) = e_i - p, in rows that have a category.
         """
+        assert draws.law is not None
         kernel = self.kernel(chunk.estimator, chunk.logits)
         if kernel is not None and draws.stats is not None:
             drawn = launch.Streamed(draws.category, draws.stats, draws.law)

@@ -163,11 +163,38 @@ class _Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_decoding_is_a_key_a_product_and_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("categories", [7, CATEGORIES])
+def test_decoding_is_a_key_a_product_and_a_draw(categories: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything else that a device would have to launch takes as long as the draw of a few rows."""
     hidden, weight, *_ = head()
     estimator = gapped.GST(gap="auto", backend="triton")
     with torch.no_grad(), _Names() as seen:
-        monkeypatch.setattr(launch, "stream", lambda *_, **how: seen.names.append("draw"))
-        estimator.choose_linear(hidden, weight)
+        for drawing in ("stream", "forward"):
+            monkeypatch.setattr(launch, drawing, lambda *_, **how: seen.names.append("draw"))
+        estimator.choose_linear(hidden, weight[:categories])
     assert seen.names == ["aten::randint.generator", "aten::mm.out", "draw"]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_short_rows_have_a_log_probability_where_no_gradient_is_wanted(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is computed when it is asked for, in as many chunks; a row may have no category."""
+    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: 4)
+    hidden, weight, bias, _ = head()
+    mask = torch.arange(7, device=DEVICE) % 3 > 0
+    mask = mask.expand(*ROWS, 7) & (torch.arange(ROWS[1], device=DEVICE) > 0).unsqueeze(-1)
+    found = []
+    for wanted in (True, False):
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        with torch.set_grad_enabled(wanted):
+            choice = gapped.GST(tau=0.5, backend="triton").choose_linear(
+                hidden, weight[:7], bias[:7], mask=mask if masked else None, generator=generator
+            )
+        assert (choice._draws.law is None) is not wanted
+        log_prob = choice.log_prob
+        assert log_prob.requires_grad is wanted
+        found.append((choice.index, log_prob))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+    assert bool((found[0][0] == 7).any()) is masked

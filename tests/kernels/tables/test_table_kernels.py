@@ -36,7 +36,9 @@ def drawn(*shape: int) -> Tensor:
 
 
 def table_of(groups: int, *rest: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(groups * K, *rest, generator=seeded(5)).to(DEVICE, dtype)
+    """One table for all rows, or one for each of several groups."""
+    shape = (K, *rest) if groups == 1 else (groups, K, *rest)
+    return torch.randn(shape, generator=seeded(5)).to(DEVICE, dtype)
 
 
 def equal(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
@@ -47,11 +49,11 @@ def equal(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("rest", [(), (1,), (5,), (40,), (2, 3)], ids=str)
 def test_rows_and_sums_equal_torch(groups: int, rest: tuple[int, ...]) -> None:
-    index, table = drawn(9, groups), table_of(groups, *rest)
-    equal(table_launch.select(table, index, K), choices._look_up(table, index, K), 0.0)
+    index, table, how = drawn(9, groups), table_of(groups, *rest), (K, groups > 1)
+    equal(table_launch.select(table, index, *how), choices._look_up(table, index, *how), 0.0)
     grad = incoming(9, groups, *rest)
-    expected = choices._summed(grad, table, index.long(), K)
-    equal(table_launch.gradient(grad, index, table, K), expected, 1e-6)
+    expected = choices._summed(grad, table, index.long(), *how)
+    equal(table_launch.gradient(grad, index, table, *how), expected, 1e-6)
     assert expected.isnan().any()
 
 
@@ -59,21 +61,21 @@ def test_rows_and_sums_equal_torch(groups: int, rest: tuple[int, ...]) -> None:
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     index, table = drawn(40, 3), table_of(3, 6, dtype=dtype)
     index[:2] = 0
-    equal(table_launch.select(table, index, K), choices._look_up(table, index, K), 0.0)
+    equal(table_launch.select(table, index, K, True), choices._look_up(table, index, K, True), 0.0)
     grad = incoming(40, 3, 6).to(dtype)
-    expected = choices._summed(grad.float(), table.float(), index.long(), K).to(dtype)
-    equal(table_launch.gradient(grad, index, table, K), expected, 1e-3)
+    expected = choices._summed(grad.float(), table.float(), index.long(), K, True).to(dtype)
+    equal(table_launch.gradient(grad, index, table, K, True), expected, 1e-3)
 
 
 def test_layouts_and_nothing() -> None:
-    index, table = drawn(9, 3), table_of(4, 3)[: 3 * K].T.contiguous().T
+    index, table = drawn(9, 3), table_of(4, 3)[:3].mT.contiguous().mT
     grad = incoming(4, 3, 9).permute(2, 1, 0)[..., :3]
-    equal(table_launch.select(table, index, K), choices._look_up(table, index, K), 0.0)
-    expected = choices._summed(grad, table, index.long(), K)
-    equal(table_launch.gradient(grad, index, table, K), expected, 1e-6)
+    equal(table_launch.select(table, index, K, True), choices._look_up(table, index, K, True), 0.0)
+    expected = choices._summed(grad, table, index.long(), K, True)
+    equal(table_launch.gradient(grad, index, table, K, True), expected, 1e-6)
     none = drawn(9, 3)[:0]
-    assert table_launch.select(table, none, K).shape == (0, 3, 3)
-    assert not table_launch.gradient(grad[:0], none, table, K).any()
+    assert table_launch.select(table, none, K, True).shape == (0, 3, 3)
+    assert not table_launch.gradient(grad[:0], none, table, K, True).any()
 
 
 def test_where_the_kernels_apply() -> None:
@@ -107,7 +109,7 @@ def test_a_choice_of_the_kernels_equals_the_one_hot_product(
     """The gradient of the logits is written over that of the sample, which nobody else may see."""
     estimator = replace(ESTIMATORS[name], backend="triton")
     logits = torch.randn(4, 5, 3, K, generator=seeded(1)).to(DEVICE)
-    table = table_of(3, 6).view(3, K, 6)
+    table = table_of(3, 6)
     expected = pulled(estimator, logits, table, by_hand=True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     calls: list[int] = []

@@ -244,11 +244,12 @@ def forward(
     *,
     dense: bool = True,
     out: Tensor | None = None,
+    indices: Tensor | None = None,
     axes: int | None = None,
 ) -> Forward:
     """Draw a sample; without `dense` only its index. Contiguous short rows may be written to `out`.
 
-    The sample lies as `axes` says (`row_layout`), by default as the logits do.
+    Indices may be written to a flat tensor `indices` of any integer dtype that holds them. The sample lies as `axes` says (`row_layout`), by default as the logits do.
     """
     if axes is None:
         axes = axes_of(logits, fused) if out is None else 0
@@ -260,7 +261,9 @@ def forward(
     value = out
     if value is None:
         value = empty_rows(logits, axes) if dense else logits.new_empty(0)
-    index = torch.empty(rows.number, dtype=index_dtype(categories), device=logits.device)
+    index = indices
+    if index is None:
+        index = torch.empty(rows.number, dtype=index_dtype(categories), device=logits.device)
     stats = torch.empty((rows.number, 2), dtype=torch.float32, device=logits.device) if is_long else None
     if rows.number == 0:
         return Forward(value, index, stats)
