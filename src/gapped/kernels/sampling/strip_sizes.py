@@ -28,7 +28,7 @@ TILES = {4: (8, 4, 1), 2: (4, 1, 4)}
 TILE_REGISTERS = 80
 # Neighbouring strips whose tiles come in turn, and how many more tiles than a group's are summed before the
 # first is written: about as many as a GPU sums at the same time. The cache must hold all of these.
-GROUP, AHEAD = 4, 192
+GROUP, AHEAD = 1, 192
 # What the cache is told of a tile that is read for the first and for the last time.
 FIRST_USE, LAST_USE = "evict_last", "evict_first"
 # Of shorter rows: elements that a program holds, with simple weights and with others; its warps; registers
