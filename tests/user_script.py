@@ -20,6 +20,22 @@ def train(estimator: gapped.Pathwise | gapped.Score, seed: int) -> Iterator[floa
         yield cost.item()
 
 
+def other_choices(logits: Tensor) -> Tensor:
+    """Gates, subsets, counts, a vocabulary, a quantizer: what each returns, by its type."""
+    keep: Tensor = gapped.gate(logits, hard=True, estimator="gst")
+    some: Tensor = gapped.subset(logits, 2, estimator=gapped.GST(gap=1.5))
+    marginals: Tensor = gapped.subsets.marginals(logits, 2)
+    count: Tensor = gapped.counts.poisson(logits)
+    token = gapped.linear_choice(logits, torch.eye(9, 4))
+    entry: Tensor = token.select(torch.eye(9, 4)) + token.log_prob.unsqueeze(-1)
+    layer = gapped.nn.Quantizer(4, 4, codes=3, estimator="gst")
+    tau: float = gapped.nn.schedules.Linear(1.0, 0.5, steps=10).apply(layer, 5)
+    codes: gapped.nn.Quantized = layer(logits)
+    with gapped.replacing_torch("gst"), gapped.nn.Usage(layer) as usage:
+        numbers: dict[str, float] = usage.read()
+    return (keep + some + marginals + count + entry + codes.entries).sum() * tau + len(numbers)
+
+
 def main() -> None:
     logits = torch.zeros(2, 4, requires_grad=True)
     sample: Tensor = gapped.gst(logits, tau=0.5, hard=True, gap="auto")
@@ -31,6 +47,7 @@ def main() -> None:
     layer.tau = 0.5
     posterior = gapped.distributions.OneHotCategorical(logits=logits, estimator=gapped.ReinMax())
     loss = sample.sum() + table.sum() + layer(logits).sum() + posterior.rsample().sum()
+    loss = loss + other_choices(logits)
     loss.backward()
     if TYPE_CHECKING:  # the other family makes no choices, and type checkers know
         gapped.estimator("rloo").choose(logits)  # type: ignore[attr-defined]

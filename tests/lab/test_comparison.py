@@ -562,7 +562,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert main([*command, "--estimator", "gst:tau=7"]) == 1
     assert "3 of 3 runs failed; the same command tries them again" in capsys.readouterr().err
     assert main([*command, "--epochs", "3"]) == 2
-    assert "--train: goes without --epochs" in capsys.readouterr().err
+    assert "--train: cannot be combined with --epochs" in capsys.readouterr().err
     assert main([*command, "--engine", "torchrun"]) == 2
     assert "engine: got 'torchrun', expected local or ray" in capsys.readouterr().err
     assert main([*command, "--ray-address", "auto"]) == 2

@@ -259,8 +259,8 @@ def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
     [
         ("sfess", 'estimator: got .sfess., expected "simple", "gst"'),
         (gapped.ReinMax(), "estimator: got an object of type ReinMax"),
-        (gapped.GST(tau=0.5), "tau and hard are arguments of their own"),
-        (gapped.GST(hard=False), "tau and hard are arguments of their own"),
+        (gapped.GST(tau=0.5), "tau and hard are arguments here"),
+        (gapped.GST(hard=False), "tau and hard are arguments here"),
         (gapped.GST(gap="auto"), "gap: got 'auto', expected a number or a tensor"),
         (gapped.GST(gap=gapped.expected_gap), "gap: got <function expected_gap"),
         (gapped.GST(detach=False), "detach: got False, expected True"),

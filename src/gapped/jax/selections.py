@@ -110,9 +110,11 @@ def _gapped(estimator: object, k: int) -> GST | None:
     if not isinstance(estimator, GST):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     if is_array(estimator.tau) or estimator.tau != 1 or not estimator.hard:
-        raise reject("estimator", estimator, "one with a gap alone: tau and hard are arguments of their own")
+        raise reject(
+            "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
+        )
     if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
-        accepted = "a number or an array: with more than one winner no other has a meaning"
+        accepted = "a number or an array: the others are for one selected element"
         raise reject("gap", estimator.gap, accepted)
     return estimator
 

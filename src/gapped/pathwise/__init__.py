@@ -331,7 +331,9 @@ class Pathwise(ABC):
         if not self.hard:
             raise reject("hard", False, "True: a choice is a hard sample")
         if self.has_learned_tau():
-            raise reject("tau", "a tensor that requires grad", "one without: a choice has no path to it")
+            raise reject(
+                "tau", "a tensor that requires grad", "one without: choose and gst_index learn no temperature"
+            )
 
     def _masked(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None

@@ -67,7 +67,7 @@ class GST(Pathwise):
     def check_choice(self) -> None:
         super().check_choice()
         if not self.detach:
-            raise reject("detach", False, "True: a choice has no path through its perturbation")
+            raise reject("detach", False, "True for choose and gst_index: only sample has the other gradient")
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)

@@ -129,11 +129,11 @@ def _gapped(estimator: object, k: int) -> GST | None:
     if not isinstance(estimator, GST):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     if isinstance(estimator.tau, Tensor) or estimator.tau != 1 or not estimator.hard:
-        raise reject("estimator", estimator, "one with a gap alone: tau and hard are arguments of their own")
-    if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
         raise reject(
-            "gap", estimator.gap, "a number or a tensor: with more than one winner no other has a meaning"
+            "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
         )
+    if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
+        raise reject("gap", estimator.gap, "a number or a tensor: the others are for one selected element")
     if k > 1 and not estimator.detach:
         raise reject("detach", False, "True if more than one element is selected")
     return estimator

@@ -35,6 +35,18 @@ def test_help_shows_examples_first_and_is_the_default(capsys):
     assert capsys.readouterr() == (text, "")
 
 
+def test_a_terminal_shows_an_error_broken_between_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["compare", "--estimator", "gts"]) == 2
+    line = one_line(capsys)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["compare", "--estimator", "gts"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60
+    assert " ".join(each.strip() for each in lines) == line.strip()
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_is_plain_words_in_80_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")

@@ -68,7 +68,7 @@ def compare(
 
     if train is not None:
         if unused := sorted(given - OWN):
-            raise GappedError(f"--train: goes without --{', --'.join(unused)}".replace("_", "-"))
+            raise GappedError(f"--train: cannot be combined with --{', --'.join(unused)}".replace("_", "-"))
         if ray_address is not None and engine != "ray":
             raise reject("--ray-address", ray_address, "only with --engine ray")
         function = command.load_function("--train", train)
@@ -76,7 +76,7 @@ def compare(
         _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
         return
     if unused := sorted(given & {"workers", "maximize"}):
-        raise GappedError(f"--{unused[0]}: goes only with --train")
+        raise GappedError(f"--{unused[0]}: only together with --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipe = default_recipe(data, estimator, tau, **overrides)
     execute([recipe], out, device, data_dir, tensorboard, minutes, engine, ray_address)
