@@ -23,26 +23,21 @@ from triton.testing import do_bench
 
 import gapped
 from gapped.kernels.runner import Launch
-from gapped.kernels.sampling import launch, long_launch, split_strips, strip_sizes
+from gapped.kernels.sampling import launch, long_launch, strip_sizes
 from gapped.kernels.sampling.launch import Fused
 
 SECONDS = 60
 SHAPE = (64, 8192, 1024)
 ALL_AT_ONCE = 1 << 30
 SET: dict[str, Any] = {}
-FORMER = "split_strips"
 # Each by its difference from what is set; the first ones decide most.
-FLOAT32: dict[str, dict[str, Any] | None] = {
+FLOAT32: dict[str, dict[str, Any]] = {
     "as set": SET,
-    FORMER: None,
     "no hints to the cache": {"FIRST_USE": "", "LAST_USE": ""},
     "all sums, then all writes": {"AHEAD": ALL_AT_ONCE},
     "read ahead: 4 warps, 2 chunks, 3 stages": {"TILES": {4: (4, 2, 3)}},
     "4 warps, 128 registers": {"TILES": {4: (4, 4, 1)}, "TILE_REGISTERS": 128},
     "128 registers": {"TILE_REGISTERS": 128},
-    "groups of 1": {"GROUP": 1},
-    "groups of 2": {"GROUP": 2},
-    "groups of 8": {"GROUP": 8},
     "96 tiles ahead": {"AHEAD": 96},
     "384 tiles ahead": {"AHEAD": 384},
     "tiles of 32 x 128, 384 ahead": {"SEGMENT": 128, "AHEAD": 384},
@@ -52,23 +47,22 @@ FLOAT32: dict[str, dict[str, Any] | None] = {
     "8 chunks, 128 registers": {"TILES": {4: (8, 8, 1)}, "TILE_REGISTERS": 128},
     "read ahead: 8 warps, 1 chunk, 4 stages": {"TILES": {4: (8, 1, 4)}},
 }
-BFLOAT16: dict[str, dict[str, Any] | None] = {
+BFLOAT16: dict[str, dict[str, Any]] = {
     "as set": SET,
-    FORMER: None,
     "no reading ahead: 8 warps, 2 chunks": {"TILES": {2: (8, 2, 1)}},
     "no reading ahead: 4 warps, 4 chunks": {"TILES": {2: (4, 4, 1)}},
     "read ahead: 4 warps, 2 chunks, 3 stages": {"TILES": {2: (4, 2, 3)}},
 }
-BOTH: dict[str, dict[str, Any] | None] = {"as set": SET, FORMER: None}
-SHORTER = BOTH | {"not held": {"HELD_SIMPLE": 0}}
+ONE: dict[str, dict[str, Any]] = {"as set": SET}
+SHORTER = ONE | {"not held": {"HELD_SIMPLE": 0}}
 CASES = (
     (SHAPE, torch.float32, "gst", FLOAT32),
     (SHAPE, torch.bfloat16, "gst", BFLOAT16),
-    (SHAPE, torch.float32, "gumbel-softmax", BOTH),
-    (SHAPE, torch.float32, "reinmax", BOTH),
+    (SHAPE, torch.float32, "gumbel-softmax", ONE),
+    (SHAPE, torch.float32, "reinmax", ONE),
     ((64, 512, 1024), torch.float32, "gst", SHORTER),
     ((64, 100, 1024), torch.float32, "gst", SHORTER),
-    (SHAPE, torch.float32, "gst-auto", BOTH),
+    (SHAPE, torch.float32, "gst-auto", ONE),
 )
 FORWARD = (
     ("FORWARD_BYTES", "FORWARD_WARPS", "PIECES", "STAGES", "FORWARD_REGISTERS"),
@@ -99,7 +93,7 @@ def compiled(call: Callable[[], Tensor]) -> tuple[Tensor, Any]:
         one(tensors, levels)
         codes.extend(code for code, _ in one._compiled.values())
 
-    with sizes(long_launch, {"run": run}), sizes(split_strips, {"run": run}):
+    with sizes(long_launch, {"run": run}):
         result = call()
     return result, codes[-1]
 
@@ -126,15 +120,11 @@ def time_backward() -> Iterator[str]:
         del tensor, logits, grad, copied, call
 
 
-def measured(
-    call: Callable[[], Tensor], copied: Tensor, changes: dict[str, Any] | None, one_pass: float
-) -> str:
-    """One variant, `split_strips` for None: whether it is right, how long it takes, what it compiles to."""
-    other = {"_backward_strips": split_strips.backward} if changes is None else {}
-    changes = dict(changes or {})
+def measured(call: Callable[[], Tensor], copied: Tensor, changes: dict[str, Any], one_pass: float) -> str:
+    """One variant: whether it is right, how long it takes, what it compiles to."""
     if "TILES" in changes:
-        changes["TILES"] = strip_sizes.TILES | changes["TILES"]
-    with sizes(long_launch, other), sizes(strip_sizes, changes):
+        changes = changes | {"TILES": strip_sizes.TILES | changes["TILES"]}
+    with sizes(strip_sizes, changes):
         result, code = compiled(call)
         differs = float((result - copied).abs().max() / copied.abs().max())
         same = torch.equal(call(), result)

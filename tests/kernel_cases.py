@@ -96,7 +96,7 @@ def make_strips_small(patch: pytest.MonkeyPatch) -> None:
     The first tile is written before the last one is summed.
     """
     sizes = {"LONGEST_BLOCK": 8, "FORWARD_WARPS": 1, "PIECES": 2, "MOST_BYTES": 64}
-    sizes |= {"HELD_SIMPLE": 0, "HELD_OTHERS": 0, "TILE_BYTES": 64, "SEGMENT": 16, "GROUP": 2, "AHEAD": 1}
+    sizes |= {"HELD_SIMPLE": 0, "HELD_OTHERS": 0, "TILE_BYTES": 64, "SEGMENT": 16, "AHEAD": 1}
     for name, value in (sizes | {"TILES": {4: (1, 1, 1), 2: (1, 1, 1)}}).items():
         patch.setattr(strip_sizes, name, value)
 

@@ -241,7 +241,7 @@ def test_bits_do_not_depend_on_which_program_is_first(name: str, monkeypatch: py
 @pytest.mark.parametrize("mode", ["gst", "reinmax", "gumbel-softmax"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_sizes_of_strips(size: int, mode: str) -> None:
-    """Wide enough for memory, every category in a segment, and a lag of a group or more.
+    """Wide enough for memory, every category in a segment, and a lag of a strip or more.
 
     Of the constants as they are, which other tests change: they are read once more.
     """
@@ -265,7 +265,7 @@ def test_sizes_of_strips(size: int, mode: str) -> None:
                 assert (programs, lag, sizes["TURNS"]) == (strips, 0, 1)
             else:
                 assert programs == 2 * strips * sizes["SEGMENTS"]
-                assert min(sizes["GROUP"], strips) * sizes["SEGMENTS"] <= lag <= programs // 2
+                assert sizes["SEGMENTS"] <= lag <= programs // 2
 
 
 @pytest.mark.gpu

@@ -8,31 +8,29 @@ import torch
 # Triton from there, where it is imported once it is known whether it interprets kernels.
 from kernel_cases import DEVICE, GPU_MARKS, tl, triton
 
-from gapped.kernels.sampling.tile_order import place_of, task_of
+from gapped.kernels.sampling.tile_order import task_of
 
 pytestmark = GPU_MARKS
 
 
 @triton.jit
-def _order_kernel(p_out, s_strips, s_lag, SEGMENTS: tl.constexpr, GROUP: tl.constexpr):
+def _order_kernel(p_out, s_strips, s_lag, SEGMENTS: tl.constexpr):
     s_program = tl.program_id(0)
     s_tile, s_writes = task_of(s_program, s_strips * SEGMENTS, s_lag)
-    s_strip, s_segment = place_of(s_tile, s_strips, SEGMENTS, GROUP)
     tl.store(p_out + 3 * s_program, s_writes.to(tl.int32))
-    tl.store(p_out + 3 * s_program + 1, s_strip)
-    tl.store(p_out + 3 * s_program + 2, s_segment)
+    tl.store(p_out + 3 * s_program + 1, s_tile // SEGMENTS)
+    tl.store(p_out + 3 * s_program + 2, s_tile % SEGMENTS)
 
 
 @pytest.mark.parametrize(
-    ("strips", "segments", "group", "ahead"),
-    [(1, 2, 4, 0), (5, 3, 2, 0), (5, 3, 2, 1), (6, 4, 1, 3), (7, 2, 3, 100), (3, 5, 4, 2)],
+    ("strips", "segments", "ahead"), [(1, 2, 0), (5, 3, 0), (5, 3, 1), (6, 4, 3), (7, 2, 100), (3, 5, 2)]
 )
-def test_a_program_waits_for_lower_numbers_only(strips: int, segments: int, group: int, ahead: int) -> None:
+def test_a_program_waits_for_lower_numbers_only(strips: int, segments: int, ahead: int) -> None:
     """Every tile is summed once and written once, after all tiles of its strip were summed."""
     tiles = strips * segments
-    lag = min(group * segments + ahead, tiles)
+    lag = min(segments + ahead, tiles)
     out = torch.empty(2 * tiles, 3, dtype=torch.int32, device=DEVICE)
-    _order_kernel[(2 * tiles,)](out, strips, lag, SEGMENTS=segments, GROUP=group)
+    _order_kernel[(2 * tiles,)](out, strips, lag, SEGMENTS=segments)
     tasks = [tuple(task) for task in out.tolist()]
     wanted = [
         (writes, strip, segment)
@@ -47,11 +45,3 @@ def test_a_program_waits_for_lower_numbers_only(strips: int, segments: int, grou
             assert all(number[0, strip, other] < program for other in range(segments))
             # Not much later than it was summed: the cache would have lost it.
             assert program - number[0, strip, segment] <= 2 * lag + 1
-
-
-def test_tiles_of_neighbouring_strips_come_in_turn() -> None:
-    out = torch.empty(24, 3, dtype=torch.int32, device=DEVICE)
-    _order_kernel[(24,)](out, 3, 12, SEGMENTS=4, GROUP=2)
-    places = [(strip, segment) for _, strip, segment in out[:12].tolist()]
-    assert places[:4] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert places[8:] == [(2, 0), (2, 1), (2, 2), (2, 3)]

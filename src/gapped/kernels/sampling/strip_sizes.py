@@ -26,9 +26,9 @@ TILE_BYTES, SEGMENT, MOST_SEGMENTS = 128, 256, 64
 TILES = {4: (8, 4, 1), 2: (4, 1, 4)}
 # The registers of a thread for float32 and simple weights: a third program fits on a multiprocessor.
 TILE_REGISTERS = 80
-# Neighbouring strips whose tiles come in turn, and how many more tiles than a group's are summed before the
-# first is written: about as many as a GPU sums at the same time. The cache must hold all of these.
-GROUP, AHEAD = 1, 192
+# How many more tiles than a strip's are summed before the first is written: about as many as a GPU sums at the
+# same time. The cache must hold all of these.
+AHEAD = 192
 # What the cache is told of a tile that is read for the first and for the last time.
 FIRST_USE, LAST_USE = "evict_last", "evict_first"
 # Of shorter rows: elements that a program holds, with simple weights and with others; its warps; registers
@@ -70,7 +70,7 @@ def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partiti
     if categories * width <= most:
         width = _narrowed(width, count, size)
         block = HELD_WARPS * 512 // (width * size)
-        sizes = {"SEGMENTS": 1, "SLOTS": 2, "GROUP": 1, "TURNS": 1, "PIECES": -(-categories // block)}
+        sizes = {"SEGMENTS": 1, "SLOTS": 2, "TURNS": 1, "PIECES": -(-categories // block)}
         sizes |= {"BLOCK": block, "STRIP": width, "STAGES": 1, "num_warps": HELD_WARPS}
         sizes |= {"maxnreg": HELD_REGISTERS} if simple else {}
         return Partition(-(-count // width), 0, hints | sizes)
@@ -80,11 +80,11 @@ def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partiti
     warps, pieces, stages = TILES[size]
     block = min(warps * 512 // (width * size), segment)
     pieces = min(pieces, segment // block)
-    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "GROUP": GROUP, "PIECES": pieces}
+    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "PIECES": pieces}
     sizes |= {"TURNS": segment // (pieces * block), "BLOCK": block, "STRIP": width, "STAGES": stages}
     sizes |= {"num_warps": warps} | ({"maxnreg": TILE_REGISTERS} if simple and size == 4 else {})
     tiles = -(-count // width) * segments
-    return Partition(2 * tiles, min(GROUP * segments + AHEAD, tiles), hints | sizes)
+    return Partition(2 * tiles, min(segments + AHEAD, tiles), hints | sizes)
 
 
 def _narrowed(width: int, count: int, size: int) -> int:

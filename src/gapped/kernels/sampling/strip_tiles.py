@@ -20,7 +20,7 @@ from gapped.kernels.primitives import LOG2_E, exp2, row_starts
 from gapped.kernels.sampling.long_rows import Row, centres, gradient, row_gap, row_of_sample, weights
 from gapped.kernels.sampling.strips import chunks, strip_of, write_strip
 from gapped.kernels.sampling.surrogates import REINMAX
-from gapped.kernels.sampling.tile_order import collect_strip, place_of, publish_tile, task_of
+from gapped.kernels.sampling.tile_order import collect_strip, publish_tile, task_of
 
 
 class Given(NamedTuple):
@@ -161,7 +161,6 @@ def tile_backward_kernel(
     SEGMENTS: tl.constexpr,
     SLOTS: tl.constexpr,
     SUMS: tl.constexpr,
-    GROUP: tl.constexpr,
     TURNS: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -180,7 +179,7 @@ def tile_backward_kernel(
     if SEGMENTS > 1:
         s_strips = (s_rows + STRIP - 1) // STRIP
         s_tile, s_writes = task_of(tl.program_id(0), s_strips * SEGMENTS, s_lag)
-        s_strip, s_segment = place_of(s_tile, s_strips, SEGMENTS, GROUP)
+        s_strip, s_segment = s_tile // SEGMENTS, s_tile % SEGMENTS
     strip = strip_of(s_strip, s_rows, STRIP)
     # Offsets of categories may need 64 bits.
     s_step = tl.cast(s_step, tl.int64)

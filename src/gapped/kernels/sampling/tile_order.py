@@ -31,18 +31,6 @@ def task_of(s_program, s_tiles, s_lag):
 
 
 @triton.jit
-def place_of(s_tile, s_strips, SEGMENTS: tl.constexpr, GROUP: tl.constexpr):
-    """Strip and segment of a tile. Those of `GROUP` neighbouring strips come segment by segment.
-
-    So programs that run at the same time read pieces of memory that are longer than the width of a strip.
-    """
-    s_first = s_tile // (GROUP * SEGMENTS) * GROUP
-    s_width = tl.minimum(s_strips - s_first, GROUP)
-    s_rest = s_tile - s_first * SEGMENTS
-    return s_first + s_rest % s_width, s_rest // s_width
-
-
-@triton.jit
 def publish_tile(p_sums, p_done, sums, SUMS: tl.constexpr, STRIP: tl.constexpr):
     """Store the sums of a tile, and count it once they can be seen."""
     for s_sum in tl.static_range(SUMS):
