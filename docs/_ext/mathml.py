@@ -1,4 +1,4 @@
-"""Formulas as MathML, made while the pages are built: they need no script, no font and no network."""
+"""Formulas as MathML, made while the pages are built: they need no script and no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 # What the translator lacks, in its own words.
-SPELLINGS = {r"\\operatorname\b": r"\\mathrm", r"\\arg\b": r"\\mathrm{arg}\\,"}
+SPELLINGS = {r"\\operatorname\b": r"\\mathrm", r"\\arg\b": r"\\mathrm{arg}\\,", r"\{aligned\}": "{split}"}
 
 
 def render(node: nodes.Element, display: str) -> str:
@@ -29,8 +29,8 @@ def render(node: nodes.Element, display: str) -> str:
         return ""
     for element in made.iter():
         element.text = unescape(element.text or "") or None
-    # A command that the translator does not know comes out as its own name.
-    unknown = [element.text for element in made.iter() if "\\" in (element.text or "")]
+    # A command that the translator does not know comes out as its own name, an alignment as an ampersand.
+    unknown = [element.text for element in made.iter() if re.search(r"[\\&]", element.text or "")]
     if unknown:
         logger.warning("formula %r: cannot translate %s", text, ", ".join(unknown), location=node)
     return ElementTree.tostring(made, encoding="unicode")
