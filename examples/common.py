@@ -58,9 +58,10 @@ def options(
     parser.add_argument("--steps", type=count, default=steps, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--seeds", type=count, default=seeds, help="how many seeds (default: %(default)s)")
-    parser.set_defaults(otherwise=[named(text) for text in estimators], title=title, tune=False, figure=None)
+    parser.set_defaults(otherwise=[named(text) for text in estimators], title=title, tune=None, figure=None)
     if tunable:
-        parser.add_argument("--tune", action="store_true", help="also the best of several temperatures")
+        tune_help = "also the best of several temperatures, each tried on N other seeds (1 if N is left out)"
+        parser.add_argument("--tune", metavar="N", type=count, nargs="?", const=1, help=tune_help)
         parser.add_argument("--figure", metavar="FILE", type=Path, help="an SVG of what the table shows")
     return parser
 
@@ -92,11 +93,13 @@ def compare(
     several = f"seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation"
     notes = [f"{chosen.steps} steps, {several if len(seeds) > 1 else f'seed {seeds[0]}'}"]
     if chosen.tune:
-        best, tried = tune(train, texts, chosen.steps, seeds.stop)
+        others = range(seeds.stop, seeds.stop + chosen.tune)
+        best, tried = tune(train, texts, chosen.steps, others)
         results[f"tuned: {best}"] = results.get(best) or [
             run(train, best, chosen.steps, seed) for seed in seeds
         ]
-        notes.append(f"tuned: the best of {tried} settings on seed {seeds.stop}, which is not in the table")
+        which = f"seed {others[0]}" if len(others) == 1 else f"seeds {others[0]} to {others[-1]}"
+        notes.append(f"tuned: the best of {tried} settings on {which}, not in the table")
     names = list(results[texts[0]][0])
     columns = [_column([[each[name] for each in runs] for runs in results.values()]) for name in names]
     show([["estimator", *names], *zip(results, *columns, strict=True)])
@@ -122,8 +125,8 @@ def run(train: Callable[..., Result], text: str, steps: int, seed: int) -> Resul
     return result
 
 
-def tune(train: Callable[..., Result], texts: Sequence[str], steps: int, seed: int) -> tuple[str, int]:
-    """The setting with the lowest first column on one seed, and how many were tried.
+def tune(train: Callable[..., Result], texts: Sequence[str], steps: int, seeds: range) -> tuple[str, int]:
+    """The setting whose first column has the lowest mean over `seeds`, and how many were tried.
 
     Each estimator is tried at every one of `TEMPERATURES` if it has one, and as it is.
     """
@@ -132,8 +135,12 @@ def tune(train: Callable[..., Result], texts: Sequence[str], steps: int, seed: i
         if "tau" in options_of(name):
             settings += [spell(name, values | {"tau": tau}) for tau in TEMPERATURES]
     settings = list(dict.fromkeys(settings))
-    scores = [next(iter(run(train, text, steps, seed).values())) for text in settings]
-    return min(zip(scores, settings, strict=True))[1], len(settings)
+
+    def score(text: str) -> float:
+        results: Any = [run(train, text, steps, seed) for seed in seeds]
+        return fmean(next(iter(result.values())) for result in results)
+
+    return min(settings, key=score), len(settings)
 
 
 def show(rows: Sequence[Sequence[str]]) -> None:

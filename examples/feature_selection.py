@@ -84,8 +84,8 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
     with torch.no_grad():
         shares = selector(1_000).mean(0)
     axes = figure.subplots()
-    axes.bar(range(INPUTS), shares, color=colour_of(estimator))
-    axes.set_xticks(relevant, [f"input {number}" for number in relevant])
+    axes.bar(range(INPUTS), shares.tolist(), color=colour_of(estimator))
+    axes.set_xticks(relevant.tolist(), [f"input {number}" for number in relevant.tolist()])
     axes.set_title("how often each of 30 inputs is drawn; the named ones matter")
 
 

@@ -84,7 +84,8 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
         logits = vae.encoder(shown).unflatten(-1, (LATENTS, CATEGORIES))
         sample = OneHotCategorical(logits=logits, estimator=estimator).sample()
         pixels = vae.decoder(sample.flatten(-2)).sigmoid()
-    images(figure, {"digit": shown.view(-1, 8, 8), "decoded": pixels.view(-1, 8, 8)})
+    pictures = {"digit": shown, "decoded": pixels}
+    images(figure, {name: rows.view(-1, 8, 8).numpy() for name, rows in pictures.items()})
 
 
 def main() -> None:

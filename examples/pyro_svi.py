@@ -90,7 +90,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
     """The learned pictures, as the probabilities of black."""
     from picture import images
 
-    pictures = fit(estimator, steps, seed).pictures.detach().sigmoid().view(2, -1, 8, 8)
+    pictures = fit(estimator, steps, seed).pictures.detach().sigmoid().view(2, -1, 8, 8).numpy()
     images(figure, {"pictures": pictures[0], " ": pictures[1]})
 
 

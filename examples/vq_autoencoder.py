@@ -82,7 +82,8 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
     model, shown = fit(estimator, steps, seed), test_images[:12]
     with torch.no_grad():
         reconstruction, _ = model(shown)
-    images(figure, {"digit": shown.view(-1, 8, 8), "from 8 codes": reconstruction.view(-1, 8, 8)})
+    pictures = {"digit": shown, "from 8 codes": reconstruction}
+    images(figure, {name: rows.view(-1, 8, 8).numpy() for name, rows in pictures.items()})
 
 
 def main() -> None:

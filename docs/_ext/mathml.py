@@ -29,6 +29,8 @@ def render(node: nodes.Element, display: str) -> str:
         return ""
     for element in made.iter():
         element.text = unescape(element.text or "") or None
+        if element.text == "∞":  # a number, without an operator's space around it
+            element.tag = "mi"
     # A command that the translator does not know comes out as its own name, an alignment as an ampersand.
     unknown = [element.text for element in made.iter() if re.search(r"[\\&]", element.text or "")]
     if unknown:
