@@ -114,7 +114,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
     shares = torch.stack([choice[cluster == c].mean(0) for c in range(CLUSTERS)])
     axes = figure.subplots()
     for (row, column), share in np.ndenumerate(shares.numpy()):
-        axes.barh(row, 0.96, 0.92, column - 0.48, color=colour_of(estimator), alpha=0.04 + 0.5 * share)
+        axes.barh(row, 0.96, 0.92, column - 0.48, color=colour_of(estimator), alpha=0.04 + 0.35 * share)
         axes.text(column, row, f"{share:.2f}", ha="center", va="center")
     experts = [f"expert {e + 1}" + ("" if e != DOWN else ", down") for e in range(EXPERTS)]
     axes.set_xticks(range(EXPERTS), experts)
