@@ -54,7 +54,8 @@ def dots(axes: Any, column: str, results: Mapping[str, Sequence[float]]) -> list
         axes.plot([mean, mean], [place - 0.32, place + 0.32], color=colours[text], linewidth=2)
         tips.append(Tip(axes, mean, place, f"{text}: {mean:.3g}", 10))
     name_places(axes, list(results))
-    axes.set_title(f"{column}: each seed, and the mean")
+    several = any(len(values) > 1 for values in results.values())
+    axes.set_title(f"{column}: each seed, and the mean" if several else column)
     return tips
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -31,6 +32,10 @@ def render(node: nodes.Element, display: str) -> str:
         element.text = unescape(element.text or "") or None
         if element.text == "∞":  # a number, without an operator's space around it
             element.tag = "mi"
+    for row in list(made.iter()):
+        for place, (name, operand) in reversed(list(enumerate(pairwise(row)))):
+            if name.tag == "mi" and len(name.text or "") > 1 and operand.tag in ("mi", "msub", "msup"):
+                row.insert(place + 1, ElementTree.Element("mspace", width="0.17em"))  # log p, not logp
     # A command that the translator does not know comes out as its own name, an alignment as an ampersand.
     unknown = [element.text for element in made.iter() if re.search(r"[\\&]", element.text or "")]
     if unknown:
