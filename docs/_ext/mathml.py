@@ -32,6 +32,8 @@ def render(node: nodes.Element, display: str) -> str:
         element.text = unescape(element.text or "") or None
         if element.text == "∞":  # a number, without an operator's space around it
             element.tag = "mi"
+        if element.text == "~":  # what the translator makes of a relation
+            element.tag, element.text = "mo", "∼"
     for row in list(made.iter()):
         for place, (name, operand) in reversed(list(enumerate(pairwise(row)))):
             if name.tag == "mi" and len(name.text or "") > 1 and operand.tag in ("mi", "msub", "msup"):
