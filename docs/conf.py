@@ -18,7 +18,7 @@ author = "The gapped authors"
 project_copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "reference"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "gallery", "mathml", "reference"]
 exclude_patterns = ["_build", "records"]
 
 myst_enable_extensions = ["dollarmath"]

@@ -1,4 +1,4 @@
-"""What the examples share: their options, the repetition over seeds, and the table of results."""
+"""What the examples share: their options, the repetition over seeds, tuning, and the table of results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from functools import partial
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import gapped
-from gapped.lab.estimator_text import make, parse
+from gapped.lab.defaults import temperature
+from gapped.lab.estimator_text import make, options_of, parse
+from gapped.lab.estimator_text import show as spell
 
 Result = Mapping[str, float | Sequence[float]]
+TEMPERATURES = (0.3, 0.5, 0.7, 1.0)
+"""What `--tune` tries for each estimator, beside the recommended temperature."""
 
 
 def options(
@@ -23,12 +28,19 @@ def options(
     estimators: Sequence[str],
     seeds: int = 3,
     family: type = gapped.Pathwise,
+    tunable: bool = True,
 ) -> argparse.ArgumentParser:
-    """The options that every example has. `family` is what the estimators must be."""
+    """The options that every example has.
 
-    def named(text: str) -> tuple[str, object]:
+    - `family`: what the estimators must be.
+    - `tunable`: whether the first column of the table is a number that is better if it is lower. Then there
+      are `--tune`, which looks for the lowest, and `--figure`, which draws it.
+    """
+
+    def named(text: str) -> str:
         try:
-            member = make(*parse(text))
+            name, values = parse(text)
+            member = make(name, values)
         except gapped.GappedError as problem:
             # Anything else would be reported without its message.
             raise argparse.ArgumentTypeError(str(problem)) from None
@@ -36,16 +48,21 @@ def options(
             raise argparse.ArgumentTypeError(
                 f"{text}: expected an estimator whose sample carries the gradient"
             )
-        return text, member
+        tau = temperature(text)
+        return text if tau is None else spell(name, values | {"tau": tau})
 
     title = (description or "").partition("\n")[0]
     parser = argparse.ArgumentParser(description=title)
-    shown = f"as text, may be repeated (default: {', '.join(estimators)})"
+    shown = f"as text, may be repeated (default: {', '.join(estimators)}); without tau, the recommended one"
     parser.add_argument("--estimator", metavar="SPEC", action="append", type=named, help=shown)
     parser.add_argument("--steps", type=count, default=steps, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--seeds", type=count, default=seeds, help="how many seeds (default: %(default)s)")
-    parser.set_defaults(otherwise=[named(text) for text in estimators], title=title)
+    parser.set_defaults(otherwise=[named(text) for text in estimators], title=title, tune=None, figure=None)
+    if tunable:
+        tune_help = "also the best of several temperatures, each tried on N other seeds (1 if N is left out)"
+        parser.add_argument("--tune", metavar="N", type=count, nargs="?", const=1, help=tune_help)
+        parser.add_argument("--figure", metavar="FILE", type=Path, help="an SVG of what the table shows")
     return parser
 
 
@@ -56,28 +73,74 @@ def count(text: str) -> int:
     return int(text)
 
 
-def compare(train: Callable[..., Result], chosen: argparse.Namespace) -> None:
+def compare(
+    train: Callable[..., Result],
+    chosen: argparse.Namespace,
+    draw: Callable[..., object] | None = None,
+    height: int = 0,
+) -> None:
     """Call ``train(estimator, steps, seed)`` for every estimator and seed, and print a row per estimator.
 
     A cell is the mean over the seeds, with the standard deviation where there is more than one; a sequence of
     numbers gets the mean of each. What the example shows, and each run as it ends, go to standard error.
+    With `--figure`, ``draw(figure, estimator, steps, seed)`` adds to the picture what the first estimator has
+    learned, `height` points high.
     """
-    estimators = chosen.estimator or chosen.otherwise
+    texts = chosen.estimator or chosen.otherwise
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
     print(chosen.title, file=sys.stderr)
-    results = []
-    for text, each in estimators:
-        runs = []
-        for seed in seeds:
-            began = time.perf_counter()
-            runs.append(train(deepcopy(each), chosen.steps, seed))
-            print(f"{text}, seed {seed}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-        results.append(runs)
-    names = list(results[0][0])
-    columns = [_column([[run[name] for run in runs] for runs in results]) for name in names]
-    show([["estimator", *names], *zip((text for text, _ in estimators), *columns, strict=True)])
+    results = {text: [run(train, text, chosen.steps, seed) for seed in seeds] for text in texts}
     several = f"seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation"
-    print(f"\n{chosen.steps} steps, {several if len(seeds) > 1 else f'seed {seeds[0]}'}")
+    notes = [f"{chosen.steps} steps, {several if len(seeds) > 1 else f'seed {seeds[0]}'}"]
+    if chosen.tune:
+        others = range(seeds.stop, seeds.stop + chosen.tune)
+        best, tried = tune(train, texts, chosen.steps, others)
+        results[f"tuned: {best}"] = results.get(best) or [
+            run(train, best, chosen.steps, seed) for seed in seeds
+        ]
+        which = f"seed {others[0]}" if len(others) == 1 else f"seeds {others[0]} to {others[-1]}"
+        notes.append(f"tuned: the best of {tried} settings on {which}, not in the table")
+    names = list(results[texts[0]][0])
+    columns = [_column([[each[name] for each in runs] for runs in results.values()]) for name in names]
+    show([["estimator", *names], *zip(results, *columns, strict=True)])
+    print("", *notes, sep="\n")
+    if chosen.figure:
+        import picture
+
+        first: Any = names[0]
+        values = {text: [each[first] for each in runs] for text, runs in results.items()}
+        bound = draw and partial(draw, estimator=estimator(texts[0]), steps=chosen.steps, seed=seeds[0])
+        picture.save(chosen.figure, chosen.title, values, first, bound, height)
+
+
+def estimator(text: str) -> Any:
+    return make(*parse(text))
+
+
+def run(train: Callable[..., Result], text: str, steps: int, seed: int) -> Result:
+    """One training, reported on standard error."""
+    began = time.perf_counter()
+    result = train(estimator(text), steps, seed)
+    print(f"{text}, seed {seed}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return result
+
+
+def tune(train: Callable[..., Result], texts: Sequence[str], steps: int, seeds: range) -> tuple[str, int]:
+    """The setting whose first column has the lowest mean over `seeds`, and how many were tried.
+
+    Each estimator is tried at every one of `TEMPERATURES` if it has one, and as it is.
+    """
+    settings = list(texts)
+    for name, values in map(parse, texts):
+        if "tau" in options_of(name):
+            settings += [spell(name, values | {"tau": tau}) for tau in TEMPERATURES]
+    settings = list(dict.fromkeys(settings))
+
+    def score(text: str) -> float:
+        results: Any = [run(train, text, steps, seed) for seed in seeds]
+        return fmean(next(iter(result.values())) for result in results)
+
+    return min(settings, key=score), len(settings)
 
 
 def show(rows: Sequence[Sequence[str]]) -> None:

@@ -15,6 +15,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,8 +54,29 @@ def everywhere(value: Tensor) -> Tensor:
 
 def agreement(noise: torch.Generator | None) -> float:
     """The share of rows in which all processes draw the same category, given equal logits."""
-    drawn = everywhere(gapped.gst(torch.zeros(4_096, CODES), hard=True, generator=noise).argmax(-1))
+    drawn = draws(4_096, noise)
     return float((drawn == drawn[0]).all(0).float().mean())
+
+
+def draws(count: int, noise: torch.Generator | None) -> Tensor:
+    """What each process draws, ``(processes, count)``, given equal logits."""
+    return everywhere(gapped.gst(torch.zeros(count, CODES), hard=True, generator=noise).argmax(-1))
+
+
+def draw_noise(figure: Any, drawn: dict[str, Tensor]) -> None:
+    """The categories that the processes draw: a row for each process, a column for each draw."""
+    from picture import INK, plain
+
+    for axes, (title, rows) in zip(figure.subplots(len(drawn), 1), drawn.items(), strict=True):
+        for rank, row in enumerate(rows):
+            for place, category in enumerate(row):
+                is_equal = bool((rows[:, place] == category).all())
+                weight = "bold" if is_equal else "normal"
+                axes.text(place, rank, str(int(category)), ha="center", va="center", weight=weight, color=INK)
+        axes.set(xlim=(-0.5, len(rows[0]) - 0.5), ylim=(len(rows) - 0.4, -0.6), xticks=[])
+        axes.set_yticks(range(len(rows)), [f"process {rank}" for rank in range(len(rows))])
+        axes.set_title(title)
+        plain(axes)
 
 
 def train(
@@ -92,14 +114,27 @@ def train(
 
 
 def main() -> None:
-    parser = options(__doc__, steps=200, estimators=["gumbel-softmax", "gst"], seeds=1)
+    parser = options(__doc__, steps=200, estimators=["gst:gap=auto", "gumbel-softmax"], seeds=1)
     parser.add_argument("--same-noise", action="store_true", help="the same noise in every process")
     parser.add_argument("--fsdp", action="store_true", help="shard the weights, with FSDP2")
     arguments = parser.parse_args()
+    # The picture is not the usual one, and one process writes it.
+    figure, arguments.figure = arguments.figure, None
     dist.init_process_group("gloo")
     first, nowhere = dist.get_rank() == 0, StringIO()
     with redirect_stdout(sys.stdout if first else nowhere), redirect_stderr(sys.stderr if first else nowhere):
         compare(partial(train, same_noise=arguments.same_noise, fsdp=arguments.fsdp), arguments)
+    if figure:
+        torch.manual_seed(arguments.seed)
+        own = torch.Generator().manual_seed(1_000 * arguments.seed + dist.get_rank())
+        drawn = {
+            "of the default generator after torch.manual_seed: all equal (bold)": draws(16, None),
+            "of a generator whose seed contains the rank": draws(16, own),
+        }
+        if first:
+            import picture
+
+            picture.save(figure, arguments.title, {}, draw=lambda part: draw_noise(part, drawn), height=170)
     dist.barrier()  # a rank that leaves early breaks off what the others still wait for
     dist.destroy_process_group()
 

@@ -4,12 +4,14 @@ Three of the inputs determine the target, the others are noise; which three, the
 holds three rows of logits over the inputs. A row draws one input, and what was drawn is masked for the rows
 after it, so the three are always different. The predictor sees the chosen inputs and zeros elsewhere.
 
-The table says which part of the relevant inputs the most likely choice contains, and the test error it
-gives. The noise that no predictor can avoid, and the error of always answering the mean, are printed first.
+The table has the test error of the most likely choice, and which part of the relevant inputs it contains.
+The noise that no predictor can avoid, and the error of always answering the mean, are printed first.
 Run with `python examples/feature_selection.py`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from common import compare, options
@@ -21,7 +23,7 @@ INPUTS, PICKS, HIDDEN, BATCH, NOISE = 30, 3, 64, 128, 0.1
 relevant = torch.tensor([4, 11, 23])
 
 
-def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def observe(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Inputs and targets: a linear, a quadratic and a periodic effect, and noise."""
     x = torch.randn(count, INPUTS, generator=generator)
     a, b, c = x[:, relevant].unbind(-1)
@@ -50,31 +52,49 @@ def predictor() -> nn.Sequential:
     )
 
 
-def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+def fit(estimator: gapped.Pathwise, steps: int, seed: int) -> tuple[Selector, nn.Sequential]:
     torch.manual_seed(seed)
     selector, network, data = Selector(estimator), predictor(), torch.Generator().manual_seed(seed)
     groups = [{"params": selector.parameters(), "lr": 2e-2}, {"params": network.parameters(), "lr": 2e-3}]
     optimiser = torch.optim.Adam(groups)
     for _ in range(steps):
-        x, y = draw(BATCH, data)
+        x, y = observe(BATCH, data)
         loss = (network(x * selector(BATCH)).squeeze(-1) - y).square().mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+    return selector, network
+
+
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+    selector, network = fit(estimator, steps, seed)
     selector.eval()
-    x, y = draw(4_000, torch.Generator().manual_seed(1_000_000))
+    x, y = observe(4_000, torch.Generator().manual_seed(1_000_000))
     with torch.no_grad():
         picks = selector(1)
         error = (network(x * picks).squeeze(-1) - y).square().mean()
-    return {"relevant found": float(picks[0, relevant].mean()), "test error": float(error)}
+    return {"test error": float(error), "relevant found": float(picks[0, relevant].mean())}
+
+
+def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None:
+    """How often each input is among the drawn ones after training."""
+    from picture import colour_of
+
+    selector, _ = fit(estimator, steps, seed)
+    with torch.no_grad():
+        shares = selector(1_000).mean(0)
+    axes = figure.subplots()
+    axes.bar(range(INPUTS), shares.tolist(), color=colour_of(estimator))
+    axes.set_xticks(relevant.tolist(), [f"input {number}" for number in relevant.tolist()])
+    axes.set_title("how often each of 30 inputs is drawn; the named ones matter")
 
 
 def main() -> None:
-    estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
+    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=600, estimators=estimators).parse_args()
-    _, y = draw(4_000, torch.Generator().manual_seed(1_000_000))
+    _, y = observe(4_000, torch.Generator().manual_seed(1_000_000))
     print(f"best possible error {NOISE}, always the mean {float(y.var()):.3f}\n")
-    compare(train, arguments)
+    compare(train, arguments, draw, 160)
 
 
 if __name__ == "__main__":

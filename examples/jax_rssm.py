@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ import gapped.jax
 
 TIMES, SEEN, BATCH, NOISE = 20, 12, 32, 0.1
 HIDDEN, VARIABLES, CATEGORIES = 64, 8, 8
-ESTIMATORS = ("straight-through", "gst:gap=auto,tau=0.85")
+ESTIMATORS = ("gst:gap=auto,tau=0.85", "straight-through")
 
 
 def sequences(key: Any, count: int) -> Any:
@@ -117,8 +118,8 @@ def dream(weights: Any, key: Any, carry: Any, times: int) -> Any:
     return jax.vmap(one)(jax.random.split(key, 8)).mean(0)
 
 
-def train(text: str, steps: int, seed: int) -> tuple[Any, Any]:
-    """Negative bound and prediction error on unseen sequences."""
+def fit(text: str, steps: int, seed: int) -> Any:
+    """The learned weights."""
     estimator = gapped.jax.estimator(text)
     key, first = jax.random.split(jax.random.key(seed))
     start, update, weights_of = optimizers.adam(3e-3)
@@ -139,17 +140,18 @@ def train(text: str, steps: int, seed: int) -> tuple[Any, Any]:
         state, bound = advance(state, number)
         if (number + 1) % 100 == 0:
             print(f"{text:24} step {number + 1:4}: negative bound {float(bound):6.1f}", flush=True)
-    return evaluate(estimator, weights_of(state))
+    return weights_of(state)
 
 
 @partial(jax.jit, static_argnums=0)
-def evaluate(estimator: Any, weights: Any) -> tuple[Any, Any]:
+def evaluate(estimator: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Negative bound and prediction error on unseen sequences, and the predictions."""
     unseen = sequences(jax.random.key(1_000_000), 512)
     keys = jax.random.split(jax.random.key(1))
     _, (_, bound) = observe(estimator, weights, keys[0], unseen)
     state, _ = observe(estimator, weights, keys[0], unseen[:SEEN])
     ahead = dream(weights, keys[1], state, TIMES - SEEN)
-    return bound.sum(0).mean(), ((ahead - unseen[SEEN:]) ** 2).sum(-1).mean()
+    return bound.sum(0).mean(), ((ahead - unseen[SEEN:]) ** 2).sum(-1).mean(), ahead
 
 
 @jax.jit
@@ -162,18 +164,44 @@ def carried_on() -> Any:
     return ((jnp.stack([jnp.cos(ahead), jnp.sin(ahead)], -1) - unseen[SEEN:]) ** 2).sum(-1).mean()
 
 
+def draw(figure: Any, text: str, ahead: Any) -> None:
+    """One coordinate of three sequences: what is seen, what comes, and what is predicted."""
+    from picture import INK, colours_of
+
+    unseen = sequences(jax.random.key(1_000_000), 512)
+    (colour,) = colours_of([text]).values()
+    for number, axes in enumerate(figure.subplots(3, 1, sharex=True)):
+        axes.plot(range(SEEN), unseen[:SEEN, number, 0], "o-", color=INK, markersize=4)
+        axes.plot(range(SEEN, TIMES), unseen[SEEN:, number, 0], "o", color=INK, markersize=4, mfc="none")
+        axes.plot(range(SEEN, TIMES), ahead[:, number, 0], "-", color=colour, linewidth=2)
+        axes.set_ylim(-1.5, 1.5)
+    figure.axes[0].set_title("three points on a circle: seen, coming (open), predicted (line)")
+    figure.axes[2].set_xlabel("time")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--estimator", metavar="SPEC", action="append", help="as text, may be repeated")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--figure", metavar="FILE", type=Path, help="an SVG of what the table shows")
     chosen = parser.parse_args()
     print(f"going on at the last observed speed has the error {carried_on():.2f}\n")
-    results = {text: train(text, chosen.steps, chosen.seed) for text in chosen.estimator or ESTIMATORS}
+    results = {}
+    for text in chosen.estimator or ESTIMATORS:
+        results[text] = evaluate(gapped.jax.estimator(text), fit(text, chosen.steps, chosen.seed))
     print("\n| estimator                | negative bound | error ahead |")
     print("| ------------------------ | -------------: | ----------: |")
-    for text, (bound, error) in results.items():
+    for text, (bound, error, _) in results.items():
         print(f"| {text:24} | {bound:14.1f} | {error:11.2f} |")
+    print(f"\n{chosen.steps} steps, seed {chosen.seed}")
+    if chosen.figure:
+        import picture
+
+        values = {text: [float(bound)] for text, (bound, _, _) in results.items()}
+        text, (*_, ahead) = next(iter(results.items()))
+        shown = partial(draw, text=text, ahead=ahead)
+        picture.save(chosen.figure, parser.description, values, "negative bound", shown, 260)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from typing import Any
 
 import lightning
 import torch
@@ -51,7 +52,7 @@ class VAE(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=2e-3)
 
 
-def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+def fit(estimator: gapped.Pathwise, steps: int, seed: int) -> VAE:
     torch.manual_seed(seed)
     vae = VAE(estimator)
     trainer = lightning.Trainer(
@@ -64,19 +65,36 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
         enable_model_summary=False,
     )
     trainer.fit(vae, DataLoader(train_images, batch_size=BATCH, shuffle=True))
-    vae.eval()
+    return vae.eval()
+
+
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+    vae = fit(estimator, steps, seed)
     with torch.no_grad():
         bound = torch.stack([vae.loss(test_images) for _ in range(20)]).mean()
     return {"test negative ELBO": float(bound)}
 
 
+def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None:
+    """Test digits, and what the decoder makes of a sample of their latents."""
+    from picture import images
+
+    vae, shown = fit(estimator, steps, seed), test_images[:12]
+    with torch.no_grad():
+        logits = vae.encoder(shown).unflatten(-1, (LATENTS, CATEGORIES))
+        sample = OneHotCategorical(logits=logits, estimator=estimator).sample()
+        pixels = vae.decoder(sample.flatten(-2)).sigmoid()
+    pictures = {"digit": shown, "decoded": pixels}
+    images(figure, {name: rows.view(-1, 8, 8).numpy() for name, rows in pictures.items()})
+
+
 def main() -> None:
-    estimators = ["gumbel-softmax:tau=0.5", "straight-through", "gst:tau=0.5", "reinmax"]
+    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=300, estimators=estimators).parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # it announces every run
     # Lightning 2.6 uses a name that torch has deprecated since.
     warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-    compare(train, arguments)
+    compare(train, arguments, draw, 100)
 
 
 if __name__ == "__main__":

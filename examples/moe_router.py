@@ -15,6 +15,9 @@ much worse; both are printed. Run with `python examples/moe_router.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from common import compare, options
 from torch import Tensor, nn
@@ -30,12 +33,12 @@ maps = torch.randn(CLUSTERS, WIDTH, WIDTH, generator=problem) / WIDTH**0.5
 in_service = torch.arange(EXPERTS) != DOWN
 
 
-def tokens(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens and their targets."""
+def tokens(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their targets and their clusters."""
     cluster = torch.randint(CLUSTERS, (count,), generator=generator)
     x = centres[cluster] + torch.randn(count, WIDTH, generator=generator)
     noise = NOISE**0.5 * torch.randn(count, WIDTH, generator=generator)
-    return x, torch.einsum("bi,bij->bj", x, maps[cluster]) + noise
+    return x, torch.einsum("bi,bij->bj", x, maps[cluster]) + noise, cluster
 
 
 def route(logits: Tensor, estimator: gapped.Pathwise, places: int) -> Tensor:
@@ -69,34 +72,65 @@ def balance(logits: Tensor, choice: Tensor) -> Tensor:
     return in_service.sum() * (choice.detach().mean(0) * probabilities).sum()
 
 
-def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float | list[float]]:
+def fit(estimator: gapped.Pathwise, steps: int, seed: int) -> MixtureOfExperts:
     torch.manual_seed(seed)
     model, data = MixtureOfExperts(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     places = int(CAPACITY * BATCH / int(in_service.sum()))
     for _ in range(steps):
-        x, y = tokens(BATCH, data)
+        x, y, _ = tokens(BATCH, data)
         logits = model.router(x)
         choice = route(logits, estimator, places)
         loss = (model(x, choice) - y).square().mean() + BALANCE * balance(logits, choice)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    x, y = tokens(4_000, torch.Generator().manual_seed(1_000_000))
+    return model
+
+
+def most_likely(model: MixtureOfExperts, x: Tensor) -> Tensor:
+    """The expert in service that the router prefers for each token, one-hot."""
+    scores = model.router(x).masked_fill(~in_service, -torch.inf)
+    return nn.functional.one_hot(scores.argmax(-1), EXPERTS).float()
+
+
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float | list[float]]:
+    model = fit(estimator, steps, seed)
+    x, y, _ = tokens(4_000, torch.Generator().manual_seed(1_000_000))
     with torch.no_grad():
-        scores = model.router(x).masked_fill(~in_service, -torch.inf)
-        choice = nn.functional.one_hot(scores.argmax(-1), EXPERTS).float()
+        choice = most_likely(model, x)
         error = float((model(x, choice) - y).square().mean())
     return {"test error": error, "load, sorted": choice.mean(0).sort().values.tolist()}
 
 
+def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None:
+    """Where the tokens of each cluster go."""
+    from picture import colour_of, plain
+
+    x, _, cluster = tokens(4_000, torch.Generator().manual_seed(1_000_000))
+    model = fit(estimator, steps, seed)
+    with torch.no_grad():
+        choice = most_likely(model, x)
+    shares = torch.stack([choice[cluster == c].mean(0) for c in range(CLUSTERS)])
+    axes = figure.subplots()
+    for (row, column), share in np.ndenumerate(shares.numpy()):
+        axes.barh(row, 0.96, 0.92, column - 0.48, color=colour_of(estimator), alpha=0.04 + 0.35 * share)
+        axes.text(column, row, f"{share:.2f}", ha="center", va="center")
+    experts = [f"expert {e + 1}" + ("" if e != DOWN else ", down") for e in range(EXPERTS)]
+    axes.set_xticks(range(EXPERTS), experts)
+    axes.set_yticks(range(CLUSTERS), [f"cluster {c + 1}" for c in range(CLUSTERS)])
+    axes.set_ylim(CLUSTERS - 0.5, -0.5)
+    plain(axes)
+    axes.set_title("share of a cluster's test tokens that go to each expert")
+
+
 def main() -> None:
-    estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
+    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=500, estimators=estimators).parse_args()
-    x, y = tokens(4_000, problem)
+    x, y, _ = tokens(4_000, problem)
     single = x @ torch.linalg.lstsq(x, y).solution
     print(f"best possible error {NOISE}, one linear map {float((single - y).square().mean()):.3f}\n")
-    compare(train, arguments)
+    compare(train, arguments, draw, 190)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ own. Run with `python examples/policy.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from common import compare, options
 from torch import Tensor, nn
@@ -33,12 +35,19 @@ def states(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def simulate(plan: Tensor, state: Tensor) -> Tensor:
     """The cost of one-hot plans ``(n, batch, times, actions)``: squared distance at the end, plus fuel."""
-    position, velocity = state[:, :2], state[:, 2:]
+    fuel = 1 - plan[..., 0].mean(-1)
+    return path(plan, state)[-1].square().sum(-1) + 0.1 * fuel
+
+
+def path(plan: Tensor, state: Tensor) -> list[Tensor]:
+    """The positions ``(..., batch, 2)`` of the pucks at the start and after each action."""
+    velocity = state[:, 2:]
+    positions = [state[:, :2]]
     for push in (plan @ PUSHES).unbind(-2):
         velocity = velocity + 0.5 * push
-        position = position + velocity - 0.05 * velocity * velocity.norm(dim=-1, keepdim=True)
-    fuel = 1 - plan[..., 0].mean(-1)
-    return position.square().sum(-1) + 0.1 * fuel
+        drag = 0.05 * velocity * velocity.norm(dim=-1, keepdim=True)
+        positions.append(positions[-1] + velocity - drag)
+    return positions
 
 
 def policy() -> nn.Sequential:
@@ -54,10 +63,14 @@ def policy() -> nn.Sequential:
     )
 
 
+def logits_of(network: nn.Module, state: Tensor, works: Tensor) -> Tensor:
+    return network(torch.cat([state, works.squeeze(1).float()], -1))
+
+
 def expected_cost(
     network: nn.Module, state: Tensor, works: Tensor, estimator: gapped.Pathwise | gapped.Score
 ) -> Tensor:
-    logits = network(torch.cat([state, works.squeeze(1).float()], -1))
+    logits = logits_of(network, state, works)
     return gapped.expectation(lambda plan: simulate(plan, state), logits, estimator, mask=works).mean()
 
 
@@ -69,7 +82,7 @@ def best_cost(state: Tensor, works: Tensor) -> float:
     return float(simulate(one_hot, state).masked_fill(~possible, torch.inf).amin(0).mean())
 
 
-def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> dict[str, float]:
+def fit(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     network, data = policy(), torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
@@ -78,6 +91,11 @@ def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> d
         optimiser.zero_grad()
         expected_cost(network, state, works, estimator).backward()
         optimiser.step()
+    return network
+
+
+def train(estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> dict[str, float]:
+    network = fit(estimator, steps, seed)
     state, works = test_states()
     with torch.no_grad():
         cost = float(expected_cost(network, state, works, gapped.Exact()))
@@ -88,14 +106,34 @@ def test_states() -> tuple[Tensor, Tensor]:
     return states(500, torch.Generator().manual_seed(1_000_000))
 
 
+def draw(figure: Any, estimator: gapped.Pathwise | gapped.Score, steps: int, seed: int) -> None:
+    """Pucks on their way under the most likely plan: a circle at the start, a cross at the end."""
+    from picture import INK, colour_of
+
+    state, works = (part[:24] for part in test_states())
+    network = fit(estimator, steps, seed)
+    with torch.no_grad():
+        logits = logits_of(network, state, works)
+        plan = nn.functional.one_hot(logits.masked_fill(~works, -torch.inf).argmax(-1), len(PUSHES)).float()
+        ways = torch.stack(path(plan, state), 1)
+    axes = figure.subplots()
+    colour = colour_of(estimator)
+    for way in ways:
+        axes.plot(*way.T, ".-", color=colour, linewidth=1, markersize=3)
+        axes.plot(*way[0], "o", color=INK, markersize=4)
+        axes.plot(*way[-1], "x", color=colour, markersize=7, markeredgewidth=2)
+    axes.set_title("24 pucks under their most likely plans:\nfrom the start, a circle, to the end, a cross")
+    axes.set_aspect("equal")
+
+
 def main() -> None:
-    estimators = ["gumbel-softmax", "gst", "reinmax", "reinforce", "rloo:samples=4"]
+    estimators = ["gst:gap=auto", "gumbel-softmax", "reinmax", "reinforce", "rloo:samples=4"]
     arguments = options(__doc__, steps=600, estimators=estimators, family=object).parse_args()
     state, works = test_states()
     nothing = torch.eye(len(PUSHES))[0].expand(1, len(state), TIMES, -1)
     drift = float(simulate(nothing, state).mean())
     print(f"cost of the best plan {best_cost(state, works):.3f}, of doing nothing {drift:.3f}\n")
-    compare(train, arguments)
+    compare(train, arguments, draw, 300)
 
 
 if __name__ == "__main__":

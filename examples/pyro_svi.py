@@ -12,6 +12,8 @@ needs `pip install pyro-ppl`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -62,13 +64,18 @@ def purity(cluster: Tensor, labels: Tensor) -> float:
     return float(counts.amax(-1).sum() / len(labels))
 
 
-def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+def fit(estimator: gapped.Pathwise, steps: int, seed: int) -> Mixture:
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     mixture = Mixture(estimator)
     svi = SVI(mixture.model, mixture.guide, pyro.optim.Adam({"lr": 1e-2}), TraceMeanField_ELBO())
     for _ in range(steps):
         svi.step(train_images[torch.randint(len(train_images), (BATCH,))])
+    return mixture
+
+
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+    mixture = fit(estimator, steps, seed)
     with torch.no_grad():
         likelihood = mixture.log_joint(test_images).logsumexp(-1).mean()
         cluster = mixture.encoder(test_images).argmax(-1)
@@ -79,13 +86,21 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
     }
 
 
+def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None:
+    """The learned pictures, as the probabilities of black."""
+    from picture import images
+
+    pictures = fit(estimator, steps, seed).pictures.detach().sigmoid().view(2, -1, 8, 8).numpy()
+    images(figure, {"pictures": pictures[0], " ": pictures[1]})
+
+
 def main() -> None:
-    estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
+    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=400, estimators=estimators).parse_args()
     one = train_images.mean(0).clamp(1e-3, 1 - 1e-3)
     alone = -dist.Bernoulli(one).log_prob(test_images).sum(-1).mean()
     print(f"a single picture has test -log p(x) {float(alone):.1f}\n")
-    compare(train, arguments)
+    compare(train, arguments, draw, 110)
 
 
 if __name__ == "__main__":

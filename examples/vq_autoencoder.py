@@ -10,6 +10,8 @@ Run with `python examples/vq_autoencoder.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from common import compare, options
 from torch import Tensor, nn
@@ -47,7 +49,7 @@ def error(reconstruction: Tensor, images: Tensor) -> Tensor:
     return (reconstruction - images).square().sum(-1).mean()
 
 
-def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+def fit(estimator: gapped.Pathwise, steps: int, seed: int) -> VQAutoencoder:
     torch.manual_seed(seed)
     model = VQAutoencoder(estimator)
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -57,7 +59,11 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
         optimiser.zero_grad()
         error(reconstruction, images).backward()
         optimiser.step()
-    model.eval()
+    return model.eval()
+
+
+def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]:
+    model = fit(estimator, steps, seed)
     with torch.no_grad():
         reconstruction, codes = model(test_images)
     usage = codes.mean((0, 1))
@@ -69,11 +75,22 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
     }
 
 
+def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None:
+    """Test digits, and what the decoder makes of their codes."""
+    from picture import images
+
+    model, shown = fit(estimator, steps, seed), test_images[:12]
+    with torch.no_grad():
+        reconstruction, _ = model(shown)
+    pictures = {"digit": shown, "from 8 codes": reconstruction}
+    images(figure, {name: rows.view(-1, 8, 8).numpy() for name, rows in pictures.items()})
+
+
 def main() -> None:
-    estimators = ["gumbel-softmax", "straight-through", "gst", "reinmax"]
+    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=400, estimators=estimators).parse_args()
     print(f"the mean image has test error {float(error(train_images.mean(0), test_images)):.3f}\n")
-    compare(train, arguments)
+    compare(train, arguments, draw, 100)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Formulas as MathML, made while the pages are built: they need no script, no font and no network."""
+"""Formulas as MathML, made while the pages are built: they need no script and no network."""
 
 from __future__ import annotations
 
 import re
 from html import unescape
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 # What the translator lacks, in its own words.
-SPELLINGS = {r"\\operatorname\b": r"\\mathrm", r"\\arg\b": r"\\mathrm{arg}\\,"}
+SPELLINGS = {r"\\operatorname\b": r"\\mathrm", r"\\arg\b": r"\\mathrm{arg}\\,", r"\{aligned\}": "{split}"}
 
 
 def render(node: nodes.Element, display: str) -> str:
@@ -29,8 +30,16 @@ def render(node: nodes.Element, display: str) -> str:
         return ""
     for element in made.iter():
         element.text = unescape(element.text or "") or None
-    # A command that the translator does not know comes out as its own name.
-    unknown = [element.text for element in made.iter() if "\\" in (element.text or "")]
+        if element.text == "∞":  # a number, without an operator's space around it
+            element.tag = "mi"
+        if element.text == "~":  # what the translator makes of a relation
+            element.tag, element.text = "mo", "∼"
+    for row in list(made.iter()):
+        for place, (name, operand) in reversed(list(enumerate(pairwise(row)))):
+            if name.tag == "mi" and len(name.text or "") > 1 and operand.tag in ("mi", "msub", "msup"):
+                row.insert(place + 1, ElementTree.Element("mspace", width="0.17em"))  # log p, not logp
+    # A command that the translator does not know comes out as its own name, an alignment as an ampersand.
+    unknown = [element.text for element in made.iter() if re.search(r"[\\&]", element.text or "")]
     if unknown:
         logger.warning("formula %r: cannot translate %s", text, ", ".join(unknown), location=node)
     return ElementTree.tostring(made, encoding="unicode")

@@ -27,7 +27,7 @@ DOCUMENTS = (
     "docs/field.md",
     "docs/performance.md",
     "docs/vocabulary.md",
-    "docs/examples.md",
+    "docs/examples/word_model.md",
 )
 FIGURES = "docs/figures"
 BOARD = "docs/_static/board.html"

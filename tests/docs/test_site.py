@@ -83,7 +83,9 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_formulas_are_mathml(site: Path) -> None:
-    assert "<math " in (site / "estimators.html").read_text("utf-8")
+    page = (site / "estimators.html").read_text("utf-8")
+    assert "<math " in page
+    assert "<mtable" in page, "aligned lines are rows"
     for page in ("estimators.html", "api.html"):
         assert "\\mathrm" not in (site / page).read_text("utf-8"), page
 
@@ -93,3 +95,24 @@ def test_pages_can_be_tried_and_copied_from(site: Path) -> None:
     assert (site / "simplex.html").read_bytes() == (DOCS / "figures" / "simplex.html").read_bytes()
     assert (site / "_static" / "copy.js").is_file()
     assert "_static/copy.js" in (site / "tutorial.html").read_text("utf-8")
+
+
+def test_formulas_bring_their_font(site: Path) -> None:
+    (font,) = re.findall(r'url\("(\S+?)"\)', (site / "_static" / "gapped.css").read_text("utf-8"))
+    data = (site / "_static" / font).read_bytes()
+    assert data.startswith(b"wOF2")
+    assert len(data) < 500_000
+    (licence,) = (site / "_static" / font).parent.glob("*OFL.txt")
+    assert "SIL Open Font License" in licence.read_text("utf-8")
+
+
+def test_examples_have_pages_with_source_and_notebook(site: Path) -> None:
+    gallery = (site / "examples.html").read_text("utf-8")
+    for page in (DOCS / "examples").glob("*.md"):
+        text = (site / "examples" / f"{page.stem}.html").read_text("utf-8")
+        assert f'href="examples/{page.stem}.html"' in gallery
+        assert f"{page.stem}.py" in text
+        assert "__future__" in text, "the source"
+        # What torchrun starts is no notebook.
+        assert (site / "examples" / f"{page.stem}.ipynb").is_file() == (page.stem != "ddp")
+        assert (f'href="{page.stem}.ipynb"' in text) == (page.stem != "ddp")

@@ -41,6 +41,8 @@ OWN_COLOURS = {
     "gumbel-softmax": SERIES[2],
     "reinmax": SERIES[4],
     "straight-through": SERIES[5],
+    "rloo": SERIES[6],
+    "reinforce": SERIES[7],
 }
 
 
@@ -332,11 +334,15 @@ def palette(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def own_colour(row: Row) -> str | None:
-    """The colour that an estimator has in every figure of every page, if it is one of the usual ones."""
     run = row.cell.records[0]
-    if run.estimator != "gst":
-        return OWN_COLOURS.get(run.estimator)
-    return {"auto": SERIES[0], "1.0": SERIES[3]}.get(str(run.options.get("gap", 1.0)))
+    return estimator_colour(run.estimator, run.options)
+
+
+def estimator_colour(name: str, options: Mapping[str, object]) -> str | None:
+    """The colour that an estimator has in every figure of every page, if it is one of the usual ones."""
+    if name != "gst":
+        return OWN_COLOURS.get(name)
+    return {"auto": SERIES[0], "1.0": SERIES[3]}.get(str(options.get("gap", 1.0)))
 
 
 def colour_key(row: Row, rows: Sequence[Row]) -> str:
