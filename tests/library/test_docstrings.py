@@ -17,13 +17,12 @@ from gapped.pathwise.argument_help import ARGUMENTS
 
 MODULES = (gapped, gapped.nn, gapped.nn.schedules, gapped.distributions, gapped.subsets, gapped.counts)
 # Written beside the kernels, with the rules of their docstrings.
-APART = {"gapped.backend_used"}
 VALUES = {f"{home.__name__}.{name}": each for home in MODULES for name, each in public_names(home).items()}
 FUNCTIONS = {each.__name__: each for each in public_names(gapped).values() if inspect.isfunction(each)}
 FORWARDS = {name: each.forward for name, each in public_names(gapped.nn).items() if hasattr(each, "forward")}
 
 
-@pytest.mark.parametrize("name", sorted(VALUES.keys() - APART))
+@pytest.mark.parametrize("name", sorted(VALUES))
 def test_help_stands_alone(name: str) -> None:
     assert faults(VALUES[name]) == []
 
@@ -36,7 +35,7 @@ def test_help_of_a_call_explains_every_argument(name: str) -> None:
 
 @pytest.mark.parametrize("module", [*MODULES, gapped.simplex], ids=lambda module: module.__name__)
 def test_help_of_a_module_needs_no_markup(module: ModuleType) -> None:
-    names = {name: each for name, each in public_names(module).items() if f"gapped.{name}" not in APART}
+    names = public_names(module)
     texts = [module.__doc__, *(each.__doc__ for each in names.values())]
     assert [markup for text in texts for markup in MARKUP.findall(text or "")] == []
 

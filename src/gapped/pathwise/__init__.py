@@ -215,23 +215,28 @@ class Pathwise(ABC):
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """A soft sample times a table, whatever `hard` is, without ever holding the sample.
+        """A soft sample times a table, whatever `hard` is; the sample is never held.
 
-        - One table for all rows: logits ``(*rows, K)`` and a table ``(K, *rest)`` give ``(*rows, *rest)``,
-          for each row the mean of the table's rows, weighted by the soft sample.
-        - One table for each group: logits ``(..., G, K)``, whose group axis comes just before the categories,
-          and a table ``(G, K, *rest)`` give ``(..., G, *rest)``. A table is read so if it has at least three
-          axes, of which the first two are the last two of the logits.
+        Value and gradients are those of `sample(logits) @ table` with `hard=False`. That needs three tensors
+        of the size of the logits: the sample, its gradient, and the gradient of the logits. Here the last one
+        is all: a block of rows is drawn, multiplied and dropped, and drawn again in the backward pass.
 
-        Value and gradients are those of ``sample(logits) @ table`` with ``hard=False``. That needs three
-        tensors of the size of the logits: the sample, its gradient, and the gradient of the logits. Here the
-        last one is all: a block of rows is drawn, multiplied and dropped, and drawn again in the backward
-        pass, from a key. Estimators that must see all rows at once are not cut: GST in torch with
-        ``detach=False`` or a gap function of your own. Where kernels draw, they draw each block.
+        Arguments:
+            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
+            table: A tensor (K, *rest), one table for all rows; or, for logits (..., G, K) whose group axis
+                comes just before the categories, (G, K, *rest), one for each group. It is read so if it has
+                at least three axes, of which the first two are the last two of the logits.
+            dim: The category axis.
+            mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
+            generator: Where random numbers come from; None is torch's default generator.
 
-        The soft sample has the dtype of the logits. The product has that of the table, or what autocast says.
-        The logits must not be changed before the backward pass, and autograd notices. torch.compile breaks
-        the graph here; inside of function transforms such as vmap the sample is written out.
+        Returns:
+            A tensor (*rows, *rest): for each row the mean of the table's rows, weighted by the soft sample.
+            Its dtype is that of the table, or what autocast says; the sample has that of the logits.
+
+        The logits must not be changed before the backward pass, and autograd notices. GST in torch with
+        `detach=False` or a gap function of your own must see all rows at once, and is not cut into blocks.
+        torch.compile breaks the graph here; inside of function transforms such as vmap the sample is held.
 
         >>> import gapped
         >>> logits = torch.tensor([[0.0, 0.0], [99.0, 0.0]], requires_grad=True)

@@ -35,8 +35,8 @@ needs_ray = pytest.mark.skipif(ray_engine.ray is None, reason="ray is not instal
 
 
 def watched(log: Path, nth: int | None) -> None:
-    """Write down each epoch of this process; the nth one, of one process, is its death."""
-    train_epoch, calls = Trainer.train_epoch, 0
+    """Write down each step of this process; its nth epoch, of one process, is its death."""
+    train_epoch, train_step, calls = Trainer.train_epoch, Trainer._train_step, 0
 
     def wrapped(trainer: Trainer, *hooks: Callable[[int], None]) -> None:
         nonlocal calls
@@ -48,11 +48,14 @@ def watched(log: Path, nth: int | None) -> None:
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
-        with open(log, "a") as file:
-            file.write(f"{trainer.seed} {trainer.epoch} {os.getpid()}\n")
         train_epoch(trainer, *hooks)
 
-    Trainer.train_epoch = wrapped  # type: ignore[method-assign]
+    def noted(trainer: Trainer) -> None:
+        with open(log, "a") as file:
+            file.write(f"{trainer.seed} {trainer.epoch} {trainer.step} {os.getpid()}\n")
+        train_step(trainer)
+
+    Trainer.train_epoch, Trainer._train_step = wrapped, noted  # type: ignore[method-assign]
 
 
 def command(kind: str, folder: str, log: str, nth: str) -> int:
@@ -84,8 +87,9 @@ def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[
     )
 
 
-def epochs_in(log: Path) -> list[tuple[str, str]]:
-    return [(fleet, epoch) for fleet, epoch, _ in map(str.split, log.read_text().splitlines())]
+def steps_in(log: Path) -> list[tuple[str, ...]]:
+    """Fleet, epoch, number and process of each step."""
+    return [tuple(line.split()) for line in log.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -113,16 +117,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 )
 def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
     """With one of them killed by SIGKILL, too; and nothing that was checkpointed is trained again."""
-    log = tmp_path / "epochs.log"
+    log = tmp_path / "steps.log"
     process = start(kind, tmp_path / "out", log, nth)
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 0, printed
     assert log.with_suffix(".killed").exists() == bool(nth)
     assert outcome(tmp_path / "out") == whole
-    trained = epochs_in(log)
-    assert len(trained) == len(set(trained)) == FLEETS * EPOCHS
-    workers = {line.split()[2] for line in log.read_text().splitlines()}
-    assert len(workers) >= 2
+    *steps, workers = zip(*steps_in(log), strict=True)
+    trained = list(zip(*steps, strict=True))
+    assert len(trained) == len(set(trained)) == FLEETS * EPOCHS * len(set(steps[-1]))
+    assert len(set(workers)) >= 2
     # One process shows and reports.
     assert printed.count("has the lowest test negative ELBO") == 1
     assert printed.count("training 16 runs in 8 fleets") == 1
@@ -140,7 +144,7 @@ def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
     ],
 )
 def test_interrupted_and_again(whole, tmp_path, kind, number, status):
-    log, folder = tmp_path / "epochs.log", tmp_path / "out"
+    log, folder = tmp_path / "steps.log", tmp_path / "out"
     process = start(kind, folder, log)
     while not log.exists():
         assert process.poll() is None
@@ -149,13 +153,14 @@ def test_interrupted_and_again(whole, tmp_path, kind, number, status):
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == status, printed
     assert "goes on from the last checkpoint" in printed
-    assert len(epochs_in(log)) < FLEETS * EPOCHS, "it had finished before it was interrupted"
+    assert len({step[:2] for step in steps_in(log)}) < FLEETS * EPOCHS, "it had finished before that"
     assert list((folder / "checkpoints").glob("*.pt"))
     again = start(kind, folder, log)
     printed, _ = again.communicate(timeout=240)
     assert again.returncode == 0, printed
     assert outcome(folder) == whole
-    assert sorted(set(epochs_in(log))) == sorted(epochs_in(log))
+    trained = [step[:3] for step in steps_in(log)]
+    assert sorted(set(trained)) == sorted(trained)
 
 
 if __name__ == "__main__":

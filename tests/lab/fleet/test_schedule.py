@@ -53,8 +53,7 @@ def test_smoothing_is_annealed_where_it_is_scheduled():
     seen = []
     smoothing = trainer.sampler.groups[0][2].smoothing
     while trainer.epoch < EPOCHS:
-        trainer.train_steps(STEPS, lambda step: seen.append(smoothing.flatten().tolist()))
-        trainer.epoch += 1
+        trainer.train_epoch(lambda step: seen.append(smoothing.flatten().tolist()))
     values, still = zip(*seen, strict=True)
     assert (values[0], set(still)) == (1.0, {0.1})
     assert values[-1] == pytest.approx(1e-6, rel=1e-12)

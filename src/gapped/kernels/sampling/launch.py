@@ -113,7 +113,11 @@ def readable(logits: Tensor, fused: Fused) -> Tensor:
 
 
 def backend_used() -> str | None:
-    """Which backend drew the last sample outside of compiled code: ``"torch"``, ``"triton"``, or None."""
+    """The backend that drew the last sample outside of compiled code.
+
+    Returns:
+        "torch" or "triton"; None if nothing was drawn yet.
+    """
     return _used
 
 
