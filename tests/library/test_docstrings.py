@@ -16,7 +16,6 @@ import gapped
 from gapped.pathwise.argument_help import ARGUMENTS
 
 MODULES = (gapped, gapped.nn, gapped.nn.schedules, gapped.distributions, gapped.subsets, gapped.counts)
-# Written beside the kernels, with the rules of their docstrings.
 VALUES = {f"{home.__name__}.{name}": each for home in MODULES for name, each in public_names(home).items()}
 FUNCTIONS = {each.__name__: each for each in public_names(gapped).values() if inspect.isfunction(each)}
 FORWARDS = {name: each.forward for name, each in public_names(gapped.nn).items() if hasattr(each, "forward")}
