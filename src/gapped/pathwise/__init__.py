@@ -223,16 +223,16 @@ class Pathwise(ABC):
 
         Arguments:
             logits: Unnormalised log-probabilities, the categories on the axis `dim`.
-            table: A tensor (K, *rest), one table for all rows; or, for logits (..., G, K) whose group axis
-                comes just before the categories, (G, K, *rest), one for each group. It is read so if it has
-                at least three axes, of which the first two are the last two of the logits.
+            table: A tensor `(K, *rest)`, one table for all rows; or, for logits `(..., G, K)` whose group
+                axis comes just before the categories, `(G, K, *rest)`, one for each group. It is read so if
+                it has at least three axes, of which the first two are the last two of the logits.
             dim: The category axis.
             mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
             generator: Where random numbers come from; None is torch's default generator.
 
         Returns:
-            A tensor (*rows, *rest): for each row the mean of the table's rows, weighted by the soft sample.
-            Its dtype is that of the table, or what autocast says; the sample has that of the logits.
+            A tensor `(*rows, *rest)`: for each row the mean of the table's rows, weighted by the soft
+            sample. Its dtype is that of the table, or what autocast says; the sample has that of the logits.
 
         The logits must not be changed before the backward pass, and autograd notices. GST in torch with
         `detach=False` or a gap function of your own must see all rows at once, and is not cut into blocks.
