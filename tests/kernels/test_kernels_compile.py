@@ -226,17 +226,6 @@ def test_the_kernels_of_gumbel_rao_compile_for_a_gpu(power: str, soft: str, per_
     run(RAO, power, soft, per_row)
 
 
-def test_the_score_kernels_compile_and_count_rows_in_64_bits() -> None:
-    run(SCORES)
-
-
-def test_the_mask_kernels_compile_and_keep_a_group_of_four_within_a_thread() -> None:
-    run(MASKS)
-
-
-def test_the_subset_kernels_compile_for_a_gpu() -> None:
-    run(SUBSETS)
-
-
-def test_the_table_kernels_compile_and_count_numbers_in_64_bits() -> None:
-    run(TABLES)
+def test_the_kernels_of_scores_masks_subsets_and_tables_compile_for_a_gpu() -> None:
+    """A group of four entries lies within a thread; rows and numbers are counted in 64 bits."""
+    run(SCORES + MASKS + SUBSETS + TABLES)
