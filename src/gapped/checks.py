@@ -188,6 +188,8 @@ def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:
             accepted += f", or of shape ({last[0]}, {last[1]}, ...) with a table for each group"
         is_tensor = isinstance(table, Tensor)
         got = f"a tensor of shape {shape}" if is_tensor else f"an object of type {type(table).__name__}"
+        if isinstance(getattr(table, "weight", None), Tensor):
+            accepted += "; perhaps its weight"
         raise reject("table", got, accepted)
     if not table.is_floating_point():
         raise reject("table", f"a tensor of {table.dtype}", f"a floating-point tensor{else_take}")

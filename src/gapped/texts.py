@@ -17,6 +17,14 @@ DEFAULT = "gst:gap=auto"
 DEFAULT_TAU = 0.85
 """Its temperature where nothing is known yet."""
 
+# Names that the literature uses too.
+_ALSO_CALLED = MappingProxyType(
+    {
+        **dict.fromkeys(("stgs", "gs", "gumbel", "concrete"), "gumbel-softmax"),
+        **dict.fromkeys(("st", "ste"), "straight-through"),
+        "zgr": "reinmax",
+    }
+)
 # What a function that takes the place of `F.gumbel_softmax` takes where nothing is said.
 _UNSAID = MappingProxyType({"tau": 1.0, "hard": False})
 _E = TypeVar("_E")
@@ -46,8 +54,10 @@ def split_text(text: object) -> tuple[str, dict[str, Option]]:
 def kind_of(kinds: Mapping[str, type[_E]], name: object) -> type[_E]:
     """The class of that name; an unknown name is an error that lists the known ones."""
     if not isinstance(name, str) or name not in kinds:
-        hint = suggestion(name, kinds) if isinstance(name, str) else ""
-        raise reject("estimator", name, f"one of {', '.join(sorted(kinds))}{hint}")
+        known = ", ".join(sorted(kinds))
+        if isinstance(name, str) and (hint := suggestion(_ALSO_CALLED.get(name.lower(), name), kinds)):
+            raise GappedError(f"estimator: got {name!r}{hint} Expected one of {known}")
+        raise reject("estimator", name, f"one of {known}")
     return kinds[name]
 
 

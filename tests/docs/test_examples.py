@@ -152,7 +152,7 @@ def test_what_was_learned_is_drawn(run: Runner, tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--estimator", "gts"], "estimator: got 'gts', expected one of"),
+        (["--estimator", "gts"], "estimator: got 'gts'; did you mean gst? Expected one of"),
         (["--estimator", "gst:gap=-1"], "gap: got -1"),
         (["--steps", "0"], "expected a whole number of at least one"),
     ],

@@ -99,7 +99,7 @@ BAD: list[tuple[str, Any]] = [
     ("tau_forward: got 0", lambda: gapped.jax.decoupled_gumbel_softmax(KEY, LOGITS, tau_forward=0)),
     ("samples: got 1", lambda: gapped.jax.RLOO(1)),
     ("alpha: got 'x'", lambda: gapped.jax.DoubleCV(alpha="x")),
-    ("estimator: got 'gts', expected one of", lambda: gapped.jax.estimator("gts")),
+    ("estimator: got 'gts'; did you mean gst? Expected one of", lambda: gapped.jax.estimator("gts")),
     ("gst: unknown option 'gab'", lambda: gapped.jax.estimator("gst:gab=1")),
     ("tau: got 0.5, but the estimator", lambda: gapped.jax.choose(KEY, LOGITS, 0.5, estimator="gst:tau=0.7")),
     ("estimator: got RLOO", lambda: gapped.jax.gate(KEY, LOGITS, estimator=gapped.jax.RLOO())),

@@ -265,7 +265,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds true": ({"seeds": True}, "seeds: got True"),
     "seeds text": ({"seeds": "ten"}, "seeds: got 'ten'"),
     "seeds none": ({"seeds": []}, r"seeds: got \[\]"),
-    "estimator": ({"cell": [{"estimator": "gts"}]}, "estimator: got 'gts', expected one of .*gst"),
+    "estimator": (
+        {"cell": [{"estimator": "gts"}]},
+        r"estimator: got 'gts'; did you mean gst\? Expected one of ",
+    ),
     "no estimator": ({"cell": [{"label": "x"}]}, "missing key 'estimator'"),
     "option in text": ({"cell": [{"estimator": "gst:gpa=1"}]}, "unknown option 'gpa', expected one of .*gap"),
     "option in table": ({"cell": [{"estimator": "gst", "options": {"gpa": 1.0}}]}, "unknown option 'gpa'"),

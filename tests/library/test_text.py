@@ -43,7 +43,7 @@ def test_text_names_an_estimator(text: str, options: dict[str, Any], expected: A
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("gts", {}, "estimator: got 'gts', expected one of arsm, .*; did you mean gst?"),
+        ("gts", {}, "estimator: got 'gts'; did you mean gst? Expected one of arsm, "),
         ("GumbelRao", {}, "did you mean gumbel-rao?"),
         ("gst:gab=1", {}, "gst: unknown option 'gab', expected one of tau, .*; did you mean gap?"),
         (
@@ -177,3 +177,11 @@ def test_a_module_has_a_temperature_to_set() -> None:
         layer.tau = 0
     assert gapped.nn.Sample().estimator == gapped.GST(0.85, gap="auto")
     assert set(MEMBERS) == {type(gapped.nn.Sample(name).estimator).name for name in MEMBERS}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("STGS", "gumbel-softmax"), ("gumbel", "gumbel-softmax"), ("ste", "straight-through")]
+)
+def test_usual_names_are_understood(name: str, ours: str) -> None:
+    with pytest.raises(GappedError, match=rf"got '{name}'; did you mean {ours}\?"):
+        gapped.estimator(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from inspect import isclass, isfunction
 from typing import Any
 
 import torch
@@ -214,12 +215,14 @@ def _named(
 
 def labelled(estimators: Any) -> dict[str, Any]:
     """Estimators by label, texts under themselves; equal labels get numbers."""
-    accepted = "objects such as [gapped.GST(), gapped.RLOO(2)], or a mapping from labels to them"
+    accepted = 'a list such as [gapped.GST(), "rloo"], or a mapping from labels to estimators'
     if isinstance(estimators, str) or not isinstance(estimators, Iterable):
         raise reject("estimators", estimators, accepted)
     pairs = estimators.items() if isinstance(estimators, Mapping) else ((label_of(e), e) for e in estimators)
     members: dict[str, Any] = {}
     for name, estimator in pairs:
+        if isfunction(estimator) or isclass(estimator):
+            raise reject("estimators", f"the {type(estimator).__name__} {estimator.__name__}", accepted)
         label, number = str(name), 2
         while label in members:
             label, number = f"{name} #{number}", number + 1

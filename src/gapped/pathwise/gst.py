@@ -26,7 +26,8 @@ Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 class GST(Pathwise):
     """Gapped Straight-Through: a gap in place of noise.
 
-    Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics.
+    Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics. To begin with, take
+    `GST(tau=0.85, gap="auto")`.
 
     Arguments:
         (tau, hard)
@@ -135,7 +136,7 @@ def gst(
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
     Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class `gapped.GST` is
-    hard by default.
+    hard by default. To begin with, take `gst(logits, tau=0.85, hard=True, gap="auto")`.
 
     Arguments:
         (logits, tau, hard)

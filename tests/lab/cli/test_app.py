@@ -105,7 +105,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "minutes": (["compare", "--minutes", "-1"], "Invalid value for '--minutes'"),
     "tau": (["compare", "--tau", "0"], "tau: got 0"),
     "data": (["compare", "--data", "mnits"], "--data: got 'mnits', expected one of digits, mnist"),
-    "estimator": (["compare", "--estimator", "gts"], "estimator: got 'gts', expected one of .*gst"),
+    "estimator": (
+        ["compare", "--estimator", "gts"],
+        r"estimator: got 'gts'; did you mean gst\? Expected one of ",
+    ),
     "option": (["compare", "--estimator", "gst:gpa=1"], "unknown option 'gpa', expected one of .*gap"),
     "score option": (["compare", "--estimator", "rloo:n=3"], "unknown option 'n', expected"),
     "samples": (["compare", "--estimator", "rloo:samples=1"], "samples: got 1, expected"),

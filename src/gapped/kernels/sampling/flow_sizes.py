@@ -31,6 +31,6 @@ def block_of(rows: int, categories: int) -> tuple[int, dict[str, Any]]:
     warps = max(height * columns**2 // PER_WARP, 1)
     along = max(columns // COLUMNS, 1)
     down = max(32 * warps // (height * along), 1)
-    block = {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "DOWN": down, "ALONG": along}
+    block: dict[str, Any] = {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "DOWN": down, "ALONG": along}
     block |= {"STEPS": STEPS, "LEFT": LEFT, "num_warps": warps}
     return -(-rows // height), block | ({"maxnreg": ROW_REGISTERS} if columns**2 == PER_WARP else {})

@@ -43,7 +43,7 @@ def compare(
             first one is compared, or yields one of these per epoch, of which the last counts. All randomness
             should come from `seed`: gapped itself seeds nothing.
         estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either. A text without a
-            temperature runs at the recommended one. Every run gets a copy of its own.
+            temperature runs at the recommended one, and its label says so. Every run gets a copy of its own.
         seeds: How many (0, 1, ...), or which.
         budget: Seconds after which no further run starts. The verdict says which are missing.
         maximize: Whether higher is better.

@@ -118,15 +118,19 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
         raise reject("seeds", seeds, "a count, or integers from 0")
     members = {}
     for name, member in labelled(estimators).items():
-        if len(label := printable(name)) > _LONGEST:
-            raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
+        label, text = printable(name), label_of(member)
         if isinstance(member, str):
             kind, options = parse(member)
             if (tau := temperature(member)) is not None:
                 options["tau"] = tau
-            members[label] = show(kind, options), make(kind, options)
+            text, estimator = show(kind, options), make(kind, options)
+            # With its temperature, so that it says the same wherever it is given as text.
+            label = text if name == member else label
         else:
-            members[label] = label_of(member), member
+            estimator = member
+        if len(label) > _LONGEST:
+            raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
+        members[label] = text, estimator
     inner: Any = train.func if isinstance(train, functools.partial) else train
     home = inner if hasattr(inner, "__qualname__") else type(inner)
     function = f"{home.__module__}.{home.__qualname__}"[-_LONGEST:]
