@@ -102,5 +102,5 @@ def test_without_torch_it_says_so(ask: Doctor, monkeypatch: pytest.MonkeyPatch) 
 def test_it_knows_what_the_extras_bring() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = {line.split(">")[0] for extra in ("lab", "triton") for line in extras[extra]}
+    wanted = {line.split(">")[0] for extra in ("lab", "tensorboard", "triton") for line in extras[extra]}
     assert wanted == set(doctor.PACKAGES)

@@ -118,7 +118,9 @@ def test_a_signal_stops_with_a_checkpoint_and_the_same_command_completes(number,
     assert main([*arguments, "stopped"]) == 0
     assert main([*arguments, "whole"]) == 0
     # The first of the two began where the other process stopped.
-    assert capsys.readouterr().out.count("epoch 30 of 300") == 1
+    out = capsys.readouterr().out
+    assert out.count("\nepoch 30 of 300") == 1
+    assert out.count("going on from epoch ") == 1
     assert numbers("stopped") == numbers("whole")
     assert not Path("stopped", "checkpoints").exists()
 

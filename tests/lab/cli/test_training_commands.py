@@ -115,7 +115,7 @@ def test_tensorboard_is_missed_before_training(capsys, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert main(["reproduce", recipe_file(tmp_path), "--out", "o", "--tensorboard"]) == 2
-    assert '--tensorboard needs tensorboard: pip install "gapped[lab]"' in one_line(capsys)
+    assert '--tensorboard needs tensorboard: pip install "gapped[tensorboard]"' in one_line(capsys)
     assert not (tmp_path / "o").exists()
 
 

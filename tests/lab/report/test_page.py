@@ -200,7 +200,7 @@ def test_a_page_explains_its_columns_and_says_what_to_do_next(compare: Path, tmp
     assert names.index("test-negative-elbo") < names.index("train-negative-elbo")
     full = tmp_path / "full"
     write(full, [*many("gst:gap=auto", [1.0, 1.1]), *many("reinmax", [2.0, 2.1]), *many("rloo", [3.0, 3.1])])
-    best = "--estimator gst:gap=auto --estimator reinmax"
+    best = "--estimator gst:gap=auto --estimator reinmax --estimator rloo"
     assert sections(full)[0].next_step[1] == f"gapped compare --train module:function {best}"
     assert sections(write_vae(tmp_path / "vae"))[0].next_step[1].startswith("gapped reproduce vae")
 

@@ -136,9 +136,11 @@ def test_verdict_counts_diverged_runs() -> None:
 
 def test_the_cheapest_in_a_tie_is_named_where_times_differ() -> None:
     tie = {"A": [1.0, 2.0, 3.0], "B": [1.1, 2.1, 3.1], "C": [7.0, 8.0, 9.0]}
-    seconds = {"A": 3.0, "B": 2.0, "C": 1.0}
+    seconds = {"A": [3.0, 2.9, 9.0], "B": [2.0, 1.0, 2.8], "C": [1.0, 1.0, 1.0]}
     assert "Among the tied, B is the cheapest: 2 s a run, against up to 3 s." in advice(tie, False, seconds)
-    assert "The tied cost about the same, 2 s a run." in advice(tie, False, seconds | {"A": 2.1})
+    same = advice(tie, False, seconds | {"A": [2.1, 2.1, 2.1]})
+    assert "The tied cost about the same, 2 s a run." in same
+    assert "s a run" not in " ".join(advice(tie, False, seconds | {"A": [2.7, 3.0, 9.0]})), "times overlap"
 
 
 def alone(rng: np.random.Generator, count: int) -> np.ndarray:

@@ -24,8 +24,8 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write Ten
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="Stop with a checkpoint before so many minutes are over, after one step at the earliest. The "
-        "exit status is 3 (under torchrun, 0). The same command goes on from there.",
+        help="Train for so many minutes at most, but for one step at least, and stop with a checkpoint. "
+        "The exit status is 3 (under torchrun, 0). The same command goes on from there.",
         min=0.0,
     ),
 ]
@@ -162,6 +162,7 @@ def execute(
     failed = {record.fleet: record for record in records if record.failed}
     sound = [record for record in records if not record.failed]
     if sound:
+        say(screen, "All runs are finished; tables and report follow.")
         show(sound, screen)
         write_tables(records, out / "tables.md")
         if tensorboard:

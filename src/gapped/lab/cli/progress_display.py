@@ -77,6 +77,8 @@ class Display(Callbacks):
             self.console.print(f"training {runs} runs in {fleet}")
 
     def step(self, fleet: Fleet, epochs: float) -> None:
+        if epochs and fleet.key not in self.calls:
+            self.console.print(f"going on from epoch {epochs:.3g} of {fleet.specs[0].epochs}")
         self._measure(fleet, is_step=True)
         if time.monotonic() - self.moved >= _PAUSE:
             self.moved = time.monotonic()

@@ -16,7 +16,7 @@ from gapped.lab.task_kinds import TASK_KINDS
 
 def event_writer() -> type[Any]:
     """TensorBoard's writer of event files; called before training, so that its absence is told early."""
-    require("--tensorboard", "tensorboard")
+    require("--tensorboard", "tensorboard", extra="tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter

@@ -104,6 +104,8 @@ def finished_runs(folder: Path) -> list[Record]:
     """The records of a folder, without runs that failed; none at all is an error: nothing to report."""
     path = folder / Record.FILE
     if not path.is_file():
+        if (folder / "checkpoints").is_dir():
+            raise GappedError(f"{folder}: no run in it is finished; repeat the command that trains there")
         raise GappedError(f"{folder}: no records.jsonl in it, expected a folder that a gapped run wrote")
     records = read(folder, Record)
     finished = [record for record in records if not record.failed]
@@ -187,7 +189,9 @@ def verdict_of(group: Sequence[Cell]) -> str:
     higher = _higher(group, metric)
     if not _own_metric(group):
         return verdict(values, higher, metric_name(metric), digits(metric))
-    seconds = {row.name: row.seconds for row in rows_of(group) if row.seconds is not None}
+    seconds = {
+        cell.name(named): [r.seconds for r in cell.records if r.metric and not r.failed] for cell in group
+    }
     return " ".join([verdict(values, higher, metric_name(metric), None), *advice(values, higher, seconds)])
 
 

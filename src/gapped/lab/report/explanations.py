@@ -56,5 +56,6 @@ def next_step(rows: Sequence[Row], recipe: str) -> tuple[str, str]:
     if recipe != "compare":
         words = "More seeds make the intervals narrower; finished runs are kept:"
         return words, f"gapped reproduce {recipe} --seeds {2 * len(runs)}"
-    best = " ".join(f"--estimator {row.label}" for row in rows[:2])
-    return "Ask the same on a model of your own:", f"gapped compare --train module:function {best}"
+    best = " ".join(f"--estimator {row.label}" for row in rows[:3])
+    words = "More seeds (--seeds) and longer training (--epochs) decide ties. Then ask a model of your own:"
+    return words, f"gapped compare --train module:function {best}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isnan, nan, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -231,21 +231,28 @@ def seeds_to_separate(first: Summary, second: Summary) -> float:
     return max(ceil(count), min(first.count, second.count) + 1)
 
 
-def advice(cells: Mapping[str, ArrayLike], higher_is_better: bool, seconds: Mapping[str, float]) -> list[str]:
-    """Sentences that help to decide a tie: the cheapest one in it, and how many seeds would end it."""
+def advice(
+    cells: Mapping[str, ArrayLike], higher_is_better: bool, seconds: Mapping[str, Sequence[float]]
+) -> list[str]:
+    """Sentences that help to decide a tie: the cheapest one in it, and how many seeds would end it.
+
+    `seconds` has the time of each run. One is the cheapest if all of its runs took less than all of the
+    dearest: on a busy machine times differ by more than estimators do.
+    """
     place = standing(cells, higher_is_better)
     if place is None or not place.rivals:
         return []
     sentences = []
     tied = [place.best, *place.rivals]
-    if all(name in seconds for name in tied):
-        cheapest = min(tied, key=lambda name: seconds[name])
-        least, most = seconds[cheapest], max(seconds[name] for name in tied)
-        sentences.append(
-            f"Among the tied, {cheapest} is the cheapest: {least:.3g} s a run, against up to {most:.3g} s."
-            if most > _ALIKE * least
-            else f"The tied cost about the same, {least:.3g} s a run."
-        )
+    if all(seconds.get(name) for name in tied):
+        typical = {name: median(seconds[name]) for name in tied}
+        cheapest, dearest = (pick(tied, key=typical.__getitem__) for pick in (min, max))
+        least, most = typical[cheapest], typical[dearest]
+        if most <= _ALIKE * least:
+            sentences.append(f"The tied cost about the same, {least:.3g} s a run.")
+        elif max(seconds[cheapest]) < min(seconds[dearest]):
+            how = f"{least:.3g} s a run, against up to {most:.3g} s"
+            sentences.append(f"Among the tied, {cheapest} is the cheapest: {how}.")
     first, second = summary(cells[place.best]), summary(cells[place.rivals[0]])
     count, pair = seeds_to_separate(first, second), f"{place.best} from {place.rivals[0]}"
     if first.mean == second.mean:
