@@ -13,7 +13,16 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_table, in_eager_mode
-from gapped.gradient import Points, Product, first_order, handle, jacobian_product, transformable
+from gapped.gradient import (
+    Points,
+    Product,
+    first_order,
+    handle,
+    is_differentiated,
+    jacobian_product,
+    transformable,
+    versions,
+)
 from gapped.kernels.sampling import launch
 from gapped.kernels.tables import table_launch
 
@@ -52,7 +61,8 @@ class Choice:
 
         A row without categories has index `K`, one with a NaN or +inf `K + 1`.
         """
-        return self._drawn.long()
+        # A copy: what the caller writes into it must not change what was drawn.
+        return self._drawn.to(torch.int64, copy=True)
 
     def select(self, table: Tensor) -> Tensor:
         """The rows of `table` that the categories select.
@@ -89,14 +99,10 @@ class Choice:
 
     def _check_versions(self) -> None:
         # Autograd checks these tensors from the first use of the choice on, but not before it.
-        if self._versions and self._versions != _versions((self._logits, *self._tensors)):
+        if self._versions and self._versions != versions((self._logits, *self._tensors)):
             raise RuntimeError(
                 "gapped: the logits, temperatures or gaps of a choice were changed after it was drawn"
             )
-
-
-def _versions(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
-    return tuple(each._version for each in tensors if each is not None)
 
 
 def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
@@ -105,10 +111,10 @@ def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
     # A tuple: torch reads its own sizes slowly.
     index = index.view(tuple(rows.shape[:-1]))
-    if not rows.requires_grad:
+    if not is_differentiated(rows):
         return Choice(index, rows, _pull_points, ())
     tensors = (stats, key, *kernel.tensors)
-    return Choice(index, logits, partial(_pull_kernel, kernel), tensors, _versions((logits, *tensors)))
+    return Choice(index, logits, partial(_pull_kernel, kernel), tensors, versions((logits, *tensors)))
 
 
 def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
@@ -240,7 +246,7 @@ class _Select(torch.autograd.Function):
         wants_logits, wants_table, *_ = ctx.needs_input_grad
         for_logits = for_table = None
         if wants_logits:
-            for_logits = first_order(_for_logits, logits, grad, ctx, logits, table, index, tensors)
+            for_logits = first_order(_for_logits, (logits, table), grad, ctx, logits, table, index, tensors)
         if wants_table:
             for_table = first_order(_summed, logits, grad, table, index, ctx.categories, ctx.is_grouped)
         return for_logits, for_table, *nothing

@@ -7,7 +7,7 @@ Such a gradient is an estimator's choice: it has a value, but no derivative. Eac
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -50,17 +50,25 @@ def is_differentiated(logits: Tensor) -> bool:
     return forward_ad.unpack_dual(logits).tangent is not None  # type: ignore[no-untyped-call]
 
 
-def first_order(product: Callable[..., Tensor], anchor: Tensor, grad: Tensor, *rest: Any) -> Tensor:
+def versions(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
+    """How often each tensor was changed in place; those made in inference mode do not count it."""
+    return tuple(0 if each.is_inference() else each._version for each in tensors if each is not None)
+
+
+def first_order(
+    product: Callable[..., Tensor], anchor: Tensor | tuple[Tensor, ...], grad: Tensor, *rest: Any
+) -> Tensor:
     """The gradient `product(grad, *rest)` of some logits, which refuses to be differentiated again.
 
-    It stays connected to the logits, through themselves or an `anchor` that depends on them, and to the
-    incoming gradient `grad`: otherwise a second derivative would silently be zero.
+    It stays connected to the logits and all else that it depends on, through themselves or an `anchor` that
+    depends on them, and to the incoming gradient `grad`: else a second derivative would silently be zero.
     """
     if not torch.is_grad_enabled():
         return product(grad, *rest)
     with torch.no_grad():
         gradient = product(grad, *rest)
-    return _FirstOrder.apply(gradient, grad, anchor)  # type: ignore[no-any-return, no-untyped-call]
+    anchors = anchor if isinstance(anchor, tuple) else (anchor,)
+    return _FirstOrder.apply(gradient, grad, *anchors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 _F = TypeVar("_F", bound=type[torch.autograd.Function])
@@ -79,7 +87,7 @@ def transformable(function: _F) -> _F:
 @transformable
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(gradient: Tensor, grad: Tensor, anchor: Tensor) -> Tensor:
+    def forward(gradient: Tensor, grad: Tensor, *anchors: Tensor) -> Tensor:
         # A fresh view: autograd forbids returning an input as it is.
         return gradient.view_as(gradient)
 
@@ -88,7 +96,7 @@ class _FirstOrder(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         raise RuntimeError(TWICE)
 
 

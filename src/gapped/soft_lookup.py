@@ -227,7 +227,7 @@ def _gradients(
     rows, grad = blocks.shape.numel(), grad.contiguous()
     wants_logits, wants_tables, wants_tau = wanted
     for_logits = logits.new_empty(rows, categories) if wants_logits or wants_tau else None
-    for_tau = logits.new_empty(rows) if wants_tau else None
+    for_tau = simplex.computed(logits[:0]).new_empty(rows) if wants_tau else None
     # In half precision the sum is rounded once.
     dtype = tables.dtype if rows <= blocks.step else simplex.computed(tables[:0]).dtype
     for_tables = torch.zeros_like(tables, dtype=dtype) if wants_tables else None

@@ -178,3 +178,16 @@ def test_lightning_anneals_and_logs(tmp_path: Path) -> None:
     lines = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
     assert [float(line["tau"]) for line in lines] == [0.875, 0.625]
     assert [line["step"] for line in lines if line["sample/perplexity"]] == ["2", "4"]
+
+
+def test_confidence_passes_over_rows_without_a_law() -> None:
+    model, schedule = gapped.nn.Sample("straight-through:draw=argmax"), schedules.CAGE(momentum=0.0)
+    sure = torch.tensor([[99.0, 0.0]])
+    lawless = torch.tensor([[-torch.inf, -torch.inf], [torch.nan, 0.0]])
+    assert schedule.apply(model, torch.cat([sure, lawless])) == pytest.approx(0.5)
+    assert schedule.apply(model, lawless) == pytest.approx(0.5), "nothing is known of these"
+    assert schedule.apply(model, sure[:0]) == pytest.approx(0.5)
+    with pytest.raises(gapped.GappedError, match="logits: got"):
+        schedule.apply(model, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(gapped.GappedError, match="momentum: got"):
+        schedules.CAGE(momentum="a")  # type: ignore[arg-type]

@@ -273,3 +273,50 @@ def test_a_gap_function_sees_the_rows_of_a_chunk() -> None:
         choice = gapped.linear_choice(*parts[:2], estimator=gapped.GST(gap=gap), generator=seeded())
         results.append(torch.autograd.grad(choice.select(parts.table).sum(), parts[:2]))
     assert_equal(*results)
+
+
+# What is changed in between
+
+
+def test_what_is_written_into_the_index_changes_nothing() -> None:
+    """As where a decoder pads what is finished: the choice keeps what it has drawn."""
+    hidden, weight = normal(3, 4), normal(5, 4, seed=1)
+    with torch.no_grad():
+        linear = gapped.linear_choice(hidden, weight, generator=seeded())
+    plain = gapped.GST().choose(normal(3, 5).requires_grad_(), generator=seeded())
+    for choice in (linear, plain):
+        drawn, rows = choice.index.clone(), choice.select(weight).detach()
+        padded = choice.index
+        padded[:] = (drawn + 1) % 5
+        assert torch.equal(choice.index, drawn)
+        assert torch.equal(choice.select(weight), rows)
+    expected = (hidden @ weight.T).log_softmax(-1)[torch.arange(3), linear.index]
+    torch.testing.assert_close(linear.log_prob, expected.to(linear.log_prob.dtype))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_temperature_that_is_changed_in_place_is_noticed(backward: bool) -> None:
+    hidden, weight, tau = normal(3, 4).requires_grad_(), normal(5, 4, seed=1), torch.ones(3).double()
+    choice = gapped.GST(tau=tau).choose_linear(hidden, weight)
+    result = choice.select(weight).sum()
+    tau.mul_(2)
+    with pytest.raises(RuntimeError, match=r"changed after it was drawn|modified by an inplace operation"):
+        result.backward() if backward else choice.select(weight)
+
+
+def test_inference_mode() -> None:
+    with torch.inference_mode():
+        hidden, weight = normal(3, 4), normal(5, 4, seed=1)
+        choice = gapped.linear_choice(hidden, weight)
+        assert choice.select(weight).shape == (3, 4)
+        assert choice.log_prob.shape == (3,)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_selected_row_is_not_differentiated_twice(which: int) -> None:
+    """Neither by the logits nor by the table, on which their gradient depends."""
+    logits, table = normal(3, 5).requires_grad_(), normal(5, 2, seed=1).requires_grad_()
+    selected = gapped.GST().choose(logits).select(table)
+    (gradient,) = torch.autograd.grad(selected.sum(), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.autograd.grad(gradient.square().sum(), (logits, table)[which])

@@ -424,3 +424,12 @@ def test_nothing_of_the_size_of_the_logits_but_their_gradient(name: str, form: s
         return torch.autograd.grad(sample @ table, (logits, table), upstream)
 
     assert peak_of(written_out, logits, table, upstream, mask) > results + 1.9 * logits.nbytes
+
+
+def test_the_gradient_of_a_learned_temperature_is_not_rounded() -> None:
+    """Logits in half precision: it is added up in float32."""
+    logits, table = normal(64, 9).bfloat16(), normal(9, 3, seed=1).bfloat16()
+    tau = torch.tensor(0.7, requires_grad=True)
+    gapped.GumbelSoftmax(tau=tau).mix(logits, table, generator=seeded()).float().sum().backward()
+    assert tau.grad is not None
+    assert tau.grad != tau.grad.bfloat16()

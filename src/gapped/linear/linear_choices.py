@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask
 from gapped.errors import reject
-from gapped.gradient import first_order
+from gapped.gradient import first_order, versions
 from gapped.kernels.sampling import launch
 from gapped.linear.chunk_sizes import rows_of_a_chunk
 from gapped.linear.chunks import Gradients, Head, Layer
@@ -38,21 +38,31 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @dataclass(frozen=True)
 class LinearChoice:
-    r"""One category per row of `hidden @ weight.T + bias`, and ways to use it: see `gapped.linear_choice`.
+    """One category per row of `hidden @ weight.T + bias`, and ways to use it: see `gapped.linear_choice`.
 
-    With the one-hot sample :math:`D` that is never written, as for a `gapped.choice.Choice`: `select` is
-    :math:`D V` for a table :math:`V`, and `gate` is the entry :math:`D_i = 1`. Besides there is `log_prob`.
+    With the one-hot sample D that is never written, as for a `gapped.choice.Choice`: `select` is D V for a
+    table V, and `gate` is the entry D_i = 1. Besides there is `log_prob`.
     The backward pass of each use computes the logits once more.
     """
 
-    index: Tensor
-    """The selected categories, int64, `(*rows)`. A row without categories has index `V`, one with a NaN
-    or +inf `V + 1`."""
-    _draws: Draws = field(repr=False)
-    _head: Head = field(repr=False)
-    _layer: Layer = field(repr=False)
-    _versions: tuple[int, ...] = field(repr=False)
-    """Versions of the layer's tensors when the choice was drawn."""
+    _draws: Draws
+    _head: Head
+    _layer: Layer
+    _versions: tuple[int, ...]
+    """Versions of the tensors of layer and levels when the choice was drawn."""
+
+    def __repr__(self) -> str:
+        return f"LinearChoice(index={self.index})"
+
+    @property
+    def index(self) -> Tensor:
+        """The selected categories, int64, `(*rows)`.
+
+        A row without categories has index `V`, one with a NaN or +inf `V + 1`.
+        """
+        # A copy: what the caller writes into it must not change what was drawn. A tuple: torch reads its own
+        # sizes slowly.
+        return self._draws.category.view(tuple(self._head.shape)).clone()
 
     @property
     def log_prob(self) -> Tensor:
@@ -70,7 +80,7 @@ class LinearChoice:
         def values() -> Tensor:
             law = self._draws.law
             if law is None:
-                with _full_precision(self.index.device):
+                with _full_precision(self._draws.category.device):
                     law = self._head.law(self._layer, self._draws.category)
             return law[:, 0].clone()
 
@@ -109,10 +119,9 @@ class LinearChoice:
 
     @uncompiled
     def _used(self, use: _Use, table: Tensor | None = None) -> Tensor:
-        if self._versions != _versions(self._layer):
-            raise RuntimeError(
-                "gapped: the hidden states, weight, bias or mask of a choice were changed after it was drawn"
-            )
+        if self._versions != versions((*self._layer, *self._head.levels.values())):
+            what = "hidden states, weight, bias, mask, temperatures or gaps"
+            raise RuntimeError(f"gapped: the {what} of a choice were changed after it was drawn")
         # A table that is the weight needs no gradient of its own beside that of the weight.
         is_tied = table is self._layer.weight
         result, _ = _Attached.apply(
@@ -120,10 +129,6 @@ class LinearChoice:
         )  # type: ignore[no-untyped-call]
         rest = () if table is None else table.shape[1:]
         return result.view((*self._head.shape, *rest))  # type: ignore[no-any-return]
-
-
-def _versions(layer: Layer) -> tuple[int, ...]:
-    return tuple(each._version for each in layer if each is not None)
 
 
 @uncompiled
@@ -157,8 +162,7 @@ def choose(
         draws = head.draw(layer)
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
-    # A tuple: torch reads its own sizes slowly.
-    return LinearChoice(draws.category.view(tuple(shape)), draws, head, layer, _versions(layer))
+    return LinearChoice(draws, head, layer, versions((*layer, *levels.values())))
 
 
 def _full_precision(device: torch.device) -> AbstractContextManager[object]:
@@ -235,13 +239,14 @@ class _Attached(torch.autograd.Function):
         value = use.value()
         # An output without entries, for the backward pass: what depends on it depends on the layer.
         anchor = value.new_empty(0)
-        ctx.save_for_backward(anchor, *draws, table, *layer)
+        # Levels too, so that autograd notices if they are changed before the backward pass.
+        ctx.save_for_backward(anchor, *draws, table, *layer, *head.levels.values())
         return value, anchor
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
         anchor, index, law, stats, table, *tensors = ctx.saved_tensors
-        draws, layer = Draws(index, law, stats), Layer(*tensors)
+        draws, layer = Draws(index, law, stats), Layer(*tensors[: len(Layer._fields)])
         with torch.no_grad(), _full_precision(grad.device):
             found = _gradients(ctx, draws, layer, table, grad)
         inputs = (table, *layer[:3])

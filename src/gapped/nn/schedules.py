@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gapped.checks import check_count, check_level
+from gapped import simplex
+from gapped.checks import check_count, check_level, check_logits
 from gapped.errors import reject
 from gapped.nm_masks import Mask
 from gapped.nn.layers import Estimated
@@ -155,13 +156,17 @@ class CAGE:
     def __post_init__(self) -> None:
         check_level("start", self.start, positive=True)
         check_level("end", self.end, positive=True)
-        if not 0 <= self.momentum < 1:
+        if not (isinstance(self.momentum, int | float) and 0 <= self.momentum < 1):
             raise reject("momentum", self.momentum, "a number from 0 to less than 1")
 
     def apply(self, module: torch.nn.Module, logits: Tensor) -> float:
         """Set the temperature in every gapped layer inside of `module`, once `logits` are counted in."""
+        check_logits(logits, -1)
         least = 1 / logits.shape[-1]
-        confidence = float(torch.softmax(logits.detach(), -1).amax(-1).mean())
-        share = (confidence - least) / (1 - least) if least < 1 else 1.0
-        self.progress = self.momentum * self.progress + (1 - self.momentum) * share
+        largest = simplex.computed(logits.detach()).softmax(-1).amax(-1)
+        # Rows without a law say nothing.
+        largest = largest[largest.isfinite()]
+        if largest.numel():
+            share = (float(largest.mean()) - least) / (1 - least) if least < 1 else 1.0
+            self.progress = self.momentum * self.progress + (1 - self.momentum) * share
         return _set(module, self.start + (self.end - self.start) * self.progress)

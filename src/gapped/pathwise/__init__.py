@@ -81,7 +81,7 @@ class Pathwise(ABC):
     """An estimator whose sample carries the gradient.
 
     `gapped.GST`, `gapped.GumbelSoftmax` and the others of this family are its subclasses. All have the
-    arguments below, and the methods `sample`, `choose`, `gate` and `choose_linear`.
+    arguments below, and the methods `sample`, `choose`, `mix`, `gate` and `choose_linear`.
 
     Arguments:
         tau: Temperature of the gradient: a positive number, or a tensor that broadcasts against the logits'
