@@ -55,6 +55,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "soft": beyond.soft,
     "conclusions": conclusions,
     "default": answer.default,
+    "default-limits": answer.default,
     "shortfalls": answer.shortfalls,
     "when": answer.when,
     "criteria": answer.criteria,
