@@ -77,7 +77,7 @@ def has_notebook(page: str) -> bool:
 
 
 def helpers(path: Path) -> dict[str, bool]:
-    """The other examples that a script imports, and whether it does so at its start or only for its picture."""
+    """The other examples that a script imports, and whether at its start or only to draw its picture."""
     found: dict[str, bool] = {}
     for indent, name in re.findall(r"^( *)(?:from|import) (\w+)", path.read_text("utf-8"), flags=re.M):
         helper = EXAMPLES / f"{name}.py"

@@ -1,4 +1,4 @@
-"""The blocks of the board: its state, and for each recipe of the field its paper, what was run, and the table."""
+"""The blocks of the board: its state, and for each recipe its paper, what was run, and the table."""
 
 from __future__ import annotations
 
