@@ -76,13 +76,32 @@ def has_notebook(page: str) -> bool:
     return not re.search(r"^torchrun ", page, flags=re.M)
 
 
+def helpers(path: Path) -> dict[str, bool]:
+    """The other examples that a script imports, and whether at its start or only to draw its picture."""
+    found: dict[str, bool] = {}
+    for indent, name in re.findall(r"^( *)(?:from|import) (\w+)", path.read_text("utf-8"), flags=re.M):
+        helper = EXAMPLES / f"{name}.py"
+        if helper.is_file():
+            for each, first in {name: True, **helpers(helper)}.items():
+                found[each] = found.get(each, False) or (first and not indent)
+    return found
+
+
+def downloads(name: str, *, notebook: bool) -> str:
+    """Sentences with links to the files of an example: what needs no other file comes first."""
+    files = {each: f"[`{each}.py`](../../examples/{each}.py)" for each in (name, "common", "picture")}
+    needed = helpers(EXAMPLES / f"{name}.py")
+    beside = [files[each] for each, first in needed.items() if first]
+    beside += [f"for `--figure` {files[each]}" for each, first in needed.items() if not first]
+    script = files[name] + (f", with {' and '.join(beside)} beside it" if beside else "")
+    alone = f'<a href="{name}.ipynb" download>the notebook</a>, which needs no other file; or the script '
+    return f"Download: {alone if notebook else ''}{script}."
+
+
 def read(app: Sphinx, docname: str, source: list[str]) -> None:
     folder, _, name = docname.rpartition("/")
     if folder == "examples":
-        links = f"Download: [`{name}.py`](../../examples/{name}.py)"
-        if has_notebook(source[0]):
-            links += f', <a href="{name}.ipynb" download>the same as a notebook</a>'
-        source[0] += TAIL.format(name=name, links=links + ".")
+        source[0] += TAIL.format(name=name, links=downloads(name, notebook=has_notebook(source[0])))
 
 
 def write_notebooks(app: Sphinx, problem: Exception | None) -> None:

@@ -49,7 +49,7 @@ def _best_table(evidence: Evidence) -> Table:
                 Entry(NOTHING if own else text, None if own else gain.mean),
             ]
         body.append(tuple(entries))
-    columns = ("estimator", "τ with", "with", "advantage", "τ without", "without", "advantage")
+    columns = ("estimator", "τ, ReLU", "loss, ReLU", "advantage, ReLU", "τ", "loss", "advantage")
     return Table(columns, tuple(body))
 
 

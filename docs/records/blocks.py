@@ -20,7 +20,7 @@ from claims import claims
 from conclusions import conclusions
 from decomposition import decomposition
 from evidence import Evidence
-from field_board import field_board
+from field_board import field_board, field_status
 from field_variance import field_variance
 from parser_start import parser_start
 from template import fill
@@ -55,9 +55,11 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "soft": beyond.soft,
     "conclusions": conclusions,
     "default": answer.default,
+    "default-limits": answer.default,
     "shortfalls": answer.shortfalls,
     "when": answer.when,
     "criteria": answer.criteria,
+    "field-status": field_status,
     "field-board": field_board,
     "field-variance-ratio": field_variance,
     "variance-ranges": variance,

@@ -1,4 +1,4 @@
-"""The block of the board: for each recipe of the field its paper, what was run, and the table."""
+"""The blocks of the board: its state, and for each recipe its paper, what was run, and the table."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def contests() -> list[Contest]:
 def field_board(evidence: Evidence) -> str:
     """A part for each recipe."""
     return "\n\n".join(_part(evidence, contest) for contest in contests())
+
+
+def field_status(evidence: Evidence) -> str:
+    """How many recipes of the board have records."""
+    names = {contest.name for contest in contests()}
+    run = names & {record.recipe for record in evidence.records}
+    return fill("field-status" if run else "field-status-none", {"run": len(run), "recipes": len(names)})
 
 
 def _part(evidence: Evidence, contest: Contest) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,29 @@ def test_python_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     script.write_text(block.code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    runpy.run_path(str(script))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+PRINTED = [
+    pair
+    for page in PAGES
+    for pair in pairwise(blocks_of(page.read_text(encoding="utf-8"), page.name))
+    if (pair[0].language, pair[1].language) == ("python", "text") and "print" in pair[0].code
+]
+
+
+@pytest.mark.parametrize(("block", "shown"), PRINTED, ids=lambda block: block.where)
+def test_blocks_print_what_is_shown_below_them(
+    block: Block, shown: Block, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The words are the same; numbers, which are rounded, within one of their last digit."""
+    exec(compile(block.code, block.where, "exec"), {"__name__": "__main__"})
+    number = r"\d+\.\d+"
+    printed = capsys.readouterr().out
+    assert re.sub(number, "", printed) == re.sub(number, "", shown.code)
+    for mine, theirs in zip(re.findall(number, printed), re.findall(number, shown.code), strict=True):
+        digits = len(theirs.partition(".")[2])
+        assert abs(float(mine) - float(theirs)) < 1.5 * 10**-digits
 
 
 def test_blocks_are_found() -> None:
@@ -129,7 +152,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-ROWS = dict(re.findall(r"^\| `([\w-]+)` \| `gapped\.(\w+)` \|", CHOOSING, flags=re.M))
+ROWS = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `gapped\.(\w+)` \|", CHOOSING, flags=re.M))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys([*ROWS, *gapped.estimators()]))

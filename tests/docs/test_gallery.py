@@ -84,6 +84,21 @@ def test_a_notebook_is_valid_and_whole(gallery: dict[str, Any], name: str) -> No
     assert not imported & HELPERS
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_page_names_the_files_that_the_script_needs(gallery: dict[str, Any], name: str) -> None:
+    text = gallery["downloads"](name, notebook=True)
+    assert text.index(f"{name}.ipynb") < text.index(f"{name}.py")
+    linked = {Path(link).stem for link in re.findall(r"\]\((\S+)\)", text)}
+    missing = {name}
+    for _ in range(3):  # what a script imports, what that imports, and nothing new
+        trees = [ast.parse((ROOT / "examples" / f"{each}.py").read_text("utf-8")) for each in missing]
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        missing |= modules & HELPERS
+    assert linked == missing
+
+
 def test_a_notebook_runs_from_top_to_bottom(
     gallery: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
