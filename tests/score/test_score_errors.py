@@ -54,7 +54,7 @@ ERRORS: dict[str, tuple[Any, Any, str]] = {
     "pathwise": (through_argmax, gapped.GST(), "f: got costs without a derivative.*gapped.RLOO"),
     "not a function": (3.0, gapped.RLOO(), "f: got an object of type float"),
     "disarm": (square, gapped.DisARM(), "logits: got 3 categories for DisARM, expected two"),
-    "a name": (square, "rlo", "estimator: got 'rlo', expected one of .*; did you mean rloo"),
+    "a name": (square, "rlo", r"estimator: got 'rlo'; did you mean rloo\? Expected one of "),
     "a number for an estimator": (square, 3, "estimator: got an object of type int, expected an estimator"),
     "a class": (square, gapped.RLOO, "estimator: got an object of type ABCMeta"),
     "relax network": (square, gapped.RELAX(torch.nn.Identity()), "network: got a result of shape"),
