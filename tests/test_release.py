@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 SUITE = (
     "conftest.py",
     "statistical.py",
+    "score_problems.py",
     "variants.py",
     "pathwise/test_contract.py",
     "pathwise/test_exact.py",

@@ -42,8 +42,8 @@ GUIDE = GumbelRao(0.7, samples=10)
 """The estimator that trains the weights at which all are measured."""
 POINTS = (0.0, 0.1, 0.5, 1.0)
 """Where they are measured, in parts of the training."""
-IMAGES, SAMPLES, DRAWS = 16, 400, 32
-"""Images in the batch, gradients of each estimator, and draws of the other variables for the exact one."""
+IMAGES, SAMPLES, QUICK_SAMPLES, DRAWS = 16, 400, 40, 32
+"""Images in the batch, gradients of each estimator, also with --quick, and draws for the exact gradient."""
 LEVELS: tuple[Literal["logits", "weights"], ...] = ("logits", "weights")
 _MOST = 2**28  # entries of the samples that the exact gradient evaluates in one call
 
@@ -60,11 +60,16 @@ def measure_missing(
         if protocol not in known:
             yield protocol
             labels = [label for label, _ in specs]
-            write(folder, list(measure([*specs.values()], labels, device, data_dir)))
+            samples = QUICK_SAMPLES if recipe.quick else SAMPLES
+            write(folder, list(measure([*specs.values()], labels, device, data_dir, samples)))
 
 
 def measure(
-    specs: Sequence[RunSpec], labels: Sequence[str], device: torch.device, data_dir: Path | None
+    specs: Sequence[RunSpec],
+    labels: Sequence[str],
+    device: torch.device,
+    data_dir: Path | None,
+    samples: int,
 ) -> Iterator[Gradient]:
     """Measure the gradients of the estimators of `specs`, which have one protocol, at all points."""
     first = replace(specs[0], seed=1)
@@ -81,7 +86,7 @@ def measure(
             own.data.copy_(other.data.expand_as(own))
         copies.generator.manual_seed(derived_seed("criterion", first.protocol, guide.epoch))
         with matmul_precision(device):
-            measurements = probe.measure()
+            measurements = probe.measure(samples)
         for level in LEVELS:
             rows = measurements[level]
             for spec, label, numbers in zip(specs, labels, rows, strict=True):
@@ -92,7 +97,7 @@ def measure(
                     level=level,
                     label=label,
                     tau=spec.tau,
-                    samples=SAMPLES,
+                    samples=samples,
                     images=IMAGES,
                     environment=environment,
                     **numbers,
@@ -129,14 +134,14 @@ class _Probe:
         state = [tensor for each in self.every for tensor in each.tensors()]
         self._add = Captured(self._add_one, generator, lambda: state)
 
-    def measure(self) -> dict[str, list[dict[str, float]]]:
-        """What `Gradient` holds of every run, for logits and for weights."""
+    def measure(self, samples: int) -> dict[str, list[dict[str, float]]]:
+        """What `Gradient` holds of every run, for logits and for weights, from so many gradients."""
         halves = [self._exact() for _ in range(2)]
         for name in self.sizes:
             self.target[name].copy_((halves[0][name] + halves[1][name]) / 2)
         for each in self.every:
             each.reset()
-        for _ in range(SAMPLES):
+        for _ in range(samples):
             self._add()
         rows = {}
         for name, moments in self.moments.items():
@@ -147,7 +152,7 @@ class _Probe:
             drop = target * mean / (mean.square() + variance).sqrt().clamp_min(1e-300)
             columns = {
                 "inner": (mean * target).sum(1),
-                "square": mean.square().sum(1) - total / SAMPLES,
+                "square": mean.square().sum(1) - total / samples,
                 "variance": total,
                 "exact": torch.full_like(total, exact),
                 "cosine": self.cosine[name].mean / sqrt(max(exact, 1e-300)),
