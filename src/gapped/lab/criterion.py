@@ -42,7 +42,7 @@ GUIDE = GumbelRao(0.7, samples=10)
 """The estimator that trains the weights at which all are measured."""
 POINTS = (0.0, 0.1, 0.5, 1.0)
 """Where they are measured, in parts of the training."""
-IMAGES, SAMPLES, QUICK_SAMPLES, DRAWS = 16, 400, 40, 32
+IMAGES, SAMPLES, QUICK_SAMPLES, DRAWS = 16, 400, 8, 32
 """Images in the batch, gradients of each estimator, also with --quick, and draws for the exact gradient."""
 LEVELS: tuple[Literal["logits", "weights"], ...] = ("logits", "weights")
 _MOST = 2**28  # entries of the samples that the exact gradient evaluates in one call
