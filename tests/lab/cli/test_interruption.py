@@ -81,7 +81,7 @@ def test_a_command_interrupted_on_a_full_disk_says_what_is_kept(capsys, tmp_path
 
 
 def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_path):
-    """No time at all is enough for an epoch: it ends after each of them."""
+    """No time at all is enough for a step, here an epoch: it ends after each of them."""
     command = ["reproduce", recipe_file(tmp_path, epochs=2), "--device", "cpu", "--out"]
     for _ in range(2):
         assert main([*command, "stopped", "--minutes", "0"]) == 3

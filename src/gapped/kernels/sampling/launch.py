@@ -253,7 +253,8 @@ def forward(
 ) -> Forward:
     """Draw a sample; without `dense` only its index. Contiguous short rows may be written to `out`.
 
-    Indices may be written to a flat tensor `indices` of any integer dtype that holds them. The sample lies as `axes` says (`row_layout`), by default as the logits do.
+    Indices may be written to a flat tensor `indices` of any integer dtype that holds them. The sample lies as
+    `axes` says (`row_layout`), by default as the logits do.
     """
     if axes is None:
         axes = axes_of(logits, fused) if out is None else 0
