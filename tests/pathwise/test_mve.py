@@ -44,6 +44,13 @@ def test_the_solution_is_that_of_dense_matrices(scale: float, categories: int, s
     assert error(theta.float(), s) < 1e-4
 
 
+@pytest.mark.parametrize("size", [1e-34, 1e-20, 1e20, 1e36])
+def test_gradients_of_any_size(size: float) -> None:
+    theta, g = (normal(20, 10, seed=seed, dtype=torch.float32) for seed in (1, 2))
+    plain, scaled = (pull(gapped.MVE(), theta, each)[1] for each in (g, size * g))
+    torch.testing.assert_close(scaled / size, plain, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 10.0])
 def test_the_scaled_matrix_has_eigenvalues_of_order_one(scale: float) -> None:
     """Which is why so few steps suffice. Its entries as they stand, without smoothing."""

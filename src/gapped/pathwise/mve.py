@@ -137,6 +137,9 @@ def _solved(g: Tensor, p: Tensor, sample: Tensor, s: float | Tensor) -> Tensor:
     p = torch.where(exists, p, 0.0)
     # What stands at a category that does not exist may be anything.
     g = torch.where(exists, g, 0.0)
+    # The squares in the steps must not underflow: the solution is linear in g.
+    largest = g.detach().abs().amax(-1, keepdim=True)
+    g = _ratio(g, largest)
     drawn = (p * sample).sum(-1, keepdim=True)
     scale = _ratio(exists.to(p.dtype), s + p + drawn)
     y = g * (s + p) * scale - sample * (g * p * scale).sum(-1, keepdim=True)
@@ -150,7 +153,7 @@ def _solved(g: Tensor, p: Tensor, sample: Tensor, s: float | Tensor) -> Tensor:
     v = v - v.gather(-1, p.argmax(-1, keepdim=True))
     others = p * (1 - sample)
     rest = sample * others.sum(-1, keepdim=True) - others
-    return p * (v - (p * v).sum(-1, keepdim=True)) + own * rest
+    return largest * (p * (v - (p * v).sum(-1, keepdim=True)) + own * rest)
 
 
 def _potential(

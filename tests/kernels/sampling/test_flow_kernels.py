@@ -78,6 +78,15 @@ def test_categories_too_rare_for_their_reciprocals() -> None:
         assert error(gapped.MVE(smoothing=smoothing), logits, grad) < 2e-5
 
 
+@pytest.mark.parametrize("size", [1e-34, 1e-20, 1e20, 1e36])
+def test_gradients_of_any_size(size: float) -> None:
+    logits, grad = example(20, 10)
+    fused = gapped.MVE().fused()
+    index = launch.forward(logits, key(), fused, dense=False).indices
+    plain, scaled = (launch.backward(logits, index, None, key(), each, fused) for each in (grad, size * grad))
+    torch.testing.assert_close(scaled / size, plain, rtol=1e-5, atol=1e-6)
+
+
 def test_levels_by_rows_and_strides() -> None:
     logits, grad = example(12, 10)
     levels = {"tau": torch.tensor([0.7, 1.0, 1.9]), "smoothing": torch.tensor([0.0, 0.1, 2.0])}

@@ -134,6 +134,9 @@ def _gradient(
     b_p = tl.where(b_exists, b_p, 0.0)
     # What stands at a category that does not exist may be anything.
     b_g = tl.where(b_exists, b_g, 0.0)
+    # The squares in the steps must not underflow: the solution is linear in g.
+    b_largest = tl.minimum(tl.maximum(tl.max(tl.abs(b_g), 1), _LEAST), 1.0 / _LEAST)[:, None]
+    b_g *= reciprocal(b_largest, FAST)
     b_drawn = _total(tl.where(b_selected, b_p, 0.0))
     b_scale = tl.where(b_exists, _ratio(1.0, b_s + b_p + b_drawn, FAST), 0.0)
     b_y = tl.where(b_selected, 0.0, b_g * b_p * b_scale)
@@ -145,7 +148,7 @@ def _gradient(
     # and 1 - p is the sum of the others.
     b_v -= _total(b_p * b_v)
     b_rest = tl.where(b_selected, _total(tl.where(b_selected, 0.0, b_p)), -b_p)
-    return b_p * (b_v - _total(b_p * b_v)) + b_own * b_rest
+    return b_largest * (b_p * (b_v - _total(b_p * b_v)) + b_own * b_rest)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_tau_every", "s_gap_every"])
