@@ -18,6 +18,7 @@ from gapped.lab.data.listops.spelling import CHARACTERS, spelled
 from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.tasks import LISTOPS_PROTOCOLS
+from gapped.lab.tasks import listops as task_module
 from gapped.lab.tasks.listops import ListOpsTask
 from gapped.lab.tasks.listops.reference_tree import Greedy, reference_tree
 from gapped.lab.tasks.listops.tree import latent_tree
@@ -168,6 +169,25 @@ def test_a_task_of_characters_trains_in_batches_of_all_lengths() -> None:
     assert {"test_accuracy", "test_accuracy_depth_1"} <= metrics.keys()
     assert list(trainer.show([0, 1])) == []
     assert trainer.history["query_gradient_norm"][0][0] > 0
+
+
+def test_a_batch_of_all_lengths_is_padded_to_its_own_longest_and_loses_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(task_module, "_WIDTHS", 4)
+    protocol = replace(LISTOPS_TINY, characters=True, waste=1.0)
+    task = ListOpsTask(protocol, toy_expressions(), [0, 1], CPU)
+    (bucket,) = task.buckets
+    task.start_epoch(0)
+    widths = []
+    for step in range(task.steps):
+        task.load_batch(step)
+        number, width = task.program(step)
+        longest = int(bucket.lengths[task.batch].max())
+        assert number == 0
+        assert longest <= width <= min(longest + 3, bucket.tokens.shape[1])
+        widths.append(width)
+    assert len(set(widths)) > 1
 
 
 def test_the_protocol_of_the_script_differs_in_nothing_else() -> None:

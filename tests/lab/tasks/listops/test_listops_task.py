@@ -103,7 +103,7 @@ def plain_loop(task: ListOpsTask, model: PlainModel, sampler: Sampler, seed: int
         losses = []
         for step in range(task.steps):
             task.load_batch(step)
-            bucket, rows = task.buckets[task.program(step)], task.batch[0]
+            bucket, rows = task.buckets[task.program(step)[0]], task.batch[0]
             optimiser.zero_grad()
             logits = model(bucket.tokens[rows], bucket.lengths[rows], sampler, noise, rules.dropout)
             loss = F.cross_entropy(logits, bucket.labels[rows])
@@ -165,7 +165,7 @@ def test_batches_share_lengths_and_have_their_own_examples() -> None:
     by_bucket: dict[int, list[Tensor]] = {}
     for step in range(task.steps):
         task.load_batch(step)
-        by_bucket.setdefault(task.program(step), []).append(task.batch.clone())
+        by_bucket.setdefault(task.program(step)[0], []).append(task.batch.clone())
     assert sum(map(len, by_bucket.values())) == task.steps
     differ = False
     for bucket, batches in by_bucket.items():

@@ -27,6 +27,8 @@ from gapped.lab.tasks.listops.spans import agreement, left_branching, merged_spa
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
+# A batch of a group of all lengths is padded to a multiple of so many tokens, not to the group's longest.
+_WIDTHS = 32
 # Lower edges of the bins in which accuracy is reported; the last has no upper one.
 LENGTHS = (1, 10, 20, 40, 70)
 DEPTHS = (0, 1, 2, 3, 4, 5, 6)
@@ -94,31 +96,45 @@ class ListOpsTask(Task):
         self.batch = torch.zeros(len(self.seeds), protocol.batch, dtype=torch.int64, device=device)
         self._schedule: list[tuple[int, int]] = []
         self._orders: list[Tensor] = []
-        self._bucket = 0
+        self._widths: list[list[int]] = []
+        self._bucket, self._width = 0, 0
 
     def start_epoch(self, epoch: int) -> None:
-        """The bucket of each step and, for each run, the order of the examples in each bucket."""
+        """The bucket of each step; for each run, the order of the examples in each bucket; batch widths."""
         sequence = self._sequence[permutation(self.steps, "buckets", epoch)].tolist()
         turns = [count() for _ in self.buckets]
         self._schedule = [(bucket, next(turns[bucket])) for bucket in sequence]
-        self._orders = []
+        self._orders, self._widths = [], []
         for number, bucket in enumerate(self.buckets):
             size = len(bucket.labels)
             orders = [permutation(size, seed, epoch, number) for seed in self._distinct]
             self._orders.append(torch.stack(orders).to(self.batch.device)[self._places])
+            self._widths.append(self._padded(bucket, self._orders[-1]))
 
     def load_batch(self, step: int) -> None:
         self._bucket, turn = self._schedule[step]
+        self._width = self._widths[self._bucket][turn]
         size = self.protocol.batch
         self.batch.copy_(self._orders[self._bucket][:, turn * size : (turn + 1) * size])
 
-    def program(self, step: int) -> int:
-        return self._schedule[step][0]
+    def program(self, step: int) -> tuple[int, int]:
+        """The step's bucket, and how many tokens its batch is padded to."""
+        bucket, turn = self._schedule[step]
+        return bucket, self._widths[bucket][turn]
+
+    def _padded(self, bucket: _Bucket, orders: Tensor) -> list[int]:
+        """To how many tokens each batch of a bucket is padded, the same for all runs."""
+        size = self.protocol.batch
+        turns, widest = len(bucket.labels) // size, bucket.tokens.shape[1]
+        if self.protocol.waste < 1:
+            return [widest] * turns
+        longest = bucket.lengths[orders[:, : turns * size]].view(-1, turns, size).amax((0, 2)).tolist()
+        return [min(-(-length // _WIDTHS) * _WIDTHS, widest) for length in longest]
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         """Mean cross-entropy of the loaded batch, with sampled trees."""
         bucket = self.buckets[self._bucket]
-        tokens, lengths = bucket.tokens[self.batch], bucket.lengths[self.batch]
+        tokens, lengths = bucket.tokens[:, : self._width][self.batch], bucket.lengths[self.batch]
         logits, _ = self.model(tokens, lengths, sampler, generator)
         labels = bucket.labels[self.batch]
         losses = F.cross_entropy(logits.view(-1, CLASSES), labels.view(-1), reduction="none")
