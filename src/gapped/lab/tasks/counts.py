@@ -17,7 +17,7 @@ from gapped.lab.fleet.estimator_groups import Grouped, Part
 from gapped.lab.tasks import CountProtocol
 from gapped.lab.tasks.vae import VAE, VAETask, Weights, shares, split, weights
 from gapped.pathwise import Draw, Pathwise
-from gapped.score.reinforce import leave_one_out
+from gapped.score.reinforce import RLOO, leave_one_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,9 @@ class CountVAE(VAE):
         self, protocol: CountProtocol, pixels: int, runs: Sequence[torch.Generator], mean: Tensor | None
     ) -> None:
         super().__init__(protocol, pixels, runs, mean)
-        self.prior_law = [float(each) for each in law(protocol, torch.tensor(protocol.prior).double())]
+        self.prior_law = [
+            float(each) for each in law(protocol, torch.tensor(protocol.prior, dtype=torch.float64))
+        ]
 
     def encode(self, x: Tensor) -> Tensor:
         """Log-rates or log-odds ``(R, B, latents, 1)`` of images ``(R, B, pixels)``."""
@@ -129,7 +131,8 @@ class CountVAE(VAE):
                 z = draw(self.protocol, own, each.order, generator).unsqueeze(0)
                 expected.append(costs(z, x[part.runs], decoder).squeeze(0))
             else:
-                z = draw(self.protocol, own.detach().expand(each.samples, *own.shape), 3, generator)  # type: ignore[union-attr]
+                assert isinstance(each, RLOO)
+                z = draw(self.protocol, own.detach().expand(each.samples, *own.shape), 3, generator)
                 values = costs(z, x[part.runs], decoder)
                 expected.append(with_gradient(values.mean(0), own, self._score(z, values.detach(), own)))
         return torch.cat(expected) + divergence
