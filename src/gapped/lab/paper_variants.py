@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.lab.tasks.counts import Fini
+from gapped.lab.tasks.count_vae import Fini
 from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax, TreeShape
 from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gst import GST

@@ -13,7 +13,7 @@ from gapped.lab.estimator_text import make, options_of, parse
 from gapped.lab.fleet import RateDecay
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.task_kinds import TASK_KINDS, TaskKind
-from gapped.lab.tasks.counts import Fini
+from gapped.lab.tasks.count_vae import Fini
 from gapped.registry import Estimator
 from gapped.score import Score
 

@@ -24,7 +24,7 @@ from gapped.lab.tasks import (
     polynomial_protocol,
     vae_protocol,
 )
-from gapped.lab.tasks.counts import CountTask, Fini
+from gapped.lab.tasks.count_vae import CountTask, Fini
 from gapped.lab.tasks.listops import ListOpsTask
 from gapped.lab.tasks.polynomial import PolynomialTask
 from gapped.lab.tasks.vae import VAETask

@@ -25,7 +25,7 @@ from gapped.lab.recipe import find_recipe
 from gapped.lab.report.paper import field
 from gapped.lab.spec import RunSpec
 from gapped.lab.tasks import COUNT_PROTOCOLS, CountProtocol, count_protocol
-from gapped.lab.tasks.counts import CountTask, CountVAE, Fini, draw, law
+from gapped.lab.tasks.count_vae import CountTask, CountVAE, Fini, draw, law
 
 LAWS = ("poisson-0.1-2", "poisson-1-128", "binomial-8-16", "negative-binomial-8-2")
 every_law = pytest.mark.parametrize("name", LAWS)
