@@ -72,7 +72,8 @@ def test_every_packaged_recipe_loads(name, quick):
 
 @pytest.mark.parametrize("name", [each for each in known_recipes() if each.startswith("field-")])
 def test_every_table_of_the_field_has_the_default(name):
-    entries = [] if name == "field-variance" else find_recipe(name).entries
+    # Nothing is ranked in the first, and the second has counts, which no estimator of categories draws.
+    entries = [] if name in ("field-variance", "field-counts") else find_recipe(name).entries
     cells = {(e.spec.protocol, e.spec.options["gap"], e.spec.tau) for e in entries if e.label == "default"}
     assert cells == {(e.spec.protocol, "auto", 0.85) for e in entries}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
+from gapped.lab.tasks.count_vae import Fini
 from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax, TreeShape
 from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gst import GST
@@ -88,5 +89,5 @@ def linear_gumbel(
 
 
 VARIANTS: Mapping[str, type[Pathwise]] = MappingProxyType(
-    {each.name: each for each in (RaisedGST, LinearGumbelRao, LateMaskGumbelSoftmax, TreeShape)}
+    {each.name: each for each in (RaisedGST, LinearGumbelRao, LateMaskGumbelSoftmax, TreeShape, Fini)}
 )

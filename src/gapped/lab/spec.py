@@ -13,6 +13,7 @@ from gapped.lab.estimator_text import make, options_of, parse
 from gapped.lab.fleet import RateDecay
 from gapped.lab.fleet.schedule import Schedule, schedule
 from gapped.lab.task_kinds import TASK_KINDS, TaskKind
+from gapped.lab.tasks.count_vae import Fini
 from gapped.registry import Estimator
 from gapped.score import Score
 
@@ -97,6 +98,10 @@ class RunSpec:
             if each.name in self.kind.unsupported and getattr(self, each.name) != each.default:
                 raise reject(each.name, getattr(self, each.name), f"nothing: {self.task} does not support it")
         estimator = self.make_estimator()
+        if self.kind.estimators:
+            _check_choice("estimator", self.estimator, self.kind.estimators)
+        elif isinstance(estimator, Fini):
+            raise reject("estimator", self.estimator, f"one for categories: {self.task} has no counts")
         level = self.make_schedule().level
         if level not in ("", "tau", *options_of(self.estimator)):
             raise reject("schedule", level, f"a level that {self.estimator} has")
@@ -168,5 +173,5 @@ def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def _is_level(name: str, value: object) -> bool:
-    whole = name in ("samples", "network", "hidden")
+    whole = name in ("samples", "network", "hidden", "order")
     return not whole and isinstance(value, int) and not isinstance(value, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -15,10 +16,19 @@ from gapped.lab import data as data_sets
 from gapped.lab.data.listops import LISTOPS, ListOpsSource
 from gapped.lab.fleet import Task
 from gapped.lab.records import Images, RunLine, Trees
-from gapped.lab.tasks import listops_protocol, polynomial_protocol, vae_protocol
+from gapped.lab.tasks import (
+    PolynomialProtocol,
+    VAEProtocol,
+    count_protocol,
+    listops_protocol,
+    polynomial_protocol,
+    vae_protocol,
+)
+from gapped.lab.tasks.count_vae import CountTask, Fini
 from gapped.lab.tasks.listops import ListOpsTask
 from gapped.lab.tasks.polynomial import PolynomialTask
 from gapped.lab.tasks.vae import VAETask
+from gapped.score.reinforce import RLOO
 
 if TYPE_CHECKING:
     from gapped.lab.spec import RunSpec
@@ -53,24 +63,31 @@ class TaskKind:
     """How many variables of how many categories an example has under a protocol; None where that varies."""
     unsupported: tuple[str, ...] = ()
     """Fields of a spec that it has no use for: they must keep their defaults."""
+    estimators: tuple[str, ...] = ()
+    """The only estimators that it can be given; all for categories if empty."""
 
 
-def _vae_task(
-    specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None, compiled: bool
+def _image_task(
+    made: type[VAETask],
+    rules_of: Callable[[str], VAEProtocol],
+    specs: Sequence[RunSpec],
+    device: torch.device,
+    data_dir: Path | None,
+    compiled: bool,
 ) -> VAETask:
     first = specs[0]
-    rules = vae_protocol(first.protocol)
+    rules = rules_of(first.protocol)
     data = data_sets.load(first.data, data_dir).limited(
         first.train_images or rules.train_images,
         first.test_images,
         validation=first.split == "validation",
     )
     seeds = [spec.seed for spec in specs]
-    return VAETask(rules, data, seeds, device, compiled=compiled, split=first.split)
+    return made(rules, data, seeds, device, compiled=compiled, split=first.split)
 
 
-def _vae_variables(protocol: str) -> tuple[int, int]:
-    rules = vae_protocol(protocol)
+def _variables(rules_of: Callable[[str], VAEProtocol | PolynomialProtocol], protocol: str) -> tuple[int, int]:
+    rules = rules_of(protocol)
     return rules.latents, rules.categories
 
 
@@ -96,20 +113,25 @@ def _polynomial_task(
     return PolynomialTask(rules, [spec.seed for spec in specs], device)
 
 
-def _polynomial_variables(protocol: str) -> tuple[int, int]:
-    rules = polynomial_protocol(protocol)
-    return rules.latents, rules.categories
-
-
+_IMAGES = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))
 _NO_IMAGES = ("split", "train_images", "test_images", "variance_samples", "entropy_steps")
 TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
     {
         "vae": TaskKind(
-            data=("mnist", *(name for name in data_sets.IMAGES if name != "mnist")),
+            data=_IMAGES,
             rules=vae_protocol,
-            task=_vae_task,
+            task=partial(_image_task, VAETask, vae_protocol),
             examples=Images,
-            variables=_vae_variables,
+            variables=partial(_variables, vae_protocol),
+        ),
+        "counts": TaskKind(
+            data=_IMAGES,
+            rules=count_protocol,
+            task=partial(_image_task, CountTask, count_protocol),
+            examples=Images,
+            variables=partial(_variables, count_protocol),
+            unsupported=("entropy_steps",),
+            estimators=(Fini.name, RLOO.name),
         ),
         "listops": TaskKind(
             data=(LISTOPS.name,),
@@ -123,7 +145,7 @@ TASK_KINDS: Mapping[str, TaskKind] = MappingProxyType(
             rules=polynomial_protocol,
             task=_polynomial_task,
             examples=Images,
-            variables=_polynomial_variables,
+            variables=partial(_variables, polynomial_protocol),
             unsupported=_NO_IMAGES,
         ),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -60,6 +61,17 @@ class VAEProtocol:
     """Whether the divergence is part of the sampled cost, instead of its closed form."""
     bound_samples: int = 1
     """Samples per image in the test bound; more than one make it importance-weighted."""
+
+
+@dataclass(frozen=True)
+class CountProtocol(VAEProtocol):
+    """One way to train and test the VAE whose latents are counts: `categories` is 1, the count itself."""
+
+    law: Literal["poisson", "binomial", "negative-binomial"] = "poisson"
+    total: int = 0
+    """The trials of a binomial count, or the failures of a negative binomial one."""
+    prior: float = 0.0
+    """The prior's log-rate, or the log-odds of a success."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +206,23 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
 )
 
 
+def _of_counts() -> Iterator[CountProtocol]:
+    """The protocols of He and Wu (2026). The name ends with the number of variables."""
+    design = {"hidden": (200, 200), "categories": 1, "slope": 0.3, "binarised": True, "epochs": 100}
+    design |= {"train_images": 50_000, "glorot": True, "centred": True, "mean_output": True}
+    yield CountProtocol("poisson-1-128", 128, **design)  # type: ignore[arg-type]
+    for size in (2, 16, 128):
+        poisson, binomial = {"prior": math.log(0.1)}, {"law": "binomial", "total": 8}
+        # The mean of the prior is 1.
+        negative = {"law": "negative-binomial", "total": 8, "prior": -math.log(8)}
+        yield CountProtocol(f"poisson-0.1-{size}", size, **poisson, **design)  # type: ignore[arg-type]
+        yield CountProtocol(f"binomial-8-{size}", size, **binomial, **design)  # type: ignore[arg-type]
+        yield CountProtocol(f"negative-binomial-8-{size}", size, **negative, **design)  # type: ignore[arg-type]
+
+
+COUNT_PROTOCOLS: Mapping[str, CountProtocol] = MappingProxyType({each.name: each for each in _of_counts()})
+
+
 @dataclass(frozen=True)
 class PolynomialProtocol:
     """One way to minimise the mean of ``|z - target| ** power`` over binary variables."""
@@ -248,6 +277,11 @@ LISTOPS_PROTOCOLS: Mapping[str, ListOpsProtocol] = MappingProxyType(
 def vae_protocol(name: str) -> VAEProtocol:
     """The VAE's protocol called `name`."""
     return _by_name(VAE_PROTOCOLS, name)
+
+
+def count_protocol(name: str) -> CountProtocol:
+    """The protocol of the VAE with counts called `name`."""
+    return _by_name(COUNT_PROTOCOLS, name)
 
 
 def listops_protocol(name: str) -> ListOpsProtocol:

@@ -72,14 +72,14 @@ class VAE(torch.nn.Module):
             return self.choice.expand(-1, x.shape[1], -1, -1)
         if rules.centred:
             x = x - self.mean  # type: ignore[operator]
-        logits = self._stack(_weights(self.encoder), patches(x, rules.patch) if rules.patch else x)
+        logits = self._stack(weights(self.encoder), patches(x, rules.patch) if rules.patch else x)
         if rules.rectified_logits:
             logits = logits.relu()
         return logits.view(*x.shape[:2], rules.latents, rules.categories)
 
     def decode(self, z: Tensor, x: Tensor | None = None) -> Tensor:
         """Pixel logits ``(R, B, pixels)`` of samples ``(R, B, latents, categories)``, selected from `x`."""
-        return self._pixels(z.unsqueeze(0), x, _weights(self.decoder)).squeeze(1)
+        return self._pixels(z.unsqueeze(0), x, weights(self.decoder)).squeeze(1)
 
     @property
     def choices(self) -> int:
@@ -109,7 +109,7 @@ class VAE(torch.nn.Module):
 
     def reconstruction(self, z: Tensor, x: Tensor) -> Tensor:
         """Bernoulli cross-entropy of the pixels, ``(R, B)``."""
-        return self.costs(z.unsqueeze(0), x, _weights(self.decoder)).squeeze(0)
+        return self.costs(z.unsqueeze(0), x, weights(self.decoder)).squeeze(0)
 
     def log_prior(self) -> Tensor | float:
         """The logarithm of the prior, ``(R, 1, latents, categories)``, or of 1/K if it is uniform."""
@@ -134,9 +134,9 @@ class VAE(torch.nn.Module):
         posterior, costs = self._training if torch.is_grad_enabled() else plain
         logits, divergence = posterior(x)
         parts = sampler.parts()
-        decoders = dict(zip(parts, _shares(_weights(self.decoder), parts), strict=True))
+        decoders = dict(zip(parts, shares(weights(self.decoder), parts), strict=True))
         sampled = self.protocol.sampled_divergence
-        ratios = dict(zip(parts, _split(divergence, parts), strict=True)) if sampled else {}
+        ratios = dict(zip(parts, split(divergence, parts), strict=True)) if sampled else {}
 
         def cost(z: Tensor, part: Part) -> Tensor:
             # Compiled code cannot be differentiated twice.
@@ -149,12 +149,16 @@ class VAE(torch.nn.Module):
     def bound(self, x: Tensor, sampler: Grouped, generator: torch.Generator, samples: int) -> Tensor:
         """The importance-weighted bound on -log p(x) with so many samples of each image, ``(R, B)``."""
         logits = self.encode(x)
-        ratio, decoder = logits.log_softmax(-1) - self.log_prior(), _weights(self.decoder)
+        ratio, decoder = logits.log_softmax(-1) - self.log_prior(), weights(self.decoder)
         total = torch.full(x.shape[:2], -torch.inf, dtype=x.dtype, device=x.device)
         for _ in range(samples):
             z = sampler.sample(logits, generator=generator)
             total = torch.logaddexp(total, -self.costs(z.unsqueeze(0), x, decoder, ratio).squeeze(0))
         return math.log(samples) - total
+
+    def sample(self, logits: Tensor, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """A sample of each run, in the shape of `logits`."""
+        return sampler.sample(logits, generator=generator)
 
     def compile_training(self) -> None:
         """Compile `posterior` and `costs` for training; the sampler stays outside, with its generator."""
@@ -236,17 +240,19 @@ def neighbourhoods(x: Tensor) -> Tensor:
     return torch.cat([padded[:, :, i : i + side, j : j + side] for i in range(3) for j in range(3)], -1)
 
 
-def _weights(layers: torch.nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
+def weights(layers: torch.nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each layer."""
     return [(layer.weight, layer.bias) for layer in layers]  # type: ignore[misc]
 
 
-def _shares(weights: Weights, parts: Sequence[Part]) -> list[Weights]:
+def shares(weights: Weights, parts: Sequence[Part]) -> list[Weights]:
     """The weights of each part's runs, by one split, whose gradient is written once, in one piece."""
-    split = [(_split(weight, parts), _split(bias, parts)) for weight, bias in weights]
-    return [[(weight[i], bias[i]) for weight, bias in split] for i in range(len(parts))]
+    pieces = [(split(weight, parts), split(bias, parts)) for weight, bias in weights]
+    return [[(weight[i], bias[i]) for weight, bias in pieces] for i in range(len(parts))]
 
 
-def _split(x: Tensor, parts: Sequence[Part]) -> tuple[Tensor, ...]:
+def split(x: Tensor, parts: Sequence[Part]) -> tuple[Tensor, ...]:
+    """The runs of each part."""
     return (x,) if len(parts) == 1 else torch.split(x, [len(part) for part in parts])
 
 
@@ -254,6 +260,7 @@ class VAETask(Task):
     """R VAEs with the data on the device; each run has its own order of the images."""
 
     row_axes = 2
+    model_type: type[VAE] = VAE
     model: VAE
 
     def __init__(
@@ -282,7 +289,7 @@ class VAETask(Task):
         self._distinct = sorted(set(self.seeds))
         self._places = [self._distinct.index(seed) for seed in self.seeds]
         mean = data.train.double().mean(0).div(data.scale).to(torch.get_default_dtype())
-        model = VAE(protocol, self.train.shape[1], generators(self._distinct), mean)
+        model = self.model_type(protocol, self.train.shape[1], generators(self._distinct), mean)
         self.model = model.to(device, dtype)
         spread(self.model, self._places)
         if compiled:
@@ -356,9 +363,9 @@ class VAETask(Task):
         with torch.no_grad():
             grey = self.pixels(self.test[:count].expand(len(self.seeds), -1, -1), generator)
             logits = self.model.encode(grey)
-            reconstruction = self.model.decode(sampler.sample(logits, generator=generator), grey).sigmoid()
+            reconstruction = self.model.decode(self.model.sample(logits, sampler, generator), grey).sigmoid()
             prior = self.model.log_prior() + torch.zeros_like(logits)
-            sample = self.model.decode(sampler.sample(prior, generator=generator), grey).sigmoid()
+            sample = self.model.decode(self.model.sample(prior, sampler, generator), grey).sigmoid()
         images = {"original": grey, "reconstruction": reconstruction, "sample": sample}
         return {name: (255 * each).round().to(torch.uint8).cpu() for name, each in images.items()}
 

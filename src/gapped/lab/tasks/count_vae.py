@@ -1,0 +1,154 @@
+"""The variational autoencoder whose latents are counts: model, estimator, and task for a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gapped import counts
+from gapped.errors import reject
+from gapped.gradient import Points, with_gradient
+from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.tasks import CountProtocol
+from gapped.lab.tasks.vae import VAE, VAETask, Weights, shares, split, weights
+from gapped.pathwise import Draw, Pathwise
+from gapped.score.reinforce import RLOO, leave_one_out
+
+
+@dataclass(frozen=True, eq=False)
+class Fini(Pathwise):
+    """The estimators of `gapped.counts`, by their `order`, for the recipes of the task `counts` alone.
+
+    Which law the counts have is the protocol's to say, so the model draws them.
+    """
+
+    name = "fini"
+    levels = ()
+    has_surrogate = False
+
+    tau: float | Tensor = field(default=1.0, init=False, repr=False)
+    order: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.order not in (2, 3):
+            raise reject("fini: order", self.order, "2 or 3")
+
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        raise reject("fini", "logits of categories", "the task counts")
+
+
+class Law(NamedTuple):
+    """A law of counts, log q(z) = t z - A + h(z), given a parameter η: the log-rate, or the log-odds."""
+
+    statistic: Tensor
+    """t."""
+    normaliser: Tensor
+    """A."""
+    mean: Tensor
+    variance: Tensor
+    slope: Tensor
+    """Of t in η."""
+
+
+def law(rules: CountProtocol, eta: Tensor) -> Law:
+    """The law of a protocol's counts, given the log-rate or the log-odds."""
+    one, p, q = torch.ones_like(eta), torch.sigmoid(eta), torch.sigmoid(-eta)
+    n, odds = rules.total, eta.exp()
+    if rules.law == "poisson":
+        return Law(eta, odds, odds, odds, one)
+    if rules.law == "binomial":
+        return Law(eta, n * F.softplus(eta), n * p, n * p * q, one)
+    return Law(F.logsigmoid(eta), n * F.softplus(eta), n * odds, n * odds * (1 + odds), q)
+
+
+def draw(rules: CountProtocol, eta: Tensor, order: int, generator: torch.Generator | None) -> Tensor:
+    """Counts that carry the gradient of `order`, in the shape of `eta`."""
+    if rules.law == "poisson":
+        return counts.poisson(eta, order=order, generator=generator)
+    drawn = counts.binomial if rules.law == "binomial" else counts.negative_binomial
+    return drawn(rules.total, eta, order=order, generator=generator)
+
+
+class CountVAE(VAE):
+    r"""R variational autoencoders with counts as latents, side by side.
+
+    The encoder's output is added to the prior's log-rate, or log-odds: a posterior starts near the prior. The
+    decoder sees counts less the prior's mean, in units of its standard deviation. That is 2 z - 1 for the
+    binary variables of even odds in Titsias and Shi (2022), whose design this otherwise is. With
+    :math:`\log q(z) = t_q z - A_q + h(z)`, and the prior's :math:`t_p` and :math:`A_p`, the divergence is
+
+    .. math:: \mathrm{KL}(q\,\|\,p) = (t_q - t_p)\,\mathbb E_q z - A_q + A_p.
+    """
+
+    protocol: CountProtocol
+
+    def __init__(
+        self, protocol: CountProtocol, pixels: int, runs: Sequence[torch.Generator], mean: Tensor | None
+    ) -> None:
+        super().__init__(protocol, pixels, runs, mean)
+        self.prior_law = [
+            float(each) for each in law(protocol, torch.tensor(protocol.prior, dtype=torch.float64))
+        ]
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Log-rates or log-odds ``(R, B, latents, 1)`` of images ``(R, B, pixels)``."""
+        return super().encode(x) + self.protocol.prior
+
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-rates or log-odds of the images' latents, and their KL to the prior, ``(R, B)``."""
+        eta = self.encode(x)
+        own = law(self.protocol, eta)
+        statistic, normaliser, *_ = self.prior_law
+        divergence = own.mean * (own.statistic - statistic) - own.normaliser + normaliser
+        return eta, divergence.sum((-2, -1))
+
+    def log_prior(self) -> float:
+        """The log-rate or log-odds of the prior."""
+        return self.protocol.prior
+
+    def sample(self, logits: Tensor, sampler: Grouped, generator: torch.Generator) -> Tensor:
+        """Counts, given their log-rates or log-odds; no estimator draws others."""
+        return draw(self.protocol, logits, 3, generator)
+
+    def loss(self, x: Tensor, sampler: Grouped, generator: torch.Generator | None = None) -> Tensor:
+        """Negative evidence lower bound of each image, ``(R, B)``."""
+        plain = (self.posterior, self.costs)
+        posterior, costs = self._training if torch.is_grad_enabled() else plain
+        eta, divergence = posterior(x)
+        parts = [Part(a, b) for a, b, _ in sampler.groups]
+        decoders = shares(weights(self.decoder), parts)
+        expected = []
+        for (_, _, each), part, own, decoder in zip(
+            sampler.groups, parts, split(eta, parts), decoders, strict=True
+        ):
+            if isinstance(each, Fini):
+                z = draw(self.protocol, own, each.order, generator).unsqueeze(0)
+                expected.append(costs(z, x[part.runs], decoder).squeeze(0))
+            else:
+                assert isinstance(each, RLOO)
+                z = draw(self.protocol, own.detach().expand(each.samples, *own.shape), 3, generator)
+                values = costs(z, x[part.runs], decoder)
+                expected.append(with_gradient(values.mean(0), own, self._score(z, values.detach(), own)))
+        return torch.cat(expected) + divergence
+
+    @torch.no_grad()
+    def _score(self, z: Tensor, values: Tensor, eta: Tensor) -> Tensor:
+        """The leave-one-out gradient at `eta` of samples ``(n, *eta.shape)`` with these costs."""
+        own, signal = law(self.protocol, eta), leave_one_out(values.double()).to(z.dtype)
+        return (signal[..., None, None] * (z - own.mean) * own.slope).mean(0)
+
+    def _pixels(self, z: Tensor, x: Tensor | None, decoder: Weights) -> Tensor:
+        _, _, mean, variance, _ = self.prior_law
+        return super()._pixels((z - mean) / variance**0.5, x, decoder)
+
+
+class CountTask(VAETask):
+    """R VAEs with counts as latents; trained by `Fini`, or by RLOO, whose gradient is exact in the mean."""
+
+    model_type = CountVAE

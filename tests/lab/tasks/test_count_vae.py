@@ -1,0 +1,228 @@
+"""The VAE with counts: divergence and gradients against sums over the support, and what may train it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_close, normal, seeded
+from report_records import load_json
+from tiny_images import REAL_DATA
+from torch import Tensor
+from torch.distributions import Binomial, Distribution, NegativeBinomial, Poisson
+from toy_tasks import BATCH, CPU, DOUBLE, PIXELS, toy_images
+
+import gapped
+from gapped.errors import GappedError
+from gapped.lab.cli.app import main
+from gapped.lab.fleet import Run, Trainer
+from gapped.lab.fleet.estimator_groups import Grouped
+from gapped.lab.fleet.run_layers import generators
+from gapped.lab.recipe import find_recipe
+from gapped.lab.report.paper import field
+from gapped.lab.spec import RunSpec
+from gapped.lab.tasks import COUNT_PROTOCOLS, CountProtocol, count_protocol
+from gapped.lab.tasks.count_vae import CountTask, CountVAE, Fini, draw, law
+
+LAWS = ("poisson-0.1-2", "poisson-1-128", "binomial-8-16", "negative-binomial-8-2")
+every_law = pytest.mark.parametrize("name", LAWS)
+
+
+def tiny(name: str) -> CountProtocol:
+    return replace(count_protocol(name), latents=3, hidden=(9, 7), batch=BATCH)
+
+
+def torch_law(rules: CountProtocol, eta: Tensor) -> Distribution:
+    if rules.law == "poisson":
+        return Poisson(eta.exp())
+    kind = Binomial if rules.law == "binomial" else NegativeBinomial
+    return kind(rules.total, logits=eta)
+
+
+def support(rules: CountProtocol) -> Tensor:
+    """All counts, or so many that the rest has no weight in float64."""
+    return torch.arange(rules.total + 1.0 if rules.law == "binomial" else 400.0, dtype=DOUBLE)
+
+
+def model_and_images(name: str) -> tuple[CountVAE, Tensor]:
+    mean = torch.linspace(0.1, 0.9, PIXELS)
+    model = CountVAE(tiny(name), PIXELS, generators([1, 2, 3]), mean).double()
+    x = (torch.rand(3, 6, PIXELS, generator=seeded(3)) > 0.5).double()
+    return model, x
+
+
+@every_law
+def test_the_divergence_is_the_sum_over_the_support(name: str) -> None:
+    model, x = model_and_images(name)
+    eta, divergence = model.posterior(x)
+    assert eta.shape == (3, 6, 3, 1)
+    z = support(model.protocol)
+    log_q = torch_law(model.protocol, eta).log_prob(z)
+    log_p = torch_law(model.protocol, torch.tensor(model.protocol.prior, dtype=DOUBLE)).log_prob(z)
+    assert_close(log_q.exp().sum(-1), torch.ones(3, 6, 3, dtype=DOUBLE), 1e-12)
+    assert_close(divergence, (log_q.exp() * (log_q - log_p)).sum((-2, -1)), 1e-10)
+    assert (divergence > 0).all()
+
+
+@every_law
+def test_a_posterior_starts_at_the_prior_and_the_decoder_sees_it_standardised(name: str) -> None:
+    model, x = model_and_images(name)
+    with torch.no_grad():
+        for weight in model.encoder.parameters():
+            weight.zero_()
+    eta, divergence = model.posterior(x)
+    assert_close(divergence, torch.zeros_like(divergence), 1e-12)
+    prior = torch_law(model.protocol, eta[0, 0, 0, 0])
+    _, _, mean, variance, _ = model.prior_law
+    assert_close(
+        torch.tensor([mean, variance], dtype=DOUBLE), torch.stack([prior.mean, prior.variance]), 1e-12
+    )
+    # So counts at the mean reach the decoder as zeros: all that is left are its biases.
+    pixels = model.decode(torch.full_like(eta, mean))
+    assert_close(pixels, model.decoder[-1].bias.expand_as(pixels), 1e-12)
+
+
+@every_law
+def test_the_gradient_of_rloo_is_exact_in_the_mean(name: str) -> None:
+    """All pairs of counts, each with its probability; the cost has no structure."""
+    model, _ = model_and_images(name)
+    rules = model.protocol
+    eta = (torch.tensor(rules.prior, dtype=DOUBLE) + 0.3).requires_grad_()
+    z = support(rules)[:40]
+    q = torch_law(rules, eta).log_prob(z).exp()
+    cost = normal(len(z))
+    (exact,) = torch.autograd.grad((q * cost).sum(), eta)
+    pairs, weight = torch.cartesian_prod(z, z).t(), torch.cartesian_prod(q, q).prod(-1).detach()
+    gradient = model._score(
+        pairs.view(2, 1, -1, 1, 1),
+        cost[pairs.long()].view(2, 1, -1),
+        eta.detach().expand(1, len(weight), 1, 1),
+    )
+    assert_close((weight * gradient.flatten()).sum(), exact, 1e-9)
+
+
+@every_law
+def test_the_law_has_the_derivatives_of_its_log_probability(name: str) -> None:
+    rules, z = count_protocol(name), torch.tensor([0.0, 1.0, 5.0], dtype=DOUBLE)
+    eta = normal(3).requires_grad_()
+    (score,) = torch.autograd.grad(torch_law(rules, eta).log_prob(z).sum(), eta)
+    own = law(rules, eta)
+    assert_close((z - own.mean) * own.slope, score, 1e-12)
+
+
+@every_law
+@pytest.mark.parametrize("order", [2, 3])
+def test_counts_are_those_of_the_library(name: str, order: int) -> None:
+    rules, eta = count_protocol(name), normal(50).requires_grad_()
+    z = draw(rules, eta, order, seeded(4))
+    if rules.law == "poisson":
+        expected = gapped.counts.poisson(eta, order=order, generator=seeded(4))
+    else:
+        drawn = gapped.counts.binomial if rules.law == "binomial" else gapped.counts.negative_binomial
+        expected = drawn(8, eta, order=order, generator=seeded(4))
+    assert torch.equal(z, expected)
+    assert torch.equal(*(torch.autograd.grad(each.square().sum(), eta)[0] for each in (z, expected)))
+
+
+@every_law
+def test_every_estimator_reaches_the_encoder_and_no_other_run(name: str) -> None:
+    model, x = model_and_images(name)
+    sampler = Grouped.of([Fini(order=2), Fini(order=3), gapped.RLOO(2)], 2, CPU, DOUBLE)
+    assert len(sampler.groups) == 3
+    for run in range(3):
+        loss = model.loss(x, sampler, seeded(5))
+        assert loss.shape == (3, 6)
+        for gradient in torch.autograd.grad(loss[run].sum(), list(model.parameters())):
+            others = [place for place in range(3) if place != run]
+            assert gradient[run].abs().sum() > 0
+            assert not gradient[others].any()
+            assert gradient.isfinite().all()
+        # What only the estimators carry: without it the encoder would see the divergence alone.
+        (alone,) = torch.autograd.grad(model.posterior(x)[1][run].sum(), [model.encoder[0].weight])
+        (whole,) = torch.autograd.grad(
+            model.loss(x, sampler, seeded(5))[run].sum(), [model.encoder[0].weight]
+        )
+        assert not torch.allclose(alone, whole)
+
+
+def test_a_fleet_learns_and_goes_on_from_its_state() -> None:
+    def trainer() -> Trainer:
+        task = CountTask(tiny("poisson-1-128"), toy_images(), [0, 0, 0, 1], CPU, dtype=DOUBLE)
+        estimators = [Fini(order=2), Fini(order=3), gapped.RLOO(2), gapped.RLOO(2)]
+        return Trainer(task, [Run(each, 0.02) for each in estimators], 12, 7, CPU)
+
+    whole = trainer()
+    while whole.epoch < 6:
+        whole.train_epoch()
+    state = whole.state_dict()
+    again = trainer()
+    again.load_state_dict(state)
+    for each in (whole, again):
+        while each.epoch < 12:
+            each.train_epoch()
+    assert whole.history == again.history
+    assert bool(whole.alive.all())
+    losses = torch.tensor(whole.history["train_negative_elbo"])
+    assert (losses[-3:].mean(0) < losses[:3].mean(0)).all()
+    pictures = list(whole.show([0, 3]))
+    assert [set(each) for each in pictures] == [
+        {"height", "width", "count", "original", "reconstruction", "sample"}
+    ] * 2
+
+
+def spec(**changes: Any) -> RunSpec:
+    plain = {"task": "counts", "protocol": "binomial-8-2", "data": "mnist", "estimator": "fini"}
+    return RunSpec(**{**plain, **changes})
+
+
+def test_specs_of_counts() -> None:
+    assert spec(options={"order": 2}).make_estimator().order == 2
+    assert spec(options={"order": 2}).options == {"order": 2}
+    assert spec().tau is None
+    assert "fini" not in gapped.estimators()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"estimator": "gst"}, r"estimator: got 'gst', expected one of fini, rloo"),
+        ({"estimator": "exact"}, r"estimator: got 'exact', expected one of fini, rloo"),
+        ({"options": {"order": 4}}, r"fini: order: got 4, expected 2 or 3"),
+        ({"entropy_steps": 3}, r"entropy_steps: got 3, expected nothing: counts does not support it"),
+        ({"protocol": "binary-200x2"}, r"protocol: got 'binary-200x2', expected one of poisson-1-128"),
+        (
+            {"task": "vae", "protocol": "plain-30x10"},
+            r"estimator: got 'fini', expected one for categories: vae has no counts",
+        ),
+    ],
+)
+def test_what_counts_cannot_train_with_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(GappedError, match=f"^{message}"):
+        spec(**changes)
+
+
+def test_the_recipe_has_every_protocol_and_what_is_published() -> None:
+    entries = find_recipe("field-counts").entries
+    assert {entry.spec.protocol for entry in entries} == set(COUNT_PROTOCOLS)
+    assert {entry.label for entry in entries} == {"Fini-2", "Fini-3", "RLOO-2"}
+    published = field()["field-counts"]["rows"]
+    assert {(row[0], row[1]) for row in published} >= {
+        (name, label) for name in COUNT_PROTOCOLS for label in ("Fini-2", "Fini-3", "ReinMax")
+    }
+
+
+@pytest.mark.skipif(
+    not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
+)
+@pytest.mark.usefixtures("sandbox")
+def test_the_quick_recipe_runs() -> None:
+    command = ["reproduce", "field-counts", "--quick", "--device", "cpu", "--data-dir", str(REAL_DATA)]
+    assert main([*command, "--out", "o"]) == 0
+    runs = load_json(Path("o/records.jsonl"))
+    assert len(runs) == len(find_recipe("field-counts", quick=True).entries) == 9
+    for each in runs:
+        assert each["status"] == "ok"
+        assert 0 < each["metrics"]["train_negative_elbo"] < 784
