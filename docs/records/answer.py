@@ -12,6 +12,7 @@ from gapped.lab import criterion
 from gapped.lab.defaults import TEMPERATURES
 from gapped.lab.records import Record
 from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
+from gapped.lab.tasks import POLYNOMIAL_PROTOCOLS
 from gapped.texts import DEFAULT
 
 Values = dict[str, Any]
@@ -134,6 +135,24 @@ def default(evidence: Evidence) -> Values:
         "fixed": _named(fixed),
         "fixed_worst": study.above(study.worst(fixed), fixed),
         "fixed_where": TASKS[study.worst(fixed)],
+        **_polynomials(evidence),
+    }
+
+
+def _polynomials(evidence: Evidence) -> Values:
+    """Polynomial programming: how far above the least cost, in per cent, the default and others end."""
+    above: dict[str, list[float]] = {}
+    for name, rules in POLYNOMIAL_PROTOCOLS.items():
+        least = rules.target**rules.power
+        for cell in evidence.group("field-polynomial", name):
+            excess = float(cell.values("test_expected_cost").mean()) / least - 1
+            above.setdefault(cell.label, []).append(100 * excess)
+    exact = [label for label, values in above.items() if max(values) < 2]
+    require("ReinMax and DoubleCV come close", {"ReinMax", "MVE", "RLOO-2", "DoubleCV-2"} <= set(exact))
+    return {
+        "least_polynomial": min(above["default"]),
+        "most_polynomial": max(above["default"]),
+        "exact_polynomial": max(max(above[label]) for label in exact),
     }
 
 

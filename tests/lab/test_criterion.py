@@ -71,7 +71,7 @@ def test_the_exact_gradient_is_the_enumerated_one(monkeypatch):
         return model.costs(z.unsqueeze(1), x, decoder).squeeze(1)
 
     (expected,) = torch.autograd.grad(gapped.expectation(cost, logits, Exact()).sum(), logits)
-    assert_close(probe._exact()["logits"].view_as(expected), expected, 1e-4)
+    assert_close(probe._exact(criterion.DRAWS)["logits"].view_as(expected), expected, 1e-4)
 
 
 def test_measurements_of_an_unbiased_and_of_the_exact_direction():
@@ -79,7 +79,7 @@ def test_measurements_of_an_unbiased_and_of_the_exact_direction():
     probe = criterion._Probe(
         task, Grouped.of([gapped.RLOO(8), gapped.Exact()], 2, CPU, torch.float32), seeded(0)
     )
-    noisy, exact = probe.measure(400)["weights"]
+    noisy, exact = probe.measure(400, criterion.DRAWS)["weights"]
     assert isclose(exact["inner"], exact["exact"], rel_tol=1e-3)
     assert exact["variance"] < 1e-9 * exact["exact"] < noisy["variance"]
     assert isclose(exact["cosine"], 1.0, rel_tol=1e-3)
@@ -117,7 +117,13 @@ def test_a_cell_that_diverged_is_the_worst():
 
 
 def test_a_protocol_is_measured_once(tmp_path, monkeypatch):
-    for name, value in (("SAMPLES", 4), ("QUICK_SAMPLES", 4), ("DRAWS", 1), ("IMAGES", 2)):
+    for name, value in (
+        ("SAMPLES", 4),
+        ("QUICK_SAMPLES", 4),
+        ("DRAWS", 1),
+        ("QUICK_DRAWS", 1),
+        ("IMAGES", 2),
+    ):
         monkeypatch.setattr(criterion, name, value)
     cells = [
         {"estimator": "gst:gap=auto", "tau": [0.5, 1.0], "label": "GST"},

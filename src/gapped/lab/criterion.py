@@ -42,10 +42,13 @@ GUIDE = GumbelRao(0.7, samples=10)
 """The estimator that trains the weights at which all are measured."""
 POINTS = (0.0, 0.1, 0.5, 1.0)
 """Where they are measured, in parts of the training."""
-IMAGES, SAMPLES, QUICK_SAMPLES, DRAWS = 16, 400, 8, 32
-"""Images in the batch, gradients of each estimator, also with --quick, and draws for the exact gradient."""
+IMAGES, SAMPLES, DRAWS = 16, 400, 32
+"""Images in the batch, gradients of each estimator, and draws for the exact gradient."""
+QUICK_SAMPLES, QUICK_DRAWS = 8, 1
+"""With --quick."""
 LEVELS: tuple[Literal["logits", "weights"], ...] = ("logits", "weights")
-_MOST = 2**28  # entries of the samples that the exact gradient evaluates in one call
+# Entries of the samples that the exact gradient evaluates in one call; on a CPU, few enough to reuse memory.
+_ON_CPU, _ON_GPU = 2**22, 2**28
 
 
 def measure_missing(
@@ -60,8 +63,8 @@ def measure_missing(
         if protocol not in known:
             yield protocol
             labels = [label for label, _ in specs]
-            samples = QUICK_SAMPLES if recipe.quick else SAMPLES
-            write(folder, list(measure([*specs.values()], labels, device, data_dir, samples)))
+            effort = (QUICK_SAMPLES, QUICK_DRAWS) if recipe.quick else (SAMPLES, DRAWS)
+            write(folder, list(measure([*specs.values()], labels, device, data_dir, *effort)))
 
 
 def measure(
@@ -70,6 +73,7 @@ def measure(
     device: torch.device,
     data_dir: Path | None,
     samples: int,
+    draws: int,
 ) -> Iterator[Gradient]:
     """Measure the gradients of the estimators of `specs`, which have one protocol, at all points."""
     first = replace(specs[0], seed=1)
@@ -86,7 +90,7 @@ def measure(
             own.data.copy_(other.data.expand_as(own))
         copies.generator.manual_seed(derived_seed("criterion", first.protocol, guide.epoch))
         with matmul_precision(device):
-            measurements = probe.measure(samples)
+            measurements = probe.measure(samples, draws)
         for level in LEVELS:
             rows = measurements[level]
             for spec, label, numbers in zip(specs, labels, rows, strict=True):
@@ -134,9 +138,9 @@ class _Probe:
         state = [tensor for each in self.every for tensor in each.tensors()]
         self._add = Captured(self._add_one, generator, lambda: state)
 
-    def measure(self, samples: int) -> dict[str, list[dict[str, float]]]:
+    def measure(self, samples: int, draws: int) -> dict[str, list[dict[str, float]]]:
         """What `Gradient` holds of every run, for logits and for weights, from so many gradients."""
-        halves = [self._exact() for _ in range(2)]
+        halves = [self._exact(draws) for _ in range(2)]
         for name in self.sizes:
             self.target[name].copy_((halves[0][name] + halves[1][name]) / 2)
         for each in self.every:
@@ -187,7 +191,7 @@ class _Probe:
             "weights": torch.cat([slope.reshape(runs, -1) for slope in slopes], 1),
         }
 
-    def _exact(self) -> dict[str, Tensor]:
+    def _exact(self, draws: int) -> dict[str, Tensor]:
         """The exact gradient up to the draw of the other variables: each variable summed out in turn."""
         one = slice(0, 1)
         decoder = [(w.weight[one], w.bias[one]) for w in self.model.decoder]  # type: ignore[index]
@@ -195,9 +199,9 @@ class _Probe:
         x, p = self.images[one], logits.detach().softmax(-1)
         _, count, variables, categories = p.shape
         total = torch.zeros_like(p)
-        chunk = max(_MOST // (count * variables * categories), 1)
+        chunk = max((_ON_CPU if p.device.type == "cpu" else _ON_GPU) // (count * variables * categories), 1)
         with torch.no_grad():
-            for _ in range(DRAWS):
+            for _ in range(draws):
                 z = simplex.one_hot(draw_independent(logits, 1, self.generator), categories, p.dtype)
                 for variable in range(variables):
                     costs = []
@@ -208,7 +212,7 @@ class _Probe:
                     own, f = p[..., variable, :], torch.cat(costs).movedim(0, -1)
                     total[..., variable, :] += own * (f - (own * f).sum(-1, keepdim=True))
         whole = self.model.encode(self.images)
-        spread = (total / DRAWS).expand_as(whole)
+        spread = (total / draws).expand_as(whole)
         return {name: flat[one] for name, flat in self._both(whole, spread).items()}
 
 
