@@ -184,3 +184,19 @@ def test_the_bar_moves_while_an_epoch_lasts(monkeypatch):
     assert display.progress.tasks[0].completed == 0.25
     display.step(fleet, 0.5)
     assert display.progress.tasks[0].completed == 0.25, "not for every step"
+
+
+def test_a_log_has_a_line_every_half_minute_while_an_epoch_lasts(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    display = Display(Console(file=out))
+    (fleet,) = plan([toy_recipe()], {})
+    display.start([fleet])
+    for second in range(70):
+        now[0] = float(second)
+        display.step(fleet, second / 100)
+    assert [line.partition(",")[0] for line in out.getvalue().splitlines()[1:]] == [
+        "epoch 0.3 of 2",
+        "epoch 0.6 of 2",
+    ]

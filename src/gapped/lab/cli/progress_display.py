@@ -19,14 +19,15 @@ from gapped.lab.progress import Callbacks, Snapshot
 from gapped.lab.report.cells import higher_is_better, metric_name
 from gapped.lab.report.tabular import Entry, Table, number, tau_entry, to_rich
 
-_PLAIN_LINES = 10
+# Lines for a fleet where the output is no terminal, and the longest time between two, in seconds.
+_PLAIN_LINES, _SILENCE = 10, 30.0
 # How often a bar is moved, in seconds, while an epoch lasts: steps may take less than a millisecond.
 _PAUSE = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Display(Callbacks):
-    """Callbacks that show progress on a terminal; plain lines, ten per fleet, where the output is not one.
+    """Callbacks that show progress on a terminal; plain lines where the output is not one.
 
     The first Ctrl-C requests a checkpoint after the present step, as does SIGTERM, by which batch systems and
     containers end a program; the second signal stops at once. A deadline `minutes` from now requests one
@@ -43,6 +44,8 @@ class Display(Callbacks):
         self.epochs: dict[str, float] = {}
         self.moved = 0.0
         """When a step last moved the bar."""
+        self.said = 0.0
+        """When the last plain line was printed."""
         self.calls: dict[str, float] = {}
         """When each fleet was last heard of."""
         self.pace = 0.0
@@ -75,6 +78,7 @@ class Display(Callbacks):
         else:
             fleet = "one fleet" if len(fleets) == 1 else f"{len(fleets)} fleets"
             self.console.print(f"training {runs} runs in {fleet}")
+            self.said = time.monotonic()
 
     def step(self, fleet: Fleet, epochs: float) -> None:
         if epochs and fleet.key not in self.calls:
@@ -83,6 +87,8 @@ class Display(Callbacks):
         if time.monotonic() - self.moved >= _PAUSE:
             self.moved = time.monotonic()
             self._advance(fleet, epochs)
+            if not self.console.is_terminal and self.moved - self.said >= _SILENCE:
+                self._say(fleet, epochs)
 
     def epoch(self, fleet: Fleet, snapshot: Snapshot) -> None:
         self._measure(fleet, is_step=False)
@@ -91,9 +97,7 @@ class Display(Callbacks):
             table = to_rich(_cells(fleet, snapshot), "so far", self.console.width)
             self.live.update(Group(table, self.progress))
         elif snapshot.epoch % max(snapshot.epochs // _PLAIN_LINES, 1) == 0:
-            left = self.progress.tasks[0].time_remaining
-            rest = "" if left is None else f", {left:.0f} s left"
-            self.console.print(f"epoch {snapshot.epoch} of {snapshot.epochs}{rest}")
+            self._say(fleet, snapshot.epoch)
 
     def done(self, fleet: Fleet) -> None:
         self._advance(fleet, fleet.specs[0].epochs)
@@ -117,6 +121,12 @@ class Display(Callbacks):
         """Fleets may train side by side, or be finished by another process."""
         self.epochs[fleet.key] = epoch
         self.progress.update(self.bar, completed=sum(self.epochs.values()))
+
+    def _say(self, fleet: Fleet, epochs: float) -> None:
+        left = self.progress.tasks[0].time_remaining
+        rest = "" if left is None else f", {left:.0f} s left"
+        self.console.print(f"epoch {round(epochs, 2):g} of {fleet.specs[0].epochs}{rest}")
+        self.said = time.monotonic()
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self.stop_signal:
