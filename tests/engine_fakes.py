@@ -76,6 +76,10 @@ class FakeChannel(dict[str, str]):
     def set(self, key: str, value: str) -> None:
         self[key] = value
 
+    def add(self, key: str, amount: int) -> int:
+        self[key] = str(int(self.get(key, 0)) + amount)
+        return int(self[key])
+
     def check(self, keys: Sequence[str]) -> bool:
         return all(key in self for key in keys)
 

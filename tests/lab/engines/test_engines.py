@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_an_interrupted_command_goes_on_under_another_engine(tmp_path):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_ranks_share_all_fleets_and_none_twice(monkeypatch, tmp_path, world):
-    """One after the other here, so each stops where it would wait for the next."""
+    """One after the other here, as if they took turns, so each stops where it would wait for the next."""
     fleets: list[str] = []
 
     def attempt(fleet: Any, *_: Any) -> list[Record]:
@@ -90,12 +91,21 @@ def test_ranks_share_all_fleets_and_none_twice(monkeypatch, tmp_path, world):
     monkeypatch.setattr(torchrun, "_channel", lambda: channel)
     for rank in range(world):
         as_rank(monkeypatch, rank, world)
+        turns = count(rank + 1, world)
+        monkeypatch.setattr(channel, "add", lambda *_, turns=turns: next(turns), raising=False)
         waits = rank < min(world, 4) - 1
         recorder = Recorder(stop_after=0 if waits else None)
         with pytest.raises(Interrupted) if waits else nullcontext():
             assert len(run(Torchrun("cpu"), tmp_path, recorder)) == 4
         assert set(recorder.finished) <= set(fleets)
     assert len(fleets) == len(set(fleets)) == 4
+
+
+def test_a_free_rank_takes_the_next_fleet():
+    channel = FakeChannel()
+    first, second = (torchrun._taken(["a", "b", "c", "d"], channel) for _ in range(2))
+    assert [next(first), next(second), next(second)] == ["a", "b", "c"]
+    assert [*first, *second] == ["d"]
 
 
 def test_a_rank_that_does_not_see_the_folder_says_so(monkeypatch, tmp_path):

@@ -1,9 +1,9 @@
 """The torchrun engine: every rank trains its share of the fleets; the folder is shared.
 
-Ranks agree on the fleets through the plan in the folder, which rank 0 makes before the others look. Rank r
-of W trains fleets r, r + W, r + 2W, ... of it. They tell each other what is done through the key-value
-store that torchrun keeps for its workers; no tensor ever travels. When a worker dies, torchrun restarts
-all of them: each goes on with its own fleets, from their checkpoints.
+Ranks agree on the fleets through the plan in the folder, which rank 0 makes before the others look. A rank
+that is free takes the next fleet of it. They tell each other what is taken and what is done through the
+key-value store that torchrun keeps for its workers; no tensor ever travels. When a worker dies, torchrun
+restarts all of them, and fleets go on from their checkpoints.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Channel(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
 
+    def add(self, key: str, amount: int) -> int: ...
+
     def check(self, keys: list[str]) -> bool: ...
 
     def wait(self, keys: list[str]) -> None: ...
@@ -55,7 +57,7 @@ class Torchrun:
     def __init__(self, device: str) -> None:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             raise GappedError(f"--engine torchrun: torchrun has to start the command, such as: {_HOW}")
-        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank = int(os.environ["RANK"])
         self.device = pick_device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
@@ -74,7 +76,7 @@ class Torchrun:
             check_data(pending, settings.data_dir)
             group = _GroupCallbacks(settings.callbacks, channel, work.fleets, signals)
             group.start(pending)
-            for fleet in work.fleets[self.rank :: self.world]:
+            for fleet in _taken(work.fleets, channel):
                 if fleet in pending:
                     lines = attempt(fleet, self.device, store, replace(settings, callbacks=group))
                     store.keep(fleet.key, lines)
@@ -148,6 +150,12 @@ def _channel() -> Channel:
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     channel: Channel = PrefixStore(f"gapped/{start}/{next(_calls)}", workers)
     return channel
+
+
+def _taken(fleets: Sequence[Fleet], channel: Channel) -> Iterator[Fleet]:
+    """The fleets that this rank takes, one at a time, as long as there are any that no rank has taken."""
+    while (number := channel.add("taken", 1)) <= len(fleets):
+        yield fleets[number - 1]
 
 
 def _sees_plan(recipes: Sequence[Recipe], store: Store) -> bool:
