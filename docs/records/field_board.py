@@ -9,7 +9,7 @@ from template import fill
 from gapped.lab.recipe import find_recipe
 from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.board import Contest, board
-from gapped.lab.report.paper import field
+from gapped.lab.report.paper import against_paper, field
 from gapped.lab.report.rendering import provenance
 from gapped.lab.report.tabular import Table, without_empty
 
@@ -31,10 +31,20 @@ def field_board(evidence: Evidence) -> str:
 
 
 def field_status(evidence: Evidence) -> str:
-    """How many recipes of the board have records."""
-    names = {contest.name for contest in contests()}
-    run = names & {record.recipe for record in evidence.records}
-    return fill("field-status" if run else "field-status-none", {"run": len(run), "recipes": len(names)})
+    """How many recipes of the board have records, and how many of their cells agree with published ones."""
+    every = contests()
+    run = [each for each in every if each.name in evidence.recipes()]
+    rows = [
+        row
+        for contest in run
+        for protocol in contest.protocols
+        for row in against_paper(evidence.records, contest.name, protocol)
+        if row.difference is not None
+    ]
+    values = {"run": len(run), "recipes": len(every), "published": len(rows)}
+    values["agree"] = sum(not row.disagrees for row in rows)
+    text = fill("field-status" if run else "field-status-none", values)
+    return text if not rows else f"{text} {fill('field-agreement', values)}"
 
 
 def _part(evidence: Evidence, contest: Contest) -> str:

@@ -29,7 +29,7 @@ from gapped.lab.recipe_files import known_recipes
 from gapped.lab.records import Record
 from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
 from gapped.lab.report.page import render_board
-from gapped.lab.report.paper import against_paper, paper
+from gapped.lab.report.paper import against_paper, field, paper
 from gapped.lab.report.statistics import Difference
 
 RESULTS = ROOT / "results"
@@ -484,3 +484,26 @@ def test_the_recipe_for_an_estimator_of_one_s_own_is_as_short_as_promised() -> N
     assert len(text.splitlines()) <= 20
     assert {entry.label for entry in recipe.entries} == {"default", "mine"}
     assert len({entry.spec.protocol for entry in recipe.entries}) == 6
+
+
+def test_cells_that_agree_with_published_numbers_are_counted(evidence: Evidence) -> None:
+    model = next(record for record in evidence.records if record.recipe == "vae")
+    made = [
+        replace(
+            model,
+            id=entry.spec.id,
+            recipe="field-flows",
+            protocol=entry.spec.protocol,
+            label=entry.label,
+            tau=entry.spec.tau,
+            seed=entry.spec.seed,
+            metrics={"train_negative_elbo": (95.37 if entry.label == "MVE annealed" else 80.0)},
+        )
+        for entry in find_recipe("field-flows").entries
+        if entry.spec.protocol == "flows-128x4"
+    ]
+    every = [*evidence.records, *made]
+    text = render_block(replace(evidence, records=every, cells=cells(every)), "field-status")
+    published = sum(row[0] == "flows-128x4" for row in field()["field-flows"]["rows"])
+    assert text.startswith("2 of ")
+    assert f"Of {published} cells with a published number, 1 agree with it" in text
