@@ -42,6 +42,7 @@ def field_status(evidence: Evidence) -> str:
         if row.difference is not None
     ]
     values = {"run": len(run), "recipes": len(every), "published": len(rows)}
+    values["part"] = sum(contest.missing(evidence.records) > 0 for contest in run)
     values["agree"] = sum(not row.disagrees for row in rows)
     text = fill("field-status" if run else "field-status-none", values)
     return text if not rows else f"{text} {fill('field-agreement', values)}"
