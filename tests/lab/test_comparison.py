@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -408,6 +409,41 @@ members = ["gst:tau=0.5", "gst:tau=0.51", "gst:tau=9"]
 result = gapped.compare(train, members, 6, out=sys.argv[1], workers=workers)
 print([(r.id, r.metrics) for r in result.records], result.stopped)
 """
+
+
+def test_runs_that_were_there_are_told_from_those_that_were_trained(tmp_path: Path) -> None:
+    def train(estimator: Any, seed: int) -> float:
+        return float(estimator.tau) + 0.1 * seed
+
+    first = gapped.compare(train, ["gst:tau=1", "gst:tau=2"], seeds=2, out=tmp_path)
+    more = gapped.compare(train, ["gst:tau=1", "gst:tau=2"], seeds=3, out=tmp_path)
+    again = gapped.compare(train, ["gst:tau=1", "gst:tau=2"], seeds=3, out=tmp_path)
+    assert [result.reused for result in (first, more, again)] == [0, 4, 6]
+    assert "already" not in str(first)
+    assert f"4 of 6 runs were in {tmp_path} already" in " ".join(str(more).split())
+    assert f"All 6 runs were in {tmp_path} already" in " ".join(again._repr_html_().split())
+
+
+SCRIPT = """
+import gapped
+
+def train(estimator, seed):
+    return estimator.tau + seed
+
+if __name__ == "__main__":
+    gapped.compare(train, ["gst:tau=1"], seeds=2, out="runs")
+"""
+
+
+def test_a_script_and_the_module_of_its_name_share_their_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taus.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "taus.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, timeout=60)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    train = importlib.import_module("taus").train
+    assert gapped.compare(train, ["gst:tau=1"], seeds=2, out=tmp_path / "runs").reused == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])

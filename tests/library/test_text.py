@@ -112,7 +112,10 @@ def test_text_in_the_place_of_an_object(user: str, text: str) -> None:
 
 def test_text_labels_its_row_in_a_diagnosis() -> None:
     table = gapped.diagnose(square, normal(2, 3), ["gst", "rloo", gapped.GST()], samples=20)
-    assert [row.label for row in table.rows] == ["gst", "rloo", "GST"]
+    assert [row.label for row in table.rows] == ["gst:tau=1", "rloo", "GST"]
+    assert table["gst"] is table["gst:tau=1"]
+    both = gapped.diagnose(square, normal(2, 3), ["gst", "gst:tau=1", "gst:gap=2"], samples=20)
+    assert [row.label for row in both.rows] == ["gst", "gst:tau=1", "gst:gap=2,tau=1"]
     model = gapped.diagnose_model(
         lambda e, g: gapped.expectation(square, weight.view(2, 3), e, generator=g),
         [weight := normal(6).requires_grad_()],

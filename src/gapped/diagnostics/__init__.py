@@ -20,6 +20,7 @@ from gapped.pathwise import Pathwise
 from gapped.registry import resolve
 from gapped.score import Score
 from gapped.score.exact import Exact
+from gapped.texts import split_text
 
 
 def diagnose(
@@ -73,7 +74,7 @@ def diagnose(
     check_settings(samples, confidence)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
-    members = {label: resolve(estimator) for label, estimator in labelled(estimators).items()}
+    members = _members(labelled(estimators))
     source = CostGradients(f, logits, mask, generator, context)
     target = reference_of(source, reference, samples, progress)
     return _diagnosis(source, members, samples, target, confidence, progress)
@@ -229,6 +230,19 @@ def labelled(estimators: Any) -> dict[str, Any]:
         members[label] = estimator
     if not members:
         raise reject("estimators", "none", accepted)
+    return members
+
+
+def _members(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Estimators by label; a text that names no temperature says in its label which it has."""
+    members = {}
+    for label, each in given.items():
+        members[label] = estimator = resolve(each)
+        tau = getattr(estimator, "tau", None)
+        if label == each and isinstance(tau, float) and "tau" not in split_text(each)[1]:
+            longer = f"{label}{',' if ':' in label else ':'}tau={tau:g}"
+            if longer not in given:
+                members[longer] = members.pop(label)
     return members
 
 

@@ -98,6 +98,7 @@ def execute(
     deadline = None if budget is None else time.monotonic() + budget
     with executor(engine, train, runs, workers, ray_address) as finish, _folder(out) as folder:
         store = Store(folder)
+        before = store.finished()
         stops: dict[str, tuple[int, str]] = {}
         for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
             finished = store.finished()
@@ -119,6 +120,7 @@ def execute(
         tuple((run.label, run.seed) for run in absent if run.label not in stops),
         folder,
         tuple((label, *stops[label]) for label in dict.fromkeys(r.label for r in absent) if label in stops),
+        sum(run.key in before for run in runs),
     )
     if out is None:
         weakref.finalize(result, _remove, folder, os.getpid())

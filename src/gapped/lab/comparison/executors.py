@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gapped.errors import GappedError, one_line, reject
-from gapped.lab.comparison.user_runs import Lines, Train, UserRun, uses_cuda
+from gapped.lab.comparison.user_runs import Lines, Train, UserRun, definition, uses_cuda
 
 Executor = Callable[[Iterator[UserRun]], Generator[Lines]]
 """The lines of each run as it finishes. The next run is asked for when there is room for it."""
@@ -73,7 +73,7 @@ def _context(train: Train, runs: Sequence[UserRun]) -> Any:
     try:
         pickle.dumps((train, runs))
         script = getattr(sys.modules["__main__"], "__file__", None) or ""
-        if runs[0].function.startswith("__main__.") and not os.path.isfile(script):
+        if definition(train).__module__ == "__main__" and not os.path.isfile(script):
             raise GappedError("a new process does not see what was typed in here")
     except Exception as problem:
         raise GappedError(

@@ -33,6 +33,7 @@ class Comparison:
         folder: Where the records are. One that `gapped.compare` made itself is removed with this object.
         stopped: The estimators that were stopped early: label, after how many seeds, and the one that led
             then.
+        reused: How many of the runs were in the folder already, from an earlier call.
     """
 
     records: tuple[Record, ...]
@@ -43,6 +44,8 @@ class Comparison:
     """Where the records are. One that `gapped.compare` made itself goes with this object."""
     stopped: tuple[tuple[str, int, str], ...] = ()
     """The estimators that were stopped early: label, after how many seeds, and the one that led then."""
+    reused: int = 0
+    """How many of the runs were in the folder already, from an earlier call."""
 
     @property
     def _cells(self) -> list[Cell]:
@@ -73,6 +76,17 @@ class Comparison:
             runs = listing([f"{label} (seed {seed})" for label, seed in self.missing], most=8)
             texts.append(f"The budget left no time for {runs}: the same call goes on.")
         return " ".join(texts)
+
+    @property
+    def _told(self) -> str:
+        """The verdict, and which runs were not trained by this call."""
+        if not self.reused:
+            return self.verdict
+        count = "All" if self.reused == len(self.records) else f"{self.reused} of"
+        return (
+            f"{self.verdict} {count} {len(self.records)} runs were in {self.folder} already and not trained "
+            "again: after a change of your function, take another folder."
+        )
 
     @property
     def _stops(self) -> list[str]:
@@ -117,7 +131,7 @@ class Comparison:
         return f"Comparison({len(self.records)} runs of {len(labels)} estimators, best: {best})"
 
     def __str__(self) -> str:
-        return f"{self.table}\n\n{fill(self.verdict, _WIDTH, break_on_hyphens=False)}"
+        return f"{self.table}\n\n{fill(self._told, _WIDTH, break_on_hyphens=False)}"
 
     def to_pandas(self) -> DataFrame:
         """A data frame with a row for each run: estimator, seed, status, seconds, error and the metrics."""
@@ -162,4 +176,4 @@ class Comparison:
         from gapped.lab.report.tabular import to_html
 
         table = to_html(self._table) if self.records else ""
-        return f"{table}<p>{escape(self.verdict)}</p>"
+        return f"{table}<p>{escape(self._told)}</p>"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,14 +133,22 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
         if len(label) > _LONGEST:
             raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
         members[label] = text, estimator
-    inner: Any = train.func if isinstance(train, functools.partial) else train
-    home = inner if hasattr(inner, "__qualname__") else type(inner)
-    function = f"{home.__module__}.{home.__qualname__}"[-_LONGEST:]
+    home = definition(train)
+    # A script and the module of its name hold the same function.
+    script = getattr(sys.modules["__main__"], "__file__", None) if home.__module__ == "__main__" else None
+    module = Path(script).stem if script else home.__module__
+    function = f"{module}.{home.__qualname__}"[-_LONGEST:]
     return [
         UserRun(function, label, text, estimator, int(seed), maximize)
         for seed in numbers
         for label, (text, estimator) in members.items()
     ]
+
+
+def definition(train: Train) -> Any:
+    """What has the name of a training function: itself, what it is a partial of, or its class."""
+    inner: Any = train.func if isinstance(train, functools.partial) else train
+    return inner if hasattr(inner, "__qualname__") else type(inner)
 
 
 def uses_cuda() -> bool:

@@ -54,7 +54,7 @@ def tree_table(rows: Sequence[Row]) -> Table:
                 number(best.mean, ACCURACY),
                 Entry(f"{f1.mean:.3f}{spread}" if f1.count else NOTHING, f1.mean if f1.count else None),
                 *(gradient_entries(row) if watched else ()),
-                Entry(str(f1.count), f1.count),
+                Entry(str(row.value.count), row.value.count),
             )
         )
     gradient = ("query gradient", "zero steps") if watched else ()
