@@ -203,6 +203,7 @@ def when(evidence: Evidence) -> Values:
         "default_mean": study.mean(mine),
         "default_worst": study.shortfall(worst, mine),
         "default_where": TASKS[worst],
+        "default_relu": study.shortfall(RECTIFIED, mine),
         "codes": CALLS["GST-auto"].format(tau=0.7),
         "codes_worst": max(study.shortfall(f"codes-49x{k}", ("GST-auto", 0.7)) for k in (64, 512, 8192)),
         "codes_torch": max(study.shortfall(f"codes-49x{k}", ("STGS", 0.5)) for k in (64, 512)),

@@ -214,7 +214,7 @@ def higher_is_better(metric: str) -> bool:
 def digits(metric: str) -> int:
     """To how many decimals a metric is shown."""
     if metric.endswith("cost"):
-        return 4
+        return 5
     return 3 if metric.endswith("accuracy") else 2
 
 

@@ -63,7 +63,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
 
 
 def number(value: float | None, metric: str = "", significant: int = 3) -> Entry:
-    """A number as its metric wants it: nats to two decimals, accuracy to three, costs to four, the rest to
+    """A number as its metric wants it: nats to two decimals, accuracy to three, costs to five, the rest to
     `significant` digits."""
     if value is None or not isfinite(value):
         return Entry(NOTHING)
