@@ -173,7 +173,7 @@ def _look_up(table: Tensor, index: Tensor, categories: int, is_grouped: bool) ->
     table, index = table.flatten(0, 1) if is_grouped else table, index.long()
     where = _places(index, categories, table.shape[0] // categories)
     rows = table.index_select(0, where.reshape(-1))
-    return _only_sampled(rows.view(*index.shape, *table.shape[1:]), index, categories)
+    return _only_sampled(rows.view(index.shape + table.shape[1:]), index, categories)
 
 
 def _at_sample(grad: Tensor, table: Tensor, categories: int, is_grouped: bool) -> Tensor:

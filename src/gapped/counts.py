@@ -22,6 +22,9 @@ from gapped.checks import broadcasts, check_generator, check_level, holds
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 
+# The largest rate that counts are drawn with.
+_MOST = 2.0**40
+
 
 def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | None = None) -> Tensor:
     """Draw Poisson counts that carry a gradient.
@@ -48,8 +51,7 @@ def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | No
     eta = simplex.computed(log_rate)
     rate = eta.detach().exp()
     legal = rate.isfinite()
-    value = torch.poisson(torch.where(legal, rate, 0.0), generator=generator)
-    value = torch.where(legal, value, torch.nan)
+    value = _poisson(rate, legal, generator)
     weight = _weight(value, rate, rate, torch.ones_like(rate), torch.zeros_like(rate), order)
     return _joined(value, eta, weight, log_rate)
 
@@ -91,8 +93,9 @@ def binomial(
     p, q = torch.sigmoid(eta.detach()), torch.sigmoid(-eta.detach())
     n = total.to(p).expand_as(p) if isinstance(total, Tensor) else torch.full_like(p, float(total))
     legal = ~p.isnan()
-    value = torch.binomial(n, torch.where(legal, p, 0.0), generator=generator)
-    value = torch.where(legal, value, torch.nan)
+    # The rarer of both outcomes is counted: next to 1 a probability has too few digits.
+    rarer = torch.binomial(n, torch.where(legal, p.minimum(q), 0.0), generator=generator)
+    value = torch.where(legal, torch.where(p > q, n - rarer, rarer), torch.nan)
     weight = _weight(value, n * p, n * p * q, q - p, -1 / n, order)
     return _joined(value, eta, weight, logits)
 
@@ -133,10 +136,18 @@ def negative_binomial(
     # A Poisson sample whose rate has a gamma law.
     rate = torch._standard_gamma(r, generator=generator) * odds
     legal = rate.isfinite() & (r * odds * (1 + odds)).isfinite()
-    value = torch.poisson(torch.where(legal, rate, 0.0), generator=generator)
-    value = torch.where(legal, value, torch.nan)
+    value = _poisson(rate, legal, generator)
     weight = q * _weight(value, r * odds, r * odds * (1 + odds), 1 + 2 * odds, 1 / r, order)
     return _joined(value, eta, weight, logits)
+
+
+def _poisson(rate: Tensor, legal: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Poisson counts, NaN where the rate is not `legal`."""
+    # torch counts in int64, and loses digits before. The law is normal by then: a smaller rate's is scaled.
+    small = torch.where(legal, rate, 0.0).clamp(max=_MOST)
+    value = torch.poisson(small, generator=generator)
+    value = torch.where(rate > _MOST, (rate + (value - small) * (rate / _MOST).sqrt()).round(), value)
+    return torch.where(legal, value, torch.nan)
 
 
 def _weight(

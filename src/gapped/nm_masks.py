@@ -122,7 +122,10 @@ class Mask(torch.nn.Module):
                 generator=generator,
             )
         groups = torch.unflatten(self.logits.detach(), -1, (-1, self.m))
-        return torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0).flatten(-2)
+        best = torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0)
+        best = best.masked_fill(groups == -torch.inf, 0.0)
+        lost = (groups.isnan() | (groups == torch.inf)).any(-1, keepdim=True)
+        return best.masked_fill(lost, torch.nan).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.logits.shape)}, n={self.n}, m={self.m}, tau={self.tau}, hard={self.hard}"

@@ -297,3 +297,16 @@ def test_the_functions_of_a_probability_are_torchs() -> None:
     assert_close(to_torch(jax.jit(gapped.jax.expected_gap)(to_jax(p))), gapped.expected_gap(p))
     odds = jax.jit(categories.log_expected_odds)(to_jax(p.log()))
     torch.testing.assert_close(to_torch(odds), simplex.log_expected_odds(p.log()), rtol=1e-12, atol=1e-12)
+
+
+def test_gates_of_infinite_odds_are_certain() -> None:
+    jnp = jax.numpy
+    odds = jnp.asarray([jnp.inf, -jnp.inf])
+    for hard in (True, False):
+        value, slope = jax.value_and_grad(
+            lambda x, hard=hard: (
+                gapped.jax.gate(jax.random.key(0), x, hard=hard) * jnp.asarray([1.0, 2.0])
+            ).sum()
+        )(odds)
+        assert float(value) == 1
+        assert slope.tolist() == [0, 0]

@@ -74,3 +74,8 @@ def test_inference_finds_the_posterior_of_a_linear_likelihood() -> None:
     result = svi.run(jax.random.key(0), 300, progress_bar=False)
     posterior = jax.nn.softmax(result.params["logits"])
     np.testing.assert_allclose(posterior, jax.nn.softmax(score), atol=0.05)
+
+
+def test_no_category_is_the_mode_where_there_is_none() -> None:
+    mode = OneHotCategorical(jnp.asarray([[jnp.nan, 0.0], [-jnp.inf, -jnp.inf], [0.0, 1.0]])).mode
+    np.testing.assert_array_equal(mode, [[jnp.nan, jnp.nan], [0.0, 0.0], [0.0, 1.0]])

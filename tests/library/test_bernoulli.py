@@ -206,3 +206,10 @@ def test_values_are_validated_as_torch_does(value: Tensor) -> None:
     for kind in (td.Bernoulli, Bernoulli):
         with pytest.raises(ValueError, match=r"value|shape|support|broadcast"):
             kind(logits=ODDS, validate_args=True).log_prob(value)
+
+
+def test_half_precision_probabilities_are_rounded_once() -> None:
+    probs = torch.linspace(0.001, 0.999, 500).bfloat16()
+    own, exact = (gapped.distributions.Bernoulli(probs=p) for p in (probs, probs.float()))
+    assert torch.equal(own.log_prob(torch.zeros_like(probs)), exact.log_prob(torch.zeros(500)).bfloat16())
+    assert torch.equal(own.entropy(), exact.entropy().bfloat16())

@@ -251,3 +251,27 @@ def test_training_reaches_the_best_rate() -> None:
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(GappedError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rates_beyond_what_integers_hold(dtype: torch.dtype) -> None:
+    rates = torch.tensor([43.0, 44.0, 60.0, 80.0], dtype=dtype, requires_grad=True)
+    value = counts.poisson(rates, generator=seeded(0))
+    value.sum().backward()
+    assert_close(value / rates.detach().exp(), torch.ones(4, dtype=dtype), 1e-6)
+    assert_close(rates.grad / rates.detach().exp(), torch.ones(4, dtype=dtype), 1e-6)
+    many = counts.poisson(torch.full((20_000,), 44.0, dtype=torch.float64), generator=seeded(1))
+    apart = (many - many.mean()) / torch.tensor(44.0).double().exp().sqrt()
+    # The variance of 20,000 normal numbers: five standard errors, a false failure in a million.
+    assert abs(float(apart.var()) - 1) < 5 * (2 / 20_000) ** 0.5
+    assert (
+        counts.negative_binomial(2.0, torch.full((50,), 44.0, dtype=dtype), generator=seeded(2)) > 0
+    ).all()
+
+
+def test_failures_next_to_certain_success_are_as_frequent_as_successes_next_to_none() -> None:
+    trials, count = 10_000_000, 100_000
+    often = trials - counts.binomial(trials, torch.full((count,), 17.0), generator=seeded(0)).double()
+    mean = trials * float(torch.sigmoid(torch.tensor(-17.0, dtype=torch.float64)))
+    # The mean of Poisson numbers: five standard errors, a false failure in a million.
+    assert abs(float(often.mean()) - mean) < 5 * (mean / count) ** 0.5

@@ -191,3 +191,21 @@ def test_confidence_passes_over_rows_without_a_law() -> None:
         schedule.apply(model, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(gapped.GappedError, match="momentum: got"):
         schedules.CAGE(momentum="a")  # type: ignore[arg-type]
+
+
+def test_rows_without_a_category_take_none() -> None:
+    layer, mask = gapped.nn.Sample("gst"), torch.ones(50, 4, dtype=torch.bool)
+    mask[:, 0] = mask[0] = False
+    with gapped.nn.Usage(layer) as usage:
+        layer(torch.zeros(50, 4), mask)
+        seen = usage.read()
+        assert seen["Sample/dead"] == 1
+        assert seen["Sample/entropy"] == pytest.approx(math.log(3))
+        layer(torch.full((2, 4), torch.nan))
+        assert usage.read()["Sample/dead"] == 4
+        layer(torch.zeros(4))
+        assert usage.read()["Sample/dead"] == 3
+    quantizer = gapped.nn.Quantizer(3, 4, codes=5)
+    with gapped.nn.Usage(quantizer) as usage:
+        quantizer(torch.zeros(3))
+        assert usage.read()["Quantizer/dead"] == 4

@@ -171,3 +171,24 @@ def test_bad_arguments_of_the_module() -> None:
         Mask((2, 6), 2, 4)
     with pytest.raises(gapped.GappedError, match=r"shape: got \(\)"):
         Mask((), 2, 4)
+
+
+def test_the_best_mask_keeps_the_conventions() -> None:
+    mask = gapped.nn.Mask((4,), 2, 4).eval()
+    for logits, expected in (
+        ([-torch.inf] * 3 + [0.0], [0.0, 0.0, 0.0, 1.0]),
+        ([torch.nan, 1.0, 2.0, 0.0], [torch.nan] * 4),
+        ([3.0, 1.0, 2.0, 0.0], [1.0, 0.0, 1.0, 0.0]),
+    ):
+        mask.logits.data.copy_(torch.tensor(logits))
+        assert torch.equal(mask().isnan(), torch.tensor(expected).isnan())
+        assert torch.equal(mask().nan_to_num(), torch.tensor(expected).nan_to_num())
+
+
+def test_several_elements_are_drawn_and_not_the_largest() -> None:
+    for call in (
+        lambda e: gapped.subset(torch.zeros(4), 2, estimator=e),
+        lambda e: gapped.nm_mask(torch.zeros(4), 2, 4, estimator=e),
+    ):
+        with pytest.raises(gapped.GappedError, match="draw: got 'argmax', expected 'sample'"):
+            call("gst:draw=argmax")

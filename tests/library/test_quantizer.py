@@ -225,3 +225,10 @@ def test_it_compiles_to_one_graph() -> None:
         slopes.append(torch.autograd.grad(cost, x)[0])
     assert_close(*slopes)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("estimator", ["gumbel-softmax", "gumbel-softmax:hard=False"])
+def test_nan_selects_no_code(estimator: str) -> None:
+    result = gapped.nn.Quantizer(3, 4, codes=5, estimator=estimator)(torch.tensor([[torch.nan, 0.0, 0.0]]))
+    assert result.indices.tolist() == [6]
+    assert result.code_perplexity().isnan()

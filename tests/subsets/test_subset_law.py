@@ -208,3 +208,23 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_close(function(), expected)
     assert functions[3]().shape == logits.shape
     assert (functions[3]().sum(-1) == 5).all()
+
+
+def test_the_axis_is_that_of_the_logits_where_samples_have_more() -> None:
+    logits = torch.tensor([2.0, 0.0, 0.0, -1.0])
+    sets = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
+    expected = gapped.subsets.log_prob(logits, 2, sets)
+    assert torch.equal(gapped.subsets.log_prob(logits, 2, sets, dim=0), expected)
+    table = normal(3, 3).float()
+    drawn = torch.stack([gapped.subset(table, 2, dim=1, generator=seeded(seed)) for seed in range(5)])
+    single = torch.stack([gapped.subsets.log_prob(table, 2, each, dim=1) for each in drawn])
+    assert torch.equal(gapped.subsets.log_prob(table, 2, drawn, dim=1), single)
+
+
+def test_large_terms_do_not_cancel_in_single_precision() -> None:
+    logits = torch.tensor([0.0] * 6 + [-1e9] * 6)
+    chosen = torch.tensor([1.0] * 7 + [0.0] * 5)
+    assert_close(gapped.subsets.entropy(logits, 7), torch.tensor(6.0).log(), 1e-6)
+    assert_close(gapped.subsets.log_prob(logits, 7, chosen), -torch.tensor(6.0).log(), 1e-6)
+    wide = 1000 * normal(50, 500, seed=3).float()
+    assert (gapped.subsets.entropy(wide, 250) >= 0).all()

@@ -59,7 +59,7 @@ class Bernoulli(Distribution):
     ) -> None:
         parameter = only_one("Bernoulli", probs, logits)
         self.estimator = resolve_pathwise(estimator)
-        scores = log_of(probs) - log_of(1 - probs) if probs is not None else parameter
+        scores = log_of(probs) - log_of(1 - simplex.computed(probs)) if probs is not None else parameter
         check_scores(scores)
         check_mask(mask, scores)
         self._dtype = parameter.dtype

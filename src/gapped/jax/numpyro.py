@@ -83,7 +83,9 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
 
     @property
     def mode(self) -> Array:
-        return one_hot(self.logits.argmax(-1), self.event_shape[0], self.logits.dtype)
+        categories, top = self.event_shape[0], self.logits.max(-1)
+        index = jnp.where(top == -jnp.inf, categories, self.logits.argmax(-1))
+        return one_hot(jnp.where(jnp.isnan(top), categories + 1, index), categories, self.logits.dtype)
 
 
 @kl_divergence.register(OneHotCategorical, OneHotCategorical)  # type: ignore[untyped-decorator]

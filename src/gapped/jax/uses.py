@@ -67,7 +67,7 @@ def gate(
         hard: True returns exactly 0 or 1, with P(1) = σ(φ); False the surrogate, from 0 to 1.
         estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
         where: Booleans that broadcast against the logits. Gates where it is False are 0, without gradient, as
-            are those of -inf.
+            are those of -inf; those of +inf are 1, without gradient too.
 
     Returns:
         An array of the shape and dtype of `logits`.
@@ -86,4 +86,7 @@ def gate(
     # A kernel would write both entries of each pair; XLA does not.
     resolved = replace(resolve_pathwise(estimator, tau, hard), backend="xla")
     odds = masked(jnp.asarray(logits), where)
-    return resolved.sample(key, jnp.stack([odds, jnp.zeros_like(odds)], -1))[..., 0]
+    # Odds of +inf are certain, as those of -inf are: then one of the two categories does not exist.
+    certain = odds == jnp.inf
+    pair = jnp.stack([jnp.where(certain, 0.0, odds), jnp.where(certain, -jnp.inf, jnp.zeros_like(odds))], -1)
+    return resolved.sample(key, pair)[..., 0]

@@ -162,6 +162,7 @@ class Quantizer(Estimated):
         else:
             sample = self.estimator.sample(logits, generator=generator)
             index, entries = sample.argmax(-1), torch.einsum("...gk,gkd->...gd", sample, self.codebook)
+            index = torch.where(sample.isnan().any(-1), codes + 1, index)
         index = index.squeeze(-1) if groups == 1 else index
         return Quantized(entries.flatten(-2).movedim(-1, self.dim), index, logits)
 

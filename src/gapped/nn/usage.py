@@ -110,17 +110,22 @@ class Usage:
         if not layer.training:
             return
         if isinstance(result, Quantized):
-            logits = result.logits.flatten(0, -3)
-            taken = simplex.one_hot(result.indices.view(logits.shape[:-1]), logits.shape[-1], torch.float32)
+            logits = result.logits.reshape(-1, *result.logits.shape[-2:])
+            index = result.indices.reshape(logits.shape[:-1])
         else:
             given = {**dict(zip(("logits", "mask"), args, strict=False)), **kwargs}
             masked = simplex.masked(given["logits"], given.get("mask")).movedim(layer.dim, -1)
-            logits = masked.flatten(0, -2).unsqueeze(1)
-            rows = result.movedim(layer.dim, -1).reshape_as(logits)
-            taken = simplex.one_hot(rows.argmax(-1), logits.shape[-1], torch.float32)
+            logits = masked.reshape(-1, 1, masked.shape[-1])
+            index = result.movedim(layer.dim, -1).reshape_as(logits).argmax(-1)
+        # Rows without a category, or with a NaN, take none.
         p = simplex.softmax(simplex.computed(logits))
+        exists = (p.sum(-1) > 0).all(-1)
+        p = torch.where(exists[:, None, None], p, 0.0)
+        taken = simplex.one_hot(index, logits.shape[-1], torch.float32).where(
+            p.sum(-1, keepdim=True) > 0, 0.0
+        )
         entropy = torch.special.entr(p).sum(-1).mean(-1).sum()
-        seen = _Sums(p.sum(0), taken.sum(0), entropy, torch.tensor(p.shape[0]))
+        seen = _Sums(p.sum(0), taken.sum(0), entropy, exists.sum())
         if name in self._sums:
             seen = _Sums(*(a + b for a, b in zip(self._sums[name], seen, strict=True)))
         self._sums[name] = seen

@@ -72,10 +72,11 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     >>> log_prob(torch.zeros(4), 2, torch.tensor([1.0, 0.0, 1.0, 0.0])).exp()
     tensor(0.1667)
     """
-    scores = _scores(logits, k, dim, mask)
+    scores = simplex.accumulated(_scores(logits, k, dim, mask))
     if not isinstance(sample, Tensor):
         raise reject("sample", f"an object of type {type(sample).__name__}", "a tensor of zeros and ones")
-    sample = sample.movedim(dim, -1)
+    # `dim` counts the axes of the logits: the sample may have more in front.
+    sample = sample.movedim(dim if dim < 0 else dim - logits.dim(), -1)
     chosen = sample == 1
     size = (scores != -torch.inf).sum(-1).clamp(max=k)
     is_subset = ((sample == 0) | chosen).all(-1) & (chosen.sum(-1) == size)
@@ -100,7 +101,7 @@ def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None
     >>> entropy(torch.zeros(4), 2).exp()
     tensor(6.)
     """
-    scores = _scores(logits, k, dim, mask)
+    scores = simplex.accumulated(_scores(logits, k, dim, mask))
     energy = marginals_of(scores, k) * torch.where(scores == -torch.inf, 0.0, scores)
     return (log_normaliser_of(scores, k) - energy.sum(-1)).to(logits.dtype)
 

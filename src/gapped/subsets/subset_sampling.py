@@ -134,6 +134,8 @@ def _gapped(estimator: object, k: int) -> GST | None:
         )
     if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
         raise reject("gap", estimator.gap, "a number or a tensor: the others are for one selected element")
+    if k > 1 and estimator.draw != "sample":
+        raise reject("draw", estimator.draw, "'sample' if more than one element is selected")
     if k > 1 and not estimator.detach:
         raise reject("detach", False, "True if more than one element is selected")
     return estimator

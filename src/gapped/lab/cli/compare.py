@@ -53,8 +53,8 @@ def compare(
 
     With --train, a function of your own trains instead, run by run. If it yields its numbers epoch by epoch,
     an estimator that is clearly worse after 3, 6, 12, ... seeds gets no further seeds. The best estimator is
-    stopped in this way with a chance of at most 1%. Runs that --out holds are not trained again: after a change
-    of the function, name another folder.
+    stopped in this way with a chance of at most 1%. Runs that --out holds are not trained again:
+    after a change of the function, name another folder.
 
     \b
     Examples:
