@@ -50,7 +50,7 @@ def next_step(rows: Sequence[Row], recipe: str) -> tuple[str, str]:
     """What to do next, in words and as a command; the latter may be empty."""
     runs = rows[0].cell.records
     if rows[0].own:
-        return "The same call with more seeds goes on from here, where its argument out names a folder.", ""
+        return "The same call with more seeds and the same folder (out, or --out) goes on from here.", ""
     if any(run.quick for run in runs):
         return "For numbers to quote, run it in full:", f"gapped reproduce {recipe}"
     if recipe != "compare":
