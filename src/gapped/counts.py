@@ -85,7 +85,7 @@ def binomial(
     if isinstance(total, Tensor):
         if not broadcasts(tuple(total.shape), tuple(logits.shape)) or total.requires_grad:
             raise reject("total", f"a tensor of shape {tuple(total.shape)}", accepted)
-        if holds((total < 0) | (total != total.round())):
+        if holds((total < 0) | (total != total.round()) | ~total.isfinite()):
             raise reject("total", "a tensor with other values", accepted)
     elif isinstance(total, bool) or not isinstance(total, int) or total < 0:
         raise reject("total", total, accepted)

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any
 
 from gapped.checks import check_count
-from gapped.errors import GappedError, reject
+from gapped.errors import GappedError, reject, suggestion
 from gapped.lab.estimator_text import options_of, parse, show
 from gapped.lab.recipe_files import known_recipes
 from gapped.lab.records import Name
@@ -92,8 +92,9 @@ def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **o
     """A packaged recipe by name, or any by its path; `also` are names that mean something to the caller."""
     known = known_recipes()
     if name not in known and not name.endswith(".toml"):
-        accepted = ", ".join(sorted([*known, *also]))
-        raise reject("recipe", name, f"one of {accepted}, or the path of a .toml file")
+        names = sorted([*known, *also])
+        accepted = f"one of {', '.join(names)}, or the path of a .toml file{suggestion(name, names)}"
+        raise reject("recipe", name, accepted)
     return load_recipe(known.get(name, Path(name)), quick=quick, **overrides)
 
 
