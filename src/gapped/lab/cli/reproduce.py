@@ -120,8 +120,8 @@ def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> N
     records = [each for each in read(folder, Record) if each.recipe == recipe.name]
     table, texts = criterion.summary(read(folder, Gradient), records)
     screen.print(to_rich(table, "Correlation with the trained result", screen.width))
-    for text in texts:
-        say(screen, prose(text, screen))
+    for line in (line for text in texts for line in prose(text, screen).splitlines()):
+        say(screen, line)
 
 
 def draw_figures(folder: Path, quick: bool) -> None:
