@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gapped import simplex
 from gapped.checks import check_count, check_logits
 from gapped.errors import reject
 from gapped.pathwise.gst import GST
@@ -121,11 +122,11 @@ class Mask(torch.nn.Module):
                 estimator=self.estimator,
                 generator=generator,
             )
-        groups = torch.unflatten(self.logits.detach(), -1, (-1, self.m))
+        # Relative to the largest: a group without a law is NaN as a whole.
+        groups = simplex.shift(torch.unflatten(self.logits.detach(), -1, (-1, self.m)))
         best = torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0)
         best = best.masked_fill(groups == -torch.inf, 0.0)
-        lost = (groups.isnan() | (groups == torch.inf)).any(-1, keepdim=True)
-        return best.masked_fill(lost, torch.nan).flatten(-2)
+        return best.masked_fill(groups.isnan(), torch.nan).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.logits.shape)}, n={self.n}, m={self.m}, tau={self.tau}, hard={self.hard}"

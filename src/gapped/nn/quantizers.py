@@ -161,8 +161,8 @@ class Quantizer(Estimated):
             index, entries = choice.index, choice.select(self.codebook)
         else:
             sample = self.estimator.sample(logits, generator=generator)
-            index, entries = sample.argmax(-1), torch.einsum("...gk,gkd->...gd", sample, self.codebook)
-            index = torch.where(sample.isnan().any(-1), codes + 1, index)
+            index = simplex.argmax_index(sample.detach())
+            entries = torch.einsum("...gk,gkd->...gd", sample, self.codebook)
         index = index.squeeze(-1) if groups == 1 else index
         return Quantized(entries.flatten(-2).movedim(-1, self.dim), index, logits)
 
