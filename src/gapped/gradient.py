@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gapped.checks import in_eager_mode
+from gapped.checks import in_eager_mode, is_known_finite
 from gapped.errors import TWICE
 
 Weights = float | tuple[float, ...] | Tensor
@@ -30,7 +30,8 @@ class Points(NamedTuple):
     """Where a sample's gradient comes from: see `with_points`."""
 
     points: Tensor
-    """Points of the simplex, `(m, *rows, K)`."""
+    """Points of the simplex, `(m, *rows, K)`. Categories that do not exist have -0.0, those that are merely too
+    unlikely for a float 0.0: `jacobian_product` does not look at the incoming gradient of the first."""
     weights: Weights
     """Their weights."""
     product: Product | None = None
@@ -121,11 +122,12 @@ def jacobian_product(
 ) -> Tensor:
     r"""The sum :math:`\sum_m w_m J(q_m) g`, or the given `product`, in the dtype of `like`.
 
-    It is computed in the dtype of `points`.
+    It is computed in the dtype of `points`. The incoming gradient may be anything at categories that do not
+    exist, NaN and infinity too.
     """
     product = product or _product
     if not needs_blocks(points):
-        return product(grad.to(points.dtype), points, weights).to(like.dtype)
+        return product(_existing(grad.to(points.dtype), points), points, weights).to(like.dtype)
     categories = points.shape[-1]
     result = torch.empty(grad.shape, dtype=like.dtype, device=points.device)
     out, grad = result.view(-1, categories), grad.reshape(-1, categories)
@@ -134,8 +136,14 @@ def jacobian_product(
         weights = weights.expand(*result.shape[:-1], 1).reshape(-1, 1)
     for rows in blocks(len(out), points.numel() // max(len(out), 1)):
         these = weights[rows] if isinstance(weights, Tensor) else weights
-        out[rows] = product(grad[rows].to(points.dtype), points[:, rows], these)
+        own = points[:, rows]
+        out[rows] = product(_existing(grad[rows].to(points.dtype), own), own, these)
     return result
+
+
+def _existing(grad: Tensor, points: Tensor) -> Tensor:
+    """The incoming gradient, 0 at categories that do not exist: 0 times NaN would be NaN."""
+    return grad if is_known_finite(grad) else torch.where(points[0].signbit(), 0.0, grad)
 
 
 def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:

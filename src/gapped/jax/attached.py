@@ -68,10 +68,13 @@ def jacobian_product(
 
 
 def table_product(grad: Array, points: Array, weights: Array, table: Array) -> Array:
-    """`jacobian_product` for the gradient of rows that were looked up in `table`, `(K, *rest)`."""
+    """`jacobian_product` for the gradient of rows that were looked up in `table`, `(K, *rest)`.
+
+    The table's rows of categories that do not exist, where the points are -0.0, may hold anything.
+    """
     flat = grad.reshape(*points.shape[1:-1], -1)
     dense = jnp.matmul(flat, table.reshape(table.shape[0], -1).T, precision="highest")
-    return jacobian_product(dense, points, weights)
+    return jacobian_product(jnp.where(jnp.signbit(points[0]), 0.0, dense), points, weights)
 
 
 def entry_product(grad: Array, points: Array, weights: Array, selected: Array) -> Array:

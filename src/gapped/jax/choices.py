@@ -37,6 +37,7 @@ class Choice:
     or +inf `K + 1`."""
     _logits: Array = field(repr=False)
     _points: Array = field(repr=False)
+    """`(m, *rows, K)`, with -0.0 where a category does not exist."""
     _weights: Array = field(repr=False)
 
     def select(self, table: Array) -> Array:

@@ -181,7 +181,9 @@ class GumbelSoftmax(Pathwise):
 
 def _tau_product(grad: Array, points: Array, weights: Array, mass: Any, scores: Array) -> Array:
     """The gradient of tau in softmax(scores / tau), whose gradient in the scores is `jacobian_product`."""
-    product = jacobian_product(grad, points, weights, mass) * jnp.where(scores == -jnp.inf, 0.0, scores)
+    exists = scores > -jnp.inf
+    product = jacobian_product(jnp.where(exists, grad, 0.0), points, weights, mass)
+    product = product * jnp.where(exists, scores, 0.0)
     return -(weights * product).sum(-1, keepdims=True)
 
 

@@ -174,7 +174,8 @@ class Pathwise(ABC):
         rows = rows_of(scores)
         draw = estimator.fixed().drawn(key, rows)
         points, weights, mass = estimator.fixed().settled(rows.logits, draw).points(rows.logits, draw)
-        return Choice(rows.marked(draw.category), scores, rows.filled(points / mass), weights)
+        points = jnp.where(scores == -jnp.inf, -0.0, rows.filled(points / mass))
+        return Choice(rows.marked(draw.category), scores, points, weights)
 
     def _prepared(self, key: Array, logits: Array, axis: int, where: Array | None) -> tuple[Self, Array]:
         """This estimator with levels that fit, and the masked logits with the categories last."""
@@ -251,6 +252,8 @@ class Pathwise(ABC):
     ) -> Array:
         """`backward` after `forward` returned this `Outcome` for these logits and that key."""
         rows, draw = Rows(scores, top), Draw(category, total=total)
+        # What stands at a category that does not exist may be anything.
+        grad = jnp.where(scores == -jnp.inf, 0.0, grad)
         if self.has_noise:
             draw = self.drawn(key if self.keeps_noise else apart(key), rows)
         return self.settled(rows.logits, draw).backward(grad, rows, draw)

@@ -441,7 +441,12 @@ class Pathwise(ABC):
             value = simplex.lawful_one_hot(index, rows)
         else:
             value = simplex.one_hot(index, categories, rows.dtype)
-        return Outcome(value, index, gradient if wants_gradient else None)
+        if gradient is None or not wants_gradient:
+            return Outcome(value, index, None)
+        if not is_known_finite(rows):
+            points = torch.where(rows == -torch.inf, -0.0, gradient.points)
+            gradient = gradient._replace(points=points)
+        return Outcome(value, index, gradient)
 
     def kernel(self, rows: Tensor) -> launch.Fused | None:
         """The arguments of the fused kernels if they compute these rows, else None."""

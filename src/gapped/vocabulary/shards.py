@@ -95,7 +95,8 @@ class Shard(Whole):
         points = torch.where(lawful, points, filling)
         if isinstance(weights, tuple):
             weights = points.new_tensor(weights).view(-1, 1, 1)
-        grad = grad.to(points.dtype)
+        # What stands at a category that does not exist may be anything.
+        grad = torch.where(logits == -torch.inf, 0.0, grad.to(points.dtype))
         slopes = grad - self.total((points * grad).sum(-1, keepdim=True))
         return (weights * points * slopes).sum(0).to(logits.dtype)
 
