@@ -30,8 +30,8 @@ class Points(NamedTuple):
     """Where a sample's gradient comes from: see `with_points`."""
 
     points: Tensor
-    """Points of the simplex, `(m, *rows, K)`. Categories that do not exist have -0.0, those that are merely too
-    unlikely for a float 0.0: `jacobian_product` does not look at the incoming gradient of the first."""
+    """Points of the simplex, `(m, *rows, K)`. A category that does not exist has -0.0, one that is merely too
+    unlikely for a float 0.0: `jacobian_product` ignores the incoming gradient of the former alone."""
     weights: Weights
     """Their weights."""
     product: Product | None = None

@@ -174,7 +174,8 @@ class Pathwise(ABC):
         rows = rows_of(scores)
         draw = estimator.fixed().drawn(key, rows)
         points, weights, mass = estimator.fixed().settled(rows.logits, draw).points(rows.logits, draw)
-        points = jnp.where(scores == -jnp.inf, -0.0, rows.filled(points / mass))
+        points = rows.filled(points / mass)
+        points = jnp.where(scores == -jnp.inf, -points, points)
         return Choice(rows.marked(draw.category), scores, points, weights)
 
     def _prepared(self, key: Array, logits: Array, axis: int, where: Array | None) -> tuple[Self, Array]:

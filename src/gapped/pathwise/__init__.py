@@ -444,7 +444,8 @@ class Pathwise(ABC):
         if gradient is None or not wants_gradient:
             return Outcome(value, index, None)
         if not is_known_finite(rows):
-            points = torch.where(rows == -torch.inf, -0.0, gradient.points)
+            # Not a constant -0.0, which compilers take for 0.0.
+            points = torch.where(rows.isneginf(), -gradient.points, gradient.points)
             gradient = gradient._replace(points=points)
         return Outcome(value, index, gradient)
 
