@@ -106,14 +106,18 @@ def error_of(name: str, case: str, group: Any) -> float:
 
 
 def rows_without_a_law(group: Any) -> dict[str, bool]:
-    """A row without categories, one with a NaN, and one whose NaN only the last rank sees."""
+    """A row without categories, one with a NaN, and one whose NaN only the last rank sees.
+
+    One category does not exist in any row, and the table's row of it is NaN.
+    """
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
     own = torch.tensor_split(torch.arange(V), world)[rank]
     hidden, weight, bias, table = (each.detach() for each in head())
     hidden = hidden.reshape(6, D).clone()
     hidden[4, 0] = torch.nan
     mask = torch.ones(6, V, dtype=torch.bool)
-    mask[1] = False
+    mask[1] = mask[:, 3] = False
+    table[3] = torch.nan
     fine, outcome = [0, 2, 3, 5], {}
     for name in NAMES:
         leaf = hidden.clone().requires_grad_()

@@ -54,6 +54,38 @@ def test_long_rows_are_drawn_in_two_steps() -> None:
     require_rejected(chi_squared(np.roll(drawn, 1), torch.softmax(logits.double(), -1)))
 
 
+@pytest.mark.parametrize("name", PATHWISE)
+@pytest.mark.parametrize("categories", [5, 5000])
+def test_gradients_and_tables_behind_a_mask_may_hold_anything(name: str, categories: int) -> None:
+    """In a block and in several; what is not finite at a category that exists is not hidden."""
+    estimator = make(name, **({"samples": 2} if name == "gumbel-rao" else {}))
+    where = jnp.arange(categories) % 3 != 1
+    logits, weight = (to_jax(normal(4, categories, seed=n, dtype=torch.float32)) for n in (1, 2))
+
+    @jax.jit
+    def gradients(filling: Any, at: Any) -> tuple[Any, Any]:
+        filled = jnp.where(at, filling, weight)
+        _, back = jax.vjp(lambda x: estimator.sample(KEY, x, where=where), logits)
+        _, looked_up = jax.vjp(lambda x: estimator.choose(KEY, x, where=where).select(filled.T), logits)
+        return back(filled)[0], looked_up(jnp.ones((4, 4)))[0]
+
+    expected = gradients(0.0, ~where)
+    for filling in (NAN, INF):
+        for ours, theirs in zip(gradients(filling, ~where), expected, strict=True):
+            assert theirs.any()
+            np.testing.assert_array_equal(ours, theirs)
+        for found in gradients(filling, jnp.arange(categories) == 2):
+            assert not jnp.isfinite(found).all(-1).any()
+
+
+def test_a_learned_temperature_ignores_gradients_behind_a_mask() -> None:
+    logits, weight = jnp.asarray([[0.5, -1.0, 0.0]]), jnp.asarray([[1.0, 2.0, 3.0]])
+    where = jnp.asarray([True, True, False])
+    _, back = jax.vjp(lambda tau: gapped.jax.gumbel_softmax(KEY, logits, tau, where=where), jnp.asarray(0.7))
+    assert back(weight)[0] != 0
+    assert back(weight.at[0, 2].set(NAN))[0] == back(weight)[0]
+
+
 def test_a_gate_is_a_bernoulli_sample_with_the_gradient_of_a_pair() -> None:
     logits = jnp.tile(jnp.asarray([0.7, -1.2, -INF, 0.0]), (20_000, 1))
     where = jnp.asarray([True, True, True, False])

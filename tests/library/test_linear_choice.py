@@ -56,6 +56,20 @@ def test_every_value_and_gradient_is_that_of_the_dense_path(name: str, mask: str
 
 
 @every_choice
+def test_a_table_may_hold_anything_in_the_rows_of_masked_categories(name: str) -> None:
+    """The padding of a vocabulary."""
+    parts, mask = problem(), MASKS["shared"]
+    found = []
+    for padding in (0.0, torch.nan, torch.inf):
+        table = torch.where(mask[:, None, None], parts.table.detach(), padding).requires_grad_()
+        rows = uses(make(name), parts, parts.bias, table, mask).rows
+        found.append([rows, *gradients(rows, [*parts[:3], table])])
+    assert all(each.isfinite().all() for each in found[0])
+    for other in found[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(other, found[0], strict=True))
+
+
+@every_choice
 def test_without_bias_and_with_the_weight_as_table(name: str) -> None:
     parts = problem()
     arguments = (make(name), parts, None, parts.weight, None)

@@ -130,6 +130,22 @@ def test_a_compiled_sample_may_be_changed_in_place() -> None:
 
 
 @compiles
+def test_native_code_ignores_the_incoming_gradient_of_masked_categories() -> None:
+    sample = torch.compile(gapped.GST(TAU).sample, fullgraph=True)
+    logits, weight = normal(20, K), normal(20, K, seed=2)
+    logits[:, 1] = -torch.inf
+    gradients = []
+    for filling in (0.0, torch.nan, torch.inf):
+        weight[:, 1] = filling
+        leaf = logits.clone().requires_grad_()
+        torch.manual_seed(0)
+        gradients += torch.autograd.grad(sample(leaf), leaf, weight)
+    assert gradients[0].any()
+    assert torch.equal(gradients[1], gradients[0])
+    assert torch.equal(gradients[2], gradients[0])
+
+
+@compiles
 def test_gst_compiles_to_native_code() -> None:
     """Native code draws other numbers; the gradient must be the closed form for its own draws."""
 
