@@ -156,12 +156,6 @@ def normalise(b_shifted):
 
 
 @triton.jit
-def existing(b_grad, b_logits):
-    """The incoming gradient, 0 at categories that do not exist: 0 times NaN would be NaN."""
-    return tl.where(b_logits == -float("inf"), 0.0, b_grad)
-
-
-@triton.jit
 def exceeds(b_running, b_threshold, b_weights):
     """Which categories an inverse CDF may choose: those whose running sum is above the threshold."""
     # The sum may exceed the last running sum by some roundings: then the last category must win.
