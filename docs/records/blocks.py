@@ -21,7 +21,7 @@ from conclusions import conclusions
 from decomposition import decomposition
 from evidence import Evidence
 from field_board import field_board, field_status
-from field_variance import field_variance
+from field_variance import coupled_time, field_variance
 from parser_start import parser_start
 from template import fill
 from variance import variance
@@ -62,6 +62,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "field-status": field_status,
     "field-board": field_board,
     "field-variance-ratio": field_variance,
+    "coupled-time": coupled_time,
     "variance-ranges": variance,
     "variance-terms": decomposition,
     "speed": speed.speed,

@@ -1,4 +1,4 @@
-"""The block of the variance of unbiased estimators beside RLOO's, at the same weights."""
+"""The blocks of the variance and the time of unbiased estimators, beside RLOO's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from template import fill
 
 from gapped.lab.report.cells import Cell
 from gapped.lab.report.tabular import Entry, Table
+from gapped.lab.tasks import vae_protocol
 
-RECIPE = "field-variance"
+RECIPE, TIMES = "field-variance", "coupled-time"
 
 
 def field_variance(evidence: Evidence) -> str:
@@ -44,3 +45,32 @@ def _ratios(evidence: Evidence, cell: Cell) -> Iterator[list[float]]:
         series = evidence.curves[record.id].series
         own, beside = (series[name] for name in ("gradient_variance", "gradient_variance_beside"))
         yield [a / b for a, b in zip(own, beside, strict=True) if a is not None and b is not None]
+
+
+def coupled_time(evidence: Evidence) -> str:
+    """The time of a step of each estimator in the coupled comparison; the command if it was not run."""
+    cells = [cell for cell in evidence.cells if cell.recipe == TIMES]
+    if not cells:
+        return fill("coupled-time-missing", {"name": TIMES})
+    seconds = {cell.label: float(np.median(cell.values("seconds_per_epoch"))) for cell in cells}
+    rules = vae_protocol(cells[0].protocol)
+    assert rules.train_images is not None
+    steps = rules.train_images // rules.batch
+    rows = tuple(
+        (
+            Entry(cell.label),
+            Entry(f"{1e3 * seconds[cell.label] / steps:.3f}", seconds[cell.label]),
+            Entry(f"{seconds[cell.label] / seconds['RLOO']:.2f}", seconds[cell.label] / seconds["RLOO"]),
+            Entry(
+                f"{seconds[cell.label] / seconds['DisARM-Tree']:.2f}",
+                seconds[cell.label] / seconds["DisARM-Tree"],
+            ),
+        )
+        for cell in cells
+    )
+    columns = ("estimator", "ms a step", "of RLOO's", "of DisARM-Tree's")
+    device = cells[0].records[0].environment["device"]
+    return fill(
+        "coupled-time",
+        {"table": Table(columns, rows), "name": TIMES, "device": device, "protocol": rules.name},
+    )

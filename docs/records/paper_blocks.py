@@ -25,7 +25,7 @@ from template import fill
 from verdicts import pending
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, rows_of
+from gapped.lab.report.cells import Cell, finite, rows_of
 from gapped.lab.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper, paper
 from gapped.lab.report.statistics import (
     Floats,
@@ -268,26 +268,43 @@ def _constant(value: object) -> Entry:
 
 
 def coupled_own(evidence: Evidence) -> str:
-    """The rows that the paper quotes, under the protocol that they come from, once they have been run."""
+    """The rows that the paper quotes, run by run under their own protocol, once they have been run."""
     group = evidence.group("coupled-own", "coupled-32x64")
     if not group:
         return fill("coupled-own", {})
-    quoted = {label: (mean, std) for label, _, mean, std in paper()["coupled"]["rows"]}
-    metrics = ("train_negative_elbo", "test_100_sample_negative_elbo")
-    body = [
-        (
-            Entry(cell.label),
-            *(Entry(mean_std(summary(cell.values(name)))) for name in metrics),
-            Entry(str(len(cell.records)), len(cell.records)),
-            Entry("{:.2f} ± {:.2f}".format(*quoted[cell.label])),
-        )
-        for cell in group
-    ]
-    columns = ("estimator", "training, one sample", "test, 100 samples", "seeds", "quoted")
-    return fill(
-        "coupled-own-rows",
-        {"table": Table(columns, tuple(body)), "epochs": group[0].records[0].epochs},
+    train, test = "train_negative_elbo", "test_100_sample_negative_elbo"
+    epochs = evidence.curves[group[0].records[0].id].epoch
+    body = []
+    learned: list[tuple[float, float]] = []
+    stuck: list[tuple[float, float]] = []
+    for record in (record for cell in group for record in cell.records):
+        begin = finite(evidence.curves[record.id].series[train][0])
+        end = finite(record.metrics[train])
+        (stuck if abs(begin - end) < 1 else learned).append((end, abs(begin - end)))
+        numbers = (begin, end, finite(record.metrics[test]))
+        body.append((Entry(record.label), Entry(str(record.seed)), *(Entry(f"{x:.2f}", x) for x in numbers)))
+    require("some runs learn and some do not", bool(learned and stuck))
+    columns = (
+        "estimator",
+        "seed",
+        f"training, epoch {epochs[0]}",
+        "training, at the end",
+        "test, 100 samples",
     )
+    values: dict[str, Any] = {
+        "table": Table(columns, tuple(body)),
+        "first": epochs[0],
+        "epochs": epochs[-1],
+        "stuck": len(stuck),
+        "runs": len(body),
+        "level": max(stuck)[0],
+        "moved": max(move for _, move in stuck),
+        "best": min(learned)[0],
+        "worst": max(learned)[0],
+    }
+    for name, label in (("rloo", "RLOO"), ("tree", "DisARM-Tree")):
+        values[name] = "{:.2f} ± {:.2f}".format(*_coupled_row(label)[:2])
+    return fill("coupled-own-rows", values)
 
 
 def _coupled_row(label: str) -> tuple[float, float, int]:

@@ -7,6 +7,7 @@ import runpy
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -379,10 +380,15 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
     def fresh(r: Record) -> Record | None:
         return replace(r, seed=r.seed + 10) if (r.recipe, r.label) == ("coupled", "GST-1.0") else None
 
-    def own(r: Record) -> Record | None:
-        metrics = {"train_negative_elbo": 104.0, "test_100_sample_negative_elbo": 99.0}
-        moved = replace(r, protocol="coupled-32x64", metrics=metrics)
-        return moved if (r.recipe, r.label) == ("coupled", "RLOO") else None
+    def own(r: Record, learns: bool = True) -> Record | None:
+        if (r.recipe, r.label) != ("coupled", "RLOO"):
+            return None
+        start = evidence.curves[r.id].series["train_negative_elbo"][0] or 0.0
+        metrics = {
+            "train_negative_elbo": start - 50 * (learns and r.seed > 1),
+            "test_100_sample_negative_elbo": 99.0,
+        }
+        return replace(r, protocol="coupled-32x64", metrics=metrics)
 
     def linear(r: Record) -> Record | None:
         lost = (r.recipe, r.label) == ("coupled", "GR-MC100")
@@ -392,7 +398,11 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
     assert "5 fresh seeds have 96.49 ± 0.30, +0.40 nats" in text
     assert "not run: `gapped" in render_block(with_runs(evidence, "coupled-fresh"), "coupled-findings")
     text = render_block(with_runs(evidence, "coupled-own", own), "coupled-own")
-    assert "| RLOO | 104.00 ± 0.00 | 99.00 ± 0.00 | 5 | 104.03 ± 0.23 |" in text
+    assert "2 of the 5 runs never learn" in text
+    assert "moves by at most 0.00 nats" in text
+    assert "quotes 104.03 ± 0.23 for RLOO" in text
+    with pytest.raises(GappedError, match="some runs learn"):
+        render_block(with_runs(evidence, "coupled-own", partial(own, learns=False)), "coupled-own")
     assert "Not run yet" in render_block(with_runs(evidence, "coupled-own"), "coupled-own")
     values = CLAIMS["divergence"](with_runs(evidence, "coupled-linear", linear))
     assert (

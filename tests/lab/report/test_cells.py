@@ -30,9 +30,12 @@ def test_rows_are_best_first_and_count_what_was_lost() -> None:
 
 def test_runs_that_trained_alone_have_a_time() -> None:
     # 30 s for 20 epochs.
-    rows = rows_of(cells(many("A", [1.0, 2.0], runs_in_fleet=1)))
+    runs = many("A", [1.0, 2.0], runs_in_fleet=1)
+    rows = rows_of(cells(runs))
     assert rows[0].seconds_per_epoch == pytest.approx(1.5)
     assert summary_table(rows).columns[-1] == "ms / epoch"
+    measured = [replace(run, metrics={**run.metrics, "seconds_per_epoch": 0.05}) for run in runs]
+    assert rows_of(cells(measured))[0].seconds_per_epoch == pytest.approx(0.05), "without what compiling took"
 
 
 def test_a_label_of_two_estimators_is_two_cells() -> None:

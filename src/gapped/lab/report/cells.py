@@ -233,9 +233,13 @@ def finite(value: float | None) -> float:
 
 
 def seconds_per_epoch(record: Record) -> float:
-    """Of a run that trained alone; NaN in a fleet, whose runs share their time, whatever their estimators."""
-    timed = record.seconds and record.epochs and record.runs_in_fleet == 1
-    return record.seconds / record.epochs if timed else nan
+    """Of a run that trained alone; NaN in a fleet, whose runs share their time, whatever their estimators.
+
+    Where the run has measured its epochs, without the first, which compiles, that is the number.
+    """
+    if record.runs_in_fleet != 1 or not (record.seconds and record.epochs):
+        return nan
+    return finite(record.metrics.get("seconds_per_epoch", record.seconds / record.epochs))
 
 
 def _own_metric(group: Iterable[Cell]) -> str:
