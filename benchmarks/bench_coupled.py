@@ -31,14 +31,20 @@ def only(recipe: Recipe, keep: Callable[[str], bool]) -> Recipe:
     return Recipe(recipe.name, recipe.title, entries, recipe.runs_per_fleet)
 
 
+def first_steps(trainer: Trainer, steps: int) -> None:
+    """So many steps from the beginning of the epoch, again if it was begun before."""
+    trainer.step = 0
+    trainer.train_steps(steps)
+
+
 def milliseconds(trainer: Trainer, steps: int) -> float:
     """Time of a training step once it has been compiled and recorded."""
     with matmul_precision(trainer.device):
-        trainer.train_steps(5)
+        first_steps(trainer, 5)
         synchronise(trainer.device)
         began = time.perf_counter()
         for count in range(0, steps, trainer.task.steps):
-            trainer.train_steps(min(trainer.task.steps, steps - count))
+            first_steps(trainer, min(trainer.task.steps, steps - count))
         synchronise(trainer.device)
     return 1e3 * (time.perf_counter() - began) / steps
 
@@ -50,7 +56,7 @@ def print_profile(trainer: Trainer, steps: int = 5, rows: int = 40) -> None:
         matmul_precision(trainer.device),
         profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiler,
     ):
-        trainer.train_steps(steps)
+        first_steps(trainer, steps)
         synchronise(trainer.device)
     spent = [
         (each.self_device_time_total if gpu else each.self_cpu_time_total, each.count, each.key)
