@@ -113,10 +113,10 @@ def _compare_own(
     for line in str(result).split("\n"):
         say(screen, line)
     say(screen, f"Report: {result.save_html(out / 'report.html')}")
+    if result.all_failed:
+        raise Stopped(f"all {len(result.records)} runs failed: {result.records[0].error}", 1)
     if result.missing:
         raise Stopped(f"out of time; the same command trains the {len(result.missing)} missing runs", 3)
-    if result.records and all(record.failed for record in result.records):
-        raise Stopped(f"all {len(result.records)} runs failed: {result.records[0].error}", 1)
     if failed := sum(record.failed for record in result.records):
         raise Stopped(f"{failed} of {len(result.records)} runs failed; the same command tries them again", 1)
 

@@ -60,7 +60,8 @@ def compare(
         A `gapped.Comparison`. It prints as a table and a verdict: which estimator is best, which ones tie
         with it, and how many seeds would separate the two best.
 
-    A run that raises an error, or ends with a value that is not finite, costs that run alone.
+    A run that raises an error, or ends with a value that is not finite, costs that run alone. Once every
+    estimator has raised one, two runs or more, and none has finished, no further run starts.
 
     If `train` is a generator function, clear losers are stopped early: they get no further seeds. After 3, 6,
     12, ... seeds, an estimator is out if a one-sided t-test on the final values of these seeds finds it worse
@@ -99,15 +100,23 @@ def execute(
     with executor(engine, train, runs, workers, ray_address) as finish, _folder(out) as folder:
         store = Store(folder)
         before = store.finished()
+        ended = [before[run.key] for run in runs if run.key in before]
+
+        def hopeless() -> bool:
+            everyone = {record.label for record in ended} == {run.label for run in runs}
+            return everyone and len(ended) > 1 and all(record.failed for record in ended)
+
         stops: dict[str, tuple[int, str]] = {}
         for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
             finished = store.finished()
             due = [run for run in batch if run.label not in stops and run.key not in finished]
-            with closing(finish(_until(deadline, due))) as results:
+            with closing(finish(_until(deadline, due, hopeless))) as results:
                 for lines in results:
                     store.add(lines)
+                    record = next(line for line in lines if isinstance(line, Record))
+                    ended.append(record)
                     if report is not None:
-                        report(next(line for line in lines if isinstance(line, Record)))
+                        report(record)
             known = store.records()
             if not all(run.key in known for run in due):
                 break
@@ -161,10 +170,12 @@ def _is_generator(train: Train) -> bool:
     return any(map(inspect.isgeneratorfunction, (train, getattr(train, "__call__", None))))  # noqa: B004
 
 
-def _until(deadline: float | None, runs: Sequence[UserRun]) -> Iterator[UserRun]:
-    """The runs, one after another as they are asked for, up to the deadline."""
+def _until(
+    deadline: float | None, runs: Sequence[UserRun], hopeless: Callable[[], bool]
+) -> Iterator[UserRun]:
+    """The runs, one after another as they are asked for, up to the deadline, or until there is no hope."""
     for run in runs:
-        if deadline is not None and time.monotonic() >= deadline:
+        if hopeless() or (deadline is not None and time.monotonic() >= deadline):
             return
         yield run
 

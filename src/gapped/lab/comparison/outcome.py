@@ -29,7 +29,8 @@ class Comparison:
 
     Arguments:
         records: One record for each run, seed by seed.
-        missing: Label and seed of the runs that the budget left no time for.
+        missing: Label and seed of the runs that the budget left no time for, or that were not started since
+            every estimator had failed.
         folder: Where the records are. One that `gapped.compare` made itself is removed with this object.
         stopped: The estimators that were stopped early: label, after how many seeds, and the one that led
             then.
@@ -39,7 +40,8 @@ class Comparison:
     records: tuple[Record, ...]
     """One for each run, seed by seed."""
     missing: tuple[tuple[str, int], ...]
-    """Label and seed of the runs that the budget left no time for."""
+    """Label and seed of the runs that the budget left no time for, or that were not started since every
+    estimator had failed."""
     folder: Path
     """Where the records are. One that `gapped.compare` made itself goes with this object."""
     stopped: tuple[tuple[str, int, str], ...] = ()
@@ -61,6 +63,11 @@ class Comparison:
         return rows_of(self._cells) if self.records else []
 
     @property
+    def all_failed(self) -> bool:
+        """Whether there are runs, and an error ended each of them."""
+        return bool(self.records) and all(record.failed for record in self.records)
+
+    @property
     def verdict(self) -> str:
         """Who is best, who ties, who is cheapest in the tie, and what would separate the two best."""
         from gapped.lab.report.cells import failures, verdict_of
@@ -72,7 +79,9 @@ class Comparison:
         if len(first) > 1:
             texts.append(f"Runs differ in their first number, {listing(first)}: {next(iter(first))} counts.")
         texts += self._stops
-        if self.missing:
+        if self.missing and self.all_failed:
+            texts.append("Every estimator had failed then: no further run was started.")
+        elif self.missing:
             runs = listing([f"{label} (seed {seed})" for label, seed in self.missing], most=8)
             texts.append(f"The budget left no time for {runs}: the same call goes on.")
         return " ".join(texts)
