@@ -114,6 +114,20 @@ _PAPER_32X64 = VAEProtocol(
     epochs=2000,
     train_images=50_000,
 )
+# Dong, Mnih, Tucker (2021): with the same layers, images and batches.
+_COUPLED_32X64 = replace(
+    _PAPER_32X64,
+    name="coupled-32x64",
+    learning_rate=1e-4,
+    epochs=4000,
+    glorot=True,
+    centred=True,
+    signed=True,
+    mean_output=True,
+    prior_rate=1e-2,
+    sampled_divergence=True,
+    bound_samples=100,
+)
 _PLAIN_30X10 = VAEProtocol("plain-30x10", 30, 10, (512, 256))
 # Liu et al. (2023): latents and categories, learning rate, whether RAdam; the paper has the categories first.
 _REINMAX = (
@@ -186,20 +200,8 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
             # The concrete autoencoder of Balin, Abid and Zou (2019).
             VAEProtocol("select-25x784", 25, 784, (256,), selects=True, epochs=10, learning_rate=3e-3),
             _PAPER_32X64,
-            # Dong, Mnih, Tucker (2021): with the same layers, images and batches.
-            replace(
-                _PAPER_32X64,
-                name="coupled-32x64",
-                learning_rate=1e-4,
-                epochs=4000,
-                glorot=True,
-                centred=True,
-                signed=True,
-                mean_output=True,
-                prior_rate=1e-2,
-                sampled_divergence=True,
-                bound_samples=100,
-            ),
+            _COUPLED_32X64,
+            replace(_COUPLED_32X64, name="coupled-unsigned-32x64", signed=False),
             *_of_other_papers(),
         )
     }
