@@ -304,7 +304,25 @@ def coupled_own(evidence: Evidence) -> str:
     }
     for name, label in (("rloo", "RLOO"), ("tree", "DisARM-Tree")):
         values[name] = "{:.2f} ± {:.2f}".format(*_coupled_row(label)[:2])
-    return fill("coupled-own-rows", values)
+    return fill("coupled-own-rows", values | {"start": _coupled_start(evidence)})
+
+
+def _coupled_start(evidence: Evidence) -> str:
+    """How many runs leave the beginning with either input of the decoder."""
+    if "coupled-start" not in evidence.recipes():
+        return fill("coupled-start-missing", {})
+    left, numbers = [], []
+    for protocol in ("coupled-32x64", "coupled-unsigned-32x64"):
+        (cell,) = evidence.group("coupled-start", protocol)
+        ends = cell.values("train_negative_elbo")
+        starts = [finite(evidence.curves[r.id].series["train_negative_elbo"][0]) for r in cell.records]
+        left.append(int((ends < np.array(starts) - 1).sum()))
+        numbers.append((ends.min(), ends.max(), len(ends)))
+    require("the decoder's input is what holds runs", left[0] == 0 and left[1] == numbers[1][2])
+    (low, high, runs), (best, worst, _) = numbers
+    epochs = cell.records[0].epochs
+    values = {"low": low, "high": high, "best": best, "worst": worst, "runs": runs, "epochs": epochs}
+    return fill("coupled-start", values)
 
 
 def _coupled_row(label: str) -> tuple[float, float, int]:

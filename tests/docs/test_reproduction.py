@@ -404,6 +404,16 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
     with pytest.raises(GappedError, match="some runs learn"):
         render_block(with_runs(evidence, "coupled-own", partial(own, learns=False)), "coupled-own")
     assert "Not run yet" in render_block(with_runs(evidence, "coupled-own"), "coupled-own")
+    assert "`gapped reproduce coupled-start` compares" in render_block(
+        with_runs(evidence, "coupled-start"), "coupled-own"
+    )
+
+    def held(r: Record) -> Record:
+        level = {"train_negative_elbo": 300.0} if r.recipe == "coupled-start" else {}
+        return replace(r, metrics=r.metrics | level)
+
+    with pytest.raises(GappedError, match="the decoder's input is what holds runs"):
+        render_block(altered(evidence, held), "coupled-own")
     values = CLAIMS["divergence"](with_runs(evidence, "coupled-linear", linear))
     assert (
         values["linear"] == "5 of 5 within 80 epochs, so what diverges is the arithmetic, not the estimator"
