@@ -143,7 +143,10 @@ def jacobian_product(
 
 def _existing(grad: Tensor, points: Tensor) -> Tensor:
     """The incoming gradient, 0 at categories that do not exist: 0 times NaN would be NaN."""
-    return grad if is_known_finite(grad) else torch.where(points[0].signbit(), 0.0, grad)
+    if is_known_finite(grad):
+        return grad
+    first = points[0]
+    return torch.where((first == 0) & first.signbit(), 0.0, grad)
 
 
 def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:

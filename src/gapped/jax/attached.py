@@ -74,7 +74,8 @@ def table_product(grad: Array, points: Array, weights: Array, table: Array) -> A
     """
     flat = grad.reshape(*points.shape[1:-1], -1)
     dense = jnp.matmul(flat, table.reshape(table.shape[0], -1).T, precision="highest")
-    return jacobian_product(jnp.where(jnp.signbit(points[0]), 0.0, dense), points, weights)
+    masked = (points[0] == 0) & jnp.signbit(points[0])
+    return jacobian_product(jnp.where(masked, 0.0, dense), points, weights)
 
 
 def entry_product(grad: Array, points: Array, weights: Array, selected: Array) -> Array:
