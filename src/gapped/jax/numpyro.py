@@ -12,7 +12,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax import Array  # noqa: E402
 from numpyro.distributions import Distribution, constraints, kl_divergence  # noqa: E402
 
-from gapped.jax.categories import log_softmax, masked, one_hot  # noqa: E402
+from gapped.jax.categories import log_softmax, masked, one_hot, rows_of  # noqa: E402
 from gapped.jax.named import resolve_pathwise  # noqa: E402
 from gapped.jax.samplers import Pathwise  # noqa: E402
 
@@ -83,9 +83,8 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
 
     @property
     def mode(self) -> Array:
-        categories, top = self.event_shape[0], self.logits.max(-1)
-        index = jnp.where(top == -jnp.inf, categories, self.logits.argmax(-1))
-        return one_hot(jnp.where(jnp.isnan(top), categories + 1, index), categories, self.logits.dtype)
+        index = rows_of(self.logits).marked(self.logits.argmax(-1))
+        return one_hot(index, self.event_shape[0], self.logits.dtype)
 
 
 @kl_divergence.register(OneHotCategorical, OneHotCategorical)  # type: ignore[untyped-decorator]
