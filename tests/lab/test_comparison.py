@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -196,6 +197,10 @@ def test_if_every_estimator_fails_no_further_run_starts() -> None:
         result = gapped.compare(train, texts, seeds=4)
         assert len(result.records) == count
         assert ("no further run was started" in result.verdict) == (count == 2)
+    # One of two has failed when time is up: that says nothing of the other.
+    result = gapped.compare(train, ["gst:tau=0.5", "gst:tau=1"], seeds=4, budget=1e-9)
+    part = replace(result, records=gapped.compare(train, ["gst:tau=0.5"], seeds=2).records)
+    assert "The budget left no time for" in part.verdict
 
 
 def test_a_generator_that_fails_keeps_its_curve(tmp_path: Path) -> None:

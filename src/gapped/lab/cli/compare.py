@@ -113,11 +113,12 @@ def _compare_own(
     for line in str(result).split("\n"):
         say(screen, line)
     say(screen, f"Report: {result.save_html(out / 'report.html')}")
-    if result.all_failed:
-        raise Stopped(f"all {len(result.records)} runs failed: {result.records[0].error}", 1)
+    failed = sum(record.failed for record in result.records)
+    if failed and failed == len(result.records):
+        raise Stopped(f"all {failed} runs failed: {result.records[0].error}", 1)
     if result.missing:
         raise Stopped(f"out of time; the same command trains the {len(result.missing)} missing runs", 3)
-    if failed := sum(record.failed for record in result.records):
+    if failed:
         raise Stopped(f"{failed} of {len(result.records)} runs failed; the same command tries them again", 1)
 
 

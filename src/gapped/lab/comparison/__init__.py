@@ -20,6 +20,7 @@ from gapped.checks import check_count
 from gapped.errors import reject, require
 from gapped.lab.comparison.executors import executor
 from gapped.lab.comparison.outcome import Comparison as Comparison
+from gapped.lab.comparison.outcome import hopeless
 from gapped.lab.comparison.user_runs import Train, UserRun, plan
 from gapped.lab.records import Record
 from gapped.lab.store import Store
@@ -101,16 +102,12 @@ def execute(
         store = Store(folder)
         before = store.finished()
         ended = [before[run.key] for run in runs if run.key in before]
-
-        def hopeless() -> bool:
-            everyone = {record.label for record in ended} == {run.label for run in runs}
-            return everyone and len(ended) > 1 and all(record.failed for record in ended)
-
+        labels = {run.label for run in runs}
         stops: dict[str, tuple[int, str]] = {}
         for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
             finished = store.finished()
             due = [run for run in batch if run.label not in stops and run.key not in finished]
-            with closing(finish(_until(deadline, due, hopeless))) as results:
+            with closing(finish(_until(deadline, due, lambda: hopeless(ended, labels)))) as results:
                 for lines in results:
                     store.add(lines)
                     record = next(line for line in lines if isinstance(line, Record))
@@ -170,12 +167,10 @@ def _is_generator(train: Train) -> bool:
     return any(map(inspect.isgeneratorfunction, (train, getattr(train, "__call__", None))))  # noqa: B004
 
 
-def _until(
-    deadline: float | None, runs: Sequence[UserRun], hopeless: Callable[[], bool]
-) -> Iterator[UserRun]:
-    """The runs, one after another as they are asked for, up to the deadline, or until there is no hope."""
+def _until(deadline: float | None, runs: Sequence[UserRun], stop: Callable[[], bool]) -> Iterator[UserRun]:
+    """The runs, one after another as they are asked for, up to the deadline, or until `stop` says so."""
     for run in runs:
-        if hopeless() or (deadline is not None and time.monotonic() >= deadline):
+        if stop() or (deadline is not None and time.monotonic() >= deadline):
             return
         yield run
 

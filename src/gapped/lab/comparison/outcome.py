@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 # The width of a table as text.
 _WIDTH = 80
+
+
+def hopeless(ended: Sequence[Record], labels: Set[str]) -> bool:
+    """Whether all of these estimators have failed, two runs or more, and no run has finished."""
+    return len(ended) > 1 and all(r.failed for r in ended) and labels <= {r.label for r in ended}
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,11 +69,6 @@ class Comparison:
         return rows_of(self._cells) if self.records else []
 
     @property
-    def all_failed(self) -> bool:
-        """Whether there are runs, and an error ended each of them."""
-        return bool(self.records) and all(record.failed for record in self.records)
-
-    @property
     def verdict(self) -> str:
         """Who is best, who ties, who is cheapest in the tie, and what would separate the two best."""
         from gapped.lab.report.cells import failures, verdict_of
@@ -79,7 +80,7 @@ class Comparison:
         if len(first) > 1:
             texts.append(f"Runs differ in their first number, {listing(first)}: {next(iter(first))} counts.")
         texts += self._stops
-        if self.missing and self.all_failed:
+        if self.missing and hopeless(self.records, {label for label, _ in self.missing}):
             texts.append("Every estimator had failed then: no further run was started.")
         elif self.missing:
             runs = listing([f"{label} (seed {seed})" for label, seed in self.missing], most=8)
