@@ -56,21 +56,15 @@ def coupled_time(evidence: Evidence) -> str:
     rules = vae_protocol(cells[0].protocol)
     assert rules.train_images is not None
     steps = rules.train_images // rules.batch
-    rows = tuple(
-        (
-            Entry(cell.label),
-            Entry(f"{1e3 * seconds[cell.label] / steps:.3f}", seconds[cell.label]),
-            Entry(f"{seconds[cell.label] / seconds['RLOO']:.2f}", seconds[cell.label] / seconds["RLOO"]),
-            Entry(
-                f"{seconds[cell.label] / seconds['DisARM-Tree']:.2f}",
-                seconds[cell.label] / seconds["DisARM-Tree"],
-            ),
+    rows = []
+    for label, own in seconds.items():
+        ratios = (own / seconds[other] for other in ("RLOO", "DisARM-Tree"))
+        rows.append(
+            (Entry(label), Entry(f"{1e3 * own / steps:.3f}", own), *(Entry(f"{x:.2f}", x) for x in ratios))
         )
-        for cell in cells
-    )
     columns = ("estimator", "ms a step", "of RLOO's", "of DisARM-Tree's")
     device = cells[0].records[0].environment["device"]
     return fill(
         "coupled-time",
-        {"table": Table(columns, rows), "name": TIMES, "device": device, "protocol": rules.name},
+        {"table": Table(columns, tuple(rows)), "name": TIMES, "device": device, "protocol": rules.name},
     )

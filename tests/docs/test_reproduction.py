@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from beyond import best_of, chosen_cell, validation_cells
 from blocks import BLOCK, BLOCKS, filled, render_block
 from claims import CLAIMS
@@ -19,11 +20,13 @@ from drawings import DRAWINGS
 from evidence import ELBO, PLAIN, RECTIFIED, Evidence, gather, judge, lead
 from field_board import contests
 from svg_compare import same_drawing
+from tiny_images import REAL_DATA
 from update import BOARD, DOCUMENTS, FIGURES, ROOT, update
 from variance import ranges
 from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, decide
 
 from gapped.errors import GappedError
+from gapped.lab import data
 from gapped.lab.cli.reproduce import PICTURES
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.recipe_files import known_recipes
@@ -32,6 +35,7 @@ from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
 from gapped.lab.report.page import render_board
 from gapped.lab.report.paper import against_paper, field, paper
 from gapped.lab.report.statistics import Difference
+from gapped.lab.tasks import vae_protocol
 
 RESULTS = ROOT / "results"
 PAGE = "docs/reproduction.md"
@@ -418,6 +422,19 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
     assert (
         values["linear"] == "5 of 5 within 80 epochs, so what diverges is the arithmetic, not the estimator"
     )
+
+
+@pytest.mark.skipif(
+    not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
+)
+def test_runs_that_do_not_learn_have_the_entropy_of_independent_pixels(evidence: Evidence) -> None:
+    count = vae_protocol("coupled-32x64").train_images
+    images = data.load("mnist", REAL_DATA, download=False)
+    mean = images.train[:count].double().mean(0) / images.scale
+    level = float((torch.special.entr(mean) + torch.special.entr(1 - mean)).sum())
+    cells = evidence.group("coupled-own", "coupled-32x64")
+    ends = [r.metrics["train_negative_elbo"] for cell in cells for r in cell.records]
+    assert [end for end in ends if end > 150] == pytest.approx([level] * 3, abs=0.1)
 
 
 def test_memory_is_judged_where_each_run_has_its_own(evidence: Evidence) -> None:
