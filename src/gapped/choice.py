@@ -132,8 +132,8 @@ def _pull_kernel(
     kernel: launch.Fused, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *tensors: Any
 ) -> Tensor:
     stats, key = tensors[:2]
-    # Short rows are read as a whole before they are written, except by Gumbel-Rao.
-    is_read = kernel.mode != "gumbel-rao" and stats is None and logits.is_contiguous()
+    # Short rows are read as a whole before they are written, except where draws are averaged.
+    is_read = kernel.mode not in launch.AVERAGED and stats is None and logits.is_contiguous()
     out = grad if is_read and not at_index and grad.is_contiguous() else None
     return launch.backward(logits, index, stats, key, grad, kernel, at_index=at_index, out=out)
 

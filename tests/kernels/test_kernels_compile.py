@@ -101,12 +101,16 @@ compiles(backward, dtype, 4, flags | tiles | {"AT_INDEX": True, "TAU_PER_ROW": T
 RAO = """
 power, soft, per_row = (int(word) for word in sys.argv[1:])
 flags = {"POWER": power, "SOFT": bool(soft), "TAU_PER_ROW": bool(per_row), "AT_INDEX": False, "FAST": True}
-flags["IN_PLACE"] = True
+flags |= {"IN_PLACE": True, "REINMAX": False}
 short = flags | {"LEFT": 2, "SPREAD": False, "PIECES": 2, "BLOCK_ROWS": 4, "WIDTH": 32}
 code = compiles(rao_rows.rao_kernel, "*fp32", 1, short)
 # Noise is drawn by the threads that use it: a block of it would take a kilobyte to exchange.
 assert code.metadata.shared < 256, code.metadata
 compiles(rao_rows.rao_kernel, "*bf16", 1, short | {"SPREAD": True, "BLOCK_ROWS": 8})
+if not soft:
+    code = compiles(rao_rows.rao_kernel, "*fp32", 1, short | {"REINMAX": True})
+    assert code.metadata.shared < 256, code.metadata
+    compiles(rao_rows.rao_kernel, "*bf16", 1, short | {"REINMAX": True, "SPREAD": True, "AT_INDEX": True})
 compiles(rao_chunks.streamed_rao_kernel, "*bf16", 4, flags | {"BATCH": 10, "VECTOR": 4, "BLOCK": 512})
 """
 

@@ -24,11 +24,12 @@ FAST = True
 LONGEST_BLOCK = 4096
 """Rows up to this length are held by one program at once, as in torch; longer ones are read in chunks."""
 _DTYPES = ("float32", "bfloat16", "float16")
-# What the kernels can do besides: rows side by side, parts of a batch, results in place of the logits.
+# What the kernels can do besides: rows side by side, parts of a batch, results in place of the logits,
+# ReinMax-Rao.
 _UNUSED: Mapping[str, Any] = {
     "DETACHED": True,
     "WAITS": True,
-    **dict.fromkeys(("ARGMAX", "AT_INDEX", "IN_PLACE", "LAW"), False),
+    **dict.fromkeys(("ARGMAX", "AT_INDEX", "IN_PLACE", "LAW", "REINMAX"), False),
     **dict.fromkeys(("s_inner", "s_step", "s_grad_step"), 1),
     "s_first": 0,
 }

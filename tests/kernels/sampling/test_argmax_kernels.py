@@ -77,7 +77,7 @@ def test_gumbel_softmax_given_its_category_is_one_draw_of_gumbel_rao() -> None:
 
 def test_a_generator_is_not_used_where_nothing_is_random() -> None:
     logits = torch.randn(4, 5, device=DEVICE, requires_grad=True)
-    for kind in (gapped.GST, gapped.GumbelRao):
+    for kind in (gapped.GST, gapped.GumbelRao, gapped.ReinMaxRao):
         estimator = kind(draw="argmax", backend="triton")
         generator = torch.Generator(DEVICE).manual_seed(1)
         before = generator.get_state()

@@ -17,7 +17,7 @@ from gapped.kernels.sampling import launch, operators
 
 pytestmark = GPU_MARKS
 
-ALL = ESTIMATORS | {"mve": gapped.MVE()}
+ALL = ESTIMATORS | {"mve": gapped.MVE(), "reinmax-rao": gapped.ReinMaxRao(tau=0.7, samples=3)}
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 
@@ -56,7 +56,10 @@ def test_the_nz_ablation_does_not_move_a_logit_at_the_gap(gap: float | Tensor, b
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "categories"),
-    [*product(("gst", "gst-expected", "gumbel-softmax", "decoupled"), (6, 4100)), ("mve", 6)],
+    [
+        *product(("gst", "gst-expected", "gumbel-softmax", "decoupled"), (6, 4100)),
+        *product(("mve", "reinmax-rao"), (6,)),
+    ],
 )
 def test_one_graph_with_the_kernel_inside(name: str, categories: int) -> None:
     """As an operator of a compiled program: same key, same sample, same gradient as the plain call."""
@@ -87,7 +90,7 @@ def test_the_operators_keep_their_promises(taus: Tensor | None, axes: int) -> No
 
 
 @both_backends
-@pytest.mark.parametrize("name", [*LONG, "mve"])
+@pytest.mark.parametrize("name", [*LONG, "mve", "reinmax-rao"])
 @pytest.mark.parametrize("rows", [slice(5), 0, slice(0)], ids=["rows", "one-row", "no-rows"])
 def test_a_choice_equals_the_one_hot_sample(name: str, backend: str, rows: slice | int) -> None:
     estimator = replace(ALL[name], backend=backend)

@@ -22,6 +22,8 @@ from gapped.kernels.sampling.row_layout import Rows, empty_rows, inner_axes, row
 BACKENDS = ("auto", "torch", "triton")
 LONGEST_BLOCK = 4096
 """Rows up to this length are held by one program at once; longer ones are read in chunks."""
+AVERAGED = frozenset({"gumbel-rao", "reinmax-rao"})
+"""The modes whose gradient is a mean over noise that is drawn once the category is known."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHORT = torch.iinfo(torch.int16).max
 _INSTALLED = find_spec("triton") is not None
@@ -95,7 +97,7 @@ def has_stats(categories: int, axes: int) -> bool:
 
 def axes_of(logits: Tensor, fused: Fused) -> int:
     """How many row axes the kernels see inside of the category axis; 0 if they read row after row."""
-    if fused.mode in ("gumbel-rao", "mve"):
+    if fused.mode in AVERAGED or fused.mode == "mve":
         return 0
     if not (fused.detach or logits.shape[-1] <= strip_sizes.LONGEST_BLOCK):
         return 0
@@ -147,6 +149,8 @@ def refusal(logits: Tensor, fused: Fused | None) -> str | None:
         return f"detach=False has no kernel for rows longer than {LONGEST_BLOCK}"
     if fused.mode == "mve" and not 2 <= logits.shape[-1] <= flow_sizes.LONGEST:
         return f"MVE's kernel takes 2 to {flow_sizes.LONGEST} categories, not {logits.shape[-1]}"
+    if fused.mode == "reinmax-rao" and logits.shape[-1] > LONGEST_BLOCK:
+        return f"ReinMax-Rao has no kernel for rows longer than {LONGEST_BLOCK}"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "the call is inside of a function transform such as vmap"
     return None
@@ -164,7 +168,7 @@ def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) 
 
 def key_of(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
     """The key of a sample; where nothing is random, one that is not drawn."""
-    if fused.argmax and fused.mode != "gumbel-rao":
+    if fused.argmax and fused.mode not in AVERAGED:
         return torch.zeros(1, dtype=torch.int64, device=logits.device)
     return draw_key(logits, generator)
 
@@ -349,7 +353,7 @@ def backward(
     assert is_long or (out is not logits and first == 0)
     if out is None:
         out = empty_rows(logits, axes)
-    if fused.mode == "gumbel-rao":
+    if fused.mode in AVERAGED:
         _average_draws(logits, index, stats, key, grad, fused, out, at_index=at_index, first=first)
         return out
     rows = rows_of(logits, axes)
@@ -401,7 +405,10 @@ def _average_draws(
     at_index: bool = False,
     first: int = 0,
 ) -> None:
-    """Write the mean of Gumbel-Rao's draws to `out`, or with `grad` the gradient of the logits."""
+    """Write the mean of Gumbel-Rao's draws to `out`, or with `grad` the gradient of the logits.
+
+    ReinMax-Rao has no such mean, and no kernel for long rows.
+    """
     rows, count, stride = row_matrix(logits)
     if count == 0:
         return
@@ -411,10 +418,12 @@ def _average_draws(
     kind = (_power(fused.tau), grad is None, at_index, logits.is_cuda)
     sizes = (logits.shape[-1], stride, grad_stride, every)
     if logits.shape[-1] <= LONGEST_BLOCK:
-        launch = _rao(kind, fused.samples % 4, logits.element_size(), (count, *sizes))
+        how = (fused.mode == "reinmax-rao", fused.samples % 4, logits.element_size())
+        launch = _rao(kind, *how, (count, *sizes))
         launch((rows, index, grads, key, taus, out), numbers)
         return
     assert stats is not None
+    assert fused.mode == "gumbel-rao"
     from gapped.kernels.sampling.rao_chunks import streamed_rao_kernel
 
     batches, flags = rao_sizes.batches_of(fused.samples)
@@ -473,12 +482,15 @@ _RaoKind = tuple[int, bool, bool, bool]
 
 
 @lru_cache(maxsize=1024)
-def _rao(kind: _RaoKind, left: int, size: int, sizes: tuple[int, int, int, int, int]) -> Launch:
+def _rao(
+    kind: _RaoKind, reinmax: bool, left: int, size: int, sizes: tuple[int, int, int, int, int]
+) -> Launch:
     """The launch of `_average_draws` for short rows."""
     from gapped.kernels.sampling.rao_rows import rao_kernel
 
     programs, block = rao_sizes.block_of(*sizes[:2], size)
-    return Launch(rao_kernel, programs, sizes, _rao_flags(kind, sizes[-1]) | {"LEFT": left, **block})
+    flags = _rao_flags(kind, sizes[-1]) | {"REINMAX": reinmax, "LEFT": left, **block}
+    return Launch(rao_kernel, programs, sizes, flags)
 
 
 def _rao_flags(kind: _RaoKind, every: int) -> dict[str, Any]:

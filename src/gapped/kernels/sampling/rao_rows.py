@@ -1,9 +1,13 @@
-"""Gumbel-Rao given the drawn category, for rows that fit into a block: a soft sample, or the gradient.
+"""Gumbel-Rao and ReinMax-Rao given the drawn category, for rows that fit into a block.
 
 With the weights w of `rao_weights`, the point of draw s is q_s = w_s / sum w_s, and m_s the mean of the incoming
 gradient g under it. The soft sample is the mean of the points, and the gradient of the logits is
 sum_s q_s (g - m_s) / (samples tau). There g is relative to its entry at the selected category, so that nothing
 is lost where all mass is on that one.
+
+ReinMax-Rao has the draws of Gumbel-Rao at (p + D)/2 with the one-hot D, and the gradient
+2 sum_s q_s (g - m_s) / (samples tau) - p (g - <p, g>) / 2. The weights of a draw, relative to the selected
+category's, depend on 1/p of the others alone, and (p + D)/2 doubles those: all else is as for Gumbel-Rao.
 """
 
 from __future__ import annotations
@@ -80,6 +84,7 @@ def rao_kernel(
     SOFT: tl.constexpr,
     AT_INDEX: tl.constexpr,
     FAST: tl.constexpr,
+    REINMAX: tl.constexpr,
     SPREAD: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -87,6 +92,7 @@ def rao_kernel(
 ):
     """`LEFT` is the remainder of the samples by four. A `SOFT` sample has no use for `p_grad`.
 
+    `REINMAX` says that it is ReinMax-Rao, which has no soft sample.
     With `SPREAD` a program has copies of one row instead of rows, each with its share of the draws.
     """
     b_copy = tl.arange(0, BLOCK_ROWS)
@@ -113,10 +119,14 @@ def rao_kernel(
         p_row = p_grad + b_row * s_grad_stride
         b_one = tl.load(p_row + b_index, mask=b_drawn, other=0.0).to(tl.float32)
         b_grad = tl.load(p_row + b_columns, mask=b_inside & b_drawn, other=0.0).to(tl.float32) - b_one
+    if REINMAX:
+        # What stands at a category that does not exist may be anything.
+        b_grad = tl.where(b_logits == -float("inf"), 0.0, b_grad)
     b_shifted = (b_logits - tl.max(tl.max(b_logits, 0), 1)[None, :, None]) * LOG2_E
     b_log2_odds = log2(_total(exp2(b_shifted, FAST)), FAST) - b_shifted
     b_slope = -1.0 / b_tau
-    b_odds, b_drop = rao_odds(b_log2_odds, b_selected, b_slope, POWER, FAST)
+    b_halved = b_log2_odds + 1.0 if REINMAX else b_log2_odds
+    b_odds, b_drop = rao_odds(b_halved, b_selected, b_slope, POWER, FAST)
     given = Given(load_key(p_seed), b_row, b_columns, b_index, b_odds, b_drop, b_slope, b_grad)
     b_sum = tl.zeros_like(b_odds)
     b_block = b_index * 0
@@ -133,10 +143,16 @@ def rao_kernel(
         if LEFT > 0:
             b_sum = _add_draws(b_sum, given, b_block, LEFT, LEFT, False, SOFT, POWER, FAST)
     b_unit = 1.0 / s_samples if SOFT else b_slope / -s_samples
+    if REINMAX:
+        b_unit *= 2.0
     b_unit = tl.where(b_index < s_categories, b_unit, tl.where(b_index > s_categories, float("nan"), 0.0))
     b_out = b_sum * b_unit
     if SPREAD:
         b_out = tl.broadcast_to(tl.sum(b_out, 1)[:, None, :], b_out.shape)
         b_inside &= (b_copy == 0)[None, :, None]
+    if REINMAX:
+        # Once the copies are added up. In rows without a sample g is 0, and so is this.
+        b_p = exp2(-b_log2_odds, FAST)
+        b_out -= 0.5 * b_p * (b_grad - _total(b_p * b_grad))
     p_to = p_out + b_row * s_categories + b_columns
     tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=b_inside)

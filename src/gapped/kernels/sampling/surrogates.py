@@ -7,7 +7,10 @@ import triton.language as tl
 
 from gapped.kernels.primitives import LN_2, exp2, log2, reciprocal
 
-_NAMES = "gst", "gst-auto", "straight-through", "reinmax", "gumbel-softmax", "decoupled", "gumbel-rao", "mve"
+_NAMES = (
+    *("gst", "gst-auto", "straight-through", "reinmax", "gumbel-softmax", "decoupled", "gumbel-rao", "mve"),
+    "reinmax-rao",
+)
 MODES = {name: number for number, name in enumerate(_NAMES)}
 GST = tl.constexpr(MODES["gst"])
 GST_AUTO = tl.constexpr(MODES["gst-auto"])
