@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -121,20 +122,24 @@ class CountVAE(VAE):
         plain = (self.posterior, self.costs)
         posterior, costs = self._training if torch.is_grad_enabled() else plain
         eta, divergence = posterior(x)
-        parts = [Part(a, b) for a, b, _ in sampler.groups]
+        # Runs of Fini, whose counts carry their gradients, are decoded together, whatever their order.
+        alike = [list(each) for _, each in groupby(sampler.groups, key=lambda group: type(group[2]))]
+        parts = [Part(groups[0][0], groups[-1][1]) for groups in alike]
         decoders = shares(weights(self.decoder), parts)
         expected = []
-        for (_, _, each), part, own, decoder in zip(
-            sampler.groups, parts, split(eta, parts), decoders, strict=True
-        ):
+        for groups, part, own, decoder in zip(alike, parts, split(eta, parts), decoders, strict=True):
+            each = groups[0][2]
             if isinstance(each, Fini):
-                z = draw(self.protocol, own, each.order, generator).unsqueeze(0)
-                expected.append(costs(z, x[part.runs], decoder).squeeze(0))
-            else:
-                assert isinstance(each, RLOO)
-                z = draw(self.protocol, own.detach().expand(each.samples, *own.shape), 3, generator)
-                values = costs(z, x[part.runs], decoder)
-                expected.append(with_gradient(values.mean(0), own, self._score(z, values.detach(), own)))
+                drawn = [
+                    draw(self.protocol, eta[a:b], fini.order, generator)  # type: ignore[union-attr]
+                    for a, b, fini in groups
+                ]
+                expected.append(costs(torch.cat(drawn).unsqueeze(0), x[part.runs], decoder).squeeze(0))
+                continue
+            assert isinstance(each, RLOO)
+            z = draw(self.protocol, own.detach().expand(each.samples, *own.shape), 3, generator)
+            values = costs(z, x[part.runs], decoder)
+            expected.append(with_gradient(values.mean(0), own, self._score(z, values.detach(), own)))
         return torch.cat(expected) + divergence
 
     @torch.no_grad()
