@@ -88,9 +88,14 @@ def in_eager_mode() -> bool:
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def may_decide(values: Tensor) -> bool:
+    """Whether the values of a tensor may decide anything: those of a GPU would have to be waited for."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling() and not _unseen.get()
+
+
 def holds(condition: Tensor) -> bool:
     """Whether a CPU tensor is true anywhere; False where its values must not decide anything."""
-    if condition.device.type != "cpu" or torch.compiler.is_compiling() or _unseen.get():
+    if not may_decide(condition):
         return False
     try:
         return bool(condition.any())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import holds, in_eager_mode
+from gapped.checks import holds, in_eager_mode, may_decide
 from gapped.errors import GappedError, reject
 from gapped.kernels.scores import score_launch
 
@@ -82,8 +82,8 @@ class Score(ABC):
 
     @property
     def evaluations(self) -> int | None:
-        """At how many samples the cost is evaluated, if that is all that happens to it; else None."""
-        return None
+        """At how many samples the cost is evaluated, if nothing but its slopes there is needed; else None."""
+        return self.samples if self.needs_slopes else None
 
     @property
     def remembers(self) -> bool:
@@ -221,7 +221,7 @@ def check_costs(costs: object, points: Tensor) -> None:
     shape = tuple(costs.shape)
     if not shape or shape[0] != n or shape[1:] != rows[: len(shape) - 1]:
         raise reject("f", f"costs of shape {shape}", accepted)
-    if holds(~costs.detach().isfinite()):
+    if may_decide(costs) and holds(~costs.detach().isfinite()):
         if holds(points.isnan()):
             raise reject("logits", "rows with NaN or +inf", "numbers, or -inf for a category that is absent")
         raise reject("f", "costs that are not all finite", "finite costs")

@@ -7,13 +7,25 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
-from toy_tasks import CPU, DOUBLE, checkpoint, equal, resumed_twins, train, weights
+from toy_tasks import (
+    CPU,
+    DOUBLE,
+    EPOCHS,
+    VAE_TINY,
+    checkpoint,
+    equal,
+    resumed_twins,
+    toy_images,
+    train,
+    weights,
+)
 from toy_tasks import vae_trainer as fleet
 
 import gapped
 from gapped.errors import GappedError
 from gapped.lab.fleet import Run, Trainer
 from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
+from gapped.lab.tasks.vae import VAETask
 
 PATHWISE = [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0), gapped.ReinMax()]
 SCORE = [gapped.RLOO(2), gapped.RLOO(2), gapped.DisARMTree(), gapped.MuProp()]
@@ -132,3 +144,50 @@ def test_measuring_leaves_the_state_alone():
 def test_what_cannot_be_stacked(estimator, widths, message):
     with pytest.raises(GappedError, match=message):
         Grouped.of([estimator], 2, CPU, DOUBLE, widths)
+
+
+def test_runs_with_equally_many_samples_are_one_part_whether_they_need_slopes_or_not():
+    """Each run's gradient is what it is without the other, from the same noise."""
+    logits, table = normal(2, 4, 3, 5), normal(3, 5, seed=1)
+
+    def cost(z: torch.Tensor, part: Part) -> torch.Tensor:
+        return (z * table).sum((-2, -1)).exp()
+
+    def slopes(groups: list[list[Any]]) -> tuple[torch.Tensor, list[Grouped]]:
+        leaf, generator = logits.clone().requires_grad_(), seeded(3)
+        samplers = [Grouped.of(group, 2, CPU, DOUBLE) for group in groups]
+        shares = torch.split(leaf, [len(group) for group in groups])
+        costs = [
+            sampler.expectation(cost, own, generator) for sampler, own in zip(samplers, shares, strict=True)
+        ]
+        return torch.autograd.grad(torch.cat(costs).sum(), leaf)[0], samplers
+
+    together, (sampler,) = slopes([[gapped.DoubleCV(2), gapped.RLOO(2)]])
+    apart, _ = slopes([[gapped.DoubleCV(2)], [gapped.RLOO(2)]])
+    assert sampler.parts() == (Part(0, 2, derivatives=1),)
+    assert_close(together, apart, 1e-12)
+    assert Grouped.of([gapped.DoubleCV(2), gapped.RLOO(3)], 2, CPU, DOUBLE).parts() == (
+        Part(0, 1, derivatives=1),
+        Part(1, 2),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_steps_equal_plain_ones():
+    """Costs whose slopes an estimator takes first, the gradients made of these, and the estimators' Adam."""
+    estimators = [gapped.GST(gap="auto"), gapped.DoubleCV(2), gapped.RLOO(2), gapped.RODEO(2, hidden=5)]
+
+    def trained(compiled: bool) -> Trainer:
+        torch.compiler.reset()
+        task = VAETask(VAE_TINY, toy_images(), [5, 6, 7, 8], CPU, dtype=DOUBLE, compiled=compiled)
+        trainer = Trainer(task, [Run(each, 3e-3) for each in estimators], EPOCHS, 77, CPU, compiled=compiled)
+        trainer.train_steps(4)
+        return trainer
+
+    plain, compiled = trained(False), trained(True)
+    for mine, theirs in zip(plain.parameters, compiled.parameters, strict=True):
+        assert_close(mine, theirs, 1e-9)
+    for (_, mine, _), (_, theirs, _) in zip(plain.tuned, compiled.tuned, strict=True):
+        for name, parameter in mine.named_parameters():
+            assert_close(parameter, theirs.get_parameter(name), 1e-9)

@@ -138,11 +138,11 @@ class Trainer:
         self._place = {id(p): place for place, p in enumerate(self.parameters)}
         rates = torch.zeros(len(runs), dtype=torch.float64, device=device)
         self.adam = Adam(self.parameters, rates, task.adaptation, compiled=compiled)
-        self.sampler = self._sampler([run.estimator for run in runs])
+        self.sampler = self._sampler([run.estimator for run in runs], compiled)
         self._beside: dict[str, Grouped] = {}
         # Estimators with a state are trained beside the model, each run's share at the run's own rate.
         self.tuned = [
-            (part, each, Adam(list(each.parameters()), rates[part.runs]))
+            (part, each, Adam(list(each.parameters()), rates[part.runs], compiled=compiled))
             for part, each in self.sampler.stateful
         ]
         self.base = {name: getattr(self.sampler, name).clone() for name in LEVELS}
@@ -206,9 +206,9 @@ class Trainer:
             self._beside[text] = self._sampler([estimator(text) for _ in self.runs])
         return self._beside[text]
 
-    def _sampler(self, estimators: Sequence[Estimator]) -> Grouped:
+    def _sampler(self, estimators: Sequence[Estimator], compiled: bool = False) -> Grouped:
         task, dtype = self.task, next(self.task.model.parameters()).dtype
-        return Grouped.of(estimators, task.row_axes, self.device, dtype, task.widths)
+        return Grouped.of(estimators, task.row_axes, self.device, dtype, task.widths, compiled=compiled)
 
     def best_weights(self) -> AbstractContextManager[None]:
         """The best weights in the place of the present ones; a no-op where no best ones are kept."""

@@ -46,8 +46,8 @@ class Part:
 
     start: int
     stop: int
-    differentiated: bool = False
-    """Whether the estimator itself differentiates the costs, perhaps twice."""
+    derivatives: int = 0
+    """How often the estimator itself differentiates the costs."""
 
     @property
     def runs(self) -> slice:
@@ -78,6 +78,8 @@ class Grouped:
         device: torch.device,
         dtype: torch.dtype,
         widths: Widths | None = None,
+        *,
+        compiled: bool = False,
     ) -> Grouped:
         """Group `estimators`, one per run in order, for logits with `rows` axes between run and category.
 
@@ -98,6 +100,9 @@ class Grouped:
                 each = _with_levels(same, each, tau[start:stop], smoothing[start:stop], rows)
             elif isinstance(each, Trainable):
                 each = stack_trained(same, each, rows, widths).to(device, dtype)
+                if compiled and each.needs_slopes:
+                    # Of slopes and costs that are given, it calls nothing of the user's.
+                    each.gradient = torch.compile(each.gradient, dynamic=False)  # type: ignore[method-assign]
             groups.append((start, stop, each))
             start = stop
         return cls(tuple(groups), tau, smoothing)
@@ -235,7 +240,7 @@ class Grouped:
                 calls[Part(start, stop)] = Grouped(own, self.tau[start:stop], self.smoothing[start:stop])
             else:
                 score = first if len(own) == 1 else ScoreGroup(own)  # type: ignore[arg-type]
-                calls[Part(start, stop, first.derivatives > 0)] = score
+                calls[Part(start, stop, max(each.derivatives for _, _, each in own))] = score  # type: ignore[union-attr]
         return calls
 
 
@@ -294,6 +299,10 @@ class ScoreGroup(Score):
     members: tuple[tuple[int, int, Score], ...]
     """First run, last run exclusive, and the estimator of these."""
 
+    @property
+    def needs_slopes(self) -> bool:  # type: ignore[override]
+        return any(each.needs_slopes for _, _, each in self.members)
+
     def check(self, cost: Cost) -> None:
         for a, b, each in self.members:
             each.check(replace(cost, logits=cost.logits[a:b]))
@@ -312,7 +321,8 @@ class ScoreGroup(Score):
     def gradient(self, cost: Cost, sampled: Draws) -> Tensor:
         gradients = []
         for (a, b, each), noise in zip(self.members, sampled.noise, strict=True):
-            own = Draws(noise, sampled.category[:, a:b], sampled.costs[:, a:b])
+            slopes = None if sampled.slopes is None else sampled.slopes[:, a:b]
+            own = Draws(noise, sampled.category[:, a:b], sampled.costs[:, a:b], slopes)
             gradients.append(each.gradient(replace(cost, logits=cost.logits[a:b]), own))
         return torch.cat(gradients)
 

@@ -139,8 +139,8 @@ class VAE(torch.nn.Module):
         ratios = dict(zip(parts, split(divergence, parts), strict=True)) if sampled else {}
 
         def cost(z: Tensor, part: Part) -> Tensor:
-            # Compiled code cannot be differentiated twice.
-            f = self.costs if part.differentiated else costs
+            # Compiled code has no second derivative.
+            f = self.costs if part.derivatives > 1 else costs
             return f(z, x if len(parts) == 1 else x[part.runs], decoders[part], ratios.get(part))
 
         expected = sampler.expectation(cost, logits, generator, x)
@@ -162,8 +162,16 @@ class VAE(torch.nn.Module):
 
     def compile_training(self) -> None:
         """Compile `posterior` and `costs` for training; the sampler stays outside, with its generator."""
-        compiled = (torch.compile(each, dynamic=False) for each in self._training)
-        self._training = tuple(compiled)  # type: ignore[assignment]
+        posterior, costs = self._training
+        costs = torch.compile(costs, dynamic=False)
+
+        def kept_costs(z: Tensor, x: Tensor, decoder: Weights, ratio: Tensor | None = None) -> Tensor:
+            # Where an estimator needs slopes, the costs are differentiated before the loss is: nothing that
+            # both take may be overwritten in between.
+            with torch._functorch.config.patch(donated_buffer=False):
+                return costs(z, x, decoder, ratio)
+
+        self._training = (torch.compile(posterior, dynamic=False), kept_costs)
 
     def _pixels(self, z: Tensor, x: Tensor | None, decoder: Weights) -> Tensor:
         """Pixel logits ``(r, n, B, pixels)`` of samples ``(n, r, B, latents, categories)``."""
