@@ -173,7 +173,9 @@ def test_runs_with_equally_many_samples_are_one_part_whether_they_need_slopes_or
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*deprecated:DeprecationWarning", "ignore:.*not a leaf Tensor:UserWarning"
+)
 def test_compiled_steps_equal_plain_ones():
     """Costs whose slopes an estimator takes first, the gradients made of these, and the estimators' Adam."""
     estimators = [gapped.GST(gap="auto"), gapped.DoubleCV(2), gapped.RLOO(2), gapped.RODEO(2, hidden=5)]
