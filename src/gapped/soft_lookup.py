@@ -83,7 +83,7 @@ def _rows_of_a_block(estimator: Any, is_fused: bool, logits: Tensor, groups: int
         most = chunk_sizes.MEMORY // (_TENSORS * logits.element_size() * categories)
         step = chunk_sizes.equal_rows(rows, most)
     elif estimator.is_divisible():
-        most = chunk_sizes.rows_of_a_chunk(estimator, categories, logits.device)
+        most = chunk_sizes.rows_of_a_chunk(estimator, categories, logits.device, is_fused)
         fewest = max(rows // _BLOCKS, chunk_sizes.FEWEST_ROWS, gradient.BLOCK // categories)
         # Gumbel-Rao in torch has a point for each draw.
         step = min(most, fewest // getattr(estimator, "samples", 1))

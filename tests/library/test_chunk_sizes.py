@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import normal, seeded
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gapped
 from gapped.linear import chunk_sizes, chunks, row_sums
@@ -14,6 +15,7 @@ from gapped.linear.chunk_sizes import (
     MOST_ROUNDINGS,
     Pass,
     equal_rows,
+    rows_of_a_chunk,
     spans_of_chunks,
     spans_of_kernels,
 )
@@ -58,6 +60,48 @@ def test_chunks_with_noise_of_their_own_are_kept_whole() -> None:
     assert spans_of_chunks(this._replace(spare=2500), 7) == (7, 21)
     # No more than 32 roundings of 1000 rows: 128 rows, the multiple of a tile, and of a chunk.
     assert spans_of_chunks(this._replace(is_rounded=True), 7) == (7, 133)
+
+
+@pytest.mark.parametrize("name", ["gumbel-rao", "reinmax-rao"])
+@pytest.mark.parametrize(("device", "most"), [("cpu", 1 << 23), ("cuda", 1 << 25)])
+def test_chunks_of_torch_are_divided_by_the_draws(name: str, device: str, most: int) -> None:
+    """Its points of all draws take the memory that the logits of a chunk take in a kernel."""
+    estimator = gapped.estimator(f"{name}:samples=16")
+    by_kernel, by_torch = (rows_of_a_chunk(estimator, 4096, torch.device(device), k) for k in (True, False))
+    assert by_kernel * 4 * 4096 == by_torch * 16 * 4 * 4096 == most
+    # With fewer rows than 64 the products wait; one is the least.
+    fewest = [rows_of_a_chunk(estimator, 1 << 25, torch.device(device), k) for k in (True, False)]
+    assert fewest == [64, 4]
+    hundred = gapped.estimator(f"{name}:samples=100")
+    assert rows_of_a_chunk(hundred, 1 << 25, torch.device(device), False) == 1
+
+
+def test_an_estimator_without_draws_has_chunks_of_one_size() -> None:
+    for kind in (gapped.GST(), gapped.ReinMax(), gapped.GumbelSoftmax()):
+        assert len({rows_of_a_chunk(kind, 512, torch.device("cuda"), k) for k in (True, False)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "categories", "dtype", "most"),
+    [
+        ("reinmax-rao:samples=16", 4096, torch.float32, 1 << 25),
+        ("reinmax-rao:samples=16", 8192, torch.float32, 1 << 21),
+        ("reinmax-rao:samples=16", 4096, torch.float64, 1 << 21),
+        ("gumbel-rao:samples=16", 4096, torch.float32, 1 << 25),
+        ("gumbel-rao:samples=16", 4096, torch.float64, 1 << 21),
+    ],
+)
+def test_a_choice_on_a_gpu_divides_where_torch_computes(
+    text: str, categories: int, dtype: torch.dtype, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 4,096 categories ReinMax-Rao has no kernel, in float64 no estimator has one."""
+    pytest.importorskip("triton")
+    steps = []
+    monkeypatch.setattr(chunks.Head, "draw", lambda head, _: steps.append(head.step))
+    with FakeTensorMode():
+        hidden, weight = (torch.empty(n, 2, device="cuda", dtype=dtype) for n in (3, categories))
+        gapped.linear_choice(hidden, weight, estimator=text)
+    assert steps == [most // (4 * categories)]
 
 
 # Sums in half precision

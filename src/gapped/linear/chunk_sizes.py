@@ -34,11 +34,10 @@ class Spans(NamedTuple):
     """Of logits, whose gradients take their place before they are multiplied."""
 
 
-def rows_of_a_chunk(estimator: Any, categories: int, device: torch.device) -> int:
-    """How many rows torch computes at a time."""
-    # Gumbel-Rao in torch has a point for each draw.
-    in_torch = device.type != "cuda" or estimator.fused() is None
-    samples = getattr(estimator, "samples", 1) if in_torch else 1
+def rows_of_a_chunk(estimator: Any, categories: int, device: torch.device, has_kernel: bool) -> int:
+    """How many rows are computed at a time by torch, or, if `has_kernel`, by the kernels of short rows."""
+    # Gumbel-Rao and ReinMax-Rao in torch have a point for each draw.
+    samples = 1 if has_kernel else getattr(estimator, "samples", 1)
     most = GPU_CHUNK_BYTES if device.type == "cuda" else CHUNK_BYTES
     return max(most // (4 * categories * samples), FEWEST_ROWS // samples, 1)
 

@@ -152,7 +152,7 @@ def choose(
     has_kernel = part.kernel(estimator, logits) is not None
     streams = has_kernel and part.here > launch.LONGEST_BLOCK
     rows = shape.numel()
-    step = max(rows, 1) if streams else rows_of_a_chunk(estimator, part.here, hidden.device)
+    step = max(rows, 1) if streams else rows_of_a_chunk(estimator, part.largest, hidden.device, has_kernel)
     keys = part.agreed(launch.draw_key(hidden, generator, -(-rows // step)))
     # The kernels of short rows do not write the law: decoding does not wait until torch has computed it.
     keeps_law = streams or not has_kernel or torch.is_grad_enabled()

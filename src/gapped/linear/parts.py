@@ -53,6 +53,8 @@ class Whole:
         """How many categories are here."""
         self.categories = here
         """How many there are."""
+        self.largest = here
+        """How many the largest part has: what all parts must agree on follows from it."""
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all parts of the vocabulary, which may overwrite `values`."""

@@ -56,7 +56,7 @@ class Shard(Whole):
         self.group, self.rank = group, distributed.get_rank(group)
         sizes: list[int] = [0] * distributed.get_world_size(group)
         distributed.all_gather_object(sizes, here, group=group)
-        self.first, self.categories = sum(sizes[: self.rank]), sum(sizes)
+        self.first, self.categories, self.largest = sum(sizes[: self.rank]), sum(sizes), max(sizes)
 
     def total(self, values: Tensor) -> Tensor:
         sums = simplex.computed(values).contiguous()
