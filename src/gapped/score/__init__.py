@@ -83,7 +83,7 @@ class Score(ABC):
     @property
     def evaluations(self) -> int | None:
         """At how many samples the cost is evaluated, if nothing but its slopes there is needed; else None."""
-        return self.samples if self.needs_slopes else None
+        return None
 
     @property
     def remembers(self) -> bool:

@@ -56,6 +56,10 @@ class DoubleCV(Trainable):
         self.samples = samples
         self.alpha = torch.nn.Parameter(factor("alpha", alpha))
 
+    @property
+    def evaluations(self) -> int:
+        return self.samples
+
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         plain, change = self._parts(cost, draws)
         check_fit("alpha", self.alpha, draws.costs.shape[1:], "one number for each example")

@@ -67,6 +67,10 @@ class RODEO(Trainable):
         self.beta = torch.nn.Parameter(factor("beta", beta))
         self.site = SiteNetwork(hidden)
 
+    @property
+    def evaluations(self) -> int:
+        return self.samples
+
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             check_fit(name, value, draws.costs.shape[1:], "one number for each example")

@@ -24,6 +24,7 @@ from toy_tasks import vae_trainer as fleet
 import gapped
 from gapped.errors import GappedError
 from gapped.lab.fleet import Run, Trainer
+from gapped.lab.fleet.capture import kept_buffers
 from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
 from gapped.lab.tasks.vae import VAETask
 
@@ -178,13 +179,15 @@ def test_runs_with_equally_many_samples_are_one_part_whether_they_need_slopes_or
 )
 def test_compiled_steps_equal_plain_ones():
     """Costs whose slopes an estimator takes first, the gradients made of these, and the estimators' Adam."""
-    estimators = [gapped.GST(gap="auto"), gapped.DoubleCV(2), gapped.RLOO(2), gapped.RODEO(2, hidden=5)]
+    estimators = [gapped.GST(gap="auto"), gapped.DoubleCV(2), gapped.RLOO(2)]
+    estimators += [gapped.RODEO(2, hidden=5), gapped.MuProp()]
 
     def trained(compiled: bool) -> Trainer:
         torch.compiler.reset()
-        task = VAETask(VAE_TINY, toy_images(), [5, 6, 7, 8], CPU, dtype=DOUBLE, compiled=compiled)
+        task = VAETask(VAE_TINY, toy_images(), [5, 6, 7, 8, 9], CPU, dtype=DOUBLE, compiled=compiled)
         trainer = Trainer(task, [Run(each, 3e-3) for each in estimators], EPOCHS, 77, CPU, compiled=compiled)
-        trainer.train_steps(4)
+        with kept_buffers():  # as where steps are recorded, on a GPU
+            trainer.train_steps(4)
         return trainer
 
     plain, compiled = trained(False), trained(True)

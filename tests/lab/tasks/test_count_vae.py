@@ -148,6 +148,22 @@ def test_every_estimator_reaches_the_encoder_and_no_other_run(name: str) -> None
         assert not torch.allclose(alone, whole)
 
 
+def test_runs_of_rloo_have_their_own_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of Fini are decoded together."""
+    seen: list[tuple[int, ...]] = []
+    model, x = model_and_images("poisson-1-128")
+    costs = model.costs
+
+    def spy(z: Tensor, *rest: Any) -> Tensor:
+        seen.append(tuple(z.shape[:2]))
+        return costs(z, *rest)
+
+    monkeypatch.setattr(model, "_training", (model.posterior, spy))
+    model.loss(x, Grouped.of([Fini(order=2), gapped.RLOO(2), gapped.RLOO(5)], 2, CPU, DOUBLE), seeded())
+    model.loss(x, Grouped.of([Fini(order=2), Fini(order=3), gapped.RLOO(5)], 2, CPU, DOUBLE), seeded())
+    assert seen == [(1, 1), (2, 1), (5, 1), (1, 2), (5, 1)]
+
+
 def test_a_fleet_learns_and_goes_on_from_its_state() -> None:
     def trainer() -> Trainer:
         task = CountTask(tiny("poisson-1-128"), toy_images(), [0, 0, 0, 1], CPU, dtype=DOUBLE)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gapped import counts
 from gapped.errors import reject
 from gapped.gradient import Points, with_gradient
-from gapped.lab.fleet.estimator_groups import Grouped, Part
+from gapped.lab.fleet.estimator_groups import Group, Grouped, Part
 from gapped.lab.tasks import CountProtocol
 from gapped.lab.tasks.vae import VAE, VAETask, Weights, shares, split, weights
 from gapped.pathwise import Draw, Pathwise
@@ -123,7 +123,7 @@ class CountVAE(VAE):
         posterior, costs = self._training if torch.is_grad_enabled() else plain
         eta, divergence = posterior(x)
         # Runs of Fini, whose counts carry their gradients, are decoded together, whatever their order.
-        alike = [list(each) for _, each in groupby(sampler.groups, key=lambda group: type(group[2]))]
+        alike = [list(each) for _, each in groupby(sampler.groups, key=_decoded_with)]
         parts = [Part(groups[0][0], groups[-1][1]) for groups in alike]
         decoders = shares(weights(self.decoder), parts)
         expected = []
@@ -151,6 +151,12 @@ class CountVAE(VAE):
     def _pixels(self, z: Tensor, x: Tensor | None, decoder: Weights) -> Tensor:
         _, _, mean, variance, _ = self.prior_law
         return super()._pixels((z - mean) / variance**0.5, x, decoder)
+
+
+def _decoded_with(group: Group) -> str | int:
+    """What groups have in common whose counts are decoded together: others than Fini's differ in samples."""
+    start, _, each = group
+    return each.name if isinstance(each, Fini) else start
 
 
 class CountTask(VAETask):

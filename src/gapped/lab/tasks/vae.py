@@ -162,16 +162,8 @@ class VAE(torch.nn.Module):
 
     def compile_training(self) -> None:
         """Compile `posterior` and `costs` for training; the sampler stays outside, with its generator."""
-        posterior, costs = self._training
-        costs = torch.compile(costs, dynamic=False)
-
-        def kept_costs(z: Tensor, x: Tensor, decoder: Weights, ratio: Tensor | None = None) -> Tensor:
-            # Where an estimator needs slopes, the costs are differentiated before the loss is: nothing that
-            # both take may be overwritten in between.
-            with torch._functorch.config.patch(donated_buffer=False):
-                return costs(z, x, decoder, ratio)
-
-        self._training = (torch.compile(posterior, dynamic=False), kept_costs)
+        compiled = (torch.compile(each, dynamic=False) for each in self._training)
+        self._training = tuple(compiled)  # type: ignore[assignment]
 
     def _pixels(self, z: Tensor, x: Tensor | None, decoder: Weights) -> Tensor:
         """Pixel logits ``(r, n, B, pixels)`` of samples ``(n, r, B, latents, categories)``."""
