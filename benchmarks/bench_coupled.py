@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gapped.diagnostics.gradients import synchronize
 from gapped.lab.environment import describe, pick_device
 from gapped.lab.fleet import Trainer, matmul_precision
 from gapped.lab.planning import plan
@@ -41,11 +42,11 @@ def milliseconds(trainer: Trainer, steps: int) -> float:
     """Time of a training step once it has been compiled and recorded."""
     with matmul_precision(trainer.device):
         first_steps(trainer, 5)
-        synchronise(trainer.device)
+        synchronize(trainer.device)
         began = time.perf_counter()
         for count in range(0, steps, trainer.task.steps):
             first_steps(trainer, min(trainer.task.steps, steps - count))
-        synchronise(trainer.device)
+        synchronize(trainer.device)
     return 1e3 * (time.perf_counter() - began) / steps
 
 
@@ -57,7 +58,7 @@ def print_profile(trainer: Trainer, steps: int = 5, rows: int = 40) -> None:
         profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiler,
     ):
         first_steps(trainer, steps)
-        synchronise(trainer.device)
+        synchronize(trainer.device)
     spent = [
         (each.self_device_time_total if gpu else each.self_cpu_time_total, each.count, each.key)
         for each in profiler.key_averages()
@@ -65,11 +66,6 @@ def print_profile(trainer: Trainer, steps: int = 5, rows: int = 40) -> None:
     print(f"profile: {sum(time for time, _, _ in spent) / steps / 1e3:.3f} ms a step")
     for time_, count, name in sorted(spent, reverse=True)[:rows]:
         print(f"{time_ / steps / 1e3:8.4f} ms {count / steps:6.1f} x {name[:90]}")
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measure(

@@ -218,10 +218,10 @@ def collect(
     groups = max(samples // size, 1)
     for i in range(groups):
         count = samples * (i + 1) // groups - stream.count
-        _synchronize(source.device)
+        synchronize(source.device)
         start = time.perf_counter()
         gradients = source.draw(estimator, count)
-        _synchronize(source.device)
+        synchronize(source.device)
         seconds.add(torch.tensor((time.perf_counter() - start) / count, dtype=torch.float64))
         stream.add(gradients)
         if progress is not None:
@@ -229,6 +229,7 @@ def collect(
     return stream, seconds
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given; on a CPU nothing is left to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

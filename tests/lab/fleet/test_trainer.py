@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -310,6 +311,15 @@ def test_a_fleet_may_be_tested_now_and_then():
     assert seldom.tested == [3, 4], "the last epoch is always tested"
     for name, rows in seldom.history.items():
         assert rows == [always.history[name][epoch - 1] for epoch in seldom.tested]
+
+
+def test_an_epoch_lasts_until_the_device_is_done(monkeypatch):
+    """Also one without a test, which would wait for it: steps on a GPU are queued in no time."""
+    monkeypatch.setattr("gapped.lab.fleet.synchronize", lambda device: time.sleep(0.05))
+    trainer = fleet([Run(gapped.GST(), 3e-3)], [5], test_every=EPOCHS)
+    train(trainer)
+    assert len(trainer.seconds) == EPOCHS
+    assert min(trainer.seconds) >= 0.05
 
 
 def test_soft_training_is_tested_with_hard_samples():

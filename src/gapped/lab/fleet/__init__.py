@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from gapped.diagnostics.gradients import synchronize
 from gapped.errors import GappedError
 from gapped.lab.fleet.capture import Captured
 from gapped.lab.fleet.estimator_groups import Grouped, Widths
@@ -174,7 +175,7 @@ class Trainer:
             if (self.epoch + 1) % self.test_every == 0 or self.epoch + 1 == self.epochs:
                 self._test()
         self.epoch, self.step = self.epoch + 1, 0
-        self.seconds.append(time.perf_counter() - self._began)
+        self.seconds.append(self._elapsed())
 
     def train_steps(self, steps: int, before_step: Callable[[int], None] | None = None) -> None:
         """The epoch up to its step number `steps`; `before_step` gets each one's number, its batch loaded.
@@ -199,6 +200,11 @@ class Trainer:
                 self.selection.observe(self.selection.rule.score(self.sampler))
                 self._set_rates()
             self.step = step + 1
+
+    def _elapsed(self) -> float:
+        """The seconds of the epoch so far, those of steps that are queued on the device included."""
+        synchronize(self.device)
+        return time.perf_counter() - self._began
 
     def beside(self, text: str) -> Grouped:
         """All runs with another estimator, given as text: to measure it at their weights."""
@@ -256,7 +262,7 @@ class Trainer:
             "epoch": self.epoch,
             "within": {
                 "step": self.step,
-                "seconds": time.perf_counter() - self._began,
+                "seconds": self._elapsed(),
                 "noise": self.generator.get_state(),
                 "sums": [self.loss_sum, *self.norms.state()],
             },
