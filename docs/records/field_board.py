@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from evidence import Evidence
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from evidence import Evidence, require
 from field_variance import RECIPE as APART
+from speed import SHARED
 from template import fill
 
 from gapped.lab.recipe import find_recipe
 from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.board import Contest, board
+from gapped.lab.report.cells import Row, groups, rows_of
 from gapped.lab.report.paper import against_paper, field
-from gapped.lab.report.rendering import provenance
-from gapped.lab.report.tabular import Table, without_empty
+from gapped.lab.report.rendering import hardware, provenance
+from gapped.lab.report.tabular import Entry, Table, number, tau_entry, without_empty
+
+DEFAULT, POLYNOMIAL = "default", "power-"
 
 
 def contests() -> list[Contest]:
@@ -21,7 +29,8 @@ def contests() -> list[Contest]:
     for recipe in map(find_recipe, names):
         specs = [entry.spec for entry in recipe.entries]
         protocols = tuple(dict.fromkeys(spec.protocol for spec in specs))
-        made.append(Contest(recipe.name, recipe.title, protocols, frozenset(spec.id for spec in specs)))
+        runs = frozenset(spec.id for spec in specs)
+        made.append(Contest(recipe.name, recipe.title, protocols, runs, recipe.name not in SHARED))
     return made
 
 
@@ -48,6 +57,50 @@ def field_status(evidence: Evidence) -> str:
     return text if not rows else f"{text} {fill('field-agreement', values)}"
 
 
+def field_default(evidence: Evidence) -> str:
+    """For each protocol with a default, the best estimator and how far above it the default ends."""
+    rows, shares = [], []
+    for protocol, ranked in _with_default(evidence):
+        best, place = ranked[0], next(i for i, row in enumerate(ranked) if row.label == DEFAULT)
+        own = ranked[place]
+        share = own.value.mean / best.value.mean - 1
+        shares.append((share, protocol))
+        rows.append(
+            (
+                Entry(protocol, code=True),
+                Entry(best.label),
+                tau_entry(best.tau),
+                number(best.value.mean, best.metric),
+                number(own.value.mean, own.metric),
+                Entry(f"{100 * share:.1f}", share),
+                Entry(f"{place + 1} of {len(ranked)}", place),
+            )
+        )
+    if not rows:
+        return fill("field-default-missing", {})
+    columns = ("protocol", "best", "τ", "its loss", "default's", "above, %", "place")
+    models = {protocol: share for share, protocol in shares if not protocol.startswith(POLYNOMIAL)}
+    values: dict[str, Any] = {
+        "models": len(models),
+        "mean": 100 * float(np.mean(list(models.values()))),
+        "worst": 100 * max(models.values()),
+        "where": max(models, key=lambda protocol: models[protocol]),
+        "polynomial": 100 * max(share for share, _ in shares),
+    }
+    require("polynomial programming is where the default fails", values["polynomial"] > values["worst"])
+    return fill("field-default", values | {"table": Table(columns, tuple(rows))})
+
+
+def _with_default(evidence: Evidence) -> Iterator[tuple[str, list[Row]]]:
+    """The protocols that the default was trained under, with their cells by test loss, best first."""
+    for contest in contests():
+        own = [record for record in evidence.records if record.recipe == contest.name]
+        for (_, protocol), group in groups(own).items():
+            ranked = rows_of(group)
+            if any(row.label == DEFAULT for row in ranked):
+                yield protocol, ranked
+
+
 def _part(evidence: Evidence, contest: Contest) -> str:
     own = [record for record in evidence.records if record.recipe == contest.name]
     table = board(own, [contest])
@@ -58,11 +111,14 @@ def _part(evidence: Evidence, contest: Contest) -> str:
         "name": contest.name,
         "runs": len(contest.runs),
         "lost": contest.missing(own),
+        "count": len(own),
+        "hardware": hardware(own),
         "provenance": provenance(own, contest.name) if own else "",
         "table": without_empty(Table(table.columns[1:], body, table.notes if own else ())),
         **(published or {}),
     }
-    sentences = ["run" if own else "not-run", *(["missing"] if own and values["lost"] else [])]
+    run = "run" if contest.alone else "run-beside"
+    sentences = [run if own else "not-run", *(["missing"] if own and values["lost"] else [])]
     sentences += ["published"] if published else []
     parts = [f"## {contest.title}", " ".join(fill(f"field-{name}", values) for name in sentences)]
     return "\n\n".join([*parts, *([fill("field-table", values)] if body else [])])

@@ -31,7 +31,10 @@ from gapped.lab.report.work_tables import WorkTimings, work_timings
 AUTHORS_SECONDS = 4.6
 """Seconds that the authors' script takes for one epoch of one run, measured on the same kind of GPU."""
 
-SHARED = ("defaults", "without-relu", "raised", "soft", "tuned", "field-variance")
+SHARED = (
+    *("defaults", "without-relu", "raised", "soft", "tuned", "field-variance"),
+    *("field-polynomial", "field-reinmax", "field-flows", "field-coupled"),
+)
 """Recipes whose fleets trained beside others on one GPU: their seconds say nothing of speed."""
 
 Values = dict[str, Any]

@@ -33,6 +33,8 @@ class Contest:
     protocols: tuple[str, ...]
     runs: frozenset[str]
     """The ids of its runs."""
+    alone: bool = True
+    """Whether its fleets had a device for themselves; else their seconds say nothing, and are not shown."""
 
     def missing(self, records: Iterable[Record]) -> int:
         """How many of its runs have no record."""
@@ -62,7 +64,8 @@ def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, 
         what["measure"] = Entry(metric_name(metric))
         for row in rows_of(group, metric) if group else []:
             published = _published(theirs.pop((row.label, row.tau), None), metric)
-            yield _row(what | _ours(row) | {"mark": Entry(marks.get(row.name, ""))} | published)
+            mark = {"mark": Entry(marks.get(row.name, ""))}
+            yield _row(what | _ours(row) | (_share(row) if contest.alone else {}) | mark | published)
         for alone in theirs.values():
             name = {"estimator": Entry(alone.label), "τ": tau_entry(alone.tau)}
             yield _row(what | name | _published(alone, metric))
@@ -75,9 +78,13 @@ def _row(entries: Mapping[str, Entry]) -> tuple[Entry, ...]:
 
 def _ours(row: Row) -> dict[str, Entry]:
     mean, std, interval, seeds = value_entries(row)
-    share = summary([record.seconds / record.runs_in_fleet for record in row.cell.records])
     value = {"mean": mean, "std": std, "95% interval": interval, "seeds": seeds}
-    return {"estimator": Entry(row.label), "τ": tau_entry(row.tau), **value, "s / run": number(share.mean)}
+    return {"estimator": Entry(row.label), "τ": tau_entry(row.tau), **value}
+
+
+def _share(row: Row) -> dict[str, Entry]:
+    share = summary([record.seconds / record.runs_in_fleet for record in row.cell.records])
+    return {"s / run": number(share.mean)}
 
 
 def _published(row: PaperRow | None, metric: str) -> dict[str, Entry]:

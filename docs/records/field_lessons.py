@@ -1,0 +1,89 @@
+"""The block of the board that says what its records show so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from evidence import COUPLED, ELBO, Evidence, judge, lead, require
+from template import fill
+
+from gapped.errors import listing
+from gapped.lab.report.cells import Cell
+from gapped.lab.report.paper import against_paper
+from gapped.lab.report.statistics import summary
+
+TRAIN = "train_negative_elbo"
+SMALL = "flows-8x64"
+# Eight variables of 64 categories: who fits the training images far better than others, and who does not.
+FITTED, OTHERS = ("RLOO-2", "DoubleCV-2", "MVE"), ("default", "GST-1.0")
+
+
+def field_lessons(evidence: Evidence) -> str:
+    """A sentence or two for each thing that the records show; those without records are left out."""
+    found = set(evidence.recipes())
+    lessons = {
+        "field-reinmax": _temperature,
+        "field-flows": _fit,
+        "field-coupled": _unbiased,
+    }
+    texts = [lesson(evidence) for recipe, lesson in lessons.items() if recipe in found]
+    texts += [_disagreement(evidence)] if "field-flows" in found else []
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def _temperature(evidence: Evidence) -> str:
+    """ReinMax at 1, where it is exact for quadratic costs, beside ReinMax at 1.5."""
+    cells = [cell for cell in evidence.cells if (cell.recipe, cell.label) == ("field-reinmax", "ReinMax")]
+    losses = {(cell.protocol, cell.tau): _mean(cell, ELBO) for cell in cells}
+    protocols = sorted({cell.protocol for cell in cells})
+    gaps = [losses[protocol, 1.0] - losses[protocol, 1.5] for protocol in protocols]
+    require("ReinMax at 1.5 is ahead of ReinMax at 1 in each shape", min(gaps) > 0)
+    return fill("field-lesson-temperature", {"count": len(gaps), "low": min(gaps), "high": max(gaps)})
+
+
+def _fit(evidence: Evidence) -> str:
+    """Training and test loss of estimators under the protocol of few variables and many categories."""
+    cells = {cell.label: cell for cell in evidence.group("field-flows", SMALL)}
+    gaps = {name: _mean(cells[name], ELBO) - _mean(cells[name], TRAIN) for name in FITTED + OTHERS}
+    worst = max(gaps[name] for name in OTHERS)
+    require("the others fit the training images less", worst < min(gaps[name] for name in FITTED))
+    values = {"fitted": _losses(cells, FITTED), "others": _losses(cells, OTHERS), "protocol": SMALL}
+    return fill("field-lesson-fit", values)
+
+
+def _unbiased(evidence: Evidence) -> str:
+    """The default beside the best estimator without bias in the coupled comparison."""
+    cells = {cell.label: cell for cell in evidence.group("field-coupled", COUPLED)}
+    default = cells.pop("default")
+    best = min(cells.values(), key=lambda cell: _mean(cell, ELBO))
+    gain = lead(default, best)
+    require("the default is ahead of unbiased estimators", judge(gain) == "better")
+    return fill(
+        "field-lesson-unbiased", {"best": best.label, "gain": gain.mean, "low": gain.low, "high": gain.high}
+    )
+
+
+def _disagreement(evidence: Evidence) -> str:
+    """How far the cells that disagree with published ones are from them, in spreads over our seeds."""
+    protocols = {cell.protocol for cell in evidence.cells if cell.recipe == "field-flows"}
+    rows = [
+        row
+        for protocol in sorted(protocols)
+        for row in against_paper(evidence.records, "field-flows", protocol)
+        if row.disagrees
+    ]
+    gaps = [(abs(row.difference), row.ours.std) for row in rows if row.difference is not None and row.ours]
+    require("seeds do not explain the disagreements", all(gap > 3 * spread for gap, spread in gaps))
+    sizes, spreads = zip(*gaps, strict=True)
+    values = {"count": len(rows), "low": min(sizes), "high": max(sizes), "spread": max(spreads)}
+    return fill("field-lesson-disagreement", values)
+
+
+def _losses(cells: Mapping[str, Cell], names: tuple[str, ...]) -> str:
+    return listing(
+        f"{name} {_mean(cells[name], TRAIN):.1f} and {_mean(cells[name], ELBO):.1f}" for name in names
+    )
+
+
+def _mean(cell: Cell, metric: str) -> float:
+    return summary(cell.values(metric)).mean
