@@ -11,7 +11,7 @@
   pass come before others, and `strip_sizes`, all that can be tuned.
 - `surrogates`: what the kernels of short and long rows share.
 - `rao_rows`, `rao_chunks`: Gumbel-Rao once the category is drawn, for short and for long rows; with
-  `rao_weights`, its noise and weights, and `rao_sizes`, all that can be tuned.
+  `rao_weights`, its noise and weights, and `rao_sizes`, all that can be tuned. `rao_rows` is ReinMax-Rao too.
 - `flow_rows`: the backward pass of MVE, which solves a system for each row; with `flow_sizes`, all that can
   be tuned.
 
