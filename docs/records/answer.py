@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from evidence import RECTIFIED, Evidence, require
+from field_board import default_of_vaes
 
 from gapped.lab import criterion
 from gapped.lab.defaults import TEMPERATURES
@@ -136,6 +137,7 @@ def default(evidence: Evidence) -> Values:
         "fixed_worst": study.above(study.worst(fixed), fixed),
         "fixed_where": TASKS[study.worst(fixed)],
         **_polynomials(evidence),
+        **{f"board_{name}": value for name, value in default_of_vaes(evidence).items()},
     }
 
 
