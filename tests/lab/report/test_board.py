@@ -49,6 +49,11 @@ def test_best_ties_and_published_numbers() -> None:
     assert (best["measure"], best["seeds"]) == ("train negative ELBO", "3")
 
 
+def test_fleets_that_shared_a_device_show_no_time() -> None:
+    table = board(RECORDS, [replace(FLOWS, alone=False)])
+    assert {row[table.columns.index("s / run")].text for row in table.rows} == {"–"}
+
+
 def test_a_published_number_stands_alone_until_its_cell_is_run() -> None:
     alone = rows(RECORDS)["MVE annealed", "–"]
     assert (alone["mean"], alone["published"]) == ("–", "94.60 ± 0.23")

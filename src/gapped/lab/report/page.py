@@ -124,7 +124,8 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
     own = [record for record in records if record.recipe in {contest.name for contest in contests}]
     asked = sum(len(contest.runs) for contest in contests)
     verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are there."
-    facts = (*(_facts(own, FIELD)[:-1] if own else ()), f"gapped reproduce {FIELD}")
+    # No sum of times: fleets that shared a device have none that counts.
+    facts = (*([hardware(own)] if own else ()), f"gapped reproduce {FIELD}")
     section = Section(
         FIELD,
         "",
