@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 
 from evidence import COUPLED, ELBO, Evidence, judge, lead, require
+from field_variance import median_ratio
 from template import fill
 
 from gapped.errors import listing
@@ -27,20 +29,25 @@ def field_lessons(evidence: Evidence) -> str:
         "field-coupled": _unbiased,
     }
     texts = [lesson(evidence) for recipe, lesson in lessons.items() if recipe in found]
-    texts += [_disagreement(evidence)] if "field-flows" in found else []
+    texts += [_slopes(evidence), _disagreement(evidence)] if "field-flows" in found else []
     return "\n".join(f"- {text}" for text in texts)
+
+
+def _shapes(evidence: Evidence) -> list[tuple[str, str]]:
+    """Recipe and protocol of the VAEs of other papers that have been run."""
+    found = {(cell.recipe, cell.protocol) for cell in evidence.cells}
+    return sorted(each for each in found if each[0] in ("field-reinmax", "field-flows"))
 
 
 def _temperature(evidence: Evidence) -> str:
     """ReinMax at 1, where it is exact for quadratic costs, beside the highest temperature of each recipe."""
     gaps, shares = [], []
-    for recipe in ("field-reinmax", "field-flows"):
-        for protocol in sorted({cell.protocol for cell in evidence.cells if cell.recipe == recipe}):
-            cells = evidence.group(recipe, protocol)
-            own = {cell.tau: _mean(cell, ELBO) for cell in cells if cell.label == "ReinMax"}
-            warm = own[max(tau for tau in own if tau is not None)]
-            gaps.append(own[1.0] - warm)
-            shares.append(warm / min(_mean(cell, ELBO) for cell in cells) - 1)
+    for recipe, protocol in _shapes(evidence):
+        cells = evidence.group(recipe, protocol)
+        own = {cell.tau: _mean(cell, ELBO) for cell in cells if cell.label == "ReinMax"}
+        warm = own[max(tau for tau in own if tau is not None)]
+        gaps.append(own[1.0] - warm)
+        shares.append(warm / min(_mean(cell, ELBO) for cell in cells) - 1)
     require("ReinMax above 1 is ahead of ReinMax at 1 in each shape", min(gaps) > 0)
     require("it is within 1% of the best of each", max(shares) < 0.01)
     values = {"count": len(gaps), "low": min(gaps), "high": max(gaps), "share": 100 * max(shares)}
@@ -64,9 +71,26 @@ def _unbiased(evidence: Evidence) -> str:
     best = min(cells.values(), key=lambda cell: _mean(cell, ELBO))
     gain = lead(default, best)
     require("the default is ahead of unbiased estimators", judge(gain) == "better")
-    return fill(
-        "field-lesson-unbiased", {"best": best.label, "gain": gain.mean, "low": gain.low, "high": gain.high}
-    )
+    values = {"best": best.label, "gain": gain.mean, "low": gain.low, "high": gain.high}
+    return fill("field-lesson-unbiased", values)
+
+
+def _slopes(evidence: Evidence) -> str:
+    """DoubleCV beside RLOO, with two samples each."""
+    gains = []
+    for recipe, protocol in _shapes(evidence):
+        cells = {cell.label: cell for cell in evidence.group(recipe, protocol)}
+        gains.append(lead(cells["DoubleCV-2"], cells["RLOO-2"]))
+    better = sum(gain.mean > 0 for gain in gains)
+    require("DoubleCV-2 is ahead in most shapes", 2 * better > len(gains))
+    values = {
+        "better": better,
+        "count": len(gains),
+        "apart": sum(judge(gain) == "better" for gain in gains),
+        "mean": fmean(gain.mean for gain in gains),
+        "ratio": median_ratio(evidence, "DoubleCV-2"),
+    }
+    return fill("field-lesson-slopes", values)
 
 
 def _disagreement(evidence: Evidence) -> str:
