@@ -11,11 +11,12 @@ from template import fill
 
 from gapped.errors import listing
 from gapped.lab.report.cells import Cell
-from gapped.lab.report.paper import against_paper
+from gapped.lab.report.paper import against_paper, field
 from gapped.lab.report.statistics import summary
+from gapped.lab.report.tabular import Entry, Table, number
 
 TRAIN = "train_negative_elbo"
-SMALL = "flows-8x64"
+SMALL, RATES = "flows-8x64", "flows-rates"
 # Eight variables of 64 categories: who fits the training images far better than others, and who does not.
 FITTED, OTHERS = ("RLOO-2", "DoubleCV-2", "MVE"), ("default", "GST-1.0")
 
@@ -107,6 +108,32 @@ def _disagreement(evidence: Evidence) -> str:
     sizes, spreads = zip(*gaps, strict=True)
     values = {"count": len(rows), "low": min(sizes), "high": max(sizes), "spread": max(spreads)}
     return fill("field-lesson-disagreement", values)
+
+
+def flows_rates(evidence: Evidence) -> str:
+    """The cells that disagree, with fresh seeds at three learning rates; the command if it was not run."""
+    cells = [cell for cell in evidence.cells if cell.recipe == RATES]
+    if not cells:
+        return fill("flows-rates-missing", {"name": RATES})
+    # ReinMax has a row for each temperature; one without a temperature stands for any.
+    published = {(where, label, tau): mean for where, label, tau, mean, _ in field()["field-flows"]["rows"]}
+    rows = []
+    for cell in cells:
+        label = cell.label.partition(" at ")[0]
+        tau = cell.tau if label == "ReinMax" else None
+        own, rate = summary(cell.values(TRAIN)), cell.records[0].learning_rate
+        rows.append(
+            (
+                Entry(cell.protocol, code=True),
+                Entry(label),
+                Entry(f"{rate:g}", rate),
+                number(own.mean, TRAIN),
+                number(own.std, TRAIN),
+                number(published[cell.protocol, label, tau], TRAIN),
+            )
+        )
+    columns = ("protocol", "estimator", "rate", "train loss", "std", "published")
+    return fill("flows-rates", {"table": Table(columns, tuple(rows)), "name": RATES})
 
 
 def _losses(cells: Mapping[str, Cell], names: tuple[str, ...]) -> str:

@@ -424,6 +424,44 @@ def test_more_runs_of_the_coupled_comparison(evidence: Evidence) -> None:
     )
 
 
+def test_what_the_board_shows_is_computed_and_refused_where_it_no_longer_holds(evidence: Evidence) -> None:
+    def moved(recipe: str, label: str, shift: float, tau: float | None = None) -> Evidence:
+        def change(r: Record) -> Record:
+            if (r.recipe, r.label) != (recipe, label) or tau not in (None, r.tau):
+                return r
+            return replace(r, metrics={name: value + shift for name, value in r.metrics.items()})
+
+        return altered(evidence, change)
+
+    text = render_block(evidence, "field-lessons")
+    assert text.count("- **") == 5
+    assert "flows-8x64" not in render_block(with_runs(evidence, "field-flows"), "field-lessons")
+    for recipe, label, shift, claim in (
+        ("field-reinmax", "ReinMax", 2.0, "within 1% of the best"),
+        ("field-coupled", "default", 20.0, "the default is ahead of unbiased"),
+        ("field-reinmax", "DoubleCV-2", 20.0, "DoubleCV-2 is ahead in most shapes"),
+    ):
+        with pytest.raises(GappedError, match=claim):
+            render_block(moved(recipe, label, shift, 1.5 if label == "ReinMax" else None), "field-lessons")
+    ahead = render_block(moved("field-flows", "default", -50.0), "field-default")
+    assert re.search(r"`flows-8x64` \| default \| 0.85 \| 50.52 \| 50.52 \| 0.0 \| 1 of 12", ahead)
+
+
+def test_learning_rates_stand_beside_what_was_published(evidence: Evidence) -> None:
+    def at_rate(r: Record) -> Record | None:
+        if (r.recipe, r.protocol, r.label) not in (
+            ("field-flows", "flows-8x64", "ST"),
+            ("field-flows", "flows-8x64", "ReinMax"),
+        ):
+            return None
+        return replace(r, label=f"{r.label} at 0.003", learning_rate=0.003) if r.tau in (1.2, 1.0) else None
+
+    text = render_block(with_runs(evidence, "flows-rates", at_rate), "flows-rates")
+    assert re.search(r"`flows-8x64` \| ST \| 0.003 \| 113.66 \| 0.04 \| 111.40", text)
+    assert re.search(r"`flows-8x64` \| ReinMax \| 0.003 \| 95.22 \| 0.10 \| 93.73", text)
+    assert "Not run yet" in render_block(with_runs(evidence, "flows-rates"), "flows-rates")
+
+
 @pytest.mark.skipif(
     not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
 )
