@@ -61,6 +61,17 @@ def test_equal_estimators_are_neighbours_in_a_fleet():
     assert names in (["gst"] * 4 + ["straight-through"] * 2, ["straight-through"] * 2 + ["gst"] * 4)
 
 
+def test_estimators_with_equally_many_samples_are_neighbours():
+    """Whatever their names: they share the evaluation of the cost."""
+    texts = ("rloo:samples=4", "rloo:samples=2", "gst", "double-cv:samples=4", "double-cv:samples=2", "rebar")
+    (fleet,) = plan([toy_recipe(*texts, seeds=1)])
+    names = [(spec.estimator, spec.options.get("samples")) for spec in fleet.specs]
+    assert names == [
+        *(("gst", None), ("rebar", None)),
+        *(("double-cv", 2), ("rloo", 2), ("double-cv", 4), ("rloo", 4)),
+    ]
+
+
 # Skipping and sharing
 
 

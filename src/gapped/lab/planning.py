@@ -14,7 +14,7 @@ from gapped.lab.recipe import Recipe
 from gapped.lab.records import Record
 from gapped.lab.spec import Entry, RunSpec
 from gapped.lab.store import Store, plan_path
-from gapped.registry import estimators
+from gapped.score import Score
 
 _RUNS_PER_FLEET = 400
 
@@ -68,10 +68,13 @@ def _entries_by_run(recipes: Sequence[Recipe]) -> dict[str, list[Entry]]:
     return entries
 
 
-def _sampling_order(spec: RunSpec) -> tuple[bool, str]:
-    """Where a run stands in its fleet: all of one family together, then by what can be sampled together."""
+def _sampling_order(spec: RunSpec) -> tuple[bool, int, str]:
+    """Where a run stands in its fleet: all of one family together, of score-function estimators those that
+    evaluate the cost at equally many samples, then by what can be sampled together."""
+    own = spec.make_estimator()
+    evaluations = own.evaluations if isinstance(own, Score) else None
     options = {k: v for k, v in spec.options.items() if not is_level(k, v)}
-    return spec.estimator in estimators("score"), show(spec.estimator, options)
+    return isinstance(own, Score), evaluations or 0, show(spec.estimator, options)
 
 
 @dataclass(frozen=True)
