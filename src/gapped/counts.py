@@ -1,13 +1,16 @@
 """Counts that carry a gradient: Poisson, binomial and negative binomial samples.
 
 A sample Z goes forward exactly as it was drawn, and one weight w(Z) comes back: a gradient g at the sample
-becomes w(Z) g at the parameter. With the mean μ, the variance V(μ), v = V''/2 and d = Z - μ, the weight for
+becomes w(Z) g at the parameter. With the mean μ, the variance V(μ) = μ + v μ² and d = Z - μ, the weight for
 the natural parameter is::
 
     w = V + ½ V' d - (d² - V' d - V) / (12 (1 + v) V)
 
 without the last term for `order=2`. Of all weights whose gradient is exact for costs that are polynomials of
-degree 2, or 3 with the last term, it is the one of least mean square. For other costs it is biased.
+degree 2, or 3 with the last term, it is the one of least mean square. For other costs it is biased. It is
+computed in powers of Z, where no digits are lost for small rates::
+
+    w = ½ (μ + V' Z) - Z (Z - 1) / (12 (1 + v) V) + (2 Z - μ) / (12 (1 + v μ))
 
 References: He and Wu (2026), whose Fini-2 and Fini-3 these are; docs/field_estimators.md has the proof.
 """
@@ -52,7 +55,7 @@ def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | No
     rate = eta.detach().exp()
     legal = rate.isfinite()
     value = _poisson(rate, legal, generator)
-    weight = _weight(value, rate, rate, torch.ones_like(rate), torch.zeros_like(rate), order)
+    weight = _weight(value, rate, torch.ones_like(rate), torch.zeros_like(rate), order)
     return _joined(value, eta, weight, log_rate)
 
 
@@ -85,18 +88,22 @@ def binomial(
     if isinstance(total, Tensor):
         if not broadcasts(tuple(total.shape), tuple(logits.shape)) or total.requires_grad:
             raise reject("total", f"a tensor of shape {tuple(total.shape)}", accepted)
+        if total.dtype == torch.bool or total.is_complex():
+            raise reject("total", f"a tensor of dtype {total.dtype}", accepted)
         if holds((total < 0) | (total != total.round()) | ~total.isfinite()):
             raise reject("total", "a tensor with other values", accepted)
-    elif isinstance(total, bool) or not isinstance(total, int) or total < 0:
-        raise reject("total", total, accepted)
+    elif isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= _MOST:
+        raise reject("total", total, f"{accepted}, at most 2^40")
     eta = simplex.computed(logits)
     p, q = torch.sigmoid(eta.detach()), torch.sigmoid(-eta.detach())
     n = total.to(p).expand_as(p) if isinstance(total, Tensor) else torch.full_like(p, float(total))
     legal = ~p.isnan()
-    # The rarer of both outcomes is counted: next to 1 a probability has too few digits.
-    rarer = torch.binomial(n, torch.where(legal, p.minimum(q), 0.0), generator=generator)
+    # The rarer of both outcomes is counted: next to 1 a probability has too few digits. Its weight is the
+    # same, since the signs of the cost's derivative and of the parameter both change.
+    rare, common = p.minimum(q), p.maximum(q)
+    rarer = torch.binomial(n, torch.where(legal, rare, 0.0), generator=generator)
     value = torch.where(legal, torch.where(p > q, n - rarer, rarer), torch.nan)
-    weight = _weight(value, n * p, n * p * q, q - p, -1 / n, order)
+    weight = torch.where(legal, _weight(rarer, n * rare, common, -1 / n, order), torch.nan)
     return _joined(value, eta, weight, logits)
 
 
@@ -137,7 +144,7 @@ def negative_binomial(
     rate = torch._standard_gamma(r, generator=generator) * odds
     legal = rate.isfinite() & (r * odds * (1 + odds)).isfinite()
     value = _poisson(rate, legal, generator)
-    weight = q * _weight(value, r * odds, r * odds * (1 + odds), 1 + 2 * odds, 1 / r, order)
+    weight = q * _weight(value, r * odds, 1 + odds, 1 / r, order)
     return _joined(value, eta, weight, logits)
 
 
@@ -150,19 +157,16 @@ def _poisson(rate: Tensor, legal: Tensor, generator: torch.Generator | None) -> 
     return torch.where(legal, value, torch.nan)
 
 
-def _weight(
-    value: Tensor, mean: Tensor, variance: Tensor, slope: Tensor, curvature: Tensor, order: int
-) -> Tensor:
-    """The weight for the natural parameter; `slope` and `curvature` are those of the variance."""
-    apart = value - mean
-    weight = variance + slope * apart / 2
+def _weight(value: Tensor, mean: Tensor, dispersion: Tensor, curvature: Tensor, order: int) -> Tensor:
+    """The weight for the natural parameter; the variance is `mean` times `dispersion`, 1 + v μ."""
+    weight = (mean + (2 * dispersion - 1) * value) / 2
     if order == 2:
         return weight
-    scale = 12 * (1 + curvature) * variance
+    scale = (1 + curvature) * mean * dispersion
     # Where nothing varies, or only between two values, there is no third degree.
     usable = scale > 0
-    rest = apart.square() - slope * apart - variance
-    return weight - torch.where(usable, rest / torch.where(usable, scale, 1.0), 0.0)
+    pairs = value / torch.where(usable, scale, 1.0) * (value - 1)
+    return weight - torch.where(usable, pairs - (2 * value - mean) / dispersion, 0.0) / 12
 
 
 def _joined(value: Tensor, eta: Tensor, weight: Tensor, like: Tensor) -> Tensor:
@@ -174,6 +178,6 @@ def _check(parameter: object, name: str, order: object, generator: object) -> No
     if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
         kind = parameter.dtype if isinstance(parameter, Tensor) else type(parameter).__name__
         raise reject(name, f"an object of type {kind}", "a floating-point tensor")
-    if isinstance(order, bool) or order not in (2, 3):
+    if isinstance(order, bool) or not isinstance(order, int) or order not in (2, 3):
         raise reject("order", order, "2 or 3")
     check_generator(generator, parameter)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
@@ -275,3 +277,57 @@ def test_failures_next_to_certain_success_are_as_frequent_as_successes_next_to_n
     mean = trials * float(torch.sigmoid(torch.tensor(-17.0, dtype=torch.float64)))
     # The mean of Poisson numbers: five standard errors, a false failure in a million.
     assert abs(float(often.mean()) - mean) < 5 * (mean / count) ** 0.5
+
+
+def exact_weight(law: str, total: float, eta: float, z: float, order: int) -> Fraction:
+    """The weight in rational numbers, by the definition in terms of Z - μ; exp(eta) is that of float64."""
+    odds, count, whole = Fraction(math.exp(eta)), Fraction(z), Fraction(total)
+    mean, v, factor = {
+        "poisson": (odds, Fraction(0), Fraction(1)),
+        "binomial": (whole * odds / (1 + odds), -1 / whole, Fraction(1)),
+        "negative_binomial": (whole * odds, 1 / whole, 1 / (1 + odds)),
+    }[law]
+    variance, slope, apart = mean + v * mean**2, 1 + 2 * v * mean, count - mean
+    weight = variance + slope * apart / 2
+    if order == 3 and v != -1:
+        weight -= (apart**2 - slope * apart - variance) / (12 * (1 + v) * variance)
+    return factor * weight
+
+
+@pytest.mark.parametrize(
+    ("law", "total"),
+    [
+        ("poisson", 1),
+        *(("binomial", n) for n in (1, 2, 5, 1000)),
+        *(("negative_binomial", r) for r in (0.5, 3)),
+    ],
+)
+def test_weights_keep_their_digits_at_extreme_parameters(law: str, total: float) -> None:
+    """Small rates, and binomial counts next to certainty, where differences from the mean have none left."""
+    for dtype, tolerance in ((torch.float32, 3e-6), (torch.float64, 1e-14)):
+        for eta in (-40.0, -20.0, -12.0, -8.0, 0.0, 4.0, 8.0, 12.0, 20.0, 40.0):
+            if eta > 12 and law != "binomial" and dtype == torch.float32:
+                continue  # counts of more digits than float32 has
+            leaf = torch.full((16,), eta, dtype=dtype, requires_grad=True)
+            arguments = () if law == "poisson" else (total,)
+            for order in (2, 3):
+                drawn = getattr(counts, law)(*arguments, leaf, order=order, generator=seeded())
+                (weights,) = torch.autograd.grad(drawn.sum(), leaf)
+                for z, weight in zip(drawn.tolist(), weights.tolist(), strict=True):
+                    expected = exact_weight(law, total, eta, z, order)
+                    error = abs(Fraction(weight) - expected)
+                    assert error <= tolerance * abs(expected), (dtype, eta, order, z, weight, float(expected))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: counts.binomial(torch.tensor([True]), x), "total: got a tensor of dtype torch.bool"),
+        (lambda x: counts.binomial(torch.tensor([1j]), x), "total: got a tensor of dtype torch.complex64"),
+        (lambda x: counts.binomial(10**400, x), "expected a whole number .*, at most 2\\^40"),
+        (lambda x: counts.poisson(x, order=torch.tensor([2, 3])), "order: got tensor"),
+    ],
+)
+def test_strange_arguments_get_one_line(call: Callable[[Tensor], Tensor], message: str) -> None:
+    with pytest.raises(GappedError, match=message):
+        call(torch.zeros(1))
