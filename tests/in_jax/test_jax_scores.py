@@ -173,3 +173,19 @@ def test_rows_without_a_law() -> None:
     leaf = logits.clone().requires_grad_()
     gapped.expectation(cost, leaf, gapped.Exact()).sum().backward()
     assert_close(seen[-1], leaf.grad, EXACT)
+
+
+def test_a_slope_at_a_category_that_does_not_exist_counts_for_nothing() -> None:
+    """The square root has an infinite one there; without the category the gradient is the same."""
+    logits, where = to_jax(normal(4, 3)), jnp.array([True, True, False])
+
+    def slopes(cost: Any) -> Any:
+        def value(logits: Any) -> Any:
+            key = jax.random.key(1)
+            return gapped.jax.expectation(key, cost, logits, gapped.jax.DoubleCV(2), where=where).sum()
+
+        return jax.grad(value)(logits)
+
+    found = slopes(lambda z: (2 * z[..., 0] - z[..., 1]) ** 2 + jnp.sqrt(z[..., 2]))
+    assert jnp.isfinite(found).all()
+    assert (found == slopes(lambda z: (2 * z[..., 0] - z[..., 1]) ** 2)).all()

@@ -151,3 +151,15 @@ def test_reinmax_rao(shape: tuple[int, ...], tau: float, mask: Tensor | None, sa
     value, slope = pull(gapped.ReinMaxRao(tau=tau, samples=samples), logits, g, mask=mask)
     assert torch.equal(value, corners[index])
     assert_close(slope[..., columns], expected, 1e-11)
+
+
+def test_reinmax_rao_knows_categories_too_unlikely_for_a_number() -> None:
+    """At a high temperature they count all the same, in float32 as in float64."""
+    logits = torch.tensor([0.0, -200.0])
+    means = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = logits.to(dtype).expand(4000, 2).clone().requires_grad_()
+        z = gapped.reinmax_rao(leaf, tau=50.0, samples=10, generator=seeded(), backend="torch")
+        means.append(torch.autograd.grad(z[:, 1].sum(), leaf)[0][:, 1].mean().double())
+    assert means[1] > 5e-4
+    torch.testing.assert_close(means[0], means[1], rtol=1e-4, atol=0.0)

@@ -107,6 +107,26 @@ def test_compiled_equals_eager(name: str) -> None:
     assert_all_close(results(True), results(False))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("name", ["rloo", "double-cv", "muprop"])
+def test_a_compiled_cost_may_write_into_its_samples(name: str) -> None:
+    torch._dynamo.reset()
+
+    def cost(z: Tensor) -> Tensor:
+        return square_of_first(z.mul_(2.0))
+
+    def slopes(is_compiled: bool) -> Tensor:
+        torch.manual_seed(0)
+        objective = partial(gapped.expectation, cost, estimator=gapped.estimator(name))
+        if is_compiled:
+            objective = torch.compile(objective, backend="aot_eager", fullgraph=True)
+        leaf = normal(5, 2, 3).requires_grad_()
+        return torch.autograd.grad(objective(leaf).sum(), leaf)[0]
+
+    assert_all_close([slopes(True)], [slopes(False)])
+
+
 def state_of(estimator: Any) -> list[Tensor]:
     """What an estimator keeps: its memory, and the loss that it left behind with its slopes."""
     if not isinstance(estimator, torch.nn.Module):

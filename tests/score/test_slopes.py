@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, normal
+from conftest import assert_close, normal, seeded
 from score_problems import (
     EXACT,
     PROBLEMS,
@@ -232,3 +232,17 @@ def test_training_brings_rodeo_below_rloo() -> None:
         for e in (gapped.RLOO(), estimator)
     )
     assert trained < 0.6 * rloo
+
+
+@pytest.mark.parametrize("name", ["double-cv", "rodeo", "muprop"])
+def test_a_slope_at_a_category_that_does_not_exist_counts_for_nothing(name: str) -> None:
+    """The square root has an infinite one there; without the category the gradient is the same."""
+    logits, mask = normal(4, 3).requires_grad_(), torch.tensor([True, True, False])
+
+    def slopes(cost: Any) -> Tensor:
+        value = gapped.expectation(cost, logits, gapped.estimator(name), mask=mask, generator=seeded())
+        return torch.autograd.grad(value.sum(), logits)[0]
+
+    found = slopes(lambda z: (2 * z[..., 0] - z[..., 1]).square() + z[..., 2].sqrt())
+    assert torch.equal(found, slopes(lambda z: (2 * z[..., 0] - z[..., 1]).square()))
+    assert found.isfinite().all()

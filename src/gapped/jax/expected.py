@@ -78,7 +78,8 @@ def expectation(
     if estimator.needs_slopes:
         costs, pull = jax.vjp(f, points)
         (slopes,) = pull(jnp.ones_like(costs))
-        slopes = jax.lax.stop_gradient(slopes)
+        # At a category that does not exist the cost may have any slope.
+        slopes = jnp.where(scores == -jnp.inf, 0.0, jax.lax.stop_gradient(slopes))
     else:
         costs = f(points)
     accumulated = jax.lax.stop_gradient(costs).astype(jnp.result_type(float))

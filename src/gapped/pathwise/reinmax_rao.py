@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gapped import simplex
 from gapped.checks import ignore_eps
 from gapped.errors import reject
 from gapped.gradient import Points, Weights, jacobian_product
@@ -43,8 +43,10 @@ class ReinMaxRao(GumbelRao):
             raise reject("backend", "triton", "torch or auto here: gates of ReinMax-Rao have no kernel")
 
     def centre(self, logits: Tensor, index: Tensor) -> Tensor:
-        sample = simplex.one_hot(index, logits.shape[-1], logits.dtype)
-        return ((torch.softmax(logits, -1) + sample) / 2).log()
+        log_p = torch.log_softmax(logits, -1)
+        # Not the logarithm of a sum: p may be too small for a number of its own.
+        is_drawn = torch.arange(logits.shape[-1], device=logits.device) == index.unsqueeze(-1)
+        return torch.where(is_drawn, log_p.exp().log1p(), log_p) - math.log(2)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None

@@ -37,8 +37,9 @@ class Cost:
 
     def __call__(self, points: Tensor) -> Tensor:
         """The costs `(n, *batch)` of `points` `(n, *batch, *variables, K)`, in the graph of `f`."""
-        # Points that are differentiated must not change: f gets a copy to write into.
-        costs = self.f(points.to(self.dtype, copy=points.requires_grad))
+        # Points that are differentiated must not change: f gets a copy to write into. Compilers do not tell.
+        is_leaf = points.requires_grad or torch.compiler.is_compiling()
+        costs = self.f(points.to(self.dtype, copy=is_leaf))
         check_costs(costs, points)
         return costs
 
@@ -118,7 +119,7 @@ class Score(ABC):
         points, slopes = self.points(logits, index), None
         if wanted and self.needs_slopes:
             costs, pull = pullback(cost, points)
-            slopes = pull(torch.ones_like(costs)).detach()
+            slopes = existing(pull(torch.ones_like(costs)).detach(), logits)
         else:
             costs = cost(points)
         value = costs.mean(0)
@@ -177,6 +178,11 @@ def pullback(
         return slope
 
     return value, back
+
+
+def existing(slopes: Tensor, logits: Tensor) -> Tensor:
+    """Slopes of a cost, 0 at categories that do not exist: there they may be anything, and nothing counts."""
+    return torch.where(logits == -torch.inf, 0.0, slopes)
 
 
 def without_derivative(hint: str = "") -> GappedError:
