@@ -187,6 +187,8 @@ def test_confidence_passes_over_rows_without_a_law() -> None:
     assert schedule.apply(model, torch.cat([sure, lawless])) == pytest.approx(0.5)
     assert schedule.apply(model, lawless) == pytest.approx(0.5), "nothing is known of these"
     assert schedule.apply(model, sure[:0]) == pytest.approx(0.5)
+    undecided = torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf]])
+    assert schedule.apply(model, undecided) == pytest.approx(3.0), "one of the two that exist"
     with pytest.raises(gapped.GappedError, match="logits: got"):
         schedule.apply(model, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(gapped.GappedError, match="momentum: got"):

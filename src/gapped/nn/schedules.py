@@ -132,6 +132,8 @@ class CAGE:
 
         τ = start + (end - start) (running mean of c - 1/K) / (1 - 1/K)
 
+    K counts the categories of a row that exist.
+
     The author takes the category of the largest logit forward, and straight-through backward:
     `nn.Sample("straight-through:draw=argmax")`. Then the forward pass in training is that of inference,
     whatever the temperature. The running mean is kept on the host, so that every call waits for the device.
@@ -162,11 +164,11 @@ class CAGE:
     def apply(self, module: torch.nn.Module, logits: Tensor) -> float:
         """Set the temperature in every gapped layer inside of `module`, once `logits` are counted in."""
         check_logits(logits, -1)
-        least = 1 / logits.shape[-1]
-        largest = simplex.computed(logits.detach()).softmax(-1).amax(-1)
+        rows = simplex.computed(logits.detach())
+        largest, least = rows.softmax(-1).amax(-1), 1 / (rows > -torch.inf).sum(-1)
+        shares = torch.where(least < 1, (largest - least) / (1 - least), 1.0)
         # Rows without a law say nothing.
-        largest = largest[largest.isfinite()]
-        if largest.numel():
-            share = (float(largest.mean()) - least) / (1 - least) if least < 1 else 1.0
-            self.progress = self.momentum * self.progress + (1 - self.momentum) * share
+        shares = shares[largest.isfinite()]
+        if shares.numel():
+            self.progress = self.momentum * self.progress + (1 - self.momentum) * float(shares.mean())
         return _set(module, self.start + (self.end - self.start) * self.progress)

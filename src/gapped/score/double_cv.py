@@ -56,6 +56,9 @@ class DoubleCV(Trainable):
         self.samples = samples
         self.alpha = torch.nn.Parameter(factor("alpha", alpha))
 
+    def extra_repr(self) -> str:
+        return f"samples={self.samples}"
+
     @property
     def evaluations(self) -> int:
         return self.samples

@@ -67,6 +67,9 @@ class RODEO(Trainable):
         self.beta = torch.nn.Parameter(factor("beta", beta))
         self.site = SiteNetwork(hidden)
 
+    def extra_repr(self) -> str:
+        return f"samples={self.samples}, hidden={self.hidden}"
+
     @property
     def evaluations(self) -> int:
         return self.samples
