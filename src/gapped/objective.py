@@ -13,7 +13,7 @@ from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve
-from gapped.score import Cost, Score, check_costs, without_derivative
+from gapped.score import Cost, Score, check_costs, existing, without_derivative
 
 
 def expectation(
@@ -89,5 +89,5 @@ def expectation(
     value, gradient = estimator.estimate(cost, generator, is_differentiated(rows))
     if gradient is None:
         return value
-    gradient = torch.where(rows.detach() == -torch.inf, 0.0, gradient)
+    gradient = existing(gradient, rows.detach())
     return with_gradient(value, rows, gradient, keep=estimator.remembers)

@@ -181,7 +181,7 @@ def pullback(
 
 
 def existing(slopes: Tensor, logits: Tensor) -> Tensor:
-    """Slopes of a cost, 0 at categories that do not exist: there they may be anything, and nothing counts."""
+    """Slopes or a gradient, 0 at categories that do not exist: there they may be anything."""
     return torch.where(logits == -torch.inf, 0.0, slopes)
 
 
