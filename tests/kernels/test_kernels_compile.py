@@ -184,8 +184,15 @@ for categories in (2, 4, 10, 32, 64, 128):
         file.write(code.asm["cubin"])
         file.flush()
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        used = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    assert int(re.search(r"STACK:(\\d+)", used.stdout)[1]) <= 64, (categories, used.stdout)
+        used, listed = (
+            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    assert int(re.search(r"STACK:(\\d+)", used)[1]) <= 64, (categories, used)
+    # The compiler knows that the threads of a warp leave the loop of steps together: one that leaves alone
+    # would wait for the others for ever, and they for it.
+    assert "SHFL" in listed, listed
+    assert "BRA.DIV" not in listed, (categories, listed)
 """
 
 

@@ -31,6 +31,17 @@ def _total(b_x):
 
 
 @triton.jit
+def _any(b_flags):
+    """Whether any flag is set, with the same answer for all threads, so that a loop may end by it.
+
+    A row's sum may differ between threads, in its last bit: each adds its own product, not rounded, to the
+    rounded ones of others. Threads that compared it would not always leave a loop together, and then wait for
+    each other for ever.
+    """
+    return tl.max(b_flags.to(tl.int32)) > 0
+
+
+@triton.jit
 def _spread(b_x, THREADS: tl.constexpr):
     """Rows ``(R, K)`` as ``(K / THREADS, R, THREADS)``: consecutive entries belong to one thread."""
     b_x = tl.reshape(b_x, (b_x.shape[0], THREADS, b_x.shape[1] // THREADS))
@@ -101,7 +112,7 @@ def _potential(
     b_size = _total(b_r * b_direction)
     b_least = b_size * LEFT
     s_step = 0
-    while (s_step < STEPS) & (tl.max(tl.max(b_size - b_least, 1), 0) > 0):
+    while (s_step < STEPS) & _any(b_exists & (b_size > b_least)):
         b_image = b_degree * b_direction - b_p * _product(b_matrix, b_p * b_direction, ALONG)
         if SMOOTH:
             b_image -= b_s * b_q * _total(b_rho * b_direction)
