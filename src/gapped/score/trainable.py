@@ -45,16 +45,21 @@ class Trainable(torch.nn.Module, Score):
         reaches this module's parameters alone, so it may be added to any other loss:
         `(gapped.expectation(f, logits, est).mean() + est.variance_loss()).backward()`.
         """
+        loss, slopes = self.take_loss()
+        for name, parameter in self.named_parameters():
+            if name in slopes:
+                # Adds a slope and exactly no value.
+                loss = loss + ((parameter - parameter.detach()) * slopes[name]).sum()
+        return loss
+
+    def take_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The value of `variance_loss` and its slopes by the names of the parameters, in its place."""
         if self._loss is None:
             name = type(self).__name__
             raise GappedError(f"{name}.variance_loss: nothing to train on, call gapped.expectation before it")
-        loss = self._loss
-        for name, parameter in self.named_parameters():
-            if name in self._slopes:
-                # Adds a slope and exactly no value.
-                loss = loss + ((parameter - parameter.detach()) * self._slopes[name]).sum()
+        taken = self._loss, self._slopes
         self._loss, self._slopes = None, {}
-        return loss
+        return taken
 
     def learns(self) -> bool:
         """Whether a call that estimates a gradient changes the state: in training mode."""

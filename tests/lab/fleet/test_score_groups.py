@@ -24,7 +24,6 @@ from toy_tasks import vae_trainer as fleet
 import gapped
 from gapped.errors import GappedError
 from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.capture import kept_buffers
 from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
 from gapped.lab.tasks.vae import VAETask
 
@@ -186,8 +185,7 @@ def test_compiled_steps_equal_plain_ones():
         torch.compiler.reset()
         task = VAETask(VAE_TINY, toy_images(), [5, 6, 7, 8, 9], CPU, dtype=DOUBLE, compiled=compiled)
         trainer = Trainer(task, [Run(each, 3e-3) for each in estimators], EPOCHS, 77, CPU, compiled=compiled)
-        with kept_buffers():  # as where steps are recorded, on a GPU
-            trainer.train_steps(4)
+        trainer.train_steps(4)
         return trainer
 
     plain, compiled = trained(False), trained(True)

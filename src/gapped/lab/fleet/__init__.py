@@ -312,12 +312,13 @@ class Trainer:
                 p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scaled(g, scales), 0.0))
         for part, each, tuner in self.tuned:
             if tuner.parameters:
+                _, slopes = each.take_loss()
                 # The estimator's loss is a mean over its runs; each run is to have its own.
-                loss = each.variance_loss() * len(part)
-                slopes = torch.autograd.grad(
-                    loss, tuner.parameters, allow_unused=True, materialize_grads=True
-                )
-                tuner.step(slopes, self.alive[part.runs])
+                own = [
+                    slopes[name] * len(part) if name in slopes else torch.zeros_like(p)
+                    for name, p in each.named_parameters()
+                ]
+                tuner.step(own, self.alive[part.runs])
 
     def _set_rates(self) -> None:
         rates = [run.rate(self.epoch, self.epochs) for run in self.runs]

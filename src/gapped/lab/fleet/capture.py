@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from functools import cache
 
 import torch
@@ -34,8 +33,7 @@ class Captured:
             self._function()
             return
         if program not in self._graphs:
-            with kept_buffers():
-                self._graphs[program] = self._record()
+            self._graphs[program] = self._record()
         self._graphs[program].replay()
 
     def _record(self) -> torch.cuda.CUDAGraph:
@@ -60,18 +58,6 @@ class Captured:
         with torch.cuda.graph(graph, pool=shared):
             self._function()
         return graph
-
-
-def kept_buffers() -> AbstractContextManager[object]:
-    """A context in which compiled code may be differentiated several times.
-
-    An estimator may take the slopes of the costs before the loss is differentiated: what both need must not
-    be overwritten. torch asks for this while it compiles, and again in the backward pass.
-    """
-    import torch._functorch.config as functions
-
-    context: AbstractContextManager[object] = functions.patch(donated_buffer=False)
-    return context
 
 
 @cache

@@ -119,8 +119,7 @@ class CountVAE(VAE):
 
     def loss(self, x: Tensor, sampler: Grouped, generator: torch.Generator | None = None) -> Tensor:
         """Negative evidence lower bound of each image, ``(R, B)``."""
-        plain = (self.posterior, self.costs)
-        posterior, costs = self._training if torch.is_grad_enabled() else plain
+        posterior, costs = self._training[:2] if torch.is_grad_enabled() else (self.posterior, self.costs)
         eta, divergence = posterior(x)
         # Runs of Fini, whose counts carry their gradients, are decoded together, whatever their order.
         alike = [list(each) for _, each in groupby(sampler.groups, key=_decoded_with)]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gapped.diagnostics.moments import Moments
 from gapped.errors import reject
+from gapped.gradient import with_gradient
 from gapped.lab.data.images import Dataset
 from gapped.lab.fleet import Task, permutation
 from gapped.lab.fleet.capture import Captured
@@ -63,7 +64,7 @@ class VAE(torch.nn.Module):
             assert mean is not None
             with torch.no_grad():
                 self.decoder[-1].bias.copy_(mean.clamp(_CLIP, 1 - _CLIP).logit())  # type: ignore[operator]
-        self._training = (self.posterior, self.costs)
+        self._training = (self.posterior, self.costs, self.costs_and_slopes)
 
     def encode(self, x: Tensor) -> Tensor:
         """Logits ``(R, B, latents, categories)`` of images ``(R, B, pixels)``."""
@@ -128,10 +129,18 @@ class VAE(torch.nn.Module):
         cost = entropy.transpose(0, 1)
         return cost if ratio is None else cost + (z * ratio).sum((-2, -1))
 
+    def costs_and_slopes(self, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        """`costs`, and their slopes at the samples `z`: in one program, which computes no others.
+
+        Compiled code that autograd differentiates has the gradients of all weights computed each time.
+        """
+        costs, pull, *_ = torch.func.vjp(lambda z: self.costs(z, *rest), z)
+        return costs, pull(torch.ones_like(costs))[0].detach()
+
     def loss(self, x: Tensor, sampler: Grouped, generator: torch.Generator | None = None) -> Tensor:
         """Negative evidence lower bound of each image, ``(R, B)``."""
-        plain = (self.posterior, self.costs)
-        posterior, costs = self._training if torch.is_grad_enabled() else plain
+        plain = (self.posterior, self.costs, self.costs_and_slopes)
+        posterior, costs, costs_and_slopes = self._training if torch.is_grad_enabled() else plain
         logits, divergence = posterior(x)
         parts = sampler.parts()
         decoders = dict(zip(parts, shares(weights(self.decoder), parts), strict=True))
@@ -139,9 +148,12 @@ class VAE(torch.nn.Module):
         ratios = dict(zip(parts, split(divergence, parts), strict=True)) if sampled else {}
 
         def cost(z: Tensor, part: Part) -> Tensor:
+            rest = (x if len(parts) == 1 else x[part.runs], decoders[part], ratios.get(part))
+            if part.derivatives == 1 and z.requires_grad:
+                values, slopes = costs_and_slopes(z.detach(), *rest)
+                return with_gradient(values, z, slopes)
             # Compiled code has no second derivative.
-            f = self.costs if part.derivatives > 1 else costs
-            return f(z, x if len(parts) == 1 else x[part.runs], decoders[part], ratios.get(part))
+            return (self.costs if part.derivatives > 1 else costs)(z, *rest)
 
         expected = sampler.expectation(cost, logits, generator, x)
         return expected if sampled else expected + divergence
@@ -161,7 +173,7 @@ class VAE(torch.nn.Module):
         return sampler.sample(logits, generator=generator)
 
     def compile_training(self) -> None:
-        """Compile `posterior` and `costs` for training; the sampler stays outside, with its generator."""
+        """Compile `posterior` and the costs for training; the sampler stays outside, with its generator."""
         compiled = (torch.compile(each, dynamic=False) for each in self._training)
         self._training = tuple(compiled)  # type: ignore[assignment]
 
