@@ -163,11 +163,13 @@ def _of_other_papers() -> Iterator[VAEProtocol]:
         shape = {"latents": latents, "categories": categories, "rectified_adam": rectified}
         name = f"reinmax-{latents}x{categories}"
         yield replace(_PLAIN_30X10, name=name, **shape, learning_rate=rate, epochs=160)  # type: ignore[arg-type]
-    # Hooper and Shekhovtsov (2026); layers and decay of the weights are ours.
+    # Hooper and Shekhovtsov (2026), with plain and, as in their code, with leaky rectifiers.
     for latents, categories in ((128, 4), (32, 16), (8, 64)):
         shape = {"latents": latents, "categories": categories, "batch": 200}
         name = f"flows-{latents}x{categories}"
-        yield replace(_PLAIN_30X10, name=name, **shape, weight_decay=0.01, epochs=500)  # type: ignore[arg-type]
+        plain = replace(_PLAIN_30X10, name=name, **shape, weight_decay=0.01, epochs=500)  # type: ignore[arg-type]
+        yield plain
+        yield replace(plain, name=f"mve-{latents}x{categories}", slope=0.2)
     # Paulus, Maddison and Krause (2021), 50,000 steps; layers and the number of variables are ours.
     for latents, categories in ((120, 2), (60, 4), (40, 8), (30, 16)):
         shape = {"latents": latents, "categories": categories, "batch": 200, "epochs": 167}
