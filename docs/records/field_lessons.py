@@ -68,8 +68,12 @@ def _rao(evidence: Evidence) -> str:
         (own,) = (_mean(cell, ELBO) for cell in cells if cell.label == "ReinMax-Rao")
         shares.append(own / min(_mean(cell, ELBO) for cell in cells) - 1)
     require("ReinMax-Rao at 1 is within 1% of the best of each", max(shares) < 0.01)
-    values = {"count": len(shares), "best": shares.count(0.0)}
-    values |= {"mean": 100 * fmean(shares), "share": 100 * max(shares)}
+    values = {
+        "count": len(shares),
+        "best": shares.count(0.0),
+        "mean": 100 * fmean(shares),
+        "share": 100 * max(shares),
+    }
     return fill("field-lesson-rao", values)
 
 
@@ -132,8 +136,14 @@ def _disagreement(evidence: Evidence) -> str:
             best[_name(cell)] = min(best.get(_name(cell), cell), cell, key=lambda each: _mean(each, TRAIN))
     again = sorted(abs(_mean(cell, TRAIN) - _published(cell)) for cell in best.values())
     require("the best learning rate does not come near the published numbers", again[0] > 1)
-    values = {"count": len(gaps), "cells": len(rows), "low": min(gaps), "high": max(gaps)}
-    values |= {"again": listing(f"{gap:.1f}" for gap in again), "leaky": LEAKY}
+    values = {
+        "count": len(gaps),
+        "cells": len(rows),
+        "low": min(gaps),
+        "high": max(gaps),
+        "again": listing(f"{gap:.1f}" for gap in again),
+        "leaky": LEAKY,
+    }
     return fill("field-lesson-disagreement", values)
 
 
