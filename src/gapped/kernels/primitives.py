@@ -137,6 +137,12 @@ def store_rows(p, block, s_stride, b_values, s_inner=1, s_step=1):
 
 
 @triton.jit
+def existing(b_grad, b_logits):
+    """An incoming gradient, 0 at categories that do not exist: what stands there may be anything."""
+    return tl.where(b_logits == -float("inf"), tl.zeros_like(b_grad), b_grad)
+
+
+@triton.jit
 def safe_reciprocal(b_total):
     """The reciprocal of a sum of weights, 1 for a row without any."""
     return 1.0 / tl.where(b_total == 0, 1.0, b_total)

@@ -22,6 +22,7 @@ from kernel_cases import (
     example,
     incoming,
     key,
+    make_strips_small,
     noise,
 )
 from statistical import chi_squared, counts_of, require_law, require_rejected
@@ -233,6 +234,36 @@ def test_chunks_far_below_cost_no_digits(name: str, filling: float) -> None:
     sample = assert_equals_reference(ESTIMATORS[name], logits)
     assert sample.indices[0] >= 32
     assert sample.indices[1] < 5
+
+
+# The interpreter warns of what a row without a law makes of itself, before that is overwritten.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(name, layout) for name in ESTIMATORS for layout in ("short", "strips")]
+    + [(name, layout) for name in LONG for layout in ("chunks", "split")],
+)
+def test_what_comes_in_at_a_masked_category_does_not_count(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, grad, fused = example(6, 53), incoming(6, 53), FUSED[name]
+    logits[4, ::2] = -torch.inf
+    if layout == "strips":
+        make_strips_small(monkeypatch)
+        logits, grad = (each.T.contiguous().T for each in (logits, grad))
+    elif layout != "short":
+        monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
+        monkeypatch.setattr(split_rows, "SEGMENT_BYTES", 16 * 4)
+        if layout == "chunks":
+            monkeypatch.setattr(split_rows, "most_segments", lambda device: 0)
+    absent = logits == -torch.inf
+    sample = launch.forward(logits, key(), fused, dense=False)
+    expected = backward(logits, sample, grad.masked_fill(absent, 0.0), fused)
+    for anything in (torch.nan, torch.inf):
+        gradient = backward(logits, sample, grad.masked_fill(absent, anything), fused)
+        assert torch.equal(gradient, expected)
+    assert expected[4].any()
+    assert not expected[absent].any()
 
 
 @pytest.mark.parametrize("at_index", [False, True])

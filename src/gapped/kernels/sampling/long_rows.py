@@ -26,6 +26,7 @@ from gapped.kernels.partition import power
 from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
+    existing,
     exp2,
     gumbel,
     load_key,
@@ -96,13 +97,14 @@ def write(p, b_columns, b_values, s_categories):
 
 @triton.jit
 def gradient_chunk(
-    p, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = NORMAL
+    p, b_logits, s_start, row, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, EVICTION: tl.constexpr = NORMAL
 ):
-    """One chunk of the incoming gradient, which may be given at the selected category alone."""
+    """The incoming gradient of a chunk of logits; it may be given at the selected category alone."""
     if AT_INDEX:
         b_grad = tl.where(s_start + tl.arange(0, BLOCK) == row.index, tl.load(p).to(tl.float32), 0.0)
     else:
         _, b_grad = chunk(p, s_start, row.categories, 0.0, BLOCK, EVICTION)
+        b_grad = existing(b_grad, b_logits)
     return b_grad
 
 
@@ -408,7 +410,7 @@ def streamed_backward_kernel(
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_last")
             b_shifted = b_logits - row.shift
-            b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_last")
+            b_grad = gradient_chunk(p_grad, b_logits, s_start, row, AT_INDEX, BLOCK, "evict_last")
             b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
             b_sum += b_weight
             b_dot += b_weight * b_grad
@@ -421,7 +423,7 @@ def streamed_backward_kernel(
             s_start = s_last - s_done
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_first")
             b_shifted = b_logits - row.shift
-            b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK, "evict_first")
+            b_grad = gradient_chunk(p_grad, b_logits, s_start, row, AT_INDEX, BLOCK, "evict_first")
             b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
             b_out = gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE, FAST)
             if IN_PLACE:

@@ -28,11 +28,11 @@ def _bits(row, b_columns, s_batch, BATCH: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def _chunk_odds(p_logits, s_start, row, POWER: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr):
-    """Columns of a chunk, and what `rao_odds` says of them."""
+    """Columns and logits of a chunk, and what `rao_odds` says of them."""
     b_columns, b_logits = chunk(p_logits, s_start, row.categories, -float("inf"), BLOCK)
     b_log2_odds = tl.log2(row.second) - (b_logits - row.shift) * LOG2_E
     b_odds, b_drop = rao_odds(b_log2_odds, b_columns == row.index, -1.0 / row.tau, POWER, FAST)
-    return b_columns, b_odds, b_drop
+    return b_columns, b_logits, b_odds, b_drop
 
 
 @triton.jit
@@ -51,11 +51,11 @@ def _sums(
     b_sums = (b_zero,) * BATCH
     b_dots = (b_zero,) * BATCH
     for s_start in range(0, row.categories, BLOCK):
-        b_columns, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK, FAST)
+        b_columns, b_logits, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK, FAST)
         b_bits = _bits(row, b_columns, s_batch, BATCH, FAST)
         b_grad = b_odds
         if not SOFT:
-            b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK) - s_one
+            b_grad = gradient_chunk(p_grad, b_logits, s_start, row, AT_INDEX, BLOCK) - s_one
         b_new_sums = ()
         b_new_dots = ()
         for i in tl.static_range(BATCH):
@@ -135,10 +135,10 @@ def streamed_rao_kernel(
         # One thread has written these numbers, all are going to read them.
         tl.debug_barrier()
         for s_start in range(0, s_categories, BLOCK):
-            b_columns, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK, FAST)
+            b_columns, b_logits, b_odds, b_drop = _chunk_odds(p_logits, s_start, row, POWER, BLOCK, FAST)
             b_grad = b_odds
             if not SOFT:
-                b_grad = gradient_chunk(p_grad, s_start, row, AT_INDEX, BLOCK) - s_one
+                b_grad = gradient_chunk(p_grad, b_logits, s_start, row, AT_INDEX, BLOCK) - s_one
             b_sum = tl.zeros([BLOCK], tl.float32)
             for s_batch in range(s_batches):
                 b_bits = _bits(row, b_columns, s_batch, BATCH, FAST)

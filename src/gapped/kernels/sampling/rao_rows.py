@@ -17,7 +17,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LOG2_E, exp2, load_key, log2, reciprocal
+from gapped.kernels.primitives import LOG2_E, existing, exp2, load_key, log2, reciprocal
 from gapped.kernels.sampling.rao_weights import rao_bits, rao_odds, rao_weight, rao_winner
 from gapped.kernels.sampling.surrogates import level
 
@@ -119,9 +119,7 @@ def rao_kernel(
         p_row = p_grad + b_row * s_grad_stride
         b_one = tl.load(p_row + b_index, mask=b_drawn, other=0.0).to(tl.float32)
         b_grad = tl.load(p_row + b_columns, mask=b_inside & b_drawn, other=0.0).to(tl.float32) - b_one
-    if REINMAX:
-        # What stands at a category that does not exist may be anything.
-        b_grad = tl.where(b_logits == -float("inf"), 0.0, b_grad)
+    b_grad = existing(b_grad, b_logits)
     b_shifted = (b_logits - tl.max(tl.max(b_logits, 0), 1)[None, :, None]) * LOG2_E
     b_log2_odds = log2(_total(exp2(b_shifted, FAST)), FAST) - b_shifted
     b_slope = -1.0 / b_tau

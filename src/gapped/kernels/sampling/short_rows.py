@@ -14,6 +14,7 @@ from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
     exceeds,
+    existing,
     gumbel,
     load_key,
     load_rows,
@@ -204,6 +205,7 @@ def backward_kernel(
         b_grad = tl.where(b_selected, b_one[:, None], 0.0)
     else:
         b_grad = load_rows(p_grad, block, s_grad_stride, 0.0, s_inner, s_grad_step).to(tl.float32)
+        b_grad = existing(b_grad, b_logits)
     b_tau = level((p_tau, s_tau, s_tau_every), block.rows, block.row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]

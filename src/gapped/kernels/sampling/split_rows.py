@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from gapped.kernels.partition import power
-from gapped.kernels.primitives import LOG2_E, exp2
+from gapped.kernels.primitives import LOG2_E, existing, exp2
 from gapped.kernels.sampling.long_rows import centres, gradient, row_gap, row_of_sample, weights, write
 from gapped.kernels.sampling.surrogates import REINMAX
 
@@ -163,6 +163,7 @@ def split_backward_kernel(
         b_grad = tl.where(b_columns == s_index, tl.load(p_grad).to(tl.float32), 0.0)
     else:
         b_grad = tl.load(p_grad + b_columns, mask=b_inside, other=0.0, eviction_policy="evict_first")
+        b_grad = existing(b_grad, b_logits)
     if s_index >= s_categories:
         s_nothing = tl.where(s_index > s_categories, float("nan"), 0.0)
         write(p_out, b_columns, tl.zeros([BLOCK], tl.float32) + s_nothing, s_categories)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LOG2_E, exp2, row_starts
+from gapped.kernels.primitives import LOG2_E, existing, exp2, row_starts
 from gapped.kernels.sampling.long_rows import Row, centres, gradient, row_gap, row_of_sample, weights
 from gapped.kernels.sampling.strips import chunks, strip_of, write_strip
 from gapped.kernels.sampling.surrogates import REINMAX
@@ -81,6 +81,7 @@ def _piece(pieces, known, NUMBER: tl.constexpr, AT_INDEX: tl.constexpr):
         b_grad = tl.where(b_columns == known.row.index, known.selected, 0.0)
     else:
         _, b_grad = grads[NUMBER]
+        b_grad = existing(b_grad, b_logits)
     return b_columns, b_logits - known.row.shift, b_grad
 
 
