@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 # Bytes of logits that a program holds, and its warps. With so few registers one more program fits on a
-# multiprocessor; only simple weights of half precision need no more. The fastest on an H200
+# multiprocessor; only simple weights need no more. The fastest on an H200
 # (benchmarks/bench_blocks.py).
 SEGMENT_BYTES, WARPS, REGISTERS = 16384, 8, 64
 # No more segments to a row, so that a large GPU works on several rows at a time.
@@ -58,7 +58,7 @@ def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
     block = min(power(categories), SEGMENT_BYTES // size)
     segments = -(-categories // block)
     sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "num_warps": WARPS}
-    simple = size == 2 and mode in ("gst", "straight-through")
+    simple = mode in ("gst", "straight-through")
     return segments, sizes | ({"maxnreg": REGISTERS} if simple else {})
 
 
