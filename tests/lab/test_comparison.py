@@ -547,6 +547,15 @@ def test_a_temporary_folder_goes_with_the_comparison(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the suite runs in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interruption_keeps_what_is_there_and_says_where(workers: int, temporary: Path) -> None:
     def interrupted(estimator: Any, seed: int) -> float:
