@@ -435,7 +435,7 @@ def test_what_the_board_shows_is_computed_and_refused_where_it_no_longer_holds(e
 
     text = render_block(evidence, "field-lessons")
     assert text.count("- **") == 6
-    for absent, told in (("field-flows", "flows-8x64"), ("flows-rates", "published numbers")):
+    for absent, told in (("field-flows", "flows-8x64"), ("flows-rates", "do not know why yet")):
         assert told in text
         assert told not in render_block(with_runs(evidence, absent), "field-lessons")
     for recipe, label, shift, claim in (
