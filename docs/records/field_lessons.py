@@ -37,10 +37,10 @@ def field_lessons(evidence: Evidence) -> str:
     return "\n".join(f"- {text}" for text in texts)
 
 
-def _shapes(evidence: Evidence) -> list[tuple[str, str]]:
-    """Recipe and protocol of the VAEs of other papers that have been run."""
+def _shapes(evidence: Evidence, *recipes: str) -> list[tuple[str, str]]:
+    """Recipe and protocol of the VAEs that have been run; by default, those of other papers."""
     found = {(cell.recipe, cell.protocol) for cell in evidence.cells}
-    return sorted(each for each in found if each[0] in ("field-reinmax", "field-flows"))
+    return sorted(each for each in found if each[0] in (recipes or ("field-reinmax", "field-flows")))
 
 
 def _temperature(evidence: Evidence) -> str:
@@ -61,9 +61,7 @@ def _temperature(evidence: Evidence) -> str:
 def _rao(evidence: Evidence) -> str:
     """ReinMax-Rao at 1 beside the best estimator of each protocol that it was run under."""
     shares = []
-    for recipe, protocol in dict.fromkeys((cell.recipe, cell.protocol) for cell in evidence.cells):
-        if recipe not in ("field-reinmax", "field-codes"):
-            continue
+    for recipe, protocol in _shapes(evidence, "field-reinmax", "field-codes"):
         cells = evidence.group(recipe, protocol)
         (own,) = (_mean(cell, ELBO) for cell in cells if cell.label == "ReinMax-Rao")
         shares.append(own / min(_mean(cell, ELBO) for cell in cells) - 1)

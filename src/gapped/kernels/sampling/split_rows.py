@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 # Bytes of logits that a program holds, and its warps. With so few registers one more program fits on a
-# multiprocessor; only simple weights need no more. The fastest on an H200
-# (benchmarks/bench_blocks.py).
+# multiprocessor; only simple weights need no more. The fastest on an H200 (benchmarks/bench_blocks.py) but for
+# the registers of float32, which were not timed: they keep the compiler at what it took before.
 SEGMENT_BYTES, WARPS, REGISTERS = 16384, 8, 64
 # No more segments to a row, so that a large GPU works on several rows at a time.
 MOST_SEGMENTS = 32

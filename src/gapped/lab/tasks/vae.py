@@ -22,6 +22,7 @@ from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
 from gapped.lab.fleet.optimizer import Adaptation
 from gapped.lab.fleet.run_layers import Linear, affine, generators, spread
 from gapped.lab.tasks import VAEProtocol
+from gapped.score import pullback
 
 # How close to 0 and 1 the mean image may come before its logit is taken.
 _CLIP = 1e-3
@@ -134,8 +135,8 @@ class VAE(torch.nn.Module):
 
         Compiled code that autograd differentiates has the gradients of all weights computed each time.
         """
-        costs, pull, *_ = torch.func.vjp(lambda z: self.costs(z, *rest), z)
-        return costs, pull(torch.ones_like(costs))[0].detach()
+        costs, pull = pullback(lambda z: self.costs(z, *rest), z)
+        return costs, pull(torch.ones_like(costs)).detach()
 
     def loss(self, x: Tensor, sampler: Grouped, generator: torch.Generator | None = None) -> Tensor:
         """Negative evidence lower bound of each image, ``(R, B)``."""
