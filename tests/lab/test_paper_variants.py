@@ -70,9 +70,23 @@ def test_linear_space_overflows_where_log_space_does_not() -> None:
     assert LinearGumbelRao().sample(logits.detach(), generator=seeded()).tolist() == [[1.0, 0.0, 0.0]]
 
 
+def test_the_constant_takes_the_gradient_of_large_logits() -> None:
+    """It changes nothing where logits are small, and leaves next to nothing of the gradient at 20."""
+    slopes = torch.tensor([1.0, 2.0, 3.0])
+    for shift, share in ((0.0, 1.0), (20.0, 0.0)):
+        logits = (torch.tensor([1.0, 0.5, 0.0]) + shift).expand(2000, 3).clone().requires_grad_()
+        norms = []
+        for eps in (0.0, 1e-8):
+            sample = LinearGumbelRao(tau=0.1, samples=20, eps=eps).sample(logits, generator=seeded())
+            (gradient,) = torch.autograd.grad((sample @ slopes).sum(), logits)
+            norms.append(gradient.norm())
+        assert norms[0] > 1
+        assert abs(norms[1] / norms[0] - share) < 0.02
+
+
 def test_variants_are_named_in_recipes_and_not_in_the_registry() -> None:
     assert isinstance(make(*parse("gst-raised:gap=1.2,tau=0.5")), RaisedGST)
-    assert options_of("gumbel-rao-linear") == options_of("gumbel-rao")
+    assert set(options_of("gumbel-rao-linear")) == {*options_of("gumbel-rao"), "eps"}
     assert not {"gst-raised", "gumbel-rao-linear"} & set(gapped.estimators())
 
 

@@ -52,9 +52,14 @@ class LinearGumbelRao(GumbelRao):
 
     where :math:`Z = \sum_j e^{\theta_j}`. The exponentials of the logits overflow: in float32 a logit of 89
     makes a NaN. That is the point: it shows whether this is why the paper's runs diverge.
+
+    `eps` is added to :math:`E_i`, and to the sum whose logarithm is taken: the form in the public code of
+    Hooper and Shekhovtsov (2026), whose gradient vanishes for large logits.
     """
 
     name = "gumbel-rao-linear"
+
+    eps: float = 0.0
 
     def sample(
         self,
@@ -71,21 +76,22 @@ class LinearGumbelRao(GumbelRao):
         value = simplex.one_hot(category, theta.shape[-1], theta.dtype)
         if not logits.requires_grad:
             return value
-        scores = linear_gumbel(theta, value, self.samples, generator)
+        scores = linear_gumbel(theta, value, self.samples, generator, self.eps)
         surrogate = torch.softmax((logits + (scores - theta)) / per_row(self.tau, theta), -1).mean(0)
         return value + (surrogate - surrogate.detach())
 
 
 def linear_gumbel(
-    logits: Tensor, chosen: Tensor, samples: int, generator: torch.Generator | None = None
+    logits: Tensor, chosen: Tensor, samples: int, generator: torch.Generator | None = None, eps: float = 0.0
 ) -> Tensor:
     """Draw the logits with Gumbel noise, given the one-hot argmax `chosen`: ``(samples, *logits.shape)``."""
     draws = torch.empty(samples, *logits.shape, dtype=logits.dtype, device=logits.device)
     draws.exponential_(generator=generator)
     weights = logits.exp()
     total = weights.sum(-1, keepdim=True)
-    winner = (draws * chosen).sum(-1, keepdim=True)
-    return chosen * (total.log() - winner.log()) - (1 - chosen) * (draws / weights + winner / total).log()
+    winner = (draws * chosen).sum(-1, keepdim=True) + eps
+    losing = (draws / weights + winner / total + eps).log()
+    return chosen * (total.log() - winner.log()) - (1 - chosen) * losing
 
 
 VARIANTS: Mapping[str, type[Pathwise]] = MappingProxyType(

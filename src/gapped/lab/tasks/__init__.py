@@ -138,7 +138,7 @@ _REINMAX = (
     (8, 64, 5e-4, True),
     (30, 10, 5e-4, True),
 )
-# Shi et al. (2022): a tenth of their steps. What they leave open is as in the protocol coupled-32x64.
+# Shi et al. (2022): a tenth of their steps; layers, images and the decoder's input as in their public code.
 _BINARY = VAEProtocol(
     "binary-200x2",
     200,
@@ -149,9 +149,6 @@ _BINARY = VAEProtocol(
     epochs=200,
     train_images=50_000,
     glorot=True,
-    centred=True,
-    signed=True,
-    mean_output=True,
     sampled_divergence=True,
     bound_samples=100,
 )
@@ -170,8 +167,9 @@ def _of_other_papers() -> Iterator[VAEProtocol]:
         plain = replace(_PLAIN_30X10, name=name, **shape, weight_decay=0.01, epochs=500)  # type: ignore[arg-type]
         yield plain
         yield replace(plain, name=f"mve-{latents}x{categories}", slope=0.2)
-    # Paulus, Maddison and Krause (2021), 50,000 steps; layers and the number of variables are ours.
-    for latents, categories in ((120, 2), (60, 4), (40, 8), (30, 16)):
+    # Paulus, Maddison and Krause (2021), 50,000 steps; a sample has as many entries whatever the categories.
+    # That they are 240 is ours, and so are the layers.
+    for latents, categories in ((120, 2), (60, 4), (30, 8), (15, 16)):
         shape = {"latents": latents, "categories": categories, "batch": 200, "epochs": 167}
         name = f"fixed-{latents}x{categories}"
         yield replace(_PLAIN_30X10, name=name, **shape, binarised="once", bound_samples=100)  # type: ignore[arg-type]
@@ -211,14 +209,16 @@ VAE_PROTOCOLS: Mapping[str, VAEProtocol] = MappingProxyType(
 
 
 def _of_counts() -> Iterator[CountProtocol]:
-    """The protocols of He and Wu (2026). The name ends with the number of variables."""
+    """The protocols of He and Wu (2026): the design of Titsias and Shi (2022) with counts in place of bits.
+
+    The name ends with the number of variables.
+    """
     design = {"hidden": (200, 200), "categories": 1, "slope": 0.3, "binarised": True, "epochs": 100}
-    design |= {"train_images": 50_000, "glorot": True, "centred": True, "mean_output": True}
-    yield CountProtocol("poisson-1-128", 128, **design)  # type: ignore[arg-type]
+    design |= {"train_images": 50_000, "glorot": True}
+    yield CountProtocol("poisson-1-200", 200, **design)  # type: ignore[arg-type]
     for size in (2, 16, 128):
         poisson, binomial = {"prior": math.log(0.1)}, {"law": "binomial", "total": 8}
-        # The mean of the prior is 1.
-        negative = {"law": "negative-binomial", "total": 8, "prior": -math.log(8)}
+        negative = {"law": "negative-binomial", "total": 8}
         yield CountProtocol(f"poisson-0.1-{size}", size, **poisson, **design)  # type: ignore[arg-type]
         yield CountProtocol(f"binomial-8-{size}", size, **binomial, **design)  # type: ignore[arg-type]
         yield CountProtocol(f"negative-binomial-8-{size}", size, **negative, **design)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from gapped.errors import reject
 from gapped.gradient import Points, with_gradient
 from gapped.lab.fleet.estimator_groups import Group, Grouped, Part
 from gapped.lab.tasks import CountProtocol
-from gapped.lab.tasks.vae import VAE, VAETask, Weights, shares, split, weights
+from gapped.lab.tasks.vae import VAE, VAETask, shares, split, weights
 from gapped.pathwise import Draw, Pathwise
 from gapped.score.reinforce import RLOO, leave_one_out
 
@@ -52,20 +52,18 @@ class Law(NamedTuple):
     normaliser: Tensor
     """A."""
     mean: Tensor
-    variance: Tensor
     slope: Tensor
     """Of t in η."""
 
 
 def law(rules: CountProtocol, eta: Tensor) -> Law:
     """The law of a protocol's counts, given the log-rate or the log-odds."""
-    one, p, q = torch.ones_like(eta), torch.sigmoid(eta), torch.sigmoid(-eta)
-    n, odds = rules.total, eta.exp()
+    n, odds, one = rules.total, eta.exp(), torch.ones_like(eta)
     if rules.law == "poisson":
-        return Law(eta, odds, odds, odds, one)
+        return Law(eta, odds, odds, one)
     if rules.law == "binomial":
-        return Law(eta, n * F.softplus(eta), n * p, n * p * q, one)
-    return Law(F.logsigmoid(eta), n * F.softplus(eta), n * odds, n * odds * (1 + odds), q)
+        return Law(eta, n * F.softplus(eta), n * torch.sigmoid(eta), one)
+    return Law(F.logsigmoid(eta), n * F.softplus(eta), n * odds, torch.sigmoid(-eta))
 
 
 def draw(rules: CountProtocol, eta: Tensor, order: int, generator: torch.Generator | None) -> Tensor:
@@ -79,10 +77,8 @@ def draw(rules: CountProtocol, eta: Tensor, order: int, generator: torch.Generat
 class CountVAE(VAE):
     r"""R variational autoencoders with counts as latents, side by side.
 
-    The encoder's output is added to the prior's log-rate, or log-odds: a posterior starts near the prior. The
-    decoder sees counts less the prior's mean, in units of its standard deviation. That is 2 z - 1 for the
-    binary variables of even odds in Titsias and Shi (2022), whose design this otherwise is. With
-    :math:`\log q(z) = t_q z - A_q + h(z)`, and the prior's :math:`t_p` and :math:`A_p`, the divergence is
+    The encoder's output is added to the prior's log-rate, or log-odds: a posterior starts near the prior.
+    With :math:`\log q(z) = t_q z - A_q + h(z)`, and :math:`t_p` and :math:`A_p` of the prior, it has
 
     .. math:: \mathrm{KL}(q\,\|\,p) = (t_q - t_p)\,\mathbb E_q z - A_q + A_p.
     """
@@ -146,10 +142,6 @@ class CountVAE(VAE):
         """The leave-one-out gradient at `eta` of samples ``(n, *eta.shape)`` with these costs."""
         own, signal = law(self.protocol, eta), leave_one_out(values.double()).to(z.dtype)
         return (signal[..., None, None] * (z - own.mean) * own.slope).mean(0)
-
-    def _pixels(self, z: Tensor, x: Tensor | None, decoder: Weights) -> Tensor:
-        _, _, mean, variance, _ = self.prior_law
-        return super()._pixels((z - mean) / variance**0.5, x, decoder)
 
 
 def _decoded_with(group: Group) -> str | int:
