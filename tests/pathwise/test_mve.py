@@ -115,6 +115,43 @@ def test_a_category_too_rare_for_its_reciprocal_is_as_good_as_none(s: float) -> 
     assert gradient[:, 3].abs().max() < 1e-6
 
 
+def at(categories: Tensor, theta: Tensor, g: Tensor, tau: float, s: float) -> Tensor:
+    """The gradient of each row, given the drawn categories."""
+    p = torch.softmax(theta / tau, -1)
+    return _product(g, torch.stack([p, torch.eye(theta.shape[-1], dtype=theta.dtype)[categories]]), s)
+
+
+@pytest.mark.parametrize("s", [0.0, 0.1])
+def test_a_drawn_category_has_its_share_however_low_the_temperature(s: float) -> None:
+    """At 0.1 its probability in the formula is 8e-40, which float32 does not hold and float64 does."""
+    theta, g = torch.tensor([[0.0, -1.0, -0.5, -9.0]]), torch.tensor([[1.0, -2.0, 0.5, 3.0]])
+    for tau in (0.2, 0.1, 0.05):
+        single, double = (
+            at(torch.tensor([3]), theta.to(dtype), g.to(dtype), tau, s)
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert double.abs().max() > 1e-4
+        torch.testing.assert_close(single.double(), double, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 20.0), (torch.float64, 40.0)])
+def test_next_to_certainty_the_small_gradients_keep_their_digits(dtype: torch.dtype, gap: float) -> None:
+    """The likely category of three was drawn; to first order in p = exp(-gap) the gradient has a closed form.
+
+    The weight between the rare ones is p/2, that from each to the likely one p. With the likely one's u at 0,
+    3 u_0 - u_1 = 2 g_0 and 3 u_1 - u_0 = 2 g_1; the gradient of a rare one is p (u - g_2)/2.
+    """
+    rare = math.exp(-gap)
+    theta = torch.tensor([[-gap, -gap, 0.0]], dtype=dtype)
+    g = torch.tensor([[1.0, -2.0, 0.4]], dtype=dtype)
+    single = at(torch.tensor([2]), theta, g, 1.0, 0.0)
+    u = torch.tensor([(3 * 1.0 - 2.0) / 4, (3 * -2.0 + 1.0) / 4], dtype=dtype)
+    low = rare * (u - 0.4) / 2
+    torch.testing.assert_close(
+        single, torch.cat([low, -low.sum(0, keepdim=True)]).unsqueeze(0), rtol=1e-6, atol=0
+    )
+
+
 def test_rows_in_blocks_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     theta, g = normal(4, 5, 7), normal(4, 5, 7, seed=2)
     estimator = gapped.MVE(smoothing=torch.linspace(0, 1, 5))

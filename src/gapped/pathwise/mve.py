@@ -132,7 +132,9 @@ def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
 
 
 def _solved(g: Tensor, p: Tensor, sample: Tensor, s: float | Tensor) -> Tensor:
-    # A category whose reciprocal may be infinite is as good as none.
+    # The drawn category has a share however small its probability is at a temperature below 1.
+    p = torch.where(sample > 0, p.clamp(min=torch.finfo(p.dtype).tiny ** 0.8), p)
+    # Any other whose reciprocal may be infinite is as good as none.
     exists = p > 8 * torch.finfo(p.dtype).tiny
     p = torch.where(exists, p, 0.0)
     # What stands at a category that does not exist may be anything.
@@ -142,7 +144,10 @@ def _solved(g: Tensor, p: Tensor, sample: Tensor, s: float | Tensor) -> Tensor:
     g = _ratio(g, largest)
     drawn = (p * sample).sum(-1, keepdim=True)
     scale = _ratio(exists.to(p.dtype), s + p + drawn)
-    y = g * (s + p) * scale - sample * (g * p * scale).sum(-1, keepdim=True)
+    # Without the drawn category's own product, which cancels: all others may be smaller than its last digit.
+    others = p * (1 - sample)
+    y = g * others * scale
+    y = y - sample * y.sum(-1, keepdim=True) + s * g * scale
     mean = (g * scale).sum(-1, keepdim=True)
     v, c = _potential(p, s, y, mean, exists)
     # J(p) annihilates constants: of c (s + p)/(s + 2 p), that is c/2.
@@ -151,7 +156,6 @@ def _solved(g: Tensor, p: Tensor, sample: Tensor, s: float | Tensor) -> Tensor:
     # Next to a probability of 1 the differences keep their digits: v is relative to the likeliest category's,
     # and 1 - p is the sum of the others.
     v = v - v.gather(-1, p.argmax(-1, keepdim=True))
-    others = p * (1 - sample)
     rest = sample * others.sum(-1, keepdim=True) - others
     return largest * (p * (v - (p * v).sum(-1, keepdim=True)) + own * rest)
 

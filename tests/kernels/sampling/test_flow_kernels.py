@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import seeded
-from kernel_cases import DEVICE, GPU_MARKS, key
+from kernel_cases import DEVICE, GPU_MARKS, incoming, key
 from torch import Tensor
 
 import gapped
@@ -76,6 +76,19 @@ def test_categories_too_rare_for_their_reciprocals() -> None:
     logits[:, 5] = -torch.linspace(80, 110, 20, device=DEVICE)
     for smoothing in (0.0, 0.01):
         assert error(gapped.MVE(smoothing=smoothing), logits, grad) < 2e-5
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_drawn_category_has_its_share_however_low_the_temperature(smoothing: float) -> None:
+    """At temperature 0.1 the drawn category of every row has a probability of 1e-39 in the formula."""
+    logits, grad = torch.randn(20, 6, generator=seeded(1)).to(DEVICE), incoming(20, 6)
+    logits[:, 5] = logits.amax(-1) - 9.0
+    index = torch.full((20,), 5, dtype=torch.int64, device=DEVICE)
+    estimator = gapped.MVE(0.1, smoothing=smoothing)
+    gradient = launch.backward(logits, index, None, key(), grad, estimator.fused())
+    torch.testing.assert_close(
+        gradient.double(), reference(estimator, logits, index, grad), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("size", [1e-34, 1e-20, 1e20, 1e36])

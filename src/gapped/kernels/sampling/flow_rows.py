@@ -15,6 +15,8 @@ from gapped.kernels.sampling.surrogates import level
 # The least number that is divided by, and the least probability that counts: the reciprocal of a smaller one may
 # be infinite.
 _LEAST = tl.constexpr(1e-37)
+# The least probability of the drawn category: its reciprocal may be squared and summed.
+_LEAST_DRAWN = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -91,7 +93,8 @@ def _potential(
 
     There the constant direction is filled, here nothing leaves its complement: y has a sum of zero, up to
     rounding, and so has every residual. Steps end when no row of the program has more than `LEFT` of its first
-    residual's square, or at `STEPS`; a row that is done waits for the others.
+    residual's square, or at `STEPS`; a row that is done waits for the others. The square is the plain one: in the
+    norm that the steps go by, categories much rarer than others would hide what is left of these.
     """
     b_matrix = _reciprocals(b_p, b_s, DOWN, ALONG, FAST)
     b_q = tl.where(b_exists, _product(b_matrix, b_p, ALONG), 0.0)
@@ -110,19 +113,20 @@ def _potential(
     b_v = tl.zeros_like(b_r)
     b_direction = b_inverse * b_r
     b_size = _total(b_r * b_direction)
-    b_least = b_size * LEFT
+    b_left, b_least = _total(b_r * b_r), LEFT * _total(b_r * b_r)
     s_step = 0
-    while (s_step < STEPS) & _any(b_exists & (b_size > b_least)):
+    while (s_step < STEPS) & _any(b_exists & (b_left > b_least)):
         b_image = b_degree * b_direction - b_p * _product(b_matrix, b_p * b_direction, ALONG)
         if SMOOTH:
             b_image -= b_s * b_q * _total(b_rho * b_direction)
         b_length = _ratio(b_size, _total(b_direction * b_image), FAST)
-        b_length = tl.where(b_size > b_least, b_length, 0.0)
+        b_length = tl.where(b_left > b_least, b_length, 0.0)
         b_v += b_length * b_direction
         b_r -= b_length * b_image
         b_scaled = b_inverse * b_r
         b_before = b_size
         b_size = _total(b_r * b_scaled)
+        b_left = _total(b_r * b_r)
         b_direction = b_scaled + _ratio(b_size, b_before, FAST) * b_direction
         s_step += 1
     if SMOOTH:
@@ -141,6 +145,8 @@ def _gradient(
     FAST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the logits for probabilities, incoming gradient and selection of each row."""
+    # The drawn category has a share however small its probability is at a temperature below 1.
+    b_p = tl.where(b_selected, tl.maximum(b_p, _LEAST_DRAWN), b_p)
     b_exists = b_p > _LEAST
     b_p = tl.where(b_exists, b_p, 0.0)
     # What stands at a category that does not exist may be anything.

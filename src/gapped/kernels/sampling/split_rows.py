@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 # Bytes of logits that a program holds, and its warps. With so few registers one more program fits on a
-# multiprocessor; only simple weights need no more. The fastest on an H200 (benchmarks/bench_blocks.py) but for
-# the registers of float32, which were not timed: they keep the compiler at what it took before.
+# multiprocessor; only simple weights need no more. The fastest on an H200 (benchmarks/bench_blocks.py).
 SEGMENT_BYTES, WARPS, REGISTERS = 16384, 8, 64
+# The registers of other weights: as many programs fit beside each other as without the path that is rarely taken.
+REINMAX_REGISTERS, MOST_REGISTERS = 80, 128
 # No more segments to a row, so that a large GPU works on several rows at a time.
 MOST_SEGMENTS = 32
 _SIGN = tl.constexpr(1 << 31)
@@ -58,8 +59,12 @@ def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
     block = min(power(categories), SEGMENT_BYTES // size)
     segments = -(-categories // block)
     sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "num_warps": WARPS}
-    simple = mode in ("gst", "straight-through")
-    return segments, sizes | ({"maxnreg": REGISTERS} if simple else {})
+    registers = MOST_REGISTERS
+    if mode in ("gst", "straight-through"):
+        registers = REGISTERS
+    elif mode == "reinmax" and size == 4:
+        registers = REINMAX_REGISTERS
+    return segments, sizes | {"maxnreg": registers}
 
 
 @triton.jit
@@ -108,6 +113,45 @@ def again(b_x, FAST: tl.constexpr):
             "mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=2
         )
     return b_x.to(tl.float32)
+
+
+@triton.jit
+def _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE: tl.constexpr, FAST: tl.constexpr):
+    """Logits relative to the largest and their weights, the weights' sum, and their products' with the gradient.
+
+    The last sum has ReinMax's other weights.
+    """
+    b_shifted = b_logits.to(tl.float32) - row.shift
+    b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
+    s_dot = tl.sum(b_weight * b_grad.to(tl.float32), 0)
+    s_plain_dot = s_dot
+    if MODE == REINMAX:
+        s_plain_dot = tl.sum(exp2(b_shifted * LOG2_E, FAST) * b_grad.to(tl.float32), 0)
+    return b_shifted, b_weight, tl.sum(b_weight, 0), s_dot, s_plain_dot
+
+
+@triton.jit
+def _finish(
+    p_words, p_grad, p_out, b_logits, b_grad, b_columns, weighted, row, s_segment,
+    MODE: tl.constexpr, AT_INDEX: tl.constexpr, FAST: tl.constexpr,
+    SEGMENTS: tl.constexpr, SLOTS: tl.constexpr, WAITS: tl.constexpr,
+):  # fmt: skip
+    """Exchange the sums with the row's other segments, and write the gradient."""
+    b_shifted, b_weight, s_sum, s_dot, s_plain_dot = weighted
+    if SEGMENTS > 1:
+        publish(p_words, s_segment, s_sum, s_dot)
+        if MODE == REINMAX:
+            publish(p_words + SEGMENTS, s_segment, s_sum, s_plain_dot)
+        if WAITS:
+            s_sum, s_dot = _collect(p_words, SEGMENTS, SLOTS)
+            if MODE == REINMAX:
+                _, s_plain_dot = _collect(p_words + SEGMENTS, SEGMENTS, SLOTS)
+    if WAITS:
+        s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
+        if MODE == REINMAX:
+            b_shifted = again(b_logits, FAST) - row.shift
+        b_out = gradient(b_weight, b_shifted, again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
+        write(p_out, b_columns, b_out, row.categories)
 
 
 @triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_first"])
@@ -163,7 +207,6 @@ def split_backward_kernel(
         b_grad = tl.where(b_columns == s_index, tl.load(p_grad).to(tl.float32), 0.0)
     else:
         b_grad = tl.load(p_grad + b_columns, mask=b_inside, other=0.0, eviction_policy="evict_first")
-        b_grad = existing(b_grad, b_logits)
     if s_index >= s_categories:
         s_nothing = tl.where(s_index > s_categories, float("nan"), 0.0)
         write(p_out, b_columns, tl.zeros([BLOCK], tl.float32) + s_nothing, s_categories)
@@ -172,24 +215,21 @@ def split_backward_kernel(
             s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
         )
         s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
-        b_shifted = b_logits.to(tl.float32) - row.shift
-        b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
-        s_sum = tl.sum(b_weight, 0)
-        s_dot = tl.sum(b_weight * b_grad.to(tl.float32), 0)
-        s_plain_dot = s_dot
-        if MODE == REINMAX:
-            s_plain_dot = tl.sum(exp2(b_shifted * LOG2_E, FAST) * b_grad.to(tl.float32), 0)
-        if SEGMENTS > 1:
-            publish(p_words, s_segment, s_sum, s_dot)
-            if MODE == REINMAX:
-                publish(p_words + SEGMENTS, s_segment, s_sum, s_plain_dot)
-            if WAITS:
-                s_sum, s_dot = _collect(p_words, SEGMENTS, SLOTS)
-                if MODE == REINMAX:
-                    _, s_plain_dot = _collect(p_words + SEGMENTS, SEGMENTS, SLOTS)
-        if WAITS:
-            s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
-            if MODE == REINMAX:
-                b_shifted = again(b_logits, FAST) - row.shift
-            b_out = gradient(b_weight, b_shifted, again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
-            write(p_out, b_columns, b_out, s_categories)
+        weighted = _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
+        if weighted[3] != weighted[3]:
+            # What comes in at a category that does not exist counts for nothing. Where it is not finite, its product
+            # with the weight 0 is NaN, and so is the sum. Only then is each element looked at, after reading it
+            # again: that takes registers, which would slow down all others.
+            b_logits = tl.load(p_logits + b_columns, mask=b_inside, other=-float("inf"))
+            if not AT_INDEX:
+                b_grad = existing(tl.load(p_grad + b_columns, mask=b_inside, other=0.0), b_logits)
+            weighted = _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
+            _finish(
+                p_words, p_grad, p_out, b_logits, b_grad, b_columns, weighted, row, s_segment,
+                MODE, AT_INDEX, FAST, SEGMENTS, SLOTS, WAITS,
+            )  # fmt: skip
+        else:
+            _finish(
+                p_words, p_grad, p_out, b_logits, b_grad, b_columns, weighted, row, s_segment,
+                MODE, AT_INDEX, FAST, SEGMENTS, SLOTS, WAITS,
+            )  # fmt: skip
