@@ -114,7 +114,8 @@ def negative_binomial(
 
     Arguments:
         total: The number of failures r, a positive number or a tensor that broadcasts against `logits`.
-        logits: Log-odds log p/(1 - p) of a success, of any shape. A mean that is not finite gives NaN.
+        logits: Log-odds log p/(1 - p) of a success, of any shape. A mean beyond the range of
+            float32, or of float64 for such logits, gives NaN; so does a count, where the mean is close to it.
         order: 2 or 3, the degree of the polynomial costs for which the gradient is exact in the mean.
         generator: Where random numbers come from; None is torch's default generator.
 
@@ -142,9 +143,13 @@ def negative_binomial(
     r = total.to(p).expand_as(p) if isinstance(total, Tensor) else torch.full_like(p, float(total))
     # A Poisson sample whose rate has a gamma law.
     rate = torch._standard_gamma(r, generator=generator) * odds
-    legal = rate.isfinite() & (r * odds * (1 + odds)).isfinite()
-    value = _poisson(rate, legal, generator)
-    weight = q * _weight(value, r * odds, 1 + odds, 1 / r, order)
+    value = _poisson(rate, rate.isfinite() & (r * odds).isfinite(), generator)
+    # The weight in terms of p: the variance itself may overflow where the mean does not.
+    weight = r * p / 2 + (1 + p) / 2 * value
+    if order == 3:
+        scaled = q * value
+        pairs = scaled / torch.where(odds > 0, (r + 1) * odds, 1.0) * (scaled - q)
+        weight = weight - (pairs - q * (2 * scaled - r * p)) / 12
     return _joined(value, eta, weight, logits)
 
 
@@ -159,14 +164,15 @@ def _poisson(rate: Tensor, legal: Tensor, generator: torch.Generator | None) -> 
 
 def _weight(value: Tensor, mean: Tensor, dispersion: Tensor, curvature: Tensor, order: int) -> Tensor:
     """The weight for the natural parameter; the variance is `mean` times `dispersion`, 1 + v μ."""
-    weight = (mean + (2 * dispersion - 1) * value) / 2
+    # Halved before they are added, and below not doubled: counts next to the largest float would overflow.
+    weight = mean / 2 + (dispersion - 0.5) * value
     if order == 2:
         return weight
     scale = (1 + curvature) * mean * dispersion
     # Where nothing varies, or only between two values, there is no third degree.
     usable = scale > 0
     pairs = value / torch.where(usable, scale, 1.0) * (value - 1)
-    return weight - torch.where(usable, pairs - (2 * value - mean) / dispersion, 0.0) / 12
+    return weight - torch.where(usable, pairs - (value + (value - mean)) / dispersion, 0.0) / 12
 
 
 def _joined(value: Tensor, eta: Tensor, weight: Tensor, like: Tensor) -> Tensor:

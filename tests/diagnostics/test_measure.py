@@ -176,6 +176,37 @@ def test_slopes_make_the_reference_precise():
     assert double.noise < 1e-10 * plain.noise
 
 
+def linear_at(level, logits, slope):
+    """A linear cost at a level, in float32; slopes of four binary digits make every cost exact there."""
+    slope = slope.float()
+    return CostGradients(lambda z: (z * slope).sum((-1, -2)) + level, logits.float(), generator=seeded())
+
+
+@pytest.mark.parametrize("level", [1e5, 1e6])
+@pytest.mark.parametrize("reference", ["exact", "coordinate", "double-cv", "rloo"])
+def test_a_level_of_the_cost_changes_no_reference(reference, level):
+    logits, slope = normal(5, 4), (16 * normal(5, 4, seed=6)).round() / 16
+    there, here = (
+        reference_of(linear_at(x, logits, slope), reference, 64, None).gradient for x in (level, 0)
+    )
+    assert_close(there, here, 1e-6)
+    if reference != "rloo":  # the others have no variance for a linear cost
+        p = logits.softmax(-1)
+        exact = p * (slope - (p * slope).sum(-1, keepdim=True))
+        assert_close(there, exact.flatten(), 1e-6)
+
+
+@pytest.mark.parametrize("level", [0.0, 1e5, 1e6])
+def test_unbiased_members_cover_zero_at_any_level_of_the_cost(level):
+    source = linear_at(level, normal(12, 6), (16 * normal(12, 6, seed=6)).round() / 16)
+    members = [gapped.RLOO(16), gapped.DoubleCV(4)]
+    diagnosis = gapped.diagnose(
+        source.f, source.logits, members, samples=400, generator=seeded(), confidence=SURE
+    )
+    assert "summed out" in diagnosis.reference
+    assert [row.relative_bias.low for row in diagnosis.rows] == [0, 0]
+
+
 # Evaluations, state, randomness, shapes and dtypes
 
 

@@ -105,6 +105,35 @@ def test_a_gate_is_a_bernoulli_sample_with_the_gradient_of_a_pair() -> None:
     assert_close(to_torch(slope)[:, 0], expected, 1e-6)
 
 
+# Costs far from zero
+
+
+@pytest.mark.parametrize("samples", [3, 7])
+@pytest.mark.parametrize("kind", [gapped.jax.RLOO, gapped.jax.DoubleCV])
+def test_a_constant_cost_has_no_gradient(kind: Any, samples: int) -> None:
+    def value(logits: Any) -> Any:
+        cost = lambda z: 0 * z.sum((-1, -2)) + 1234567.1  # noqa: E731
+        return gapped.jax.expectation(KEY, cost, logits, kind(samples)).sum()
+
+    assert (jax.grad(value)(jnp.zeros((50, 2, 3))) == 0).all()
+
+
+@pytest.mark.parametrize("level", [0.0, 1e5, 1e6])
+def test_a_level_of_the_cost_takes_no_digits_from_the_slopes(level: float) -> None:
+    """All costs are float32 numbers, and a linear one has no variance with the factor 1."""
+    theta, slope = normal(5, 4), (16 * normal(5, 4, seed=1)).round() / 16
+    p = theta.softmax(-1)
+    exact = p * (slope - (p * slope).sum(-1, keepdim=True))
+    weights = to_jax(slope.float())
+
+    def value(logits: Any) -> Any:
+        cost = lambda z: (z * weights).sum((-1, -2)) + level  # noqa: E731
+        return gapped.jax.expectation(KEY, cost, logits, gapped.jax.DoubleCV(3, 1)).sum()
+
+    gradient = to_torch(jax.grad(value)(to_jax(theta.float().expand(20, 5, 4))))
+    assert_close(gradient.double(), exact.expand(20, 5, 4), 1e-5)
+
+
 # Errors, as shapes and dtypes tell
 
 
@@ -130,7 +159,13 @@ BAD: list[tuple[str, Any]] = [
     ("samples: got 0", lambda: gapped.jax.gumbel_rao(KEY, LOGITS, samples=0)),
     ("tau_forward: got 0", lambda: gapped.jax.decoupled_gumbel_softmax(KEY, LOGITS, tau_forward=0)),
     ("samples: got 1", lambda: gapped.jax.RLOO(1)),
-    ("alpha: got 'x'", lambda: gapped.jax.DoubleCV(alpha="x")),
+    ("alpha: got 'x', expected a finite number", lambda: gapped.jax.DoubleCV(alpha="x")),
+    ("alpha: got nan, expected a finite number", lambda: gapped.jax.DoubleCV(2, NAN)),
+    ("alpha: got -inf, expected a finite number", lambda: gapped.jax.DoubleCV(2, -INF)),
+    ("alpha: got 1e+39, expected a finite number", lambda: gapped.jax.DoubleCV(2, 1e39)),
+    ("tau: got 10000", lambda: gapped.jax.GST(10**400)),
+    ("alpha: got 10000", lambda: gapped.jax.DoubleCV(2, 10**400)),
+    ("alpha: got True, expected a finite number", lambda: gapped.jax.DoubleCV(2, True)),
     ("estimator: got 'gts'; did you mean gst? Expected one of", lambda: gapped.jax.estimator("gts")),
     ("gst: unknown option 'gab'", lambda: gapped.jax.estimator("gst:gab=1")),
     ("tau: got 0.5, but the estimator", lambda: gapped.jax.choose(KEY, LOGITS, 0.5, estimator="gst:tau=0.7")),

@@ -271,6 +271,37 @@ def test_rates_beyond_what_integers_hold(dtype: torch.dtype) -> None:
     ).all()
 
 
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("total", [0.5, 3.0, 100.0])
+def test_negative_binomial_counts_whose_variance_is_beyond_float32(total: float, order: int) -> None:
+    """The counts are the rates, so large are they, and the weights those of rational numbers."""
+    eta = torch.tensor([40.0, 44.0, 44.4, 45.0, 60.0, 80.0]).repeat(20).requires_grad_()
+    sample = counts.negative_binomial(total, eta, order=order, generator=seeded())
+    (weights,) = torch.autograd.grad(sample.sum(), eta)
+    rate = torch._standard_gamma(torch.full_like(eta, total), generator=seeded()) * eta.detach().exp()
+    assert_close(sample / rate, torch.ones_like(rate), 1e-5)
+    for each, z, weight in zip(eta.tolist(), sample.tolist(), weights.tolist(), strict=True):
+        expected = exact_weight("negative_binomial", total, each, z, order)
+        assert abs(Fraction(weight) - expected) <= 3e-6 * abs(expected)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_counts_next_to_the_largest_float(order: int) -> None:
+    """Finite where the rate is, and NaN where it is not; values and weights alike."""
+    eta = torch.full((50,), 88.7, requires_grad=True)
+    rate = torch._standard_gamma(torch.ones(50), generator=seeded()) * eta.detach().exp()
+    assert len(rate.isfinite().unique()) == 2
+    sample = counts.negative_binomial(1.0, eta, order=order, generator=seeded())
+    assert torch.equal(sample.isfinite(), rate.isfinite())
+    assert torch.equal(sample.isnan(), ~rate.isfinite())
+    (weights,) = torch.autograd.grad(sample.sum(), eta)
+    assert torch.equal(weights.isnan(), sample.isnan())
+    assert not weights.isinf().any()
+    sample = counts.poisson(eta, order=order)
+    assert sample.isfinite().all()
+    assert torch.autograd.grad(sample.sum(), eta)[0].isfinite().all()
+
+
 def test_failures_next_to_certain_success_are_as_frequent_as_successes_next_to_none() -> None:
     trials, count = 10_000_000, 100_000
     often = trials - counts.binomial(trials, torch.full((count,), 17.0), generator=seeded(0)).double()

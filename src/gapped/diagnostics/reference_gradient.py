@@ -59,10 +59,16 @@ class Coordinates(Score):
             points = simplex.one_hot(index.reshape(-1, *logits.shape[:-1]), categories, logits.dtype)
         # (L K, *batch) to (*batch, L, K)
         costs = cost(points).reshape(-1, categories, *batch).movedim((0, 1), (-2, -1))
-        mean = (p * costs).sum(-1, keepdim=True)
-        value = mean.mean((-2, -1))
-        gradient = (p * (costs - mean)).detach().reshape(logits.shape).to(logits.dtype)
-        return value, gradient if wanted else None
+        value = (p * costs).sum(-1).mean(-1)
+        if not wanted:
+            return value, None
+        with torch.no_grad():
+            # Relative to one cost, in float64: costs far from zero keep their differences, and p, which sums
+            # to 1 only up to rounding, multiplies no large number.
+            costs = simplex.accumulated(costs)
+            relative = costs - costs[..., :1]
+            gradient = p * (relative - (p * relative).sum(-1, keepdim=True))
+        return value, gradient.reshape(logits.shape).to(logits.dtype)
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         raise NotImplementedError("what is evaluated depends on which axes are the batch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -13,7 +14,7 @@ from jax import Array
 
 from gapped.errors import reject
 
-_FLOAT32 = np.finfo(np.float32)
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def is_array(value: object) -> bool:
@@ -40,6 +41,12 @@ def check_count(name: str, count: object, least: int = 1) -> None:
         raise reject(name, count, "a positive integer" if least == 1 else f"an integer of at least {least}")
 
 
+def check_number(name: str, number: object) -> None:
+    """Check a number of any sign, in float32's range."""
+    if not abs(_real(number)) <= _MOST:
+        raise reject(name, number, "a finite number")
+
+
 def check_level(name: str, level: Any, *, positive: bool) -> None:
     """Check a temperature or a gap: a number in float32's range, or a real array."""
     accepted = f"a {'positive' if positive else 'non-negative'} number or array"
@@ -47,9 +54,18 @@ def check_level(name: str, level: Any, *, positive: bool) -> None:
         if not (jnp.issubdtype(level.dtype, jnp.floating) or jnp.issubdtype(level.dtype, jnp.integer)):
             raise reject(name, described(level), accepted)
         return
-    least = float(_FLOAT32.tiny) if positive else 0.0
-    if isinstance(level, bool) or not isinstance(level, Real) or not least <= float(level) <= _FLOAT32.max:
+    if not (_LEAST if positive else 0.0) <= _real(level) <= _MOST:
         raise reject(name, level, accepted)
+
+
+def _real(number: object) -> float:
+    """A number as a float: inf if it is too large for one, NaN if it is no number."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        return math.nan
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def check_key(key: Any) -> None:
