@@ -72,8 +72,9 @@ def test_every_packaged_recipe_loads(name, quick):
 
 @pytest.mark.parametrize("name", [each for each in known_recipes() if each.startswith("field-")])
 def test_every_table_of_the_field_has_the_default(name):
-    # Nothing is ranked in the first, and the second has counts, which no estimator of categories draws.
-    entries = [] if name in ("field-variance", "field-counts") else find_recipe(name).entries
+    # Nothing is ranked in the first, the second has counts, which no estimator of categories draws, and the
+    # third repeats what its authors have; field-flows has the default on its shapes.
+    entries = [] if name in ("field-variance", "field-counts", "field-mve") else find_recipe(name).entries
     cells = {(e.spec.protocol, e.spec.options["gap"], e.spec.tau) for e in entries if e.label == "default"}
     assert cells == {(e.spec.protocol, "auto", 0.85) for e in entries}
 
@@ -222,6 +223,24 @@ def test_quick_may_skip_cells():
     assert [entry.label for entry in recipe_from(table, "t", quick=True).entries] == ["b"]
 
 
+def test_quick_restricts_cells_with_protocols_of_their_own():
+    cells = [
+        {"estimator": "gst", "label": "both", "protocol": ["plain-30x10", "digits-8x8"]},
+        {"estimator": "gst:gap=2.0", "label": "other", "protocol": "plain-30x10"},
+        {"estimator": "reinmax", "label": "none"},
+    ]
+    table = {**TABLE, "seeds": 1, "cell": cells, "quick": {"protocol": "digits-8x8"}}
+    entries = recipe_from(table, "t", quick=True).entries
+    assert [(e.label, e.spec.protocol) for e in entries] == [("both", "digits-8x8"), ("none", "digits-8x8")]
+    assert len(recipe_from({**table, "quick": {"seeds": 1}}, "t", quick=True).entries) == 4
+    assert "[quick]: protocol leaves no cell" in rejected({**table, "cell": cells[1:2]}, quick=True)
+
+
+def test_quick_without_a_section_is_refused():
+    message = rejected(TABLE, quick=True)
+    assert message.startswith("toy.toml: the recipe has no [quick] section: add one, or use --epochs")
+
+
 @pytest.mark.parametrize("skip", [["GTS"], ["GST"], "GST"], ids=["misspelt", "everything", "not a list"])
 def test_quick_may_not_skip_what_is_not_there_or_everything(skip):
     assert "skip" in rejected({**TABLE, "quick": {"skip": skip}}, quick=True)
@@ -360,5 +379,7 @@ def test_bad_files(tmp_path: Path, content: bytes, pattern: str):
 def test_absent_files_and_unknown_names(tmp_path):
     with pytest.raises(GappedError, match=r"absent\.toml: No such file"):
         find_recipe(str(tmp_path / "absent.toml"))
-    with pytest.raises(GappedError, match=r"got 'albation', expected one of ablation, .*vae.*\.toml file"):
+    with pytest.raises(GappedError, match=r"got 'albation'; did you mean ablation\? \(gapped .*\.toml"):
         find_recipe("albation")
+    with pytest.raises(GappedError, match=r"got 'mine', expected one of ablation, .*vae.*\.toml file"):
+        find_recipe("mine")

@@ -64,9 +64,14 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
     settings = {k: v for k, v in table.items() if k not in ("cell", "quick")}
     changes: dict[str, Any] = {}
     if quick:
-        changes = dict(_table(table.get("quick", {}), f"{origin}: quick"))
+        if "quick" not in table:
+            advice = "add one, or use --epochs in place of --quick"
+            raise GappedError(f"{origin}: the recipe has no [quick] section: {advice}")
+        changes = dict(_table(table["quick"], f"{origin}: quick"))
         _check_keys(changes, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
         cells = _without_skipped(cells, changes.pop("skip", []), origin)
+        if "protocol" in changes:
+            cells = _restricted(cells, _listed(changes["protocol"], f"{origin} [quick]: protocol"), origin)
     changes |= {k: v for k, v in overrides.items() if v is not None}
     settings |= changes
     for key in ("name", "task", "protocol"):
@@ -93,8 +98,11 @@ def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **o
     known = known_recipes()
     if name not in known and not name.endswith(".toml"):
         names = sorted([*known, *also])
-        accepted = f"one of {', '.join(names)}, or the path of a .toml file{suggestion(name, names)}"
-        raise reject("recipe", name, accepted)
+        if hint := suggestion(name, names):
+            raise GappedError(
+                f"recipe: got {name!r}{hint} (gapped reproduce --help lists all; a file ends in .toml)"
+            )
+        raise reject("recipe", name, f"one of {', '.join(names)}, or the path of a .toml file")
     return load_recipe(known.get(name, Path(name)), quick=quick, **overrides)
 
 
@@ -184,6 +192,19 @@ def _without_skipped(cells: list[Any], skip: object, origin: str) -> list[Any]:
     rest = [cell for cell in cells if cell.get("label") not in skip]
     if not rest:
         raise GappedError(f"{origin} [quick]: skip leaves no cell")
+    return rest
+
+
+def _restricted(cells: list[Any], protocols: list[Any], origin: str) -> list[Any]:
+    """The cells with those of their own protocols that are among `protocols`, if they have any."""
+    rest = []
+    for cell in cells:
+        own = _listed(cell.get("protocol", protocols), f"{origin} [[cell]]: protocol")
+        left = [protocol for protocol in own if protocol in protocols]
+        if left:
+            rest.append({**cell, "protocol": left} if "protocol" in cell else cell)
+    if not rest:
+        raise GappedError(f"{origin} [quick]: protocol leaves no cell")
     return rest
 
 

@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "samples": (["compare", "--estimator", "rloo:samples=1"], "samples: got 1, expected"),
     "binary": (["compare", "--estimator", "disarm"], "expected"),
     "enumerating": (["compare", "--estimator", "exact"], "expected"),
-    "recipe": (["reproduce", "albation"], "recipe: got 'albation', expected one of ablation"),
+    "recipe": (["reproduce", "albation"], "recipe: got 'albation'; did you mean ablation"),
     "recipe file": (["reproduce", "absent.toml"], "absent.toml: No such file"),
     "recipe seeds": (["reproduce", "smoke", "--seeds", "0"], "seeds: got 0"),
     "no recipe": (["reproduce"], "Missing argument 'NAME...'"),

@@ -45,6 +45,12 @@ def test_what_must_not_be_downloaded_is_one_line(tmp_path, capsys):
     assert re.search(rf"mnist: downloading is off; put .* into {tmp_path}/mnist", one_line(capsys))
 
 
+def test_a_folder_that_does_not_exist_is_said(tmp_path, capsys):
+    for arguments in ((), ("digits",)):
+        assert main(["data", *arguments, "--data-dir", str(tmp_path / "nowhere")]) == 0
+        assert f"--data-dir: {tmp_path / 'nowhere'} does not exist" in one_line(capsys)
+
+
 def test_a_terminal_gets_a_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "400")

@@ -57,8 +57,9 @@ def test_what_is_absent_is_no_fault(ask: Doctor, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("importlib.metadata.version", version)
     monkeypatch.setenv("GAPPED_DATA", str(tmp_path / "nowhere"))
-    status, findings = ask()
+    status, findings = ask("--data-dir", str(tmp_path / "absent"))
     assert status == 0
+    assert findings["--data-dir"][:2] == ["absent", f"{tmp_path / 'absent'} does not exist"]
     assert findings["pooch"] == ["absent", "needed for downloads", 'pip install "gapped[lab]"']
     assert findings["$GAPPED_DATA"][:2] == ["absent", f"{tmp_path / 'nowhere'} does not exist"]
     assert findings["data mnist"][0] == "absent"

@@ -132,7 +132,7 @@ def test_reproduce_quick(capsys, tmp_path):
 
 
 def test_reproduce_several_share_a_folder(capsys, tmp_path):
-    assert main(["reproduce", recipe_file(tmp_path), "smoke", "--quick", "--seeds", "1"]) == 0
+    assert main(["reproduce", recipe_file(tmp_path, quick={}), "smoke", "--quick", "--seeds", "1"]) == 0
     capsys.readouterr()
     assert {each["recipe"] for each in lines(tmp_path / "runs" / "toy-smoke-quick")} == {"toy", "smoke"}
 

@@ -81,26 +81,55 @@ def test_a_click_on_a_header_sorts(browser: Any, pages: dict[str, Path]) -> None
     assert shown == sorted(shown)
 
 
+def board(folder: Path) -> Path:
+    """A long table: numbers that a paper published."""
+    protocols = ("fixed-120x2", "fixed-60x4", "fixed-30x8", "fixed-15x16")
+    path = folder / "board.html"
+    path.write_text(render_board([], [Contest("field-rao", "Rao", protocols, frozenset())]), "utf-8")
+    return path
+
+
 def test_a_long_table_is_filtered_by_words(browser: Any, tmp_path: Path) -> None:
-    """The rows that hold every word stay; sorting keeps what is hidden hidden."""
-    protocols = tuple(f"flows-{shape}" for shape in ("128x4", "32x16", "8x64"))
-    path = tmp_path / "board.html"
-    path.write_text(render_board([], [Contest("field-flows", "Flows", protocols, frozenset())]), "utf-8")
-    visit(browser, path)
+    """Rows in which every word begins a word stay; sorting keeps what is hidden hidden."""
+    visit(browser, board(tmp_path))
     check_whole(browser)
     field = browser.find_element("css selector", "input.filter")
     shown = "return [...document.querySelectorAll('tbody tr')].filter(r => !r.hidden).map(r => r.textContent)"
     everything = browser.execute_script(shown)
-    field.send_keys("32X16 reinmax")
+    count = browser.find_element("css selector", "output")
+    assert count.text == f"{len(everything)} of {len(everything)} rows"
+    field.send_keys("15X16 gr")
     few = browser.execute_script(shown)
-    assert few == [text for text in everything if "flows-32x16" in text and "ReinMax" in text]
+    assert few == [text for text in everything if "fixed-15x16" in text and "GR-MC" in text]
     assert 0 < len(few) < len(everything)
     heads = browser.find_elements("css selector", "thead button")
     next(head for head in heads if head.text.startswith("published")).click()
     assert sorted(browser.execute_script(shown)) == sorted(few)
+    assert count.text == f"{len(few)} of {len(everything)} rows"
+    field.clear()
+    field.send_keys("st")
+    names = "return [...document.querySelectorAll('tbody tr:not([hidden]) th')].map(r => r.textContent)"
+    assert set(browser.execute_script(names)) == {"ST", "STGS"}, "not all, though all show a test loss"
+    field.send_keys("x(")
+    assert count.text == "No row has all of these words."
     field.clear()
     field.send_keys(" ")
     assert len(browser.execute_script(shown)) == len(everything)
+
+
+def test_the_estimator_and_the_header_stay_in_sight(browser: Any, tmp_path: Path) -> None:
+    visit(browser, board(tmp_path), width=390)
+    browser.execute_script(
+        "const box = document.querySelector('.scroll'); box.style.maxHeight = '300px'; box.scrollTo(900, 150)"
+    )
+    edges = (
+        "const box = document.querySelector('.scroll').getBoundingClientRect();"
+        "const of = (where) => document.querySelector(where).getBoundingClientRect();"
+        "return [of('tbody th').left - box.left, of('thead .head').left - box.left,"
+        " of('thead th').top - box.top]"
+    )
+    assert all(0 <= edge <= 2 for edge in browser.execute_script(edges))
+    assert browser.find_element("css selector", "thead .head").text.startswith("estimator")
 
 
 def test_without_javascript_the_essentials_are_there(browser: Any, pages: dict[str, Path]) -> None:

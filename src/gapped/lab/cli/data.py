@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gapped.lab.cli.command import show_rows
+from gapped.lab.cli.command import complain, show_rows
 
 if TYPE_CHECKING:
     from gapped.lab.data.sources import Resource
@@ -49,6 +49,9 @@ def data(
         resources = source(name).fetch(data_dir, progress=True, download=not no_download)
         rows = [(each.name, each.verification, str(each.place)) for each in resources]
         show_rows(("file", "verified by", "where"), rows)
+    # A download would have made it.
+    if data_dir is not None and not data_dir.expanduser().exists():
+        complain(f"--data-dir: {data_dir} does not exist, and nothing was looked up there")
 
 
 def whereabouts(resources: Sequence[Resource]) -> tuple[str, str]:

@@ -110,9 +110,10 @@ def _sample(device: torch.device, what: str) -> Finding:
 def _data(data_dir: Path | None) -> Iterator[Finding]:
     from gapped.lab.data import SOURCES
 
-    folder = os.environ.get("GAPPED_DATA")
-    if folder and not Path(folder).expanduser().exists():
-        yield Finding("$GAPPED_DATA", ABSENT, f"{folder} does not exist", "unset it, or name a folder")
+    for what, folder in (("--data-dir", data_dir), ("$GAPPED_DATA", os.environ.get("GAPPED_DATA"))):
+        if folder and not Path(folder).expanduser().exists():
+            hint = "leave it out, or name a folder"
+            yield Finding(what, ABSENT, f"{folder} does not exist", hint)
     for name, source in SOURCES.items():
         try:
             here, missing = whereabouts(source.locate(data_dir))

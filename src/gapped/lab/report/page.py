@@ -123,7 +123,10 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
     """The board of the field as a page of its own, to filter and to sort."""
     own = [record for record in records if record.recipe in {contest.name for contest in contests}]
     asked = sum(len(contest.runs) for contest in contests)
-    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are there."
+    lacking = " ".join(contest.name for contest in contests if contest.missing(own))
+    command = f"gapped reproduce {lacking} --device cuda --minutes 9"
+    following = ("Runs that are missing, in pieces:", command) if lacking else ("Nothing is missing.", "")
+    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are finished."
     # No sum of times: fleets that shared a device have none that counts.
     facts = (*([hardware(own)] if own else ()), f"gapped reproduce {FIELD}")
     section = Section(
@@ -131,7 +134,7 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
         "",
         verdict,
         facts,
-        next_step=("Runs that are missing, in pieces:", f"gapped reproduce {FIELD} --minutes 9"),
+        next_step=following,
         legend=(),
         pictures=(),
         table=Table((), ()),
@@ -142,11 +145,11 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
         quick=any(record.quick for record in own),
         records=tuple(own),
     )
-    return render_html([section], [])
+    return render_html([section], [], back="../field.html")
 
 
-def render_html(sections: Sequence[Section], failed: Sequence[str]) -> str:
-    """The page as text; `failed` are lines from `failures`.
+def render_html(sections: Sequence[Section], failed: Sequence[str], back: str = "") -> str:
+    """The page as text; `failed` are lines from `failures`, and `back` is the page that this one belongs to.
 
     Nothing in it depends on when or where it was made, only on the records.
     """
@@ -158,6 +161,7 @@ def render_html(sections: Sequence[Section], failed: Sequence[str]) -> str:
         title=", ".join(recipes) if len(recipes) <= 3 else f"{len(recipes)} recipes",
         sections=sections,
         failed=failed,
+        back=back,
         environment=_environment([r for section in sections for r in section.records]),
         citation=paper()["citation"],
         aligned_right=aligned_right,

@@ -27,23 +27,30 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// Type into the field above a long table to see only the rows that hold every word of it.
+// Type into the field above a long table to see only the rows in which every word of it begins a word.
 for (const table of document.querySelectorAll("table.sortable")) {
   const rows = [...table.tBodies[0].rows];
   if (rows.length < 15) continue;
   const input = document.createElement("input");
   input.type = "search";
   input.className = "filter";
-  input.placeholder = "Filter: words that a row must hold";
+  input.placeholder = "Filter: words, or how they begin";
   input.setAttribute("aria-label", "Filter the rows of: " + table.caption.textContent);
-  table.closest(".scroll").before(input);
-  input.addEventListener("input", () => {
-    const words = input.value.toLowerCase().split(/\s+/);
+  const count = document.createElement("output");
+  table.closest(".scroll").before(input, count);
+  const filter = () => {
+    const words = input.value.split(/\s+/).map((word) => word.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
+    // A number is one word: 5 does not find 0.5.
+    const starts = words.map((word) => new RegExp("(^|[^\\p{L}\\p{N}.])" + word, "iu"));
     for (const row of rows) {
-      const text = [...row.cells].map((cell) => cell.textContent.toLowerCase()).join(" ");
-      row.hidden = !words.every((word) => text.includes(word));
+      const text = [...row.cells].map((cell) => cell.textContent).join(" ");
+      row.hidden = !starts.every((start) => start.test(text));
     }
-  });
+    const shown = rows.filter((row) => !row.hidden).length;
+    count.textContent = shown ? `${shown} of ${rows.length} rows` : "No row has all of these words.";
+  };
+  input.addEventListener("input", filter);
+  filter();
 }
 
 // Point at a spot of a figure, or tap it, to read its number. Without this the browser shows it after a while.
