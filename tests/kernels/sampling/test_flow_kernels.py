@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import seeded
 from kernel_cases import DEVICE, GPU_MARKS, incoming, key
+from subprocesses import python
 from torch import Tensor
 
 import gapped
@@ -98,6 +99,31 @@ def test_gradients_of_any_size(size: float) -> None:
     index = launch.forward(logits, key(), fused, dense=False).indices
     plain, scaled = (launch.backward(logits, index, None, key(), each, fused) for each in (grad, size * grad))
     torch.testing.assert_close(scaled / size, plain, rtol=1e-5, atol=1e-6)
+
+
+STRESS = """
+import sys, time, torch, gapped
+from gapped.kernels.sampling import launch
+
+noise = torch.Generator("cuda").manual_seed(0)
+fused, rows = gapped.MVE().fused(), 240_000
+for _ in range(int(sys.argv[1])):
+    scale = 10 ** (1.5 * torch.rand(rows, 1, device="cuda", generator=noise) - 0.5)
+    logits, grad = (torch.randn(rows, 10, device="cuda", generator=noise) for _ in range(2))
+    key = launch.draw_key(scale * logits, noise)
+    index = launch.forward(scale * logits, key, fused, dense=False).indices
+    for shift in range(4):
+        launch.backward(scale * logits, index, None, key, grad.roll(shift, 0), fused)
+    torch.cuda.synchronize()
+print("done")
+"""
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="threads that wait for each other are a GPU's")
+def test_threads_leave_the_loop_of_steps_together() -> None:
+    """Three billion rows. Where threads compare a sum that differs between them, a warp waits for ever: on an
+    H200, such a kernel did so after 0.6 billion of them."""
+    assert python("-c", STRESS, "3000", timeout=120).strip() == "done"
 
 
 def test_levels_by_rows_and_strides() -> None:
