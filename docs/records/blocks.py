@@ -21,7 +21,7 @@ from conclusions import conclusions
 from decomposition import decomposition
 from evidence import Evidence
 from field_board import field_board, field_default, field_status
-from field_lessons import field_lessons, flows_again
+from field_lessons import counts_again, field_lessons
 from field_variance import coupled_time, field_variance
 from parser_start import parser_start
 from template import fill
@@ -63,7 +63,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "field-status": field_status,
     "field-default": field_default,
     "field-lessons": field_lessons,
-    "flows-again": flows_again,
+    "counts-again": counts_again,
     "field-board": field_board,
     "field-variance-ratio": field_variance,
     "coupled-time": coupled_time,

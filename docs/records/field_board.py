@@ -50,8 +50,9 @@ def field_status(evidence: Evidence) -> str:
         for row in against_paper(evidence.records, contest.name, protocol)
         if row.difference is not None
     ]
-    values = {"run": len(run), "recipes": len(every), "published": len(rows)}
-    values["part"] = sum(contest.missing(evidence.records) > 0 for contest in run)
+    values: dict[str, Any] = {"run": len(run), "recipes": len(every), "published": len(rows)}
+    part = sum(contest.missing(evidence.records) > 0 for contest in run)
+    values["in_part"] = f", {part} of them in part" if part else ""
     values["agree"] = sum(not row.disagrees for row in rows)
     text = fill("field-status" if run else "field-status-none", values)
     return text if not rows else f"{text} {fill('field-agreement', values)}"

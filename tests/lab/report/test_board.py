@@ -13,20 +13,20 @@ from gapped.lab.report.board import BEST, TIED, Contest, board
 from gapped.lab.report.page import render_board
 from gapped.lab.report.paper import field
 
-FLOWS = Contest("field-flows", "Flows", ("flows-128x4", "flows-32x16"), frozenset("abc"))
+FLOWS = Contest("field-mve", "Flows", ("mve-128x4", "mve-32x16"), frozenset("abc"))
 
 
 def flows(label: str, tau: float, values: list[float]) -> list[Record]:
     runs = many(
-        label, values, recipe="field-flows", protocol="flows-32x16", tau=tau, seconds=60.0, runs_in_fleet=3
+        label, values, recipe="field-mve", protocol="mve-32x16", tau=tau, seconds=60.0, runs_in_fleet=3
     )
     return [replace(run, metrics={"train_negative_elbo": run.metrics["test_negative_elbo"]}) for run in runs]
 
 
 RECORDS = [
-    *flows("ReinMax", 1.2, [93.4, 93.5, 93.6]),
-    *flows("default", 0.85, [93.5, 93.6, 93.7]),
-    *flows("ST", 1.0, [120.0, 120.1, 120.2]),
+    *flows("ReinMax at 0.001", 1.2, [93.59, 93.69, 93.79]),
+    *flows("default", 0.85, [93.6, 93.7, 93.8]),
+    *flows("ST at 0.001", 1.0, [120.0, 120.1, 120.2]),
 ]
 
 
@@ -34,17 +34,19 @@ def rows(records: list[Record]) -> dict[tuple[str, str], dict[str, str]]:
     """The board of one protocol, by estimator and temperature."""
     table = board(records, [FLOWS])
     texts = [dict(zip(table.columns, (entry.text for entry in row), strict=True)) for row in table.rows]
-    return {(row["estimator"], row["τ"]): row for row in texts if row["protocol"] == "flows-32x16"}
+    return {(row["estimator"], row["τ"]): row for row in texts if row["protocol"] == "mve-32x16"}
 
 
 def test_best_ties_and_published_numbers() -> None:
     """By hand: the default is not separated from the best, straight-through is, and disagrees."""
     found = rows(RECORDS)
-    best, tied, beaten = (found[key] for key in (("ReinMax", "1.2"), ("default", "0.85"), ("ST", "1")))
+    best, tied, beaten = (
+        found[key] for key in (("ReinMax at 0.001", "1.2"), ("default", "0.85"), ("ST at 0.001", "1"))
+    )
     assert [row["mark"] for row in (best, tied, beaten)] == [BEST, TIED, ""]
-    assert [row["mean"] for row in (best, tied, beaten)] == ["93.50", "93.60", "120.10"]
-    assert (best["published"], best["their seeds"], best["difference"]) == ("93.50 ± 0.17", "5", "0.00")
-    assert (tied["published"], beaten["difference"]) == ("–", "7.35 ≠")
+    assert [row["mean"] for row in (best, tied, beaten)] == ["93.69", "93.70", "120.10"]
+    assert (best["published"], best["their seeds"], best["difference"]) == ("93.69 ± 0.20", "5", "0.00")
+    assert (tied["published"], beaten["difference"]) == ("–", "5.70 ≠")
     assert {row["s / run"] for row in (best, tied, beaten)} == {"20"}
     assert (best["measure"], best["seeds"]) == ("train negative ELBO", "3")
 
@@ -55,15 +57,15 @@ def test_fleets_that_shared_a_device_show_no_time() -> None:
 
 
 def test_a_published_number_stands_alone_until_its_cell_is_run() -> None:
-    alone = rows(RECORDS)["MVE annealed", "–"]
-    assert (alone["mean"], alone["published"]) == ("–", "94.60 ± 0.23")
-    published = sum(each[0] == "flows-32x16" for each in field()["field-flows"]["rows"])
+    alone = rows(RECORDS)["MVE annealed at 0.00316", "1"]
+    assert (alone["mean"], alone["published"]) == ("–", "94.60 ± 0.26")
+    published = sum(each[0] == "mve-32x16" for each in field()["field-mve"]["rows"])
     assert len(rows([])) == published
     assert len(rows(RECORDS)) == published + 1
 
 
 def test_missing_runs_are_counted() -> None:
-    (run,) = many("default", [93.5], recipe="field-flows")
+    (run,) = many("default", [93.5], recipe="field-mve")
     assert FLOWS.missing([]) == 3
     assert FLOWS.missing([replace(run, id="b"), replace(run, id="c", recipe="vae")]) == 2
 
@@ -80,5 +82,6 @@ def test_columns_that_no_row_fills_are_not_in_the_page() -> None:
 def test_the_page_has_every_row(records: list[Record]) -> None:
     page = render_board(records, [FLOWS])
     assert page.count("<tr") == 1 + len(board(records, [FLOWS]).rows)
-    assert "gapped reproduce field" in page
+    assert "gapped reproduce field-mve --device cuda --minutes 9" in page
+    assert '<a href="../field.html">' in page
     assert ("120.10" in page) == bool(records)

@@ -16,7 +16,7 @@ COLUMNS = (
     "recipe", "protocol", "estimator", "τ", "mean", "95% interval", "mark", "published", "difference",
     "seeds", "their seeds", "s / run", "std", "measure",
 )  # fmt: skip
-BEST, TIED = "best", "tied"
+BEST, TIED = "best", "not separated"
 NOTES = (
     f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
     "the protocol, does not separate it from the best at 5%. s / run: a run's share of the wall time of its "

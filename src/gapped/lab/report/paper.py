@@ -29,8 +29,8 @@ RULE = (
 )
 
 # Differences smaller than these are not worth a mark, however small their standard error.
-MARGIN = {"listops": 0.01, "field-flows": 0.5, "field-rao": 0.5, "field-reinmax": 0.5}
-NATS = 0.3
+MARGIN = {"listops": 0.01}
+NATS, FIELD_NATS = 0.3, 0.5
 
 DISAGREES = "≠"
 
@@ -121,7 +121,7 @@ def paper_table(rows: Sequence[PaperRow], recipe: str = "") -> Table:
     notes = ["Mean ± standard deviation over seeds."] if spread else []
     if any(r.disagrees for r in rows):
         unit = "of accuracy" if any(r.metric.endswith("accuracy") for r in rows) else "nats"
-        margin = f"{MARGIN.get(recipe, NATS)} {unit}"
+        margin = f"{_margin(recipe)} {unit}"
         notes.append(
             f"{DISAGREES}: further apart than two standard errors and {margin}, or in whether it converges."
         )
@@ -189,8 +189,13 @@ def _compare(
     if not ours.count:
         return replace(known, disagrees=True, note=losses)
     gap = ours.mean - mean
-    errors = standard_errors(ours, mean, std, count) if std is not None and count else None
-    far = errors is not None and abs(errors) > 2 and abs(gap) > MARGIN.get(recipe, NATS)
+    errors = None
+    if recipe in field():
+        # A number without a spread counts as exact.
+        errors = standard_errors(ours, mean, std or 0.0, count or 1)
+    elif std is not None and count:
+        errors = standard_errors(ours, mean, std, count)
+    far = errors is not None and abs(errors) > 2 and abs(gap) > _margin(recipe)
     scaled = "quick run, scaled down: not comparable" if _is_quick(cell) else ""
     return replace(
         known,
@@ -199,6 +204,10 @@ def _compare(
         disagrees=(far or lost > 0) and not scaled,
         note="; ".join(filter(None, [scaled, losses])),
     )
+
+
+def _margin(recipe: str) -> float:
+    return MARGIN.get(recipe, FIELD_NATS if recipe in field() else NATS)
 
 
 def _incomparable(cell: Cell, metric: str, mean: float, std: float | None, why: str) -> PaperRow:
