@@ -147,7 +147,8 @@ def time_long() -> Iterator[str]:
             split_rows.SEGMENT_BYTES, split_rows.WARPS, split_rows.REGISTERS = size, warps, registers
             forward, backward = milliseconds(logits, Fused("gst", 0.5, gap=1.0))
             times = f"{forward:.4f} + {backward:.4f} ms"
-            yield f"{shape}, backward in segments of {size} bytes, {warps} warps, {registers} registers: {times}"
+            launched = f"segments of {size} bytes, {warps} warps, {registers} registers"
+            yield f"{shape}, backward in {launched}: {times}"
         split_rows.most_segments = lambda device: 0
         for block, warps in ((8192, 16), (8192, 32), (16384, 32)):
             long_rows.BACKWARD_CHUNK, long_rows.BACKWARD_WARPS = block, warps
