@@ -15,7 +15,7 @@ from gapped.lab.recipe import find_recipe
 from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.board import Contest, board
 from gapped.lab.report.cells import Row, groups, rows_of
-from gapped.lab.report.paper import against_paper, field
+from gapped.lab.report.paper import FIELD_NATS, against_paper, field
 from gapped.lab.report.rendering import hardware, provenance
 from gapped.lab.report.tabular import Entry, Table, number, tau_entry, without_empty
 
@@ -53,7 +53,7 @@ def field_status(evidence: Evidence) -> str:
     values: dict[str, Any] = {"run": len(run), "recipes": len(every), "published": len(rows)}
     part = sum(contest.missing(evidence.records) > 0 for contest in run)
     values["in_part"] = f", {part} of them in part" if part else ""
-    values["agree"] = sum(not row.disagrees for row in rows)
+    values |= {"agree": sum(not row.disagrees for row in rows), "margin": FIELD_NATS}
     text = fill("field-status" if run else "field-status-none", values)
     return text if not rows else f"{text} {fill('field-agreement', values)}"
 

@@ -437,7 +437,7 @@ def test_what_the_board_shows_is_computed_and_refused_where_it_no_longer_holds(e
     assert text.count("- **") == 7
     for absent, told in (
         ("field-flows", "flows-8x64"),
-        ("field-mve", "32 of 36 cells"),
+        ("field-mve", "32 of the 36 cells"),
         ("field-counts", "Fini for many variables"),
     ):
         assert told in text

@@ -63,10 +63,10 @@ class Coordinates(Score):
         if not wanted:
             return value, None
         with torch.no_grad():
-            # Relative to one cost, in float64: costs far from zero keep their differences, and p, which sums
-            # to 1 only up to rounding, multiplies no large number.
+            # Relative to the cost of the likeliest category, in float64: costs far from zero keep their
+            # differences, and p, which sums to 1 only up to rounding, multiplies no large number.
             costs = simplex.accumulated(costs)
-            relative = costs - costs[..., :1]
+            relative = costs - costs.gather(-1, p.argmax(-1, keepdim=True))
             gradient = p * (relative - (p * relative).sum(-1, keepdim=True))
         return value, gradient.reshape(logits.shape).to(logits.dtype)
 

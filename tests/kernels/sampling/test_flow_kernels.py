@@ -92,6 +92,19 @@ def test_a_drawn_category_has_its_share_however_low_the_temperature(smoothing: f
     )
 
 
+@pytest.mark.parametrize("gap", [5.0, 20.0, 40.0, 60.0, 70.0])
+def test_next_to_certainty_the_small_gradients_keep_their_digits(gap: float) -> None:
+    """The likely category was drawn; the others' gradients are as small as their probabilities."""
+    rare = torch.randn(20, 6, generator=seeded(1))
+    rare[:, 5] = gap
+    logits, grad = rare.to(DEVICE), incoming(20, 6)
+    index = torch.full((20,), 5, dtype=torch.int64, device=DEVICE)
+    gradient = launch.backward(logits, index, None, key(), grad, gapped.MVE().fused()).double()
+    expected = reference(gapped.MVE(), logits, index, grad)
+    scale = expected.abs().amax(-1, keepdim=True)
+    assert ((gradient - expected).abs() / scale).max() < 1e-4
+
+
 @pytest.mark.parametrize("size", [1e-34, 1e-20, 1e20, 1e36])
 def test_gradients_of_any_size(size: float) -> None:
     logits, grad = example(20, 10)

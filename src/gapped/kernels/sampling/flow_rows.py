@@ -33,6 +33,12 @@ def _total(b_x):
 
 
 @triton.jit
+def _square(b_x):
+    """The square of each row's length, as a column."""
+    return _total(b_x * b_x)
+
+
+@triton.jit
 def _any(b_flags):
     """Whether any flag is set, with the same answer for all threads, so that a loop may end by it.
 
@@ -113,7 +119,10 @@ def _potential(
     b_v = tl.zeros_like(b_r)
     b_direction = b_inverse * b_r
     b_size = _total(b_r * b_direction)
-    b_left, b_least = _total(b_r * b_r), LEFT * _total(b_r * b_r)
+    # Relative to the largest entry, whose square alone may underflow.
+    b_unit = reciprocal(tl.maximum(tl.max(tl.abs(b_r), 1), _LEAST)[:, None], FAST)
+    b_left = _square(b_r * b_unit)
+    b_least = LEFT * b_left
     s_step = 0
     while (s_step < STEPS) & _any(b_exists & (b_left > b_least)):
         b_image = b_degree * b_direction - b_p * _product(b_matrix, b_p * b_direction, ALONG)
@@ -126,7 +135,7 @@ def _potential(
         b_scaled = b_inverse * b_r
         b_before = b_size
         b_size = _total(b_r * b_scaled)
-        b_left = _total(b_r * b_r)
+        b_left = _square(b_r * b_unit)
         b_direction = b_scaled + _ratio(b_size, b_before, FAST) * b_direction
         s_step += 1
     if SMOOTH:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gapped.lab.records import Record
 from gapped.lab.report.cells import Cell, Row, groups, metric_name, primary, rows_of
-from gapped.lab.report.paper import DISAGREES, PaperRow, against_paper, field
+from gapped.lab.report.paper import DISAGREES, FIELD_NATS, PaperRow, against_paper, field
 from gapped.lab.report.statistics import standing, summary
 from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry, value_entries
 
@@ -20,7 +20,8 @@ BEST, TIED = "best", "not separated"
 NOTES = (
     f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
     "the protocol, does not separate it from the best at 5%. s / run: a run's share of the wall time of its "
-    f"fleet. {DISAGREES}: further from the published number than two standard errors and 0.5 nats.",
+    f"fleet. {DISAGREES}: further from the published number than two standard errors and {FIELD_NATS} nats; "
+    "one without a standard deviation counts as exact.",
 )
 
 

@@ -78,7 +78,7 @@ class CountVAE(VAE):
     r"""R variational autoencoders with counts as latents, side by side.
 
     The encoder's output is added to the prior's log-rate, or log-odds: a posterior starts near the prior.
-    With :math:`\log q(z) = t_q z - A_q + h(z)`, and :math:`t_p` and :math:`A_p` of the prior, it has
+    With :math:`\log q(z) = t_q z - A_q + h(z)`, and :math:`t_p`, :math:`A_p` of the prior,
 
     .. math:: \mathrm{KL}(q\,\|\,p) = (t_q - t_p)\,\mathbb E_q z - A_q + A_p.
     """
