@@ -11,6 +11,7 @@ import gapped
 from gapped import simplex
 from gapped.errors import GappedError
 from gapped.lab.estimator_text import make, options_of, parse
+from gapped.lab.fleet.estimator_groups import Grouped
 from gapped.lab.paper_variants import LinearGumbelRao, RaisedGST, linear_gumbel
 from gapped.pathwise import Draw
 
@@ -82,6 +83,16 @@ def test_the_constant_takes_the_gradient_of_large_logits() -> None:
             norms.append(gradient.norm())
         assert norms[0] > 1
         assert abs(norms[1] / norms[0] - share) < 0.02
+
+
+def test_a_fleet_lets_a_variant_sample_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inherits the kernel of Gumbel-Rao, which on a GPU would draw in log space instead."""
+    monkeypatch.setattr(gapped.Pathwise, "kernel", lambda self, rows: self.fused())
+    pieces = torch.split(torch.zeros(3, 2, 4), [1, 1, 1])
+    usual = [gapped.GumbelRao(samples=2), gapped.GST(), gapped.ReinMax()]
+    for estimators, together in ((usual, True), ([LinearGumbelRao(samples=2), *usual[1:]], False)):
+        grouped = Grouped.of(estimators, 1, torch.device("cpu"), torch.float32)
+        assert (grouped._kernels(pieces) is not None) is together
 
 
 def test_variants_are_named_in_recipes_and_not_in_the_registry() -> None:

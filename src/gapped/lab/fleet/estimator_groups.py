@@ -217,7 +217,9 @@ class Grouped:
             return None
         kernels: list[launch.Fused] = []
         for (_, _, each), piece in zip(self.groups, pieces, strict=True):
-            kernel = each.kernel(piece) if isinstance(each, Pathwise) else None
+            # An estimator that samples in a way of its own may have inherited another's kernel.
+            usual = isinstance(each, Pathwise) and type(each).sample is Pathwise.sample
+            kernel = each.kernel(piece) if usual else None  # type: ignore[union-attr]
             if kernel is None:
                 return None
             kernels.append(kernel)
