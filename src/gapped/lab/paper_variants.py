@@ -61,6 +61,9 @@ class LinearGumbelRao(GumbelRao):
 
     eps: float = 0.0
 
+    def fused(self) -> None:
+        return None
+
     def sample(
         self,
         logits: Tensor,

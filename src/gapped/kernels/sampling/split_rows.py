@@ -216,11 +216,12 @@ def split_backward_kernel(
         )
         s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         weighted = _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
+        s_dot = weighted[3]
         # A sum is the same for all threads of a program, which get it from shared memory.
-        if (weighted[3] != weighted[3]) & (not AT_INDEX):
+        if (s_dot != s_dot) & (not AT_INDEX):
             # What comes in at a category that does not exist counts for nothing. Where it is not finite, its product
             # with the weight 0 is NaN, and so is the sum. Only then is each element looked at, after reading it
-            # again: that takes registers, which would slow down all others.
+            # again; and each branch finishes by itself, so that the other one needs no registers for this.
             b_logits = tl.load(p_logits + b_columns, mask=b_inside, other=-float("inf"))
             if not AT_INDEX:
                 b_grad = existing(tl.load(p_grad + b_columns, mask=b_inside, other=0.0), b_logits)

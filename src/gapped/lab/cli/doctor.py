@@ -110,10 +110,13 @@ def _sample(device: torch.device, what: str) -> Finding:
 def _data(data_dir: Path | None) -> Iterator[Finding]:
     from gapped.lab.data import SOURCES
 
-    for what, folder in (("--data-dir", data_dir), ("$GAPPED_DATA", os.environ.get("GAPPED_DATA"))):
+    variable = os.environ.get("GAPPED_DATA")
+    for what, folder, remedy in (
+        ("--data-dir", data_dir, "leave it out"),
+        ("$GAPPED_DATA", variable, "unset it"),
+    ):
         if folder and not Path(folder).expanduser().exists():
-            hint = "leave it out, or name a folder"
-            yield Finding(what, ABSENT, f"{folder} does not exist", hint)
+            yield Finding(what, ABSENT, f"{folder} does not exist", f"{remedy}, or name a folder")
     for name, source in SOURCES.items():
         try:
             here, missing = whereabouts(source.locate(data_dir))

@@ -217,9 +217,7 @@ class Grouped:
             return None
         kernels: list[launch.Fused] = []
         for (_, _, each), piece in zip(self.groups, pieces, strict=True):
-            # An estimator that samples in a way of its own may have inherited another's kernel.
-            usual = isinstance(each, Pathwise) and type(each).sample is Pathwise.sample
-            kernel = each.kernel(piece) if usual else None  # type: ignore[union-attr]
+            kernel = each.kernel(piece) if isinstance(each, Pathwise) else None
             if kernel is None:
                 return None
             kernels.append(kernel)

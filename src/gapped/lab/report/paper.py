@@ -189,12 +189,9 @@ def _compare(
     if not ours.count:
         return replace(known, disagrees=True, note=losses)
     gap = ours.mean - mean
-    errors = None
-    if recipe in field():
-        # A number without a spread counts as exact.
-        errors = standard_errors(ours, mean, std or 0.0, count or 1)
-    elif std is not None and count:
-        errors = standard_errors(ours, mean, std, count)
+    # In the field's tables a number without a spread counts as exact.
+    judged = recipe in field() or (std is not None and count)
+    errors = standard_errors(ours, mean, std or 0.0, count or 1) if judged else None
     far = errors is not None and abs(errors) > 2 and abs(gap) > _margin(recipe)
     scaled = "quick run, scaled down: not comparable" if _is_quick(cell) else ""
     return replace(
