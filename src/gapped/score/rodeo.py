@@ -153,11 +153,13 @@ class SiteNetwork(torch.nn.Module):
     def forward(self, linear: Tensor, level: Tensor, axes: int) -> Tensor:
         """Two numbers for each prediction `(m, *batch, ...)` with so many `axes` after the batch."""
         dtype = self.bias.dtype
+        batch = linear.shape[1 : linear.dim() - axes]
 
         def spread(weight: Tensor, own: int) -> Tensor:
-            # Axes for what comes after the batch.
-            batch = weight.shape[: weight.dim() - own]
-            return weight.reshape(*batch, *(1 for _ in range(axes)), *weight.shape[len(batch) :])
+            # Each example has a copy, and axes for what comes after the batch. So the gradient is summed
+            # within each example first: in one sum, compiled code has too few of them for a GPU.
+            shape = weight.shape[weight.dim() - own :]
+            return weight.expand(*batch, *shape).reshape(*batch, *(1 for _ in range(axes)), *shape)
 
         inner = linear.to(dtype).unsqueeze(-1) * spread(self.linear, 1)
         inner = inner + level.to(dtype).unsqueeze(-1) * spread(self.level, 1) + spread(self.bias, 1)
