@@ -20,8 +20,9 @@ from claims import claims
 from conclusions import conclusions
 from decomposition import decomposition
 from evidence import Evidence
+from field_again import counts_again, rao_again
 from field_board import field_board, field_default, field_status
-from field_lessons import counts_again, field_lessons
+from field_lessons import field_lessons
 from field_variance import coupled_time, field_variance
 from parser_start import parser_start
 from template import fill
@@ -64,6 +65,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "field-default": field_default,
     "field-lessons": field_lessons,
     "counts-again": counts_again,
+    "rao-again": rao_again,
     "field-board": field_board,
     "field-variance-ratio": field_variance,
     "coupled-time": coupled_time,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from evidence import Evidence, require
+from field_again import AGAIN
 from field_variance import RECIPE as APART
 from speed import SHARED
 from template import fill
@@ -44,7 +45,7 @@ def field_status(evidence: Evidence) -> str:
     every = contests()
     run = [each for each in every if each.name in evidence.recipes()]
     rows = [
-        row
+        (contest.name, row)
         for contest in run
         for protocol in contest.protocols
         for row in against_paper(evidence.records, contest.name, protocol)
@@ -53,7 +54,9 @@ def field_status(evidence: Evidence) -> str:
     values: dict[str, Any] = {"run": len(run), "recipes": len(every), "published": len(rows)}
     part = sum(contest.missing(evidence.records) > 0 for contest in run)
     values["in_part"] = f", {part} of them in part" if part else ""
-    values |= {"agree": sum(not row.disagrees for row in rows), "margin": FIELD_NATS}
+    values |= {"agree": sum(not row.disagrees for _, row in rows), "margin": FIELD_NATS}
+    apart = {contest for contest, row in rows if row.disagrees}
+    require("cells that disagree were trained again", apart <= {*AGAIN, "field-mve"})
     text = fill("field-status" if run else "field-status-none", values)
     return text if not rows else f"{text} {fill('field-agreement', values)}"
 

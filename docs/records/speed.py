@@ -34,7 +34,7 @@ AUTHORS_SECONDS = 4.6
 SHARED = (
     *("defaults", "without-relu", "raised", "soft", "tuned", "field-variance"),
     *("field-polynomial", "field-reinmax", "field-flows", "field-coupled", "field-codes", "field-counts"),
-    *("field-mve", "field-rao"),
+    *("field-mve", "field-rao", "field-binary"),
 )
 """Recipes whose fleets trained beside others on one GPU: their seconds say nothing of speed."""
 

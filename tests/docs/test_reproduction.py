@@ -429,16 +429,19 @@ def test_what_the_board_shows_is_computed_and_refused_where_it_no_longer_holds(e
         def change(r: Record) -> Record:
             if (r.recipe, r.label) != (recipe, label) or tau not in (None, r.tau):
                 return r
-            return replace(r, metrics={name: value + shift for name, value in r.metrics.items()})
+            shifted = {k: None if value is None else value + shift for k, value in r.metrics.items()}
+            return replace(r, metrics=shifted)
 
         return altered(evidence, change)
 
     text = render_block(evidence, "field-lessons")
-    assert text.count("- **") == 7
+    assert text.count("- **") == 8
+    assert "it ends at 96.41 and 105.85 here; they have 96.39 ± 0.48 and 105.91 ± 1.47" in text
     for absent, told in (
         ("field-flows", "flows-8x64"),
         ("field-mve", "32 of the 36 cells"),
         ("field-counts", "Fini for many variables"),
+        ("field-binary", "many binary units"),
     ):
         assert told in text
         assert told not in render_block(with_runs(evidence, absent), "field-lessons")
@@ -450,6 +453,9 @@ def test_what_the_board_shows_is_computed_and_refused_where_it_no_longer_holds(e
         ("field-coupled", "RLOO", -2.0, "it is ahead of both others"),
         ("field-mve", "ST at 0.001", -1.4, "only Gumbel-Rao's cells are apart"),
         ("field-mve", "GR-MC20 at 0.001", 20.0, "they have 16 or 64 categories"),
+        ("field-mve", "GR-MC20 with eps at 0.001", -1.0, "the constant is what keeps them apart"),
+        ("field-binary", "default", -5.0, "STGS has the best bound"),
+        ("field-binary", "RODEO-4", 5.0, "RODEO-4 has a lower training loss than the default"),
         ("field-counts", "Fini-3", 5.0, "Fini is ahead of RLOO with many variables"),
         ("field-reinmax", "DoubleCV-2", 20.0, "DoubleCV-2 is ahead in most shapes"),
     ):
@@ -461,10 +467,32 @@ def test_what_the_board_shows_is_computed_and_refused_where_it_no_longer_holds(e
 
 def test_counts_with_more_steps_stand_beside_what_was_published(evidence: Evidence) -> None:
     text = render_block(evidence, "counts-again")
-    assert re.search(r"Fini-3 \| 50,000 \| 123.07 \| 0.07 \| 118.60", text)
-    assert re.search(r"Fini-3 \| 250,000 \| 119.63 \| 0.05 \| 118.60", text)
+    assert re.search(r"`poisson-1-200` \| Fini-3 \| 123.07 \| 119.63 \| 0.05 \| 118.60 \| 1.03 ≠", text)
+    assert "the largest difference falls from 4.7 to 1.4 nats" in text
     alone = render_block(with_runs(evidence, "counts-longer"), "counts-again")
-    assert alone == "**Not run yet**: 6 runs, `gapped reproduce counts-longer --device cuda`."
+    assert alone == "**Not run yet**: 60 runs, `gapped reproduce counts-longer --device cuda`."
+
+    def slow(r: Record) -> Record:
+        higher = {name: 2.0 + (value or 0.0) for name, value in r.metrics.items()}
+        return replace(r, metrics=higher) if r.recipe == "counts-longer" else r
+
+    with pytest.raises(GappedError, match="most of the difference is gone with more steps"):
+        render_block(altered(evidence, slow), "counts-again")
+
+
+def test_cells_of_gumbel_rao_with_fresh_seeds_stand_beside_the_first_ones(evidence: Evidence) -> None:
+    text = render_block(evidence, "rao-again")
+    assert re.search(r"`fixed-60x4` \| STGS \| 0.5 \| 95.20 \| 95.21 \| 0.10 \| 93.70 \| 1.51 ≠", text)
+    assert re.search(r"`fixed-60x4` \| STGS \| 1 \| – \| 96.18 \| 0.29 \| 93.70 \| 2.48 ≠", text)
+    alone = render_block(with_runs(evidence, "rao-fresh"), "rao-again")
+    assert alone == "**Not run yet**: 84 runs, `gapped reproduce rao-fresh --device cuda`."
+
+    def warm(r: Record) -> Record:
+        lower = {name: (value or 0.0) - 2.0 for name, value in r.metrics.items()}
+        return replace(r, metrics=lower) if (r.recipe, r.tau) == ("rao-fresh", 1.0) else r
+
+    with pytest.raises(GappedError, match="a higher temperature is no better"):
+        render_block(altered(evidence, warm), "rao-again")
 
 
 @pytest.mark.skipif(

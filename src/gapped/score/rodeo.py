@@ -156,8 +156,8 @@ class SiteNetwork(torch.nn.Module):
         batch = linear.shape[1 : linear.dim() - axes]
 
         def spread(weight: Tensor, own: int) -> Tensor:
-            # Each example has a copy, and axes for what comes after the batch. So the gradient is summed
-            # within each example first: in one sum, compiled code has too few of them for a GPU.
+            # A copy for each example, and axes for what comes after the batch. So gradients are summed within
+            # each example first: a single sum leaves most of a GPU idle, as its result has few entries.
             shape = weight.shape[weight.dim() - own :]
             return weight.expand(*batch, *shape).reshape(*batch, *(1 for _ in range(axes)), *shape)
 

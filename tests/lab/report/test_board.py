@@ -51,6 +51,12 @@ def test_best_ties_and_published_numbers() -> None:
     assert (best["measure"], best["seeds"]) == ("train negative ELBO", "3")
 
 
+def test_runs_that_diverged_are_counted_beside_those_that_did_not() -> None:
+    (first, *others) = RECORDS
+    row = rows([replace(first, status="diverged"), *others])["ReinMax at 0.001", "1.2"]
+    assert (row["mean"], row["seeds"], row["difference"]) == ("93.74", "2 of 3", "0.05 ≠")
+
+
 def test_fleets_that_shared_a_device_show_no_time() -> None:
     table = board(RECORDS, [replace(FLOWS, alone=False)])
     assert {row[table.columns.index("s / run")].text for row in table.rows} == {"–"}

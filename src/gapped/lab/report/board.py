@@ -21,7 +21,8 @@ NOTES = (
     f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
     "the protocol, does not separate it from the best at 5%. s / run: a run's share of the wall time of its "
     f"fleet. {DISAGREES}: further from the published number than two standard errors and {FIELD_NATS} nats; "
-    "one without a standard deviation counts as exact.",
+    "one without a standard deviation counts as exact. 2 of 3 seeds: the other run diverged, and enters no "
+    "mean.",
 )
 
 
@@ -79,6 +80,8 @@ def _row(entries: Mapping[str, Entry]) -> tuple[Entry, ...]:
 
 def _ours(row: Row) -> dict[str, Entry]:
     mean, std, interval, seeds = value_entries(row)
+    if row.diverged:
+        seeds = Entry(f"{seeds.text} of {row.value.count + row.diverged}", seeds.value)
     value = {"mean": mean, "std": std, "95% interval": interval, "seeds": seeds}
     return {"estimator": Entry(row.label), "τ": tau_entry(row.tau), **value}
 
