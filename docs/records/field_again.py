@@ -12,6 +12,7 @@ from template import fill
 from gapped.lab.recipe import find_recipe
 from gapped.lab.report.paper import DISAGREES, PaperRow, against_paper
 from gapped.lab.report.tabular import Entry, Table, number, tau_entry
+from gapped.lab.tasks import count_protocol
 
 AGAIN = {"field-counts": "counts-longer", "field-rao": "rao-fresh"}
 """Recipes of the board, and those that train their cells with a published number again."""
@@ -24,7 +25,8 @@ def counts_again(evidence: Evidence) -> str:
     if longer not in evidence.recipes():
         return fill("field-not-run", {"runs": len(find_recipe(longer).entries), "name": longer})
     first, later = _compared(evidence, recipe, recipe), _compared(evidence, recipe, longer)
-    columns = ("protocol", "estimator", "50,000 steps", "250,000 steps", "std", "published", "difference")
+    few_steps, many_steps = (f"{_steps(evidence, each):,} steps" for each in (recipe, longer))
+    columns = ("protocol", "estimator", few_steps, many_steps, "std", "published", "difference")
     table = Table(columns, tuple(_row(key, first, later) for key in later))
     few = {key: row for key, row in later.items() if key[0].endswith("-2")}
     many = [key for key in later if key not in few]
@@ -35,7 +37,7 @@ def counts_again(evidence: Evidence) -> str:
     moves = [abs(_mean(first[key]) - _mean(row)) for key, row in few.items()]
     values = {"table": table, "name": longer, "far": far, "near": near, "move": max(moves)}
     values |= {"below": max(below), "before": _agree(first, later), "after": _agree(later, later)}
-    return fill("counts-longer", values | {"cells": len(later)})
+    return fill("counts-longer", values | {"cells": len(later), "steps": few_steps})
 
 
 def rao_again(evidence: Evidence) -> str:
@@ -66,6 +68,14 @@ def _compared(evidence: Evidence, recipe: str, trained: str) -> Rows:
         for row in against_paper(own, recipe, protocol)
         if row.difference is not None
     }
+
+
+def _steps(evidence: Evidence, recipe: str) -> int:
+    """How many steps the count VAEs of a recipe were trained for."""
+    (epochs,) = {record.epochs for record in evidence.records if record.recipe == recipe}
+    rules = count_protocol(find_recipe(recipe).entries[0].spec.protocol)
+    assert rules.train_images is not None
+    return epochs * (rules.train_images // rules.batch)
 
 
 def _row(key: tuple[str, str, float | None], first: Rows, later: Rows, *more: Entry) -> tuple[Entry, ...]:
