@@ -16,6 +16,8 @@ from gapped.lab.tasks import count_protocol
 
 AGAIN = {"field-counts": "counts-longer", "field-rao": "rao-fresh"}
 """Recipes of the board, and those that train their cells with a published number again."""
+BEYOND = "negative-binomial-8-16"
+"""Where more steps lead to the other side of the published numbers."""
 Rows = dict[tuple[str, str, float | None], PaperRow]
 
 
@@ -25,17 +27,21 @@ def counts_again(evidence: Evidence) -> str:
     if longer not in evidence.recipes():
         return fill("field-not-run", {"runs": len(find_recipe(longer).entries), "name": longer})
     first, later = _compared(evidence, recipe, recipe), _compared(evidence, recipe, longer)
-    few_steps, many_steps = (f"{_steps(evidence, each):,} steps" for each in (recipe, longer))
+    few_steps, many_steps = (f"{count_steps(evidence, each):,} steps" for each in (recipe, longer))
     columns = ("protocol", "estimator", few_steps, many_steps, "std", "published", "difference")
     table = Table(columns, tuple(_row(key, first, later) for key in later))
     few = {key: row for key, row in later.items() if key[0].endswith("-2")}
     many = [key for key in later if key not in few]
     far, near = (max(_gap(rows[key]) for key in many) for rows in (first, later))
     require("most of the difference is gone with more steps", near < far / 2)
+    closer = sum(_gap(later[key]) < _gap(first[key]) for key in many)
+    beyond = {key[0] for key in many if (later[key].difference or 0.0) < 0}
+    require("one protocol ends below", beyond == {BEYOND})
     below = [-(row.difference or 0.0) for row in few.values() if row.disagrees]
     require("cells of two variables that disagree end lower here", min(below) > 0)
     moves = [abs(_mean(first[key]) - _mean(row)) for key, row in few.items()]
     values = {"table": table, "name": longer, "far": far, "near": near, "move": max(moves)}
+    values |= {"closer": closer, "many": len(many), "beyond": BEYOND}
     values |= {"below": max(below), "before": _agree(first, later), "after": _agree(later, later)}
     return fill("counts-longer", values | {"cells": len(later), "steps": few_steps})
 
@@ -70,7 +76,7 @@ def _compared(evidence: Evidence, recipe: str, trained: str) -> Rows:
     }
 
 
-def _steps(evidence: Evidence, recipe: str) -> int:
+def count_steps(evidence: Evidence, recipe: str) -> int:
     """How many steps the count VAEs of a recipe were trained for."""
     (epochs,) = {record.epochs for record in evidence.records if record.recipe == recipe}
     rules = count_protocol(find_recipe(recipe).entries[0].spec.protocol)

@@ -12,6 +12,7 @@ from field_variance import RECIPE as APART
 from speed import SHARED
 from template import fill
 
+from gapped.errors import listing
 from gapped.lab.recipe import find_recipe
 from gapped.lab.recipe_files import known_recipes
 from gapped.lab.report.board import Contest, board
@@ -55,6 +56,11 @@ def field_status(evidence: Evidence) -> str:
     part = sum(contest.missing(evidence.records) > 0 for contest in run)
     values["in_part"] = f", {part} of them in part" if part else ""
     values |= {"agree": sum(not row.disagrees for _, row in rows), "margin": FIELD_NATS}
+    values["by_recipe"] = listing(
+        f"{sum(not row.disagrees for name, row in rows if name == each)} of "
+        f"{sum(name == each for name, _ in rows)} in `{each}`"
+        for each in dict.fromkeys(name for name, _ in rows)
+    )
     apart = {contest for contest, row in rows if row.disagrees}
     require("cells that disagree were trained again", apart <= {*AGAIN, "field-mve"})
     text = fill("field-status" if run else "field-status-none", values)
@@ -116,7 +122,7 @@ def _part(evidence: Evidence, contest: Contest) -> str:
     own = [record for record in evidence.records if record.recipe == contest.name]
     table = board(own, [contest])
     # The recipe is in the heading.
-    body = tuple(row[1:] for row in table.rows)
+    body = tuple(row[:-1] for row in table.rows)
     published = field().get(contest.name)
     values = {
         "name": contest.name,
@@ -125,7 +131,7 @@ def _part(evidence: Evidence, contest: Contest) -> str:
         "count": len(own),
         "hardware": hardware(own),
         "provenance": provenance(own, contest.name) if own else "",
-        "table": without_empty(Table(table.columns[1:], body, table.notes if own else ())),
+        "table": without_empty(Table(table.columns[:-1], body, table.notes if own else ())),
         **(published or {}),
     }
     run = "run" if contest.alone else "run-beside"

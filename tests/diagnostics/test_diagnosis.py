@@ -57,6 +57,7 @@ VANISHING = row("zero", 2.0, 1e-9, relative_norm=Interval(1e-9, 0.0, 1e-6))
             [A, UNBIASED, VANISHING],
             ["Vanishing gradient: zero. ", "Least variance of one gradient: A, ", "1 evaluation: unbiased, "],
         ),
+        ([A, row("rodeo", 0.0, 1.5, trainable=True)], ["that `variance_loss` trains: rodeo. "]),
     ],
 )
 def test_the_findings(rows, sentences):
@@ -64,6 +65,7 @@ def test_the_findings(rows, sentences):
     for words in sentences:
         assert words in text
     assert diagnosis(*rows).recommendation is None
+    assert ("variance_loss" in text) == any(row.trainable for row in rows)
     assert "Nothing is recommended" in text
     assert "`gapped compare` decides by training" in text
 

@@ -20,6 +20,7 @@ from gapped.pathwise import Pathwise
 from gapped.registry import resolve
 from gapped.score import Score
 from gapped.score.exact import Exact
+from gapped.score.trainable import Trainable
 from gapped.texts import split_text
 
 
@@ -177,6 +178,7 @@ def _diagnosis(
                 entries=source.size,
                 per_parameter=_per_parameter(source, stream),
                 enumerates=isinstance(estimator, Exact),
+                trainable=isinstance(estimator, Trainable),
                 relative_norm=None if target is None else target.relative_norm(stream, confidence),
             )
         )

@@ -66,6 +66,8 @@ class Row:
     """Whether the estimator draws nothing, being the enumeration itself."""
     relative_norm: Interval | None = None
     """The length of the mean gradient over that of the exact one."""
+    trainable: bool = False
+    """Whether the estimator has parameters that its `variance_loss` trains."""
 
     @property
     def vanishes(self) -> bool:
@@ -171,7 +173,8 @@ class Diagnosis:
         as many evaluations of the cost as the estimator that takes the most. `Exact` is left out.
         """
         rows = [row for row in self.rows if not row.enumerates]
-        return (*self._bias(rows), *_least([row for row in rows if not row.vanishes]), UNDECIDED)
+        least = _least([row for row in rows if not row.vanishes])
+        return (*self._bias(rows), *least, *_untrained(rows), UNDECIDED)
 
     def _bias(self, rows: Sequence[Row]) -> Iterator[str]:
         """Which gradients vanish, and which estimators are unbiased as far as can be told."""
@@ -262,6 +265,16 @@ class Diagnosis:
 def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Column]:
     """Those of `columns` that were measured."""
     return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
+
+
+def _untrained(rows: Sequence[Row]) -> Iterator[str]:
+    """Which estimators were measured with the parameters that they happen to have."""
+    names = [row.label for row in rows if row.trainable]
+    if names:
+        yield (
+            f"Measured as they are, with parameters that `variance_loss` trains: {listing(names, most=8)}. "
+            "That lowers their variance; rodeo starts as rloo."
+        )
 
 
 def _least(rows: Sequence[Row]) -> Iterator[str]:

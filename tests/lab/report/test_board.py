@@ -55,6 +55,8 @@ def test_runs_that_diverged_are_counted_beside_those_that_did_not() -> None:
     (first, *others) = RECORDS
     row = rows([replace(first, status="diverged"), *others])["ReinMax at 0.001", "1.2"]
     assert (row["mean"], row["seeds"], row["difference"]) == ("93.74", "2 of 3", "0.05 ≠")
+    assert "diverged" in board([replace(first, status="diverged")], [FLOWS]).notes[0]
+    assert "diverged" not in board(RECORDS, [FLOWS]).notes[0]
 
 
 def test_fleets_that_shared_a_device_show_no_time() -> None:

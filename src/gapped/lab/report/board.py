@@ -13,17 +13,17 @@ from gapped.lab.report.tabular import NOTHING, Entry, Table, number, tau_entry, 
 
 # What a reader compares comes first: a window shows it without scrolling.
 COLUMNS = (
-    "recipe", "protocol", "estimator", "τ", "mean", "95% interval", "mark", "published", "difference",
-    "seeds", "their seeds", "s / run", "std", "measure",
+    "protocol", "estimator", "τ", "mean", "95% interval", "mark", "measure", "published", "difference",
+    "seeds", "their seeds", "s / run", "std", "recipe",
 )  # fmt: skip
 BEST, TIED = "best", "not separated"
-NOTES = (
+NOTE = (
     f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
-    "the protocol, does not separate it from the best at 5%. s / run: a run's share of the wall time of its "
-    f"fleet. {DISAGREES}: further from the published number than two standard errors and {FIELD_NATS} nats; "
-    "one without a standard deviation counts as exact. 2 of 3 seeds: the other run diverged, and enters no "
-    "mean.",
+    f"the protocol, does not separate it from the best at 5%. {DISAGREES}: further from the published number "
+    f"than two standard errors and {FIELD_NATS} nats; one without a standard deviation counts as exact."
 )
+SHARE = "s / run: a run's share of the wall time of its fleet."
+DIVERGED = "2 of 3 seeds: the other run diverged, and enters no mean."
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ def board(records: Iterable[Record], contests: Sequence[Contest]) -> Table:
     """The cells of these recipes that were run, best first in each protocol, then what is published alone."""
     records = list(records)
     rows = tuple(row for contest in contests for row in _rows(records, contest))
-    return Table(COLUMNS, rows, NOTES)
+    own = {record.recipe for record in records}
+    timed = any(contest.alone and contest.name in own for contest in contests)
+    diverged = any(record.status == "diverged" for record in records)
+    return Table(COLUMNS, rows, (" ".join([NOTE, *[SHARE] * timed, *[DIVERGED] * diverged]),))
 
 
 def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, ...]]:

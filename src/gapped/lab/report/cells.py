@@ -23,6 +23,8 @@ PRIMARY = (
     "surrogate_entropy",
 )
 
+QUICK = "A quick run is too short to rank anything: run it without --quick."
+
 # Recipes that measure without a contest: what is said in place of a verdict.
 MEASURED = {
     "entropy": "Entropy describes a surrogate, it does not score it: nobody wins here.",
@@ -188,7 +190,8 @@ def verdict_of(group: Sequence[Cell]) -> str:
     values = {cell.name(named): cell.values(metric) for cell in group}
     higher = _higher(group, metric)
     if not _own_metric(group):
-        return verdict(values, higher, metric_name(metric), digits(metric))
+        quick = any(record.quick for cell in group for record in cell.records)
+        return " ".join([verdict(values, higher, metric_name(metric), digits(metric)), *[QUICK] * quick])
     seconds = {
         cell.name(named): [r.seconds for r in cell.records if r.metric and not r.failed] for cell in group
     }

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gapped.errors import GappedError, reject
+from gapped.errors import GappedError, listing, reject
 from gapped.lab.records import Curve, Images, Record, Trees, read
 from gapped.lab.records.files import write_text
 from gapped.lab.report.board import Contest, board
@@ -126,9 +126,11 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
     lacking = " ".join(contest.name for contest in contests if contest.missing(own))
     command = f"gapped reproduce {lacking} --device cuda --minutes 9"
     following = ("Runs that are missing, in pieces:", command) if lacking else ("Nothing is missing.", "")
-    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are finished."
+    diverged = sum(record.status == "diverged" for record in own)
+    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are finished"
+    verdict += f"; {diverged} of them diverged." if diverged else "."
     # No sum of times: fleets that shared a device have none that counts.
-    facts = (*([hardware(own)] if own else ()), f"gapped reproduce {FIELD}")
+    facts = (*([hardware(own)] if own else ()), listing(contest.name for contest in contests))
     section = Section(
         FIELD,
         "",
@@ -145,20 +147,21 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
         quick=any(record.quick for record in own),
         records=tuple(own),
     )
-    return render_html([section], [], back="../field.html")
+    return render_html([section], [], back="../field.html", title="The board")
 
 
-def render_html(sections: Sequence[Section], failed: Sequence[str], back: str = "") -> str:
+def render_html(sections: Sequence[Section], failed: Sequence[str], back: str = "", title: str = "") -> str:
     """The page as text; `failed` are lines from `failures`, and `back` is the page that this one belongs to.
 
-    Nothing in it depends on when or where it was made, only on the records.
+    Without a `title` it is called after its recipes. Nothing in it depends on when or where it was made, only
+    on the records.
     """
     from markupsafe import Markup
 
     recipes = list(dict.fromkeys(section.recipe for section in sections))
     return _fill(
         "report.html.j2",
-        title=", ".join(recipes) if len(recipes) <= 3 else f"{len(recipes)} recipes",
+        title=title or (", ".join(recipes) if len(recipes) <= 3 else f"{len(recipes)} recipes"),
         sections=sections,
         failed=failed,
         back=back,
