@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 from gapped.errors import reject
 
@@ -40,7 +41,7 @@ def check_level(name: str, level: object, *, positive: bool, learned: bool = Fal
     """
     accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
     if isinstance(level, Tensor):
-        constant = learned or not level.requires_grad
+        constant = learned or not requires_grad(level)
         if level.dtype == torch.bool or level.is_complex() or not constant:
             kind = f"a tensor of dtype {level.dtype}" + ("" if constant else " that requires grad")
             raise reject(name, kind, f"{accepted}, real" + ("" if learned else " and without gradient"))
@@ -86,6 +87,20 @@ def _is_number(level: object) -> TypeGuard[float]:
 def in_eager_mode() -> bool:
     """Whether this is neither compiled nor inside of a function transform such as vmap."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def requires_grad(tensor: Tensor) -> bool:
+    """Whether a gradient is wanted for `tensor`, at whichever level of function transforms.
+
+    Inside of vmap a tensor itself says no, also where the one that it stands for is differentiated outside.
+    """
+    if tensor.requires_grad or in_eager_mode() or torch.compiler.is_compiling():
+        return tensor.requires_grad
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+        if tensor.requires_grad:
+            return True
+    return False
 
 
 def may_decide(values: Tensor) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import broadcasts, check_generator, check_level, holds
+from gapped.checks import broadcasts, check_generator, check_level, holds, requires_grad
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 
@@ -86,12 +86,12 @@ def binomial(
     _check(logits, "logits", order, generator)
     accepted = "a whole number of at least 0, or a tensor of them that broadcasts against the logits"
     if isinstance(total, Tensor):
-        if not broadcasts(tuple(total.shape), tuple(logits.shape)) or total.requires_grad:
+        if not broadcasts(tuple(total.shape), tuple(logits.shape)) or requires_grad(total):
             raise reject("total", f"a tensor of shape {tuple(total.shape)}", accepted)
         if total.dtype == torch.bool or total.is_complex():
             raise reject("total", f"a tensor of dtype {total.dtype}", accepted)
-        if holds((total < 0) | (total != total.round()) | ~total.isfinite()):
-            raise reject("total", "a tensor with other values", accepted)
+        if holds(~((total >= 0) & (total <= _MOST)) | (total != total.round())):
+            raise reject("total", "a tensor with other values", f"{accepted}, at most 2^40")
     elif isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= _MOST:
         raise reject("total", total, f"{accepted}, at most 2^40")
     eta = simplex.computed(logits)
@@ -101,7 +101,8 @@ def binomial(
     # The rarer of both outcomes is counted: next to 1 a probability has too few digits. Its weight is the
     # same, since the signs of the cost's derivative and of the parameter both change.
     rare, common = p.minimum(q), p.maximum(q)
-    rarer = torch.binomial(n, torch.where(legal, rare, 0.0), generator=generator)
+    # In float64: torch's float32 has the wrong law for totals beyond 2^24.
+    rarer = torch.binomial(n.double(), torch.where(legal, rare, 0.0).double(), generator=generator).to(p)
     value = torch.where(legal, torch.where(p > q, n - rarer, rarer), torch.nan)
     weight = torch.where(legal, _weight(rarer, n * rare, common, -1 / n, order), torch.nan)
     return _joined(value, eta, weight, logits)
@@ -141,8 +142,9 @@ def negative_binomial(
     eta = simplex.computed(logits)
     odds, p, q = eta.detach().exp(), torch.sigmoid(eta.detach()), torch.sigmoid(-eta.detach())
     r = total.to(p).expand_as(p) if isinstance(total, Tensor) else torch.full_like(p, float(total))
-    # A Poisson sample whose rate has a gamma law.
-    rate = torch._standard_gamma(r, generator=generator) * odds
+    # A Poisson sample whose rate has a gamma law. Below the smallest float32 torch has that number instead,
+    # which is a rate of its own where the odds are large.
+    rate = (torch._standard_gamma(r.double(), generator=generator) * odds.double()).to(p)
     value = _poisson(rate, rate.isfinite() & (r * odds).isfinite(), generator)
     # The weight in terms of p: the variance itself may overflow where the mean does not.
     weight = r * p / 2 + (1 + p) / 2 * value

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gapped.checks import in_eager_mode, is_known_finite
+from gapped.checks import in_eager_mode, is_known_finite, requires_grad
 from gapped.errors import TWICE
 
 Weights = float | tuple[float, ...] | Tensor
@@ -44,7 +44,7 @@ def is_differentiated(logits: Tensor) -> bool:
     Forward-mode derivatives count. There are none, but without a gradient the sample would seem to have a
     derivative of zero, where torch reports that it is missing.
     """
-    if torch.is_grad_enabled() and logits.requires_grad:
+    if torch.is_grad_enabled() and requires_grad(logits):
         return True
     if torch.compiler.is_compiling():
         return False

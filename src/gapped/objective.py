@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_flag, check_generator, check_logits, check_mask, check_scores
+from gapped.checks import (
+    check_flag,
+    check_generator,
+    check_logits,
+    check_mask,
+    check_scores,
+    requires_grad,
+)
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
@@ -77,7 +84,7 @@ def expectation(
         sample = draw(logits, mask=mask, generator=generator).unsqueeze(0)
         costs = f(sample)
         check_costs(costs, sample if not gates else sample.unsqueeze(-1))
-        if sample.requires_grad and not costs.requires_grad:
+        if requires_grad(sample) and not requires_grad(costs):
             raise without_derivative(", or an estimator that needs none such as gapped.RLOO(2)")
         return costs.mean(0)
     rows = simplex.computed(simplex.masked(logits, mask))

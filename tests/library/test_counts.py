@@ -242,6 +242,7 @@ def test_training_reaches_the_best_rate() -> None:
             lambda: counts.binomial(torch.tensor([1.5]), torch.zeros(2)),
             "total: got a tensor with other values",
         ),
+        (lambda: counts.binomial(torch.tensor(1e30), torch.zeros(2)), "other values, expected .* at most 2"),
         (lambda: counts.binomial(torch.ones(3), torch.zeros(2)), r"total: got a tensor of shape \(3,\)"),
         (lambda: counts.negative_binomial(0, torch.zeros(2)), "total: got 0"),
         (
@@ -300,6 +301,28 @@ def test_counts_next_to_the_largest_float(order: int) -> None:
     sample = counts.poisson(eta, order=order)
     assert sample.isfinite().all()
     assert torch.autograd.grad(sample.sum(), eta)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("total", [10**9, torch.tensor(1e9)])
+def test_many_trials_have_the_law_of_their_rate(total: int | Tensor) -> None:
+    """A billion trials of probability 4.5e-7: next to a Poisson law, whose probabilities are known."""
+    logits = torch.full((200_000,), math.log(4.5e-7))
+    drawn = counts.binomial(total, logits, generator=seeded()).long()
+    values = torch.arange(700, dtype=torch.float64)
+    rate = torch.tensor(450.0, dtype=torch.float64)
+    law = torch.distributions.Poisson(rate).log_prob(values).exp()
+    require_law(chi_squared(counts_of(drawn, 700), law))
+    wider = torch.distributions.Normal(rate, (1.1 * rate).sqrt()).log_prob(values).exp()
+    require_rejected(chi_squared(counts_of(drawn, 700), wider / wider.sum()))
+
+
+@pytest.mark.parametrize(("total", "eta"), [(1e-3, 88.0), (1e-2, 86.0), (1e-3, 80.0)])
+def test_few_failures_and_large_odds_leave_many_counts_zero(total: float, eta: float) -> None:
+    """P(Z = 0) = (1 - p)^r; gamma noise below the smallest float32 must not become that float."""
+    drawn = counts.negative_binomial(total, torch.full((100_000,), eta), generator=seeded())
+    share = math.exp(-total * math.log1p(math.exp(eta)))
+    for zero, require in ((share, require_law), (0.9 * share, require_rejected)):
+        require(chi_squared(counts_of((drawn > 0).long(), 2), torch.tensor([zero, 1 - zero])))
 
 
 def test_failures_next_to_certain_success_are_as_frequent_as_successes_next_to_none() -> None:

@@ -156,6 +156,14 @@ def test_vmap_and_gradients_per_sample(form: str) -> None:
     assert (gradient[:, 2] == 0).all()
     assert gradient.isfinite().all()
     assert (gradient != 0).any()
+    outside = torch.func.vmap(
+        lambda row, allowed: FORMS[form].draw(row, mask=allowed), randomness="different"
+    )
+    torch.manual_seed(0)
+    expected = transformed(logits, weight, mask)[0]
+    torch.manual_seed(0)
+    leaf = logits.clone().requires_grad_()
+    assert_close(torch.autograd.grad(outside(leaf, mask), leaf, weight)[0], expected, 1e-6)
     same = transformed(logits[:1].expand(60, 5), weight, mask)[1]
     assert (len(same.unique(dim=0)) > 1) == FORMS[form].is_random
 

@@ -73,6 +73,36 @@ def per_row_gradients(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[T
     return gradient, sample
 
 
+@every_member
+def test_a_gradient_may_be_taken_outside_of_vmap(name: str) -> None:
+    """As an ensemble does it: vmap over the model, then backward. The same noise has the same gradient."""
+    logits, weight, estimator = normal(20, K), normal(20, K, seed=2), make(name)
+    draw = torch.func.vmap(estimator.sample, randomness="different")
+    torch.manual_seed(0)
+    expected, _ = per_row_gradients(estimator, logits, weight)
+    assert expected.abs().amax(-1).min() > 0
+    torch.manual_seed(0)
+    assert_close(torch.func.grad(lambda leaf: (draw(leaf) * weight).sum())(logits), expected)
+    torch.manual_seed(0)
+    leaf = logits.clone().requires_grad_()
+    assert_close(torch.autograd.grad(draw(leaf), leaf, weight)[0], expected)
+    with torch.no_grad():
+        assert not draw(leaf).requires_grad
+
+
+def test_a_temperature_is_learned_through_vmap() -> None:
+    logits, tau = normal(20, K), torch.full((20,), TAU).double().requires_grad_()
+
+    def sample(row: Tensor, level: Tensor) -> Tensor:
+        return gapped.gumbel_softmax(row, level)
+
+    gradients = []
+    for draw in (sample, torch.func.vmap(sample, randomness="different")):
+        torch.manual_seed(0)
+        gradients.append(torch.autograd.grad(draw(logits, tau), tau, normal(20, K, seed=2))[0])
+    assert_close(*gradients)
+
+
 def rao_gradient(name: str, logits: Tensor, g: Tensor, tau: Tensor, samples: int) -> Tensor:
     """The closed form for noise out of torch's default generator, which compiled code draws from."""
     index, p = simplex.draw_index(logits), torch.softmax(logits, -1)

@@ -59,6 +59,18 @@ def test_vmap_of_the_gradient(name: str) -> None:
 
 
 @every_score
+def test_a_gradient_may_be_taken_outside_of_vmap(name: str) -> None:
+    logits, estimator = normal(6, 40, 2, 3), evaluated(name)
+    value = partial(gapped.expectation, square_of_first, estimator=estimator)
+    torch.manual_seed(0)
+    inside = torch.func.vmap(torch.func.grad(lambda leaf: value(leaf).sum()), randomness="different")(logits)
+    torch.manual_seed(0)
+    leaf = logits.clone().requires_grad_()
+    torch.func.vmap(value, randomness="different")(leaf).sum().backward()
+    assert_close(leaf.grad, inside)
+
+
+@every_score
 def test_function_transforms_give_the_same_gradient(name: str) -> None:
     logits, estimator, model = normal(5, 2, 3), evaluated(name), Model()
     torch.manual_seed(0)

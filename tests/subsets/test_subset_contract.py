@@ -202,6 +202,14 @@ def test_vectorised_and_differentiated_per_row(estimator: Any, n: int, k: int) -
     if estimator == "simple":
         assert_close(gradient, pulled(logits, k, weight, 0.7)[1], 1e-12)
     assert_close(gradient.sum(-1), torch.zeros(6), 1e-12)
+    leaf = logits.clone().requires_grad_()
+    outside = torch.func.vmap(
+        lambda row: gapped.subset(row, k, 0.7, estimator=estimator), randomness="different"
+    )
+    torch.manual_seed(0)
+    gradient = transformed(logits, weight)[0]
+    torch.manual_seed(0)
+    assert_close(torch.autograd.grad(outside(leaf), leaf, weight)[0], gradient, 1e-12)
     vectorised = torch.func.vmap(lambda row: gapped.subsets.marginals(row, k))(logits)
     assert_close(vectorised, gapped.subsets.marginals(logits, k), 1e-12)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapped.checks import requires_grad
 from gapped.kernels.runner import partition, power, run
 from gapped.kernels.sampling.launch import Fused, draw_key, refusal
 
@@ -33,7 +34,7 @@ def refused(scores: Tensor, *others: Tensor) -> str | None:
         return f"the kernels take rows of at most {LONGEST_ROW} elements"
     if torch.compiler.is_compiling():
         return "subsets have no kernel in compiled code"
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (scores, *others)):
+    if torch.is_grad_enabled() and any(requires_grad(each) for each in (scores, *others)):
         return "a result of the kernels cannot be differentiated"
     return refusal(scores, _PLAIN)
 
