@@ -260,6 +260,20 @@ def test_randomness_comes_from_the_generator_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_cost_may_seed_torchs_generator():
+    """Without a generator: the noise comes from another one, so that it does not repeat itself."""
+
+    def cost(z):
+        torch.manual_seed(0)
+        return (z[..., 0] - 0.45).square().sum(-1)
+
+    state = torch.get_rng_state()
+    source = CostGradients(cost, torch.zeros(4, 3, dtype=torch.float64))
+    first, second = (source.draw(gapped.RLOO(2), 16) for _ in range(2))
+    torch.set_rng_state(state)
+    assert not torch.equal(first, second)
+
+
 def test_batches_and_masks():
     logits, target = normal(5, 2, 4), normal(5, seed=9)
     mask = torch.tensor([True, True, True, False])

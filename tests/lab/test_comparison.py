@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import json
@@ -118,7 +119,7 @@ def test_the_verdict_says_who_ties_who_loses_and_how_many_seeds() -> None:
     verdict = gapped.compare(dicts, MEMBERS).verdict
     assert verdict.startswith("low has the lowest loss (mean 0.7, ")
     assert "do not separate it from middle; low is better than high" in verdict
-    assert "About 40 seeds each (35 more) would separate low from middle" in verdict
+    assert "About 41 seeds each (36 more) would separate low from middle" in verdict
     assert "high wins: highest loss" in gapped.compare(dicts, MEMBERS, maximize=True).verdict
 
 
@@ -401,6 +402,41 @@ def test_finished_runs_are_not_repeated_and_failed_ones_are(tmp_path: Path) -> N
     assert len(calls) == 7
     gapped.compare(train, {"low": "gst:tau=0.7"}, seeds=2, out=tmp_path)
     assert len(calls) == 9, "another estimator under the same label is another run"
+
+
+def steady(calls: list[int], estimator: Any, seed: int) -> float:
+    calls.append(seed)
+    return float(seed)
+
+
+def lambda_gap(level: float) -> Any:
+    return lambda p: level + 0 * p
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (gapped.DoubleCV(2), gapped.DoubleCV(16)),
+        (gapped.REBAR(), gapped.REBAR(eta=0.5)),
+        (gapped.GST(tau=torch.tensor(0.5)), gapped.GST(tau=torch.tensor(0.7))),
+        (gapped.GST(gap=lambda_gap(1.0)), gapped.GST(gap=lambda_gap(2.0))),
+        (("simple", 2), ("simple", 3)),
+    ],
+)
+def test_a_changed_estimator_is_trained_anew(one: Any, other: Any, tmp_path: Path) -> None:
+    calls: list[int] = []
+    train = partial(steady, calls)
+    for estimator, trained in ((one, 1), (other, 2), (copy.deepcopy(one), 2)):
+        gapped.compare(train, [estimator], seeds=1, out=tmp_path)
+        assert len(calls) == trained
+
+
+def test_a_network_that_starts_at_random_is_the_same_estimator(tmp_path: Path) -> None:
+    calls: list[int] = []
+    for _ in range(2):
+        member = gapped.NVIL(torch.nn.Linear(3, 1))
+        gapped.compare(partial(steady, calls), [member], seeds=1, out=tmp_path)
+    assert len(calls) == 1
 
 
 def test_a_budget_ends_it_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: Any) -> None:

@@ -52,7 +52,7 @@ def diagnose(
             gradient itself, a tensor of the shape of `logits`. The intervals account for the error of an
             estimated reference.
         mask: Booleans that broadcast against the logits; categories where it is False do not exist.
-        generator: Where random numbers come from; None is torch's default generator.
+        generator: Where random numbers come from; None is one of its own, seeded out of torch's default one.
         confidence: The level of the intervals.
         context: The input of a learned baseline, for `gapped.NVIL` alone.
         progress: A function that is called with a label, how many gradients are done, and of how many.
@@ -96,7 +96,8 @@ def diagnose_model(
 
     Arguments:
         loss_fn: Maps an estimator and a generator to a loss, one number. Any other randomness in it counts as
-            noise of the gradient, so keep the data fixed.
+            noise of the gradient, so keep the data fixed. Seeding torch's generator in it makes all gradients
+            of an estimator equal that does not draw from the given one.
         parameters: What to differentiate with respect to: a module such as `model.encoder`, its
             `named_parameters()`, or tensors.
         estimators: What `loss_fn` is given in turn, or a mapping from labels to them; a text becomes the
@@ -104,7 +105,7 @@ def diagnose_model(
         samples: Gradients drawn from each estimator.
         reference: An estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times
             `samples` gradients; without one, bias is not measured.
-        generator: Where random numbers come from; None is torch's default generator.
+        generator: Where random numbers come from; None is one of its own, seeded out of torch's default one.
         confidence: The level of the intervals.
         progress: A function that is called with a label, how many gradients are done, and of how many.
 
@@ -114,7 +115,8 @@ def diagnose_model(
         `per_parameter` has it for each parameter.
 
     Estimators with parameters or a running baseline are put into evaluation mode and do not change, so
-    `loss_fn` should not add their `variance_loss`.
+    `loss_fn` should not add their `variance_loss`. Layers of the model are in the mode that they are in: the
+    running means of a batch normalisation in training mode change.
 
     >>> import gapped
     >>> encoder, x = torch.nn.Linear(3, 5), torch.ones(8, 3)
@@ -252,12 +254,15 @@ def label_of(estimator: Any) -> str:
     """The class and the options that are not its defaults; a text is its own label.
 
     >>> import gapped
-    >>> label_of(gapped.GST(tau=0.5)), label_of(gapped.REBAR())
-    ('GST(tau=0.5)', 'REBAR')
+    >>> label_of(gapped.GST(tau=0.5)), label_of(gapped.REBAR()), label_of(gapped.DoubleCV(4))
+    ('GST(tau=0.5)', 'REBAR', 'DoubleCV(samples=4)')
     """
     if isinstance(estimator, str):
         return estimator
     name = type(estimator).__name__
+    if isinstance(estimator, Trainable):
+        own, default = (each.extra_repr() for each in (estimator, type(estimator)()))
+        return name if own == default else f"{name}({own})"
     if not is_dataclass(estimator):
         return name
     options = []

@@ -46,6 +46,11 @@ def _evaluation(estimator: Any) -> Iterator[None]:
             each.training = training
 
 
+def _private(device: torch.device) -> torch.Generator:
+    """A generator of our own, seeded out of torch's: a cost that seeds that one must not repeat our noise."""
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
+
+
 class CostGradients:
     """Gradients of the expected cost with respect to logits.
 
@@ -62,7 +67,7 @@ class CostGradients:
         context: Tensor | None = None,
     ) -> None:
         self.f, self.logits, self.mask = f, logits.detach(), mask
-        self.generator, self.context = generator, context
+        self.generator, self.context = generator or _private(logits.device), context
         self.size, self.device = logits.numel(), logits.device
         self.eps = torch.finfo(logits.dtype).eps
         """The relative rounding error of a gradient."""
@@ -167,9 +172,10 @@ class ModelGradients:
         parameters: Mapping[str, Tensor],
         generator: torch.Generator | None,
     ) -> None:
-        self.loss_fn, self.parameters, self.generator = loss_fn, parameters, generator
+        self.loss_fn, self.parameters = loss_fn, parameters
         self.size = sum(each.numel() for each in parameters.values())
         first = next(iter(parameters.values()))
+        self.generator = generator or _private(first.device)
         self.device, self.eps = first.device, torch.finfo(first.dtype).eps
 
     def draw(self, estimator: Any, count: int) -> Tensor:

@@ -16,10 +16,13 @@ from gapped.lab.report.statistics import (
     advice,
     band,
     difference,
+    from_moments,
     holm,
     looks,
     losers,
+    seeds_to_separate,
     standard_errors,
+    standing,
     summary,
     verdict,
 )
@@ -56,6 +59,35 @@ def test_difference_without_spread() -> None:
     assert difference([1.0], [2.0, 3.0]).p == 1
     assert difference([1.0, 1.0], [1.0, 1.0]).p == 1
     assert difference([1.0, 1.0], [2.0, 2.0]).p == 0
+
+
+def test_rounding_is_neither_a_spread_nor_a_difference() -> None:
+    for a, b in (([0.1] * 12, [0.1] * 2), ([0.3] * 3, [0.1 + 0.2] * 3), ([0.0, 0.0], [0.0, 0.0, 0.0])):
+        assert difference(a, b).p == 1
+        place = standing({"a": a, "b": b})
+        assert place is not None
+        assert not place.beaten
+    assert difference([0.3] * 3, [0.30001] * 3).p == 0
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1.0, 1e150])
+def test_differences_do_not_depend_on_the_unit(scale: float) -> None:
+    a, b = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 4.0, 6.0])
+    assert difference(scale * a, scale * b).p == pytest.approx(difference(a, b).p, rel=1e-9)
+
+
+@pytest.mark.parametrize("gap", [0.5, 1.0, 1.5, 2.0, 2.5])
+def test_so_many_seeds_have_the_promised_power(gap: float) -> None:
+    """By the noncentral t law of a difference of two normal means with equal spread."""
+    count = seeds_to_separate(from_moments(0.0, 1.0, 2), from_moments(gap, 1.0, 2))
+
+    def power(n: float) -> float:
+        degrees, shift = 2 * n - 2, gap * (n / 2) ** 0.5
+        bound = stats.t.ppf(0.975, degrees)
+        return float(stats.nct.sf(bound, degrees, shift) + stats.nct.cdf(-bound, degrees, shift))
+
+    assert power(count) > 0.78
+    assert count == 3 or power(count - 1) < 0.83
 
 
 def test_standard_errors_by_hand() -> None:
@@ -132,6 +164,21 @@ def test_verdict_counts_diverged_runs() -> None:
     assert "all 2 runs of B diverged" in verdict({"A": [1.0, 1.1], "B": [nan, nan]})
     assert verdict({"A": [nan]}) == "No run finished with a value; the run of A diverged."
     assert verdict({"A": []}) == "No run finished with a value; A has no finished run."
+
+
+def test_one_whose_runs_failed_is_not_called_the_winner() -> None:
+    cells = {"risky": [1.0, 1.1, 1.2], "safe": [9.0, 9.1, 9.2]}
+    assert "risky wins" in verdict(cells)
+    assert "but 2 of 5 runs of risky failed, so it is not called the winner" in verdict(
+        cells, failed={"risky": 2}
+    )
+    assert "risky wins" in verdict(cells, failed={"safe": 2})
+
+
+def test_runs_that_are_all_equal_are_asked_about() -> None:
+    cells = {"a": [1.0, 1.0, 1.0], "b": [2.0, 2.1, 2.2]}
+    assert "All runs of a gave the same value: does train use its seed?" in advice(cells, False, {})
+    assert advice({**cells, "a": [1.0]}, False, {}) != advice(cells, False, {})
 
 
 def test_the_cheapest_in_a_tie_is_named_where_times_differ() -> None:

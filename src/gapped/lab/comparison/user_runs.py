@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from numbers import Integral
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gapped.checks import check_count
 from gapped.diagnostics import label_of, labelled
@@ -24,12 +26,15 @@ from gapped.lab.environment import describe
 from gapped.lab.estimator_text import make, parse, show
 from gapped.lab.fleet import derived_hash
 from gapped.lab.records import Curve, Record, RunLine
+from gapped.score.trainable import Trainable
 
 Train = Callable[[Any, int], Any]
 Lines = list[RunLine]
 
 # The longest label that a record holds.
 _LONGEST = 200
+# Values that a label shows in full.
+_PLAIN = (bool, int, float, str, type(None))
 # Fields of a curve, which no series can be called.
 _FIELDS = ("id", "epoch", "schema")
 
@@ -44,10 +49,13 @@ class UserRun:
     estimator: Any
     seed: int
     maximize: bool
+    contents: str = ""
+    """A hash of what `text` does not say of the estimator, if there is anything."""
 
     @property
     def id(self) -> str:
-        return derived_hash(json.dumps([self.function, self.label, self.text, self.seed]))
+        more = [self.contents] if self.contents else []
+        return derived_hash(json.dumps([self.function, self.label, self.text, self.seed, *more]))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -125,24 +133,60 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
             kind, options = parse(member)
             if (tau := temperature(member)) is not None:
                 options["tau"] = tau
-            text, estimator = show(kind, options), make(kind, options)
+            text, estimator, contents = show(kind, options), make(kind, options), ""
             # With its temperature, so that it says the same wherever it is given as text.
             label = text if name == member else label
         else:
-            estimator = member
+            estimator, contents = member, contents_hash(member)
         if len(label) > _LONGEST:
             raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
-        members[label] = text, estimator
+        members[label] = text, estimator, contents
     home = definition(train)
     # A script and the module of its name hold the same function.
     script = getattr(sys.modules["__main__"], "__file__", None) if home.__module__ == "__main__" else None
     module = Path(script).stem if script else home.__module__
     function = f"{module}.{home.__qualname__}"[-_LONGEST:]
     return [
-        UserRun(function, label, text, estimator, int(seed), maximize)
+        UserRun(function, label, text, estimator, int(seed), maximize, contents)
         for seed in numbers
-        for label, (text, estimator) in members.items()
+        for label, (text, estimator, contents) in members.items()
     ]
+
+
+def contents_hash(estimator: Any) -> str:
+    """A hash of what the label of an estimator does not say: values of tensors and factors, code of
+    functions, members of a collection. Empty where it says everything."""
+    told = [getattr(estimator, each.name) for each in fields(estimator)] if is_dataclass(estimator) else None
+    hidden = [each for each in told if not isinstance(each, _PLAIN)] if told is not None else [estimator]
+    return derived_hash(*(part for each in hidden for part in _contents(each))) if hidden else ""
+
+
+def _contents(value: Any) -> Iterator[str]:
+    """Texts that differ where values do. Of an object that nothing is known of, its class."""
+    yield type(value).__name__
+    if isinstance(value, Tensor):
+        yield f"{tuple(value.shape)} {value.dtype} {value.detach().reshape(-1).tolist()}"
+    elif isinstance(value, torch.nn.Module):
+        # Not the weights of networks, which start at random: the same call must go on where it was.
+        yield repr(value)
+        own = value.named_parameters(recurse=False) if isinstance(value, Trainable) else ()
+        yield from _contents(dict(own))
+    elif isinstance(value, Mapping):
+        yield from _contents([part for pair in value.items() for part in pair])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _contents(each)
+    elif isinstance(value, CodeType):
+        yield from _contents([value.co_code.hex(), *value.co_names, *value.co_consts])
+    elif isinstance(value, FunctionType):
+        yield from _contents([value.__code__, value.__defaults__, value.__kwdefaults__])
+        yield from _contents([cell.cell_contents for cell in value.__closure__ or ()])
+    elif isinstance(value, functools.partial):
+        yield from _contents([value.func, value.args, value.keywords])
+    elif is_dataclass(value):
+        yield from _contents([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, _PLAIN):
+        yield repr(value)
 
 
 def definition(train: Train) -> Any:

@@ -195,7 +195,9 @@ def verdict_of(group: Sequence[Cell]) -> str:
     seconds = {
         cell.name(named): [r.seconds for r in cell.records if r.metric and not r.failed] for cell in group
     }
-    return " ".join([verdict(values, higher, metric_name(metric), None), *advice(values, higher, seconds)])
+    failed = {cell.name(named): sum(r.failed for r in cell.records) for cell in group}
+    sentence = verdict(values, higher, metric_name(metric), None, failed)
+    return " ".join([sentence, *advice(values, higher, seconds)])
 
 
 def primary(group: Iterable[Cell]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isnan, nan, sqrt
+from math import ceil, hypot, inf, isnan, nan, sqrt
 from statistics import NormalDist, median
 
 import numpy as np
@@ -20,6 +20,8 @@ LEVEL = 0.05
 STOP_LEVEL = 0.01
 """The chance at most that the best estimator of a comparison is stopped early: see `losers`."""
 _POWER = 0.8
+# Relative to the values, smaller differences come from rounding.
+_ROUNDING = 1e-12
 # Nobody runs more seeds than this.
 _MANY = 1000
 # Times whose ratio is below this are called the same.
@@ -92,9 +94,11 @@ def between(first: Summary, second: Summary) -> Difference:
     mean = first.mean - second.mean
     if min(first.count, second.count) < 2:
         return Difference(mean, -inf, inf, 1.0)
-    error = sqrt(first.std**2 / first.count + second.std**2 / second.count)
-    if error == 0:
-        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    error = hypot(first.std / sqrt(first.count), second.std / sqrt(second.count))
+    # What rounding leaves of equal values is neither a spread nor a difference.
+    rounding = _ROUNDING * max(abs(first.mean), abs(second.mean))
+    if error <= rounding:
+        return Difference(mean, mean, mean, 1.0 if abs(mean) <= rounding else 0.0)
     degrees = freedom(first, second)
     half = _quantile(degrees) * error
     return Difference(mean, mean - half, mean + half, float(2 * stdtr(degrees, -abs(mean) / error)))
@@ -102,7 +106,9 @@ def between(first: Summary, second: Summary) -> Difference:
 
 def freedom(first: Summary, second: Summary) -> float:
     """Welch and Satterthwaite's degrees of freedom of a difference of two means."""
-    u, v = first.std**2 / first.count, second.std**2 / second.count
+    # Relative to the larger one: squares of small numbers underflow.
+    scale = max(first.std, second.std)
+    u, v = (first.std / scale) ** 2 / first.count, (second.std / scale) ** 2 / second.count
     return (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
 
 
@@ -217,18 +223,29 @@ def losers(cells: Mapping[str, ArrayLike], higher_is_better: bool, tests: int) -
     return out
 
 
+def _is_constant(values: Summary) -> bool:
+    """Whether several runs have one value, up to rounding."""
+    return values.count > 1 and values.std <= _ROUNDING * abs(values.mean)
+
+
 def seeds_to_separate(first: Summary, second: Summary) -> float:
     """Seeds each that separate two means at 5% with a chance of 80%, if difference and spread stay as seen.
 
     >>> seeds_to_separate(summary([1.0, 2.0, 3.0]), summary([1.5, 2.5, 3.5]))
-    63
+    64
     """
+    from scipy.special import stdtrit
+
     gap = abs(first.mean - second.mean)
     if gap == 0 or min(first.count, second.count) < 2:
         return inf
+    ratio = (first.std / gap) ** 2 + (second.std / gap) ** 2
     quantiles = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(_POWER)
-    count = quantiles**2 * (first.std**2 + second.std**2) / gap**2
-    return max(ceil(count), min(first.count, second.count) + 1)
+    count = max(ceil(quantiles**2 * ratio), min(first.count, second.count) + 1)
+    # Few values have wider quantiles than those of the normal law.
+    while count <= _MANY and count < float(sum(stdtrit(2 * count - 2, [1 - LEVEL / 2, _POWER]))) ** 2 * ratio:
+        count += 1
+    return count
 
 
 def advice(
@@ -239,10 +256,14 @@ def advice(
     `seconds` has the time of each run. One is the cheapest if all of its runs took less than all of the
     dearest: on a busy machine times differ by more than estimators do.
     """
+    sentences = []
+    if equal := [name for name, values in cells.items() if _is_constant(summary(values))]:
+        sentences.append(
+            f"All runs of {listing(equal, _NAMED)} gave the same value: does train use its seed?"
+        )
     place = standing(cells, higher_is_better)
     if place is None or not place.rivals:
-        return []
-    sentences = []
+        return sentences
     tied = [place.best, *place.rivals]
     if all(seconds.get(name) for name in tied):
         typical = {name: median(seconds[name]) for name in tied}
@@ -272,11 +293,13 @@ def verdict(
     higher_is_better: bool = False,
     what: str = "value",
     digits: int | None = 2,
+    failed: Mapping[str, int] | None = None,
 ) -> str:
     """One sentence on which cell is best.
 
     A winner is named only if Welch's tests of the best mean against every other survive Holm's correction
-    at 5% and none of its own runs diverged; otherwise the sentence says what the data do not separate.
+    at 5%, none of its own runs diverged and none `failed`; otherwise the sentence says what the data do not
+    separate.
     Numbers have `digits` decimals, or four digits if it is None.
     """
     arrays = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in cells.items()}
@@ -287,6 +310,8 @@ def verdict(
     best, rivals, beaten = place.best, place.rivals, place.beaten
     losses = _casualties({name: x for name, x in arrays.items() if name != best})
     lead, own = finished[best], _lost(best, arrays[best])
+    if count := (failed or {}).get(best, 0):
+        own = f"{count} of {arrays[best].size + count} runs of {best} failed{own and f' and {own}'}"
     form = ".4g" if digits is None else f".{digits}f"
     mean, std = (f"{x:{form}}" if abs(x) < 1e6 else f"{x:.3g}" for x in (lead.mean, lead.std))
     spread = "" if isnan(lead.std) else f", std {std}"
