@@ -217,8 +217,9 @@ def _summed(grad: Tensor, table: Tensor, index: Tensor, categories: int, is_grou
     width = math.prod(table.shape[1 + is_grouped :])
     flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
     where = _places(index, categories, entries // categories)
-    sums: Tensor = torch.ops.aten.embedding_dense_backward(flat, where, entries, -1, False)
-    return sums.view_as(table)
+    # In half precision a sum of many rows would not move any more.
+    sums: Tensor = torch.ops.aten.embedding_dense_backward(simplex.computed(flat), where, entries, -1, False)
+    return sums.view_as(table).to(table.dtype)
 
 
 class _Select(torch.autograd.Function):

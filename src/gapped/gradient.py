@@ -172,7 +172,7 @@ def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
 
     Each of them may stand for several `numbers`.
     """
-    return values.numel() * numbers > BLOCK and values.device.type == "cpu" and in_eager_mode()
+    return values.device.type == "cpu" and in_eager_mode() and values.numel() * numbers > BLOCK
 
 
 def blocks(rows: int, numbers: int) -> Iterator[slice]:

@@ -123,10 +123,10 @@ class Mask(torch.nn.Module):
                 generator=generator,
             )
         # Relative to the largest: a group without a law is NaN as a whole.
-        groups = simplex.shift(torch.unflatten(self.logits.detach(), -1, (-1, self.m)))
+        groups = simplex.shift(simplex.computed(torch.unflatten(self.logits.detach(), -1, (-1, self.m))))
         best = torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0)
         best = best.masked_fill(groups == -torch.inf, 0.0)
-        return best.masked_fill(groups.isnan(), torch.nan).flatten(-2)
+        return best.masked_fill(groups.isnan(), torch.nan).flatten(-2).to(self.logits.dtype)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.logits.shape)}, n={self.n}, m={self.m}, tau={self.tau}, hard={self.hard}"

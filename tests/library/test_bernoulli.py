@@ -128,7 +128,28 @@ def test_certain_gates_are_exact(given: str) -> None:
     assert (impossible[:2] == -INF).all()
 
 
+@pytest.mark.parametrize("batch", [(), (2,), (8, 4), (1, 3)])
+@pytest.mark.parametrize("sample", [(), (1,), (2,), (5,), (2, 3)])
+def test_values_broadcast_against_the_law_as_torchs_do(
+    batch: tuple[int, ...], sample: tuple[int, ...]
+) -> None:
+    odds = normal(*batch) if batch else torch.tensor(0.3, dtype=torch.float64)
+    ours, theirs = Bernoulli(logits=odds), td.Bernoulli(logits=odds)
+    value = ours.sample(sample)
+    assert ours.log_prob(value).shape == (*sample, *batch)
+    assert_close(ours.log_prob(value), theirs.log_prob(value))
+    one = torch.ones((), dtype=odds.dtype)
+    assert_close(ours.log_prob(one), theirs.log_prob(one))
+
+
 # Divergences
+
+
+@pytest.mark.parametrize(("first", "second"), [((3,), (2, 3)), ((2, 1), (3,)), ((3,), (4, 3)), ((2,), ())])
+def test_divergences_broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    p, q = normal(*first), normal(*second, seed=2) if second else torch.tensor(0.3, dtype=torch.float64)
+    expected = td.kl_divergence(*(td.Bernoulli(logits=each) for each in torch.broadcast_tensors(p, q)))
+    assert_close(td.kl_divergence(Bernoulli(logits=p), Bernoulli(logits=q)), expected)
 
 
 @pytest.mark.parametrize(

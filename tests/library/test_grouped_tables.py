@@ -190,3 +190,16 @@ def test_a_single_row_selects_from_a_table_of_numbers() -> None:
     entry = gapped.gst_index(logits).select(torch.tensor([1.0, 2.0, 3.0]))
     assert entry.shape == ()
     assert entry.item() == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("groups", [None, 2])
+def test_tables_of_half_precision_add_up_many_rows(dtype: torch.dtype, groups: int | None) -> None:
+    """A sum that is rounded at every row would stop at 256 or 2,048."""
+    group = () if groups is None else (groups,)
+    logits = torch.zeros(12_000, *group, 3, dtype=dtype, requires_grad=True)
+    table = torch.zeros(*group, 3, 1, dtype=dtype, requires_grad=True)
+    choice = gapped.GST().choose(logits, generator=seeded())
+    choice.select(table).sum().backward()
+    one_hot = torch.nn.functional.one_hot(choice.index, 3)
+    assert torch.equal(table.grad, one_hot.sum(0).unsqueeze(-1).to(dtype))

@@ -173,7 +173,7 @@ def test_lightning_anneals_and_logs(tmp_path: Path) -> None:
         trainer = lightning.Trainer(
             max_steps=4, accelerator="cpu", logger=logger, log_every_n_steps=1, callbacks=[callback], **quiet
         )
-        trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=2))
+        trainer.fit(model, torch.utils.data.DataLoader(torch.ones(6, 3), batch_size=2))  # three an epoch
     assert model.sample.tau == 0.625, "that of the last batch"
     lines = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
     assert [float(line["tau"]) for line in lines] == [0.875, 0.625]

@@ -192,3 +192,13 @@ def test_several_elements_are_drawn_and_not_the_largest() -> None:
     ):
         with pytest.raises(gapped.GappedError, match="draw: got 'argmax', expected 'sample'"):
             call("gst:draw=argmax")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_most_probable_mask_is_found_in_half_precision(dtype: torch.dtype) -> None:
+    """Relative to a large logit, the other two are equal in half precision."""
+    mask = gapped.nn.Mask((4,), 2, 4).eval()
+    with torch.no_grad():
+        mask.logits.copy_(torch.tensor([1000.0, 0.125, 0.25, -3.0]))
+    assert mask.to(dtype)().tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert mask().dtype == dtype

@@ -111,13 +111,15 @@ class Bernoulli(Distribution):
         if self._validate_args:
             self._validate_sample(value)
         masses = _log_masses(self._odds)
-        weights = torch.stack([value, 1 - value]).to(torch.promote_types(value.dtype, self._dtype))
+        weights = torch.stack([value, 1 - value], -1).to(torch.promote_types(value.dtype, self._dtype))
         # 0 * -inf would be NaN: such a logarithm is replaced. All others stay, for the sample's derivative.
-        return (weights * masses.masked_fill((weights == 0) & (masses == -torch.inf), 0.0)).sum(0).to(weights)
+        return (
+            (weights * masses.masked_fill((weights == 0) & (masses == -torch.inf), 0.0)).sum(-1).to(weights)
+        )
 
     def entropy(self) -> Tensor:
         masses = _log_masses(self._odds)
-        return -(masses.exp() * masses.masked_fill(masses == -torch.inf, 0.0)).sum(0).to(self._dtype)
+        return -(masses.exp() * masses.masked_fill(masses == -torch.inf, 0.0)).sum(-1).to(self._dtype)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Bernoulli:
         new: Bernoulli = self._get_checked_instance(Bernoulli, _instance)  # type: ignore[no-untyped-call]
@@ -135,8 +137,8 @@ class Bernoulli(Distribution):
 
 
 def _log_masses(odds: Tensor) -> Tensor:
-    """The logarithms of the probabilities of 1 and 0, `(2, *odds.shape)`; those of 0 have no slope."""
-    both = torch.stack([odds, -odds])
+    """The logarithms of the probabilities of 1 and 0, `(*odds.shape, 2)`; those of 0 have no slope."""
+    both = torch.stack([odds, -odds], -1)
     certain = both.isinf()
     finite = torch.nn.functional.logsigmoid(both.masked_fill(certain, 0.0))
     return torch.where(certain, both.detach().clamp(max=0.0), finite)
@@ -147,4 +149,4 @@ def _log_masses(odds: Tensor) -> Tensor:
 @register_kl(TorchBernoulli, Bernoulli)  # type: ignore[no-untyped-call, untyped-decorator]
 def _divergence_of_gates(p: Any, q: Any) -> Tensor:
     first, second = (_log_masses(d._odds if isinstance(d, Bernoulli) else d.logits) for d in (p, q))
-    return divergence(first, second, 0).to(torch.promote_types(p.logits.dtype, q.logits.dtype))
+    return divergence(first, second).to(torch.promote_types(p.logits.dtype, q.logits.dtype))

@@ -141,4 +141,4 @@ class OneHotCategorical(Distribution):
 @register_kl(TorchOneHotCategorical, OneHotCategorical)  # type: ignore[no-untyped-call, untyped-decorator]
 def _divergence(p: Any, q: Any) -> Tensor:
     p_logits, q_logits = (d._log_p if isinstance(d, OneHotCategorical) else d.logits for d in (p, q))
-    return divergence(p_logits, q_logits, -1).to(torch.promote_types(p.logits.dtype, q.logits.dtype))
+    return divergence(p_logits, q_logits).to(torch.promote_types(p.logits.dtype, q.logits.dtype))

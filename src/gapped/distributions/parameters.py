@@ -30,9 +30,9 @@ def log_of(probs: object) -> Tensor:
     return torch.where(empty, 1.0, probs).log().masked_fill(empty, -torch.inf)
 
 
-def divergence(log_p: Tensor, log_q: Tensor, dim: int) -> Tensor:
-    """The Kullback-Leibler divergence of two laws, whose outcomes lie on axis `dim`, by log-probabilities."""
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence of two laws by log-probabilities, outcomes on the last axis."""
     mass = log_p.exp()
     # Selected before multiplying: an outcome without mass must not bring 0 * inf into the gradient.
     difference = torch.where(mass > 0, log_p, 0.0) - torch.where(mass > 0, log_q, 0.0)
-    return (mass * difference).sum(dim)
+    return (mass * difference).sum(-1)

@@ -21,7 +21,7 @@ class LayerCallback(Callback):
     Arguments:
         schedule: A schedule of `gapped.nn.schedules`, by the trainer's global step; None leaves the
             temperature alone.
-        every: Log after so many batches.
+        every: Log after so many batches, counted over all epochs.
     """
 
     def __init__(self, schedule: Schedule | None = None, every: int = 50) -> None:
@@ -29,21 +29,22 @@ class LayerCallback(Callback):
         self.schedule, self.every = schedule, every
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.usage = Usage(pl_module)
+        self.usage, self.batches, self.tau = Usage(pl_module), 0, 0.0
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self.schedule is not None:
-            self.schedule.apply(pl_module, trainer.global_step)
+            self.tau = self.schedule.apply(pl_module, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % self.every == 0:
+        self.batches += 1
+        if self.batches % self.every == 0:
             values = self.usage.read()
             if self.schedule is not None:
-                values["tau"] = self.schedule(trainer.global_step - 1)
+                values["tau"] = self.tau
             for logger in trainer.loggers:
                 logger.log_metrics(values, trainer.global_step)
 
