@@ -250,6 +250,14 @@ def _members(given: Mapping[str, Any]) -> dict[str, Any]:
     return members
 
 
+def _default_options(kind: type[Trainable]) -> str:
+    """The options of an estimator that is made without any; nothing if it needs some."""
+    try:
+        return kind().extra_repr()
+    except TypeError:
+        return ""
+
+
 def label_of(estimator: Any) -> str:
     """The class and the options that are not its defaults; a text is its own label.
 
@@ -261,8 +269,8 @@ def label_of(estimator: Any) -> str:
         return estimator
     name = type(estimator).__name__
     if isinstance(estimator, Trainable):
-        own, default = (each.extra_repr() for each in (estimator, type(estimator)()))
-        return name if own == default else f"{name}({own})"
+        own = estimator.extra_repr()
+        return f"{name}({own})" if own and own != _default_options(type(estimator)) else name
     if not is_dataclass(estimator):
         return name
     options = []

@@ -273,7 +273,7 @@ def _untrained(rows: Sequence[Row]) -> Iterator[str]:
     if names:
         yield (
             f"Measured as they are, with parameters that `variance_loss` trains: {listing(names, most=8)}. "
-            "That lowers their variance; rodeo starts as rloo."
+            "That lowers their variance; an untrained rodeo is rloo."
         )
 
 

@@ -180,7 +180,8 @@ def _contents(value: Any) -> Iterator[str]:
         yield from _contents([value.co_code.hex(), *value.co_names, *value.co_consts])
     elif isinstance(value, FunctionType):
         yield from _contents([value.__code__, value.__defaults__, value.__kwdefaults__])
-        yield from _contents([cell.cell_contents for cell in value.__closure__ or ()])
+        held = (cell.cell_contents for cell in value.__closure__ or ())
+        yield from _contents([each for each in held if each is not value])
     elif isinstance(value, functools.partial):
         yield from _contents([value.func, value.args, value.keywords])
     elif is_dataclass(value):
