@@ -226,7 +226,12 @@ def log_exponential(like: Tensor, generator: torch.Generator | None = None) -> T
     """The logarithm of unit exponentials: Gumbel noise with its sign reversed; always finite."""
     # On a GPU torch's float32 exponentials end at 6e-8, and categories rarer than that would never win.
     dtype = like.dtype if like.device.type == "cpu" else _accumulator(like)
-    draws = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    if in_eager_mode():
+        draws = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+    else:
+        # A sum of no random numbers. Compilers take two equal calls of `exponential_` for one unless their
+        # inputs are random, and only a random input is a batch where vmap has different randomness.
+        draws = torch.rand((0, *like.shape), dtype=dtype, device=like.device).sum(0)
     # The clamp keeps an underflow to zero from becoming -inf.
     draws = draws.exponential_(generator=generator).clamp(min=torch.finfo(like.dtype).tiny)
     return draws.log_().to(like.dtype)
