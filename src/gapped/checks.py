@@ -13,6 +13,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
 
 from gapped.errors import reject
 
@@ -41,7 +42,7 @@ def check_level(name: str, level: object, *, positive: bool, learned: bool = Fal
     """
     accepted = "a positive number or tensor" if positive else "a non-negative number or tensor"
     if isinstance(level, Tensor):
-        constant = learned or not requires_grad(level)
+        constant = learned or not (requires_grad(level) or has_tangent(level))
         if level.dtype == torch.bool or level.is_complex() or not constant:
             kind = f"a tensor of dtype {level.dtype}" + ("" if constant else " that requires grad")
             raise reject(name, kind, f"{accepted}, real" + ("" if learned else " and without gradient"))
@@ -101,6 +102,17 @@ def requires_grad(tensor: Tensor) -> bool:
         if tensor.requires_grad:
             return True
     return False
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether a forward-mode derivative by `tensor` is wanted, at whichever level of function transforms."""
+    if torch.compiler.is_compiling():
+        return False
+    while forward_ad.unpack_dual(tensor).tangent is None:  # type: ignore[no-untyped-call]
+        if not functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = functorch.get_unwrapped(tensor)
+    return True
 
 
 def may_decide(values: Tensor) -> bool:

@@ -16,6 +16,7 @@ from gapped.checks import check_table, in_eager_mode
 from gapped.gradient import (
     Points,
     Product,
+    batched_with,
     first_order,
     handle,
     is_differentiated,
@@ -275,7 +276,7 @@ class _TransformedSelect(_Select):
     def forward(  # type: ignore[override]
         logits: Tensor, table: Tensor, index: Tensor, is_grouped: bool, pull: Pull, *tensors: Tensor | None
     ) -> Tensor:
-        return _look_up(table, index, logits.shape[-1], is_grouped)
+        return batched_with(_look_up(table, index, logits.shape[-1], is_grouped), *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -286,7 +287,7 @@ class _TransformedSelect(_Select):
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(logits: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
-        return _gate_of(logits, index)
+        return batched_with(_gate_of(logits, index), *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch._C import _functorch as functorch
 
-from gapped.checks import in_eager_mode, is_known_finite, requires_grad
+from gapped.checks import has_tangent, in_eager_mode, is_known_finite, requires_grad
 from gapped.errors import TWICE
 
 Weights = float | tuple[float, ...] | Tensor
@@ -24,6 +24,8 @@ Product = Callable[[Tensor, Tensor, Weights], Tensor]
 # On a CPU, larger inputs are computed so many numbers at a time: intermediate results take little memory and
 # stay in the cache.
 BLOCK = 1 << 17
+
+_R = TypeVar("_R")
 
 
 class Points(NamedTuple):
@@ -39,16 +41,12 @@ class Points(NamedTuple):
 
 
 def is_differentiated(logits: Tensor) -> bool:
-    """Whether a derivative with respect to these logits is wanted.
+    """Whether a derivative with respect to these logits, or this temperature, is wanted.
 
     Forward-mode derivatives count. There are none, but without a gradient the sample would seem to have a
     derivative of zero, where torch reports that it is missing.
     """
-    if torch.is_grad_enabled() and requires_grad(logits):
-        return True
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad.unpack_dual(logits).tangent is not None  # type: ignore[no-untyped-call]
+    return (torch.is_grad_enabled() and requires_grad(logits)) or has_tangent(logits)
 
 
 def versions(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
@@ -65,11 +63,56 @@ def first_order(
     depends on them, and to the incoming gradient `grad`: else a second derivative would silently be zero.
     """
     if not torch.is_grad_enabled():
-        return product(grad, *rest)
+        return one_by_one(product, grad, *rest)
     with torch.no_grad():
-        gradient = product(grad, *rest)
+        gradient = one_by_one(product, grad, *rest)
+    return connect(gradient, anchor, grad)
+
+
+def connect(gradient: Tensor, anchor: Tensor | tuple[Tensor, ...], grad: Tensor) -> Tensor:
+    """`gradient`, which has no graph, in the graph of what it depends on: see `first_order`."""
+    if not torch.is_grad_enabled():
+        return gradient
     anchors = anchor if isinstance(anchor, tuple) else (anchor,)
     return _FirstOrder.apply(gradient, grad, *anchors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def one_by_one(product: Callable[..., _R], grad: Tensor, *rest: Any) -> _R:
+    """`product(grad, *rest)`; where autograd carries a batch of gradients, that of each of them.
+
+    `torch.autograd.grad(..., is_grads_batched=True)` does, which allows neither kernels nor writing in place.
+    The product is a tensor, or a tuple of tensors and None.
+    """
+    if torch.compiler.is_compiling() or not functorch.is_legacy_batchedtensor(grad):
+        return product(grad, *rest)
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    grads = torch._remove_batch_dim(grad, level, 1, 0)  # type: ignore[attr-defined]
+    products: Any = [product(each, *rest) for each in grads]
+
+    def batch(entries: Any) -> Tensor | None:
+        if entries[0] is None:
+            return None
+        return torch._add_batch_dim(torch.stack(entries), 0, level)  # type: ignore[attr-defined, no-any-return]
+
+    if isinstance(products[0], tuple):
+        return tuple(batch(entries) for entries in zip(*products, strict=True))  # type: ignore[return-value]
+    return batch(products)  # type: ignore[return-value]
+
+
+def batched_with(value: Tensor, *others: Any) -> Tensor:
+    """`value`, bit for bit, with every axis that vmap hides in one of the `others` that are tensors.
+
+    What a backward rule keeps must have no hidden axis that the value has not: the incoming gradient would
+    be summed over that axis before the rule sees it.
+    """
+    if in_eager_mode():
+        return value
+    for other in others:
+        if isinstance(other, Tensor):
+            # Both branches are the value: adding a zero would change -0.0.
+            value = torch.where(other.new_zeros((), dtype=torch.bool), value, value)
+    return value
 
 
 _F = TypeVar("_F", bound=type[torch.autograd.Function])
@@ -112,7 +155,8 @@ def with_points(
     give away: outside of compilers and function transforms, it is what is returned. For the backward pass
     `points` and `weights` are kept and nothing else, so sample and logits may be changed in place.
     """
-    if in_eager_mode():
+    # A tensor of a subclass is a view, which autograd does not let us give away.
+    if in_eager_mode() and not value._is_view():
         return _WithPoints.apply(logits, value, points, weights, product)[0]  # type: ignore[no-any-return, no-untyped-call]
     return _TransformedWithPoints.apply(logits, value, points, weights, product)[0]  # type: ignore[no-any-return, no-untyped-call]
 
@@ -238,7 +282,7 @@ class _TransformedWithPoints(_WithPoints):
         logits: Tensor, value: Tensor, points: Tensor, weights: Weights, product: Product | None
     ) -> tuple[Tensor, Tensor]:
         # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
-        return value.clone(), logits.new_empty(0)
+        return batched_with(value, points, weights).clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -252,7 +296,8 @@ def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = 
     depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. A gradient to
     `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
     """
-    hidden = (gradient,) if keep and not torch.compiler.is_compiling() else gradient
+    hidden = (gradient,) if keep and in_eager_mode() else gradient
+    value = batched_with(value, gradient)
     return _WithGradient.apply(value, logits, hidden)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 

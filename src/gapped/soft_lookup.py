@@ -16,7 +16,7 @@ from torch import Tensor
 from gapped import gradient, simplex
 from gapped.checks import check_table, in_eager_mode
 from gapped.errors import reject
-from gapped.gradient import first_order
+from gapped.gradient import connect, one_by_one
 from gapped.kernels.sampling import launch
 from gapped.linear import chunk_sizes
 from gapped.linear.linear_choices import uncompiled
@@ -198,13 +198,11 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
         anchor, *tensors = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
-            found = _gradients(ctx.blocks, ctx.needs_input_grad[2:5], grad, *tensors[:5])
-        with_graph = (None if each is None else first_order(_second, anchor, grad, each) for each in found)
+            found = one_by_one(
+                lambda own: _gradients(ctx.blocks, ctx.needs_input_grad[2:5], own, *tensors[:5]), grad
+            )
+        with_graph = (None if each is None else connect(each, anchor, grad) for each in found)
         return None, None, *with_graph, None
-
-
-def _second(grad: Tensor, found: Tensor) -> Tensor:
-    return found
 
 
 def _by_group(rows: Tensor, groups: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask
 from gapped.errors import reject
-from gapped.gradient import first_order, versions
+from gapped.gradient import connect, one_by_one, versions
 from gapped.kernels.sampling import launch
 from gapped.linear.chunk_sizes import rows_of_a_chunk
 from gapped.linear.chunks import Gradients, Head, Layer
@@ -248,17 +248,13 @@ class _Attached(torch.autograd.Function):
         anchor, index, law, stats, table, *tensors = ctx.saved_tensors
         draws, layer = Draws(index, law, stats), Layer(*tensors[: len(Layer._fields)])
         with torch.no_grad(), _full_precision(grad.device):
-            found = _gradients(ctx, draws, layer, table, grad)
+            found = one_by_one(lambda own: _gradients(ctx, draws, layer, table, own), grad)
         inputs = (table, *layer[:3])
         with_graph = (
-            None if each is None else first_order(_in_form_of, anchor, grad, each, like)
+            None if each is None else connect(each.view(like.shape).to(like.dtype), anchor, grad)
             for each, like in zip(found, inputs, strict=True)
         )
         return None, None, None, None, *with_graph, None
-
-
-def _in_form_of(grad: Tensor, gradient: Tensor, like: Tensor) -> Tensor:
-    return gradient.view(like.shape).to(like.dtype)
 
 
 def _gradients(

@@ -34,7 +34,6 @@ from gapped.checks import (
     check_scores,
     in_eager_mode,
     is_known_finite,
-    requires_grad,
 )
 from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
@@ -492,7 +491,7 @@ class Pathwise(ABC):
 
     def has_learned_tau(self) -> bool:
         """Whether the temperature wants a gradient."""
-        return isinstance(self.tau, Tensor) and requires_grad(self.tau) and torch.is_grad_enabled()
+        return isinstance(self.tau, Tensor) and is_differentiated(self.tau)
 
     def has_plain_gradient(self) -> bool:
         """Whether the gradient goes to the logits alone, and is given by the points."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_flag, check_level, holds, ignore_eps, requires_grad
+from gapped.checks import check_flag, check_level, has_tangent, holds, ignore_eps, requires_grad
 from gapped.choice import Choice
 from gapped.errors import reject
 from gapped.gradient import Points
@@ -110,7 +110,7 @@ class GST(Pathwise):
         if not isinstance(gap, Tensor) or gap.shape != p.shape:
             shape = f"shape {tuple(gap.shape)}" if isinstance(gap, Tensor) else f"type {type(gap).__name__}"
             raise reject("gap", f"a function whose result has {shape}", f"a tensor of shape {tuple(p.shape)}")
-        if requires_grad(gap):
+        if requires_grad(gap) or has_tangent(gap):
             accepted = "one without: the gap is a constant of the backward pass"
             raise reject("gap", "a function with learnable parameters", accepted)
         if holds(~(gap >= 0)):

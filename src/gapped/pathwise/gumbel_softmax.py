@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import ignore_eps, requires_grad
+from gapped.checks import has_tangent, ignore_eps, requires_grad
 from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import (
@@ -39,7 +39,7 @@ class GumbelSoftmax(Pathwise):
     learns_tau = True
 
     def fused(self) -> Fused | None:
-        if isinstance(self.tau, Tensor) and requires_grad(self.tau):
+        if isinstance(self.tau, Tensor) and (requires_grad(self.tau) or has_tangent(self.tau)):
             return None
         return Fused("gumbel-softmax", self.tau, soft=not self.hard)
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gapped.gradient import Weights, first_order, transformable
+from gapped.gradient import Weights, batched_with, first_order, transformable
 from gapped.subsets import conditional_bernoulli as law
 
 
@@ -73,7 +73,7 @@ class _WithMarginals(torch.autograd.Function):
         logits: Tensor, value: Tensor, scores: Tensor, weight: Weights, k: int, backend: str
     ) -> tuple[Tensor, Tensor]:
         # An output without entries, saved for the backward pass: what depends on it depends on the logits.
-        return value.clone(), logits.new_empty(0)
+        return batched_with(value, scores, weight).clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
