@@ -43,10 +43,11 @@ class Points(NamedTuple):
 def is_differentiated(logits: Tensor) -> bool:
     """Whether a derivative with respect to these logits, or this temperature, is wanted.
 
-    Forward-mode derivatives count. There are none, but without a gradient the sample would seem to have a
-    derivative of zero, where torch reports that it is missing.
+    A forward-mode derivative is refused. There is none, and without an error it would seem to be zero.
     """
-    return (torch.is_grad_enabled() and requires_grad(logits)) or has_tangent(logits)
+    if has_tangent(logits):
+        raise NotImplementedError("gapped: an estimated gradient has no forward-mode derivative (jvp)")
+    return torch.is_grad_enabled() and requires_grad(logits)
 
 
 def versions(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
@@ -85,15 +86,20 @@ def one_by_one(product: Callable[..., _R], grad: Tensor, *rest: Any) -> _R:
     """
     if torch.compiler.is_compiling() or not functorch.is_legacy_batchedtensor(grad):
         return product(grad, *rest)
-    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_increment_nesting()
+    level = torch._C._vmapmode_decrement_nesting()
+    grads = torch._remove_batch_dim(grad, level, 1, 0)
+    # Out of the batch: inside of it nothing random may be drawn again.
     torch._C._vmapmode_decrement_nesting()
-    grads = torch._remove_batch_dim(grad, level, 1, 0)  # type: ignore[attr-defined]
-    products: Any = [product(each, *rest) for each in grads]
+    try:
+        products: Any = [product(each, *rest) for each in grads]
+    finally:
+        torch._C._vmapmode_increment_nesting()
 
     def batch(entries: Any) -> Tensor | None:
         if entries[0] is None:
             return None
-        return torch._add_batch_dim(torch.stack(entries), 0, level)  # type: ignore[attr-defined, no-any-return]
+        return torch._add_batch_dim(torch.stack(entries), 0, level)
 
     if isinstance(products[0], tuple):
         return tuple(batch(entries) for entries in zip(*products, strict=True))  # type: ignore[return-value]
