@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_rec
 
 from gapped.errors import GappedError
 from gapped.lab import records
+from gapped.lab.fleet import derived_hash
 from gapped.lab.planning import Fleet, plan, request_hash
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.records import Curve, Record
@@ -182,6 +184,50 @@ def test_a_plan_that_is_none_is_one_clear_line(tmp_path, content):
     (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
     path.write_bytes(content)
     with pytest.raises(GappedError, match=rf"{path.name}: not .* plan .*; remove it to start over"):
+        train(toy_recipe(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda runs: runs[::-1],
+        lambda runs: [*runs, runs[0]],
+        lambda runs: runs[1:],
+        lambda runs: [],
+    ],
+    ids=["another order", "a repeated run", "a run less", "no run"],
+)
+def test_a_plan_with_other_fleets_is_refused(tmp_path, change):
+    """A fleet of these runs would draw other numbers than the one that was interrupted."""
+    recipe = toy_recipe("gst", "reinmax", seeds=2)
+    interrupt(recipe, tmp_path)
+    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
+    plan = json.loads(path.read_bytes())
+    path.write_text(json.dumps({key: change(runs) for key, runs in plan.items()}))
+    with pytest.raises(GappedError, match=rf"{path.name}: not the plan of this command; remove it"):
+        train(recipe, tmp_path)
+
+
+def test_a_run_in_two_fleets_of_a_plan_is_refused(tmp_path):
+    recipe = toy_recipe("gst", "reinmax")
+    interrupt(recipe, tmp_path)
+    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
+    plan = json.loads(path.read_bytes())
+    run = next(iter(plan.values()))[0]
+    path.write_text(json.dumps({**plan, derived_hash(run): [run]}))
+    with pytest.raises(GappedError, match=rf"{path.name}: not the plan of this command; remove it"):
+        train(recipe, tmp_path)
+
+
+def test_a_plan_without_end_or_bottom_is_one_clear_line(tmp_path):
+    interrupt(toy_recipe(), tmp_path)
+    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
+    path.write_bytes(b"[" * 100_000)
+    with pytest.raises(GappedError, match=rf"{path.name}: not a plan that can be read; remove it"):
+        train(toy_recipe(), tmp_path)
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(GappedError, match=rf"{path.name}: not a plan that can be read; remove it"):
         train(toy_recipe(), tmp_path)
 
 

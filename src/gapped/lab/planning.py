@@ -129,14 +129,18 @@ def conclude(work: Work, store: Store) -> list[Record]:
 
 def _planned_fleets(recipes: Sequence[Recipe], store: Store, request: str) -> list[Fleet]:
     """The fleets of this request: those of its interrupted predecessor, then those of runs not among them."""
-    entries = _entries_by_run(recipes)
-    try:
-        groups = [[entries[run][0].spec for run in ids] for ids in store.load_plan(request)]
-    except KeyError:
+    entries, kept = _entries_by_run(recipes), store.load_plan(request)
+    runs = [run for ids in kept.values() for run in ids]
+    planned = set(runs)
+    # A key is a hash of the runs in their order. In another order they would draw other numbers.
+    if not (
+        len(planned) == len(runs)
+        and planned <= entries.keys()
+        and all(key == derived_hash(*ids) for key, ids in kept.items())
+    ):
         where = plan_path(store.folder, request)
-        raise GappedError(f"{where}: not the plan of this command; remove it to start over") from None
-    fleets = [Fleet.of(specs, entries) for specs in groups]
-    planned = {spec.id for fleet in fleets for spec in fleet.specs}
+        raise GappedError(f"{where}: not the plan of this command; remove it to start over")
+    fleets = [Fleet.of([entries[run][0].spec for run in ids], entries) for ids in kept.values()]
     new = plan(recipes, planned | {record.id for record in store.finished().values()})
     if new:
         fleets += new

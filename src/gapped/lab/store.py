@@ -24,6 +24,8 @@ V = TypeVar("V")
 _FORMAT = 2
 """Of checkpoints; another number whenever a state means something else."""
 _CHECKSUM_BYTES = 32
+_LARGEST_PLAN = 1 << 24
+"""Bytes of a plan: those of 800,000 runs."""
 
 
 class Store:
@@ -82,9 +84,10 @@ class Store:
         with files.atomic_write(plan_path(self.folder, request)) as file:
             file.write(json.dumps(fleets).encode())
 
-    def load_plan(self, request: str) -> list[list[str]]:
-        """The runs of each fleet of a request that was interrupted; none if there is no such request."""
-        return list(_read_plan(plan_path(self.folder, request)).values())
+    def load_plan(self, request: str) -> dict[str, list[str]]:
+        """The runs of each fleet of a request that was interrupted, by the fleet's key; none if there is no
+        such request."""
+        return _read_plan(plan_path(self.folder, request))
 
     def tidy(self) -> None:
         """Remove plans whose runs are finished, and checkpoints that no other plan has a use for."""
@@ -242,10 +245,12 @@ def plan_path(folder: Path, request: str) -> Path:
 def _read_plan(path: Path) -> dict[str, list[str]]:
     """The runs of each fleet, by the fleet's key; none if there is no such file."""
     try:
-        plan = json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_PLAN + 1)
+        plan = json.loads(text) if len(text) <= _LARGEST_PLAN else None
     except FileNotFoundError:
         return {}
-    except ValueError:
+    except (ValueError, RecursionError):
         plan = None
     if not isinstance(plan, dict) or not all(
         isinstance(ids, list) and all(isinstance(each, str) for each in ids) for ids in plan.values()
