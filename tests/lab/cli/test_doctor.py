@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -21,16 +22,16 @@ Doctor = Callable[..., tuple[int, dict[str, list[str]]]]
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Doctor:
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Runs the command. Returns its exit status, and state, details and hint of each component."""
+    shown: list[doctor.Finding] = []
+    monkeypatch.setattr(doctor, "show_findings", shown.extend)
 
     def run(*arguments: str) -> tuple[int, dict[str, list[str]]]:
+        shown.clear()
         status = main(["doctor", *arguments])
-        output = capsys.readouterr()
-        assert output.err == ""
-        lines = [line.split("\t") for line in output.out.splitlines()]
-        assert all(len(line) == 4 for line in lines)
-        return status, {line[0]: line[1:] for line in lines}
+        assert capsys.readouterr() == ("", "")
+        return status, {component: list(rest) for component, *rest in shown}
 
     return run
 
@@ -98,6 +99,21 @@ def test_without_torch_it_says_so(ask: Doctor, monkeypatch: pytest.MonkeyPatch) 
     assert status == 1
     assert findings["torch"][0] == "broken"
     assert not any(name.startswith("data ") for name in findings)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_its_lines_fit_into_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert main(["doctor", "--data-dir", str(tmp_path / ("absent" * 20))]) == 0
+    # Without the codes that make a title bold.
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "".join(lines)
+    assert torch.__version__ in text
+    assert "gapped data listops" in " ".join(text.split())
 
 
 def test_it_knows_what_the_extras_bring() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from gapped._version import __version__
-from gapped.errors import GappedError
+from gapped.errors import GappedError, printable
 from gapped.lab.cli import command
 from gapped.lab.cli.command import show_rows
 from gapped.lab.cli.data import whereabouts
@@ -53,8 +54,22 @@ def doctor(data_dir: command.DataDir = None) -> int:
     findings = [*_versions(), *_machine()]
     if findings[-1].component != "torch":  # the data sets need torch
         findings += _data(data_dir)
-    show_rows(Finding._fields, findings)
+    show_findings(findings)
     return int(any(finding.state == BROKEN for finding in findings))
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """A table for a terminal; for a pipe, the same in lines of 80 characters."""
+    if sys.stdout.isatty():
+        show_rows(Finding._fields, findings)
+        return
+    first = max(len(finding.component) for finding in findings)
+    indent = " " * (first + 10)
+    for component, state, *texts in findings:
+        lead = f"{component:<{first}}  {state:<8}"
+        for text in filter(None, texts):
+            print(fill(printable(text), 80, initial_indent=lead, subsequent_indent=indent))
+            lead = indent
 
 
 def _versions() -> Iterator[Finding]:
@@ -128,4 +143,4 @@ def _data(data_dir: Path | None) -> Iterator[Finding]:
 
 
 def _first_line(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}".partition("\n")[0]
+    return f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+import gapped
+from gapped.errors import reject
 from gapped.lab.cli.command import show_rows
+
+_FAMILIES = ("pathwise", "score")
 
 
 def estimators(
@@ -25,8 +32,27 @@ def estimators(
       gapped estimators
       gapped estimators --family pathwise
     """
-    from gapped.registry import estimators as registered
+    if family not in (None, *_FAMILIES):
+        raise reject("family", family, f"one of {', '.join(_FAMILIES)}, or None for both")
+    show_rows(
+        ("name", "what it is"), [row for each in _FAMILIES if family in (None, each) for row in _rows(each)]
+    )
 
-    kinds = registered(cast(Literal["pathwise", "score"] | None, family))
-    rows = [(name, (kind.__doc__ or "").partition("\n")[0]) for name, kind in kinds.items()]
-    show_rows(("name", "what it is"), rows)
+
+def _rows(family: str) -> Iterator[tuple[str, str]]:
+    """Name and first line of each estimator of a family, read from its source: an import waits for torch."""
+    for public, home in gapped._HOME.items():
+        if not home.startswith(f"gapped.{family}."):
+            continue
+        path = Path(gapped.__file__).parent.joinpath(*home.split(".")[1:]).with_suffix(".py")
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name == public and (name := _name(node)):
+                yield name, (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _name(node: ast.ClassDef) -> str | None:
+    """The value of `name` in the body of a class."""
+    for each in node.body:
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "name":
+            return str(ast.literal_eval(each.value))
+    return None
