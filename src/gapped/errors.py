@@ -12,6 +12,9 @@ TWICE = (
     "not the derivative of a function of the logits"
 )
 
+# Characters of an error in one line.
+_LONGEST_LINE = 2000
+
 
 class GappedError(ValueError):
     """Bad input, in one line: which argument, what came, what is accepted."""
@@ -65,9 +68,19 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def one_line(problem: Exception) -> str:
-    """An error with its type, in one line."""
-    return " ".join(f"{type(problem).__name__}: {problem}".split())
+def one_line(problem: BaseException) -> str:
+    r"""An error with its type, in one line; a text without end is cut.
+
+    >>> one_line(ValueError("two\nlines")), len(one_line(ValueError("long " * 10_000)))
+    ('ValueError: two lines', 2003)
+    """
+    try:
+        text = str(problem)
+    except Exception as own:
+        text = f"its text cannot be shown ({type(own).__name__})"
+    # Cut twice, so that nothing copies a text of many megabytes.
+    line = " ".join(f"{type(problem).__name__}: {text[: 2 * _LONGEST_LINE]}".split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ import gapped
 from gapped.errors import GappedError, MissingExtra
 from gapped.lab import comparison
 from gapped.lab.cli.app import main
+from gapped.lab.comparison import executors
 from gapped.lab.engines import ray as ray_engine
 from gapped.lab.records import Curve, Record, read
 
@@ -688,3 +690,130 @@ def test_a_function_or_a_class_is_no_estimator(kind: Any) -> None:
         gapped.GappedError, match=rf"estimators: got the \w+ {kind.__name__}, expected a list"
     ):
         gapped.compare(lambda estimator, seed: 0.0, [kind], 2)
+
+
+def test_a_generator_of_many_values_keeps_a_thin_curve(tmp_path: Path) -> None:
+    def train(estimator: Any, seed: int) -> Iterator[float]:
+        yield from map(float, range(100_001))
+
+    result = gapped.compare(train, ["gst"], seeds=1, out=tmp_path)
+    assert values(result)[0][-1] == 100_000
+    (curve,) = read(tmp_path, Curve)
+    assert 1000 <= len(curve.epoch) <= 2001
+    assert curve.series["value"] == [epoch - 1 for epoch in curve.epoch], "each value at its epoch"
+    assert (curve.epoch[0], curve.epoch[-1]) == (1, 100_001)
+    assert len({b - a for a, b in pairwise(curve.epoch[:-1])}) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["endless", "asleep", "stubborn"])
+def test_a_run_that_takes_too_long_has_failed(kind: str, workers: int, tmp_path: Path) -> None:
+    def endless(estimator: Any, seed: int) -> Iterator[float]:
+        while seed == 0:
+            yield 1.0
+        yield 2.0
+
+    def asleep(estimator: Any, seed: int) -> float:
+        if seed == 0:
+            time.sleep(600)
+        return 2.0
+
+    def stubborn(estimator: Any, seed: int) -> float:
+        while seed == 0:
+            try:
+                time.sleep(600)
+            except Exception:
+                continue
+        return 2.0
+
+    train = {"endless": endless, "asleep": asleep, "stubborn": stubborn}[kind]
+    result = gapped.compare(train, ["gst"], seeds=2, timeout=0.3, workers=workers, out=tmp_path)
+    first, second = result.records
+    assert (first.status, first.error) == ("failed", "out of time: it still trained after 0.3 s")
+    assert (second.status, second.metrics) == ("ok", {"value": 2.0})
+    assert first.seconds < 30
+    assert len(read(tmp_path, Curve)) == (2 if kind == "endless" else 0)
+
+
+def test_a_process_that_does_not_listen_is_killed_after_its_time(monkeypatch: Any) -> None:
+    monkeypatch.setattr(executors, "_GRACE", 0.1)
+
+    def train(estimator: Any, seed: int) -> float:
+        if seed == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+            time.sleep(600)
+        return 2.0
+
+    result = gapped.compare(train, ["gst"], seeds=2, timeout=0.3, workers=2)
+    assert [r.error for r in result.records] == ["out of time: it still trained after 0.3 s", ""]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Foreign(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (ValueError("x" * 10**7), "ValueError: " + "x" * 1988 + "..."),
+        (Unspeakable(), "Unspeakable: its text cannot be shown (RuntimeError)"),
+        (Foreign("end"), "Foreign: end"),
+        (GeneratorExit("end"), "GeneratorExit: end"),
+    ],
+    ids=["long", "unspeakable", "foreign", "exit of a generator"],
+)
+def test_any_error_costs_its_run_alone_and_is_one_line(problem: BaseException, text: str) -> None:
+    def train(estimator: Any, seed: int) -> float:
+        if seed == 0:
+            raise problem
+        return 1.0
+
+    result = gapped.compare(train, ["gst"], seeds=2)
+    assert [(r.status, r.error) for r in result.records] == [("failed", text), ("ok", "")]
+
+
+LEAVES = """
+import multiprocessing, os, subprocess, sys, threading, time
+
+def train(estimator, seed):
+    kind = os.environ["LEFT"]
+    if kind == "thread":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    elif kind == "process":
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+    elif kind == "program":
+        subprocess.Popen(["sleep", "600"])
+    elif kind == "fork":
+        if os.fork() == 0:
+            return 5.0
+    elif kind == "orphan":
+        if os.fork() == 0:
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(0)
+    return 1.0 + seed
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("kind", ["thread", "process", "program", "fork", "orphan"])
+def test_what_a_run_leaves_behind_does_not_hold_the_command(tmp_path: Path, kind: str, workers: str) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES, encoding="utf-8")
+    options = ["--train", "leaves:train", "--estimator", "gst", "--seeds", "2", "--workers", workers]
+    done = subprocess.run(
+        [sys.executable, "-m", "gapped", "compare", *options, "--out", "runs"],
+        cwd=tmp_path,
+        env={**environment(), "LEFT": kind},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("seed 0: value 1,") == done.stdout.count("seed 1: value 2,") == 1
+    assert done.stdout.count("Report: ") == 1

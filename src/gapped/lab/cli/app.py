@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gapped._version import __version__
-from gapped.errors import GappedError, printable
+from gapped.errors import GappedError, one_line, printable
 from gapped.lab.cli.bench import bench
 from gapped.lab.cli.command import Stopped, complain
 from gapped.lab.cli.compare import compare
@@ -95,7 +95,7 @@ def _explain(problem: Exception) -> tuple[str, int]:
     if format_message is not None:  # click's own errors: wrong options and arguments
         command = getattr(getattr(problem, "ctx", None), "command_path", "gapped")
         return f"{format_message()} (see {command} --help)", 2
-    return f"{type(problem).__name__}: {problem} (--debug shows where)".replace("\n", " "), 1
+    return f"{one_line(problem)} (--debug shows where)", 1
 
 
 _default_format = warnings.formatwarning
@@ -112,5 +112,9 @@ def _format_warning(
 
 def entry() -> None:
     """Run the command line and exit."""
+    from gapped.lab.leftovers import limit_exit
+
     warnings.formatwarning = _format_warning
-    sys.exit(main())
+    status = main()
+    limit_exit(status)
+    sys.exit(status)

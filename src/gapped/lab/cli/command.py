@@ -85,7 +85,9 @@ def load_function(option: str, text: str) -> Callable[..., Any]:
         sys.path.insert(0, "")
     try:
         module = import_module(module_name)
-    except Exception as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         raise GappedError(f"{option}: {module_name}: {one_line(problem)}") from problem
     function = getattr(module, name, None)
     if not callable(function):

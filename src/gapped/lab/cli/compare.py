@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from gapped.lab.recipe import Recipe
 
 # Options that a training function of the user has a use for.
-OWN = {"train", "estimator", "seeds", "out", "minutes", "engine", "ray_address", "workers", "maximize"}
+OWN = {
+    "train",
+    "estimator",
+    "seeds",
+    "out",
+    "minutes",
+    "engine",
+    "ray_address",
+    "workers",
+    "maximize",
+    "timeout",
+}
 
 
 def compare(
@@ -31,6 +42,9 @@ def compare(
     maximize: Annotated[
         bool, typer.Option("--maximize", help="Higher numbers are better, with --train.")
     ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one run may take, with --train.")
+    ] = None,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
@@ -73,10 +87,11 @@ def compare(
         if ray_address is not None and engine != "ray":
             raise reject("--ray-address", ray_address, "only with --engine ray")
         function = command.load_function("--train", train)
-        how = {"maximize": maximize, "engine": engine, "workers": workers, "ray_address": ray_address}
+        how = {"maximize": maximize, "engine": engine, "workers": workers}
+        how |= {"ray_address": ray_address, "timeout": timeout}
         _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
         return
-    if unused := sorted(given & {"workers", "maximize"}):
+    if unused := sorted(given & {"workers", "maximize", "timeout"}):
         raise GappedError(f"--{unused[0]}: only together with --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipe = default_recipe(data, estimator, tau, **overrides)
@@ -93,6 +108,7 @@ def _compare_own(
 ) -> None:
     """Compare estimators in a function of the user, a line for each run; then table, verdict and page."""
     from gapped.lab.comparison import execute as execute_own
+    from gapped.lab.leftovers import adopt_orphans, end_children
     from gapped.lab.records import Record
     from gapped.lab.report.rendering import console, say
 
@@ -106,10 +122,13 @@ def _compare_own(
     if minutes == 0:
         raise reject("--minutes", minutes, "a positive number with --train")
     budget = None if minutes is None else 60 * minutes
+    adopt_orphans()
     try:
         result = execute_own(train, estimators, seeds, report, budget, out=out, **how)
     except KeyboardInterrupt:
         raise Stopped("interrupted; the same command goes on from there", 128 + signal.SIGINT) from None
+    finally:
+        end_children()
     for line in str(result).split("\n"):
         say(screen, line)
     say(screen, f"Report: {result.save_html(out / 'report.html')}")

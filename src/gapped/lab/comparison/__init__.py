@@ -36,13 +36,15 @@ def compare(
     out: str | Path | None = None,
     engine: str = "local",
     workers: int = 1,
+    timeout: float | None = None,
 ) -> Comparison:
     """Train with each estimator and seed, and say which estimator is best.
 
     Arguments:
         train: Your own function `train(estimator, seed)`. It returns a number, or a dict of numbers whose
-            first one is compared, or yields one of these per epoch, of which the last counts. All randomness
-            should come from `seed`: gapped itself seeds nothing.
+            first one is compared, or yields one of these per epoch, of which the last counts. Of more than
+            2,000 values the curve keeps some, evenly spaced. All randomness should come from `seed`: gapped
+            itself seeds nothing.
         estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either. A text without a
             temperature runs at the recommended one, and its label says so. Every run gets a copy of its own.
         seeds: How many (0, 1, ...), or which.
@@ -56,6 +58,9 @@ def compare(
             one that RAY_ADDRESS names, or else one on this machine. A task takes a GPU if the cluster has
             any, else a CPU; a module that `train` comes from must be importable there.
         workers: Processes of the local engine that train side by side, each on one thread.
+        timeout: Seconds that one run may take. One that takes longer has failed; its curve is kept. It is
+            interrupted as by a signal; without that (on Windows, or outside of the main thread) `train` is
+            stopped when it yields, and processes side by side are killed.
 
     Returns:
         A `gapped.Comparison`. It prints as a table and a verdict: which estimator is best, which ones tie
@@ -74,7 +79,7 @@ def compare(
     >>> result
     Comparison(6 runs of 2 estimators, best: gst:tau=0.5)
     """
-    return execute(train, estimators, seeds, None, budget, maximize, out, engine, workers)
+    return execute(train, estimators, seeds, None, budget, maximize, out, engine, workers, timeout=timeout)
 
 
 def execute(
@@ -88,17 +93,19 @@ def execute(
     engine: str = "local",
     workers: int = 1,
     ray_address: str | None = None,
+    timeout: float | None = None,
 ) -> Comparison:
     """`compare` with a callback that gets the record of each run as it finishes, and an address for Ray."""
     require("gapped.compare", "numpy", "scipy", "rich", "jinja2")
     if not callable(train):
         raise reject("train", train, "a function of an estimator and a seed")
-    if budget is not None and not (isinstance(budget, int | float) and budget > 0):
-        raise reject("budget", budget, "a positive number of seconds, or None")
+    for name, seconds in (("budget", budget), ("timeout", timeout)):
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise reject(name, seconds, "a positive number of seconds, or None")
     check_count("workers", workers)
     runs = plan(train, estimators, seeds, maximize)
     deadline = None if budget is None else time.monotonic() + budget
-    with executor(engine, train, runs, workers, ray_address) as finish, _folder(out) as folder:
+    with executor(engine, train, runs, workers, ray_address, timeout) as finish, _folder(out) as folder:
         store = Store(folder)
         before = store.finished()
         ended = [before[run.key] for run in runs if run.key in before]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -21,6 +22,7 @@ from torch import Tensor
 from gapped.checks import check_count
 from gapped.diagnostics import label_of, labelled
 from gapped.errors import GappedError, one_line, printable, reject
+from gapped.lab.comparison.limits import Points, TimedOut, time_limit, until
 from gapped.lab.defaults import temperature
 from gapped.lab.environment import describe
 from gapped.lab.estimator_text import make, parse, show
@@ -62,25 +64,33 @@ class UserRun:
         """The key of its record."""
         return self.function, self.id
 
-    def lines(self, train: Train) -> Lines:
+    def lines(self, train: Train, timeout: float | None = None) -> Lines:
         """Train, and return what there is to write: a record, and a curve if `train` yields."""
         start, error, result = time.perf_counter(), "", None
-        points: list[dict[str, float]] = []
+        points, process = Points(), os.getpid()
         try:
-            result = train(deepcopy(self.estimator), self.seed)
-            for each in result if isinstance(result, Iterator) else [result]:
-                points.append(_numbers(each))
-            if not points:
+            with time_limit(timeout):
+                result = train(deepcopy(self.estimator), self.seed)
+                yields = isinstance(result, Iterator)
+                deadline = inf if timeout is None else time.monotonic() + timeout
+                for each in until(deadline, result) if yields else [result]:
+                    points.add(_numbers(each))
+            if not points.count:
                 raise GappedError("train yielded nothing, expected a number or a dict of numbers")
-        except Exception as problem:
+        except KeyboardInterrupt:
+            raise
+        except TimedOut:
+            error = f"out of time: it still trained after {timeout:g} s"
+        except BaseException as problem:
             error = one_line(problem)
-        except SystemExit as problem:
-            error = f"SystemExit: {problem.code}"
+        if os.getpid() != process:
+            # A fork that `train` made has come back here. The process that was forked writes the record.
+            os._exit(0)
         seconds = time.perf_counter() - start
-        curve = [self._curve(points)] if points and isinstance(result, Iterator) else []
+        curve = [self._curve(points)] if points.count and isinstance(result, Iterator) else []
         if error:
             return [*curve, self.failure(error, seconds)]
-        last = points[-1]
+        last = points.last
         metric = next(iter(last))
         record = self._record(
             status="ok" if isfinite(last[metric]) else "diverged",
@@ -90,10 +100,11 @@ class UserRun:
         )
         return [*curve, record]
 
-    def _curve(self, points: Sequence[Mapping[str, float]]) -> Curve:
-        names = dict.fromkeys(name for point in points for name in point if name not in _FIELDS)
-        series: Any = {name: [_finite(point.get(name)) for point in points] for name in names}
-        return Curve(id=self.id, epoch=[float(i + 1) for i in range(len(points))], more=series)
+    def _curve(self, points: Points) -> Curve:
+        epochs, values = points.curve()
+        names = dict.fromkeys(name for value in values for name in value if name not in _FIELDS)
+        series: Any = {name: [_finite(value.get(name)) for value in values] for name in names}
+        return Curve(id=self.id, epoch=[float(epoch) for epoch in epochs], more=series)
 
     def failure(self, error: str, seconds: float = 0.0) -> Record:
         """The record of a run that an error ended."""
