@@ -108,11 +108,15 @@ def has_tangent(tensor: Tensor) -> bool:
     """Whether a forward-mode derivative by `tensor` is wanted, at whichever level of function transforms."""
     if torch.compiler.is_compiling():
         return False
-    while forward_ad.unpack_dual(tensor).tangent is None:  # type: ignore[no-untyped-call]
+    while True:
+        # vmap has no rule for the question, so what it batches is asked.
+        while functorch.is_batchedtensor(tensor):
+            tensor = functorch.get_unwrapped(tensor)
+        if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            return True
         if not functorch.is_functorch_wrapped_tensor(tensor):
             return False
         tensor = functorch.get_unwrapped(tensor)
-    return True
 
 
 def may_decide(values: Tensor) -> bool:

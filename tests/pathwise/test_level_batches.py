@@ -145,7 +145,8 @@ def test_eager_code_agrees_with_the_loop_inside_of_a_transform() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_different_randomness_over_levels(name: str, way: str) -> None:
     """Logits that are no batch get a draw for each level."""
-    draw = torch.func.vmap(lambda tau: WAYS[way][name](normal(3, K), tau), randomness="different")
+    logits = normal(3, K)  # made outside: what is drawn inside is a batch
+    draw = torch.func.vmap(lambda tau: WAYS[way][name](logits, tau), randomness="different")
     values = draw(torch.ones(40, dtype=torch.float64))
     assert values.shape[0] == 40
     if way in ("sample", "gate", "select", "rsample"):
@@ -153,7 +154,8 @@ def test_different_randomness_over_levels(name: str, way: str) -> None:
 
 
 def test_arsm_under_different_randomness() -> None:
-    draw = torch.func.vmap(lambda _: expected_cost(gapped.ARSM(), normal(3, K)), randomness="different")
+    logits = normal(3, K)
+    draw = torch.func.vmap(lambda _: expected_cost(gapped.ARSM(), logits), randomness="different")
     assert len(draw(torch.ones(20)).unique(dim=0)) > 1
 
 
