@@ -62,8 +62,11 @@ def gapped_straight_through(gap: Any, tau: float, detach: bool = True) -> Formul
     """`gap` is a number or a function of the selected probability."""
 
     def formula(theta: Tensor, index: int, g: Tensor) -> Tensor:
-        size = gap(torch.softmax(theta, -1)[index]) if callable(gap) else gap
-        return gradient_through(lambda t: gst_surrogate(t, index, size, tau, detach), theta, g)
+        def surrogate(theta: Tensor) -> Tensor:
+            size = gap(torch.softmax(theta, -1)[index]) if callable(gap) else gap
+            return gst_surrogate(theta, index, size, tau, detach)
+
+        return gradient_through(surrogate, theta, g)
 
     return formula
 
@@ -145,6 +148,14 @@ CASES: dict[str, tuple[Any, Formula]] = {
     "nz-gst-cold": (
         gapped.GST(tau=0.5, gap=1.2, detach=False),
         gapped_straight_through(1.2, 0.5, detach=False),
+    ),
+    "nz-gst-expected": (
+        gapped.GST(tau=0.5, gap=gapped.expected_gap, detach=False),
+        gapped_straight_through(gapped.expected_gap, 0.5, detach=False),
+    ),
+    "nz-gst-own": (
+        gapped.GST(gap=lambda p: 0.1 + p**2, detach=False),
+        gapped_straight_through(lambda p: 0.1 + p**2, 1.0, detach=False),
     ),
     "nz-gst-no-gap": (gapped.GST(gap=0.0, detach=False), gapped_straight_through(0.0, 1.0, detach=False)),
     "mve": (gapped.MVE(), mve(0.0)),

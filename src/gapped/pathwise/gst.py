@@ -60,7 +60,7 @@ class GST(Pathwise):
     def fused(self) -> Fused | None:
         if isinstance(self.gap, str):
             return Fused("gst-auto", self.tau, soft=not self.hard)
-        if callable(self.gap) and self.gap is not simplex.expected_gap:
+        if callable(self.gap) and not (self.gap is simplex.expected_gap and self.detach):
             return None
         gap = None if callable(self.gap) else self.gap
         return Fused("gst", self.tau, gap=gap, detach=self.detach, soft=not self.hard)
@@ -86,11 +86,11 @@ class GST(Pathwise):
             return rows
         logits = simplex.shift(simplex.computed(rows))
         selected = simplex.place(index, rows.shape[-1])
-        # Only the graph counts: a logit that is raised or lowered, even by zero, passes no gradient on.
         # A row with a NaN has no gap, and its gradient is NaN in any case.
-        finite = torch.where(logits.detach().isnan(), 0.0, logits.detach())
-        stopped = logits >= -self._gap_of(finite, selected)
-        return logits.masked_fill(stopped, 0.0).scatter(-1, selected, 0.0)
+        gap = self._gap_of(torch.where(logits.isnan(), 0.0, logits), selected)
+        # Only the graph counts: a logit that is raised or lowered, even by zero, passes on what the gap does.
+        stopped = logits >= -gap
+        return torch.where(stopped, -gap, logits).scatter(-1, selected, 0.0)
 
     def _perturbed(self, logits: Tensor, draw: Draw) -> Tensor:
         """The selected logit raised to 0, the largest; every other one put below it by its gap."""
@@ -110,8 +110,8 @@ class GST(Pathwise):
         if not isinstance(gap, Tensor) or gap.shape != p.shape:
             shape = f"shape {tuple(gap.shape)}" if isinstance(gap, Tensor) else f"type {type(gap).__name__}"
             raise reject("gap", f"a function whose result has {shape}", f"a tensor of shape {tuple(p.shape)}")
-        if requires_grad(gap) or has_tangent(gap):
-            accepted = "one without: the gap is a constant of the backward pass"
+        if (requires_grad(gap) and not requires_grad(p)) or has_tangent(gap):
+            accepted = "one without: the gap gets no gradient"
             raise reject("gap", "a function with learnable parameters", accepted)
         if holds(~(gap >= 0)):
             raise reject("gap", "a function with negative or NaN results", "a gap of at least 0")
@@ -144,7 +144,8 @@ def gst(
             categories); a tensor that broadcasts as `tau` does; a function of the drawn probability, such as
             `gapped.expected_gap`; or "auto", which gives each category the gap that Gumbel noise would, and
             needs no tuning to the number of categories.
-        detach: False differentiates the perturbation as well, the paper's NZ ablation. It trains badly.
+        detach: False differentiates the perturbation as well, with a gap function's own slope, the paper's NZ
+            ablation. It trains badly.
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
