@@ -57,6 +57,26 @@ def test_the_functions_of_the_law_are_differentiable_twice(method: str) -> None:
     assert torch.autograd.grad(slope.sum(), theta)[0].isfinite().all()
 
 
+def test_a_sample_with_one_entry_for_all_elements_broadcasts() -> None:
+    """Its entry stands for every element: all of them are selected, or none."""
+    theta = normal(2, 4)
+    for k in range(5):
+        for value in (0.0, 1.0):
+            whole = torch.full((3, 2, 4), value)
+            expected = gapped.subsets.log_prob(theta, k, whole)
+            assert expected.isfinite().all() == (k == 4 * value)
+            assert torch.equal(gapped.subsets.log_prob(theta, k, whole[..., :1]), expected)
+            assert torch.equal(gapped.subsets.log_prob(theta, k, whole[0, 0, 0]), expected[0])
+            across = gapped.subsets.log_prob(theta.mT, k, whole.mT[:, :1], dim=0)
+            assert torch.equal(across, expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 3, 4), (2, 5), (3, 4)])
+def test_a_sample_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(gapped.GappedError, match=r"sample: got a tensor of shape .*, expected a shape that"):
+        gapped.subsets.log_prob(normal(2, 4), 2, torch.zeros(shape))
+
+
 def test_what_the_law_cannot_give_has_no_probability() -> None:
     samples = torch.tensor([[1.0, 1, 0, 0], [1, 0, 0, 0], [0, 1, 1, 0], [0.5, 0.5, 1, 0]])
     mask = torch.tensor([True, True, False, True])

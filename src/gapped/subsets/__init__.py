@@ -14,6 +14,7 @@ selected. A row with a NaN or +inf gives NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -76,7 +77,8 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     if not isinstance(sample, Tensor):
         raise reject("sample", f"an object of type {type(sample).__name__}", "a tensor of zeros and ones")
     # `dim` counts the axes of the logits: the sample may have more in front.
-    sample = sample.movedim(dim if dim < 0 else dim - logits.dim(), -1)
+    axis = dim if dim < 0 else dim - logits.dim()
+    sample = _broadcast(sample, logits, axis).movedim(axis, -1)
     chosen = sample == 1
     size = (scores != -torch.inf).sum(-1).clamp(max=k)
     is_subset = ((sample == 0) | chosen).all(-1) & (chosen.sum(-1) == size)
@@ -154,6 +156,16 @@ def expectation(
     signal = cost.spread(leave_one_out(simplex.accumulated(costs.detach())))
     gradient = (signal * (chosen.to(scores.dtype) - law.marginals(scores, k))).mean(0)
     return with_gradient(value, simplex.masked(logits, mask), gradient.to(logits.dtype))
+
+
+def _broadcast(sample: Tensor, logits: Tensor, axis: int) -> Tensor:
+    """The sample in the shape that it and the logits have together, with their number of elements."""
+    with suppress(RuntimeError):
+        shape = torch.broadcast_shapes(sample.shape, logits.shape)
+        if shape[axis] == logits.shape[axis]:
+            return sample.expand(shape)
+    accepted = f"a shape that broadcasts with {tuple(logits.shape)}, that of the logits"
+    raise reject("sample", f"a tensor of shape {tuple(sample.shape)}", accepted)
 
 
 def _scores(logits: Tensor, k: int, dim: int, mask: Tensor | None) -> Tensor:
