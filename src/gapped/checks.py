@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
+from torch.autograd.graph import Node
 
 from gapped.errors import reject
 
@@ -117,6 +120,37 @@ def has_tangent(tensor: Tensor) -> bool:
         if not functorch.is_functorch_wrapped_tensor(tensor):
             return False
         tensor = functorch.get_unwrapped(tensor)
+
+
+def nodes_of(tensor: Tensor) -> set[Node]:
+    """The nodes of the graph that `tensor` comes from, one for each level of function transforms."""
+    nodes = {tensor.grad_fn}
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+        nodes.add(tensor.grad_fn)
+    return {node for node in nodes if node is not None}
+
+
+def depends_on(result: Tensor, sources: set[Node]) -> bool:
+    """Whether the graph of `result` leads to one of these nodes."""
+    # Later nodes have higher numbers, so what is older than the sources cannot lead to them. Other threads
+    # count by themselves: before the answer is no, all nodes are searched.
+    oldest = min((node._sequence_nr() for node in sources), default=0)
+    return _leads_to(result, sources, oldest) or _leads_to(result, sources, 0)
+
+
+def _leads_to(result: Tensor, sources: set[Node], oldest: int) -> bool:
+    seen = nodes_of(result)
+    ahead = list(seen)
+    while ahead:
+        node = ahead.pop()
+        if node in sources:
+            return True
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen and before._sequence_nr() >= oldest:
+                seen.add(before)
+                ahead.append(before)
+    return False
 
 
 def may_decide(values: Tensor) -> bool:

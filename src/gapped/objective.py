@@ -14,6 +14,8 @@ from gapped.checks import (
     check_logits,
     check_mask,
     check_scores,
+    depends_on,
+    nodes_of,
     requires_grad,
 )
 from gapped.errors import reject
@@ -81,10 +83,15 @@ def expectation(
         if context is not None:
             raise reject("context", "a tensor", "None: a pathwise estimator has no learned baseline")
         draw = estimator.gate if gates else estimator.sample
-        sample = draw(logits, mask=mask, generator=generator).unsqueeze(0)
+        drawn = draw(logits, mask=mask, generator=generator)
+        is_traced = torch.compiler.is_compiling()
+        # Read before `f` may write into the sample.
+        wants_gradient, sources = requires_grad(drawn), set() if is_traced else nodes_of(drawn)
+        sample = drawn.unsqueeze(0)
         costs = f(sample)
         check_costs(costs, sample if not gates else sample.unsqueeze(-1))
-        if requires_grad(sample) and not requires_grad(costs):
+        # A cost with parameters has a graph of its own. Compilers show none.
+        if wants_gradient and not (requires_grad(costs) and (is_traced or depends_on(costs, sources))):
             raise without_derivative(", or an estimator that needs none such as gapped.RLOO(2)")
         return costs.mean(0)
     rows = simplex.computed(simplex.masked(logits, mask))

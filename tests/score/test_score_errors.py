@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from conftest import SOFT, normal, seeded
 from score_problems import Sum, square, through_argmax
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import gapped
 from gapped import GappedError
@@ -150,3 +152,70 @@ def test_broken_logits_are_not_called_broken_costs(estimator: Any) -> None:
     logits = torch.tensor([[0.0, torch.nan], [0.0, 1.0]])
     with pytest.raises(GappedError, match="logits: got rows with NaN"):
         gapped.expectation(lambda z: z[..., 0] ** 2, logits, estimator, generator=seeded())
+
+
+PATHWISE = sorted(gapped.estimators("pathwise"))
+WEIGHT = torch.ones((), dtype=torch.float64, requires_grad=True)
+FLAT: dict[str, Callable[[Tensor], Tensor]] = {
+    "ignores the sample": lambda z: WEIGHT * torch.ones_like(z.detach()).flatten(2).sum(-1),
+    "detaches": lambda z: WEIGHT * z.detach().square().flatten(2).sum(-1),
+    "compares": lambda z: (WEIGHT * (z > 0.5)).flatten(2).sum(-1),
+    "writes first": lambda z: WEIGHT * z.mul_(2.0).detach().flatten(2).sum(-1),
+}
+
+
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize("name", PATHWISE)
+@pytest.mark.parametrize("case", FLAT)
+def test_a_pathwise_estimator_says_where_a_cost_with_parameters_is_flat(
+    case: str, name: str, gates: bool
+) -> None:
+    logits, f = normal(5, 2, 3).requires_grad_(), FLAT[case]
+    with pytest.raises(GappedError, match=r"f: got costs without a derivative.*gapped\.RLOO"):
+        gapped.expectation(f, logits, name, gates=gates)
+    # Without a gradient to estimate, nothing is missing.
+    assert gapped.expectation(f, logits.detach(), name, gates=gates).requires_grad
+
+    def transformed(logits: Tensor) -> Tensor:
+        return gapped.expectation(lambda z: f(1 * z), logits, name, gates=gates).sum()
+
+    with pytest.raises(GappedError, match="f: got costs without a derivative"):
+        torch.func.grad(transformed)(logits.detach())
+    with pytest.raises(GappedError, match="f: got costs without a derivative"):
+        torch.func.vmap(torch.func.grad(transformed), randomness="different")(
+            logits.detach().expand(4, 5, 2, 3)
+        )
+
+
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize("name", PATHWISE)
+def test_a_cost_with_parameters_that_uses_its_sample_is_differentiated(name: str, gates: bool) -> None:
+    """Also where it writes into the sample, works in another thread, or takes the sample through a layer."""
+
+    def in_a_thread(z: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: WEIGHT * z.square().flatten(2).sum(-1)).result()
+
+    costs: list[Callable[[Tensor], Tensor]] = [
+        in_a_thread,
+        lambda z: WEIGHT * z.mul_(2.0).flatten(2).sum(-1),
+        lambda z: (z.detach() * WEIGHT + z).flatten(2).sum(-1),
+        lambda z: checkpoint(lambda z: WEIGHT * z.square().flatten(2).sum(-1), z, use_reentrant=True),
+    ]
+    for f in costs:
+        logits = normal(5, 2, 3).requires_grad_()
+        gapped.expectation(f, logits, name, gates=gates).sum().backward()
+        assert logits.grad is not None
+        assert logits.grad.any()
+
+
+@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize(
+    "estimator", [gapped.Reinforce(), gapped.RLOO(), gapped.ARSM(), gapped.Exact()], ids=repr
+)
+def test_a_score_function_estimator_takes_a_flat_cost(estimator: Any, case: str) -> None:
+    logits = normal(5, 2, 3).requires_grad_()
+    value = gapped.expectation(FLAT[case], logits, estimator).sum()
+    for_logits, for_weight = torch.autograd.grad(value, (logits, WEIGHT))
+    assert for_weight.isfinite()
+    assert for_logits.isfinite().all()
