@@ -242,6 +242,27 @@ def check_generator(generator: object, logits: Tensor) -> None:
         raise reject("generator", generator, accepted)
     if generator.device.type != logits.device.type:
         raise reject("generator", f"one on {generator.device.type}", accepted)
+    if checkpoint_function() is not None:
+        accepted = "None: checkpoint repeats the draws of torch's default generator alone"
+        raise reject("generator", "a torch.Generator under torch.utils.checkpoint", accepted)
+
+
+def checkpoint_function() -> str | None:
+    """The function of activation checkpointing that runs a forward pass again; None if none does.
+
+    In a backward pass the innermost one tells: `recompute_fn` is that of `use_reentrant=False`, `backward`
+    that of `use_reentrant=True`, whose first run was without gradient.
+    """
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        return None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_name
+        in_checkpoint = frame.f_globals.get("__name__") == "torch.utils.checkpoint"
+        if in_checkpoint and name in ("recompute_fn", "backward"):
+            return name
+        frame = frame.f_back
+    return None
 
 
 def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:

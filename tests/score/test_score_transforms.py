@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -176,3 +177,35 @@ def test_autocast_does_not_round_the_estimate(name: str) -> None:
     plain = run(name, logits, Model())
     with torch.autocast("cpu", torch.bfloat16):
         assert_equal(run(name, logits, Model()), plain)
+
+
+DRAWS: dict[str, Callable[[Tensor, torch.Generator | None], Tensor]] = {
+    "sample": lambda x, g: gapped.GST().sample(x, generator=g),
+    "choose": lambda x, g: gapped.GST().choose(x, generator=g).gate(),
+    "mix": lambda x, g: gapped.GST().mix(x, torch.ones(8), generator=g),
+    "gate": lambda x, g: gapped.gate(x, generator=g),
+    "subset": lambda x, g: gapped.subset(x, 2, generator=g),
+    "nm_mask": lambda x, g: gapped.nm_mask(x, 2, 4, generator=g),
+    "linear_choice": lambda x, g: gapped.linear_choice(x, torch.eye(8).double(), generator=g).log_prob,
+    "counts": lambda x, g: gapped.counts.poisson(x, generator=g),
+    "pathwise": lambda x, g: gapped.expectation(square, x.unflatten(-1, (2, 4)), "gst", generator=g),
+    "score": lambda x, g: gapped.expectation(square, x.unflatten(-1, (2, 4)), "rloo", generator=g),
+    "subsets.expectation": lambda x, g: gapped.subsets.expectation(lambda s: s[..., 0], x, 2, generator=g),
+}
+
+
+@pytest.mark.parametrize("use", DRAWS)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_refuses_a_generator_that_it_does_not_wind_back(use: str, reentrant: bool) -> None:
+    draw, logits = DRAWS[use], normal(5, 8).requires_grad_()
+    value = checkpoint(draw, logits, torch.Generator(), use_reentrant=reentrant)
+    with pytest.raises(GappedError, match=r"generator: got a torch.Generator under torch.utils.checkpoint"):
+        value.sum().backward()
+    results = []
+    for layer in (draw, partial(checkpoint, draw, use_reentrant=reentrant)):
+        torch.manual_seed(0)
+        leaf = normal(5, 8).requires_grad_()
+        value = layer(leaf, None)
+        value.sum().backward()
+        results.append((value.detach(), leaf.grad))
+    assert_equal(*results)

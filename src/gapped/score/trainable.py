@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FrameType
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from gapped.checks import holds, in_eager_mode
+from gapped.checks import checkpoint_function, holds, in_eager_mode
 from gapped.errors import GappedError, reject
 from gapped.score import Score
 
@@ -103,23 +101,8 @@ class Trainable(torch.nn.Module, Score):
 
 
 def is_recomputation() -> bool:
-    """Whether activation checkpointing runs a call again whose first run has counted.
-
-    In a backward pass the innermost function of checkpointing tells: `recompute_fn` is that of
-    `use_reentrant=False`, `backward` that of `use_reentrant=True`, whose first run was without gradient.
-    """
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
-        return False
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        name = frame.f_code.co_name
-        if (
-            name in ("recompute_fn", "backward")
-            and frame.f_globals.get("__name__") == "torch.utils.checkpoint"
-        ):
-            return name == "recompute_fn"
-        frame = frame.f_back
-    return False
+    """Whether activation checkpointing runs a call again whose first run has counted."""
+    return checkpoint_function() == "recompute_fn"
 
 
 class Perceptron(torch.nn.Module):
