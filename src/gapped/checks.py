@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -91,6 +91,21 @@ def _is_number(level: object) -> TypeGuard[float]:
 def in_eager_mode() -> bool:
     """Whether this is neither compiled nor inside of a function transform such as vmap."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def batched_with(value: Tensor, *others: Any) -> Tensor:
+    """`value`, bit for bit, with every axis that vmap hides in one of the `others` that are tensors.
+
+    What a backward rule keeps must have no hidden axis that the value has not: the incoming gradient would
+    be summed over that axis before the rule sees it.
+    """
+    if in_eager_mode():
+        return value
+    for other in others:
+        if isinstance(other, Tensor):
+            # Both branches are the value: adding a zero would change -0.0.
+            value = torch.where(other.new_zeros((), dtype=torch.bool), value, value)
+    return value
 
 
 def requires_grad(tensor: Tensor) -> bool:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_table, in_eager_mode
+from gapped.checks import batched_with, check_table, in_eager_mode
 from gapped.gradient import (
     Points,
     Product,
-    batched_with,
     first_order,
     handle,
     is_differentiated,

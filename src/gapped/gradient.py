@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
-from gapped.checks import has_tangent, in_eager_mode, is_known_finite, requires_grad
+from gapped.checks import batched_with, has_tangent, in_eager_mode, is_known_finite, requires_grad
 from gapped.errors import TWICE
 
 Weights = float | tuple[float, ...] | Tensor
@@ -104,21 +104,6 @@ def one_by_one(product: Callable[..., _R], grad: Tensor, *rest: Any) -> _R:
     if isinstance(products[0], tuple):
         return tuple(batch(entries) for entries in zip(*products, strict=True))  # type: ignore[return-value]
     return batch(products)  # type: ignore[return-value]
-
-
-def batched_with(value: Tensor, *others: Any) -> Tensor:
-    """`value`, bit for bit, with every axis that vmap hides in one of the `others` that are tensors.
-
-    What a backward rule keeps must have no hidden axis that the value has not: the incoming gradient would
-    be summed over that axis before the rule sees it.
-    """
-    if in_eager_mode():
-        return value
-    for other in others:
-        if isinstance(other, Tensor):
-            # Both branches are the value: adding a zero would change -0.0.
-            value = torch.where(other.new_zeros((), dtype=torch.bool), value, value)
-    return value
 
 
 _F = TypeVar("_F", bound=type[torch.autograd.Function])

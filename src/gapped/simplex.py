@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gapped.checks import in_eager_mode
+from gapped.checks import batched_with, in_eager_mode
 
 _GAP_GUARD = 1e-5
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
@@ -94,6 +94,8 @@ def inverse_cdf(
     total = cumulative[..., -1:]
     if samples is None:
         threshold = uniform(total.shape, total, generator) * total
+        # Under vmap torch copies, and warns, where only one of them is a batch.
+        cumulative = batched_with(cumulative, threshold)
         return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
     u = uniform((samples, *total.shape[:-1]), total, generator).movedim(0, -1)
     index = torch.searchsorted(cumulative, (u * total).contiguous(), right=True)

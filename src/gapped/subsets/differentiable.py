@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gapped.gradient import Weights, batched_with, first_order, transformable
+from gapped.checks import batched_with
+from gapped.gradient import Weights, first_order, transformable
 from gapped.subsets import conditional_bernoulli as law
 
 
