@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import assert_all_close, assert_close, every_member, normal, seeded
@@ -234,3 +235,65 @@ def test_half_precision_probabilities_are_rounded_once() -> None:
     own, exact = (gapped.distributions.Bernoulli(probs=p) for p in (probs, probs.float()))
     assert torch.equal(own.log_prob(torch.zeros_like(probs)), exact.log_prob(torch.zeros(500)).bfloat16())
     assert torch.equal(own.entropy(), exact.entropy().bfloat16())
+
+
+# In the place of torch's class
+
+
+@pytest.mark.parametrize("given", ["logits", "probs"])
+@pytest.mark.parametrize("number", [0.3, 1, True, 0, np.float32(0.25), np.int64(1)], ids=repr)
+def test_numbers_are_taken_as_torch_takes_them(given: str, number: Any) -> None:
+    # Torch takes no numbers of numpy's but its float64.
+    ours, theirs = Bernoulli(**{given: number}), td.Bernoulli(**{given: float(number)})
+    assert ours.batch_shape == theirs.batch_shape == ()
+    assert ours.logits.dtype == torch.get_default_dtype()
+    for quantity in ("probs", "mean", "variance"):
+        assert_close(getattr(ours, quantity), getattr(theirs, quantity), 1e-6)
+    assert ours.sample((8,)).shape == theirs.sample((8,)).shape
+    assert ours.expand((2, 3)).sample().shape == (2, 3)
+    value = torch.tensor(float(ours.probs > 0.5))
+    assert_close(ours.log_prob(value), theirs.log_prob(value), 1e-6)
+    assert_close(ours.enumerate_support(), theirs.enumerate_support())
+
+
+def test_a_value_may_be_a_number_where_it_is_not_validated() -> None:
+    ours, theirs = (kind(0.3, validate_args=False).log_prob(1.0) for kind in (Bernoulli, td.Bernoulli))
+    assert_close(ours, theirs, 1e-6)
+    for kind in (Bernoulli, td.Bernoulli):
+        with pytest.raises(ValueError, match="value"):
+            kind(0.3, validate_args=True).log_prob(1.0)
+
+
+def test_it_is_one_of_torchs_and_has_its_further_divergences() -> None:
+    d, theirs, rate = Bernoulli(logits=ODDS), td.Bernoulli(logits=ODDS), td.Poisson(ODDS.exp())
+    assert isinstance(d, td.Bernoulli)
+    assert_close(td.kl_divergence(d, rate), td.kl_divergence(theirs, rate))
+    assert_close(d._natural_params[0], theirs._natural_params[0])
+    assert_close(d._param, ODDS)
+
+
+def test_pyro_enumerates_with_probabilities_and_samples_with_a_gradient() -> None:
+    """By `has_rsample` alone, Pyro would leave the weights of enumerated values out."""
+    pyro = pytest.importorskip("pyro", reason="needs pyro")
+    mixin = pyro.distributions.torch_distribution.TorchDistributionMixin
+    losses = []
+    for kind in (Bernoulli, td.Bernoulli):
+        site = type("Site", (kind, mixin), {})
+        odds = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+        def model() -> None:
+            b = pyro.sample("b", pyro.distributions.Bernoulli(torch.tensor(0.2, dtype=torch.float64)))
+            pyro.sample("x", pyro.distributions.Normal(b, 1.0), obs=torch.tensor(0.5, dtype=torch.float64))
+
+        def guide() -> None:
+            pyro.sample("b", site(logits=odds), infer={"enumerate": "parallel"})  # noqa: B023
+
+        elbo = pyro.infer.TraceEnum_ELBO(max_plate_nesting=0, strict_enumeration_warning=False)
+        loss = elbo.differentiable_loss(model, guide)
+        losses.append((loss.detach(), torch.autograd.grad(loss, odds)[0]))
+    assert_all_close(*losses, 1e-12)
+    d = type("Site", (Bernoulli, mixin), {})(logits=ODDS.clone().requires_grad_())
+    sample = d()
+    assert sample.requires_grad
+    assert d.score_parts(sample).score_function == 0
+    assert_close(d.score_parts(sample.detach()).score_function, d.log_prob(sample.detach()))

@@ -316,3 +316,29 @@ def test_parameters_out_of_range_are_named_if_validated(given: dict[str, Tensor]
     with pytest.raises(gapped.GappedError, match=f"{next(iter(given))}: got values out of range"):
         OneHotCategorical(**given)
     assert OneHotCategorical(**given, validate_args=False).probs.isnan().any()
+
+
+# In the place of torch's class
+
+
+def test_it_is_one_of_torchs() -> None:
+    d = OneHotCategorical(logits=LOGITS)
+    assert isinstance(d, td.OneHotCategorical)
+    assert_close(d._param, d.logits)
+    assert d.param_shape == reference().param_shape
+
+
+@pytest.mark.parametrize("kind", [OneHotCategorical, td.OneHotCategorical], ids=["ours", "torch"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)], ids=str)
+def test_shapes_are_torchs(kind: Any, batch: tuple[int, ...]) -> None:
+    d = kind(logits=normal(*batch, K))
+    assert d.batch_shape == batch
+    assert d.event_shape == (K,)
+    for sample_shape in ((), (1,), (5, 2)):
+        value = d.sample(torch.Size(sample_shape))
+        assert value.shape == (*sample_shape, *batch, K)
+        assert d.log_prob(value).shape == (*sample_shape, *batch)
+    assert d.expand((4, *batch)).log_prob(d.sample()).shape == (4, *batch)
+    assert d.enumerate_support().shape == (K, *batch, K)
+    with pytest.raises(NotImplementedError):
+        d.cdf(d.sample())

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli as TorchBernoulli
-from torch.distributions import Distribution, constraints, register_kl
+from torch.distributions import Distribution, register_kl
 
 from gapped import simplex
 from gapped.checks import check_mask, check_scores, holds
-from gapped.distributions.parameters import divergence, log_of, only_one
+from gapped.distributions.parameters import Enumerable, divergence, log_of, number_to_tensor, only_one
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.pathwise.straight_through import StraightThrough
@@ -21,14 +21,14 @@ from gapped.registry import resolve_pathwise
 _SAMPLE = StraightThrough()
 
 
-class Bernoulli(Distribution):
+class Bernoulli(Enumerable, TorchBernoulli):
     """Bernoulli distribution whose samples carry a gradient.
 
     It takes the place of `torch.distributions.Bernoulli`, and has `rsample` as well.
 
     Arguments:
-        probs: Probabilities of a 1. Exactly one of `probs` and `logits` is given.
-        logits: Log-odds of a 1.
+        probs: Probabilities of a 1, a tensor or a number. Exactly one of `probs` and `logits` is given.
+        logits: Log-odds of a 1, a tensor or a number.
         validate_args: As in torch: whether to check arguments and samples; None is torch's default.
         estimator: The pathwise estimator behind `rsample`, an object or its text; None is the recommended
             default.
@@ -43,23 +43,22 @@ class Bernoulli(Distribution):
     (torch.Size([2]), tensor([0.6931, 0.3251]))
     """
 
-    arg_constraints: ClassVar = {"probs": constraints.unit_interval, "logits": constraints.real}
-    support = constraints.boolean
     has_rsample = True
-    has_enumerate_support = True
 
     def __init__(
         self,
-        probs: Tensor | None = None,
-        logits: Tensor | None = None,
+        probs: Tensor | float | None = None,
+        logits: Tensor | float | None = None,
         validate_args: bool | None = None,
         *,
         estimator: Pathwise | str | None = None,
         mask: Tensor | None = None,
     ) -> None:
-        parameter = only_one("Bernoulli", probs, logits)
+        parameter = only_one("Bernoulli", number_to_tensor(probs), number_to_tensor(logits))
         self.estimator = resolve_pathwise(estimator)
-        scores = log_of(probs) - log_of(1 - simplex.computed(probs)) if probs is not None else parameter
+        scores = parameter
+        if probs is not None:
+            scores = log_of(parameter) - log_of(1 - simplex.computed(parameter))
         check_scores(scores)
         check_mask(mask, scores)
         self._dtype = parameter.dtype
@@ -69,7 +68,7 @@ class Bernoulli(Distribution):
             if probs is not None:
                 raise reject("probs", "values out of range", "numbers from 0 to 1")
             raise reject("logits", "values out of range", "log-odds, which may be infinite")
-        super().__init__(self._odds.shape, validate_args=False)
+        Distribution.__init__(self, self._odds.shape, validate_args=False)
         self._validate_args = validate
 
     @property
@@ -79,6 +78,10 @@ class Bernoulli(Distribution):
     @property
     def probs(self) -> Tensor:
         return self._odds.sigmoid().to(self._dtype)
+
+    @property
+    def _param(self) -> Tensor:  # type: ignore[override]
+        return self.logits
 
     @property
     def param_shape(self) -> torch.Size:
@@ -110,7 +113,7 @@ class Bernoulli(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        masses = _log_masses(self._odds)
+        value, masses = number_to_tensor(value), _log_masses(self._odds)
         weights = torch.stack([value, 1 - value], -1).to(torch.promote_types(value.dtype, self._dtype))
         # 0 * -inf would be NaN: such a logarithm is replaced. All others stay, for the sample's derivative.
         return (

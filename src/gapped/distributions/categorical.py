@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints, register_kl
+from torch.distributions import Distribution, register_kl
 from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 
 from gapped import simplex
 from gapped.checks import check_logits, check_mask, holds
-from gapped.distributions.parameters import divergence, log_of, only_one
+from gapped.distributions.parameters import Enumerable, divergence, log_of, only_one
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve_pathwise
 
 
-class OneHotCategorical(Distribution):
+class OneHotCategorical(Enumerable, TorchOneHotCategorical):
     """One-hot categorical distribution whose samples carry a gradient.
 
     It takes the place of `torch.distributions.OneHotCategorical`, and has `rsample` as well.
@@ -45,10 +45,7 @@ class OneHotCategorical(Distribution):
     (torch.Size([2, 4]), tensor([1.3863, 1.3863]))
     """
 
-    arg_constraints: ClassVar = {"logits": constraints.real_vector, "probs": constraints.simplex}
-    support = constraints.one_hot
     has_rsample = True
-    has_enumerate_support = True
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class OneHotCategorical(Distribution):
         self._dtype = parameter.dtype
         self._log_p = simplex.log_softmax(simplex.masked(simplex.computed(scores), mask))
         # -inf logits are categories that do not exist, not invalid ones.
-        super().__init__(self._log_p.shape[:-1], self._log_p.shape[-1:], validate_args=False)
+        Distribution.__init__(self, self._log_p.shape[:-1], self._log_p.shape[-1:], validate_args=False)
         self._validate_args = validate
 
     @property
@@ -82,6 +79,10 @@ class OneHotCategorical(Distribution):
     @property
     def probs(self) -> Tensor:
         return self._log_p.exp().to(self._dtype)
+
+    @property
+    def _param(self) -> Tensor:
+        return self.logits
 
     @property
     def param_shape(self) -> torch.Size:

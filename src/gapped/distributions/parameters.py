@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import numbers
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import GappedError, reject
+
+
+class Enumerable:
+    """What Pyro asks of a distribution that can be enumerated as well as sampled with a gradient."""
+
+    def score_parts(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Pyro's parts of a gradient estimator. Pyro alone calls this.
+
+        By `has_rsample` alone Pyro would take values that it enumerated for samples that carry a gradient,
+        and would leave their probabilities out.
+        """
+        from pyro.distributions.score_parts import ScoreParts
+
+        log_prob = self.log_prob(x, *args, **kwargs)
+        is_pathwise = self.has_rsample and x.requires_grad
+        return ScoreParts(log_prob, *((0, log_prob) if is_pathwise else (log_prob, 0)))
+
+
+def number_to_tensor(parameter: Any) -> Any:
+    """A number as a tensor of the default dtype, as torch's distributions take it; all else as it is."""
+    is_number = isinstance(parameter, numbers.Real)
+    return torch.tensor(parameter, dtype=torch.get_default_dtype()) if is_number else parameter
 
 
 def only_one(name: str, probs: Tensor | None, logits: Tensor | None) -> Tensor:
