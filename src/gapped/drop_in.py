@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch.nn.functional
@@ -15,6 +17,22 @@ from gapped.errors import reject
 from gapped.pathwise import Pathwise, cached_estimator
 from gapped.registry import resolve_pathwise
 from gapped.texts import DEFAULT, split_text
+
+
+@dataclass(eq=False)
+class _Replacement:
+    """One context."""
+
+    function: Callable[..., Tensor]
+    has_served: bool = False
+
+
+_FUNCTIONS: Any = torch.nn.functional
+_lock = threading.Lock()
+_active: list[_Replacement] = []
+"""The contexts that have not ended, the last one in force: they may end in any order."""
+_torchs: list[Any] = []
+"""What was there before the first of them."""
 
 
 @contextmanager
@@ -29,7 +47,10 @@ def replacing_torch(estimator: Pathwise | str | None = None) -> Iterator[None]:
 
     Code that looks the function up when it is called, `F.gumbel_softmax(...)`, gets the estimator; a module
     that did `from torch.nn.functional import gumbel_softmax` before keeps torch's. The replacement holds for
-    all threads of the process until the context ends, with an error too; contexts may be nested.
+    all threads of the process until the context ends, with an error too. Contexts may be nested, and may
+    overlap: the one that began last is in force. One that ends without having served a call warns.
+
+    A `tau` that is a tensor broadcasts against the logits, as in torch, and has size 1 on the category axis.
 
     >>> from torch.nn import functional as F
     >>> logits = torch.zeros(3, requires_grad=True)
@@ -45,16 +66,54 @@ def replacing_torch(estimator: Pathwise | str | None = None) -> Iterator[None]:
     ) -> Tensor:
         """The place of torch's function, with its signature."""
         ignore_eps(eps)
+        replacement.has_served = True
+        if isinstance(tau, Tensor) and "tau" not in own:
+            tau = _as_torch_broadcasts(tau, logits, dim)
         options = {"tau": tau, "hard": bool(hard), **own}
         return cached_estimator(kind, **options).sample(logits, dim=dim)
 
-    functions: Any = torch.nn.functional
-    before = functions.gumbel_softmax
-    functions.gumbel_softmax = gumbel_softmax
+    replacement = _Replacement(gumbel_softmax)
+    _begin(replacement)
     try:
         yield
     finally:
-        functions.gumbel_softmax = before
+        _end(replacement)
+    if not replacement.has_served:
+        # Three frames up: this one, that of contextlib, the caller's.
+        warnings.warn(
+            "replacing_torch: F.gumbel_softmax was not called. Code that imported the name before, or that "
+            "has a function of its own, is not reached",
+            stacklevel=3,
+        )
+
+
+def _begin(replacement: _Replacement) -> None:
+    with _lock:
+        if not _active:
+            _torchs[:] = [_FUNCTIONS.gumbel_softmax]
+        _active.append(replacement)
+        _FUNCTIONS.gumbel_softmax = replacement.function
+
+
+def _end(replacement: _Replacement) -> None:
+    with _lock:
+        _active.remove(replacement)
+        _FUNCTIONS.gumbel_softmax = _active[-1].function if _active else _torchs[0]
+        # A call that an inner context served has reached the outer ones, too.
+        for other in _active:
+            other.has_served = other.has_served or replacement.has_served
+
+
+def _as_torch_broadcasts(tau: Tensor, logits: Tensor, dim: int) -> Tensor:
+    """A temperature with all axes of the logits: torch aligns it with them, their category axis included."""
+    missing = logits.dim() - tau.dim()
+    if tau.dim() == 0 or not -logits.dim() <= dim < logits.dim():
+        return tau
+    aligned = tau.reshape((1,) * max(missing, 0) + tuple(tau.shape))
+    if missing < 0 or aligned.shape[dim] != 1:
+        accepted = f"one that broadcasts to {tuple(logits.shape)}, of size 1 on the category axis"
+        raise reject("tau", f"a tensor of shape {tuple(tau.shape)}", accepted)
+    return aligned
 
 
 def _kind_and_options(estimator: Pathwise | str | None) -> tuple[type[Pathwise], dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from contextlib import suppress
+import warnings
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -150,6 +151,7 @@ def test_the_replacement_has_torchs_signature() -> None:
     with gapped.replacing_torch():
         assert F.gumbel_softmax is not TORCHS
         ours, theirs = (inspect.signature(f).parameters for f in (F.gumbel_softmax, TORCHS))
+        F.gumbel_softmax(normal(K))
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [
         (p.name, p.kind, p.default) for p in theirs.values()
     ]
@@ -188,7 +190,70 @@ def test_the_replacement_is_nested_and_ends_with_an_error_too() -> None:
             assert F.gumbel_softmax is not outer
             raise ZeroDivisionError
         assert F.gumbel_softmax is outer
+        F.gumbel_softmax(normal(K))
     assert F.gumbel_softmax is TORCHS
+
+
+def test_contexts_that_overlap_leave_torchs_function_behind() -> None:
+    """They end in the order in which they began, as those of two threads may."""
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(gapped.replacing_torch("gst"))
+    second.enter_context(gapped.replacing_torch("reinmax"))
+    last = F.gumbel_softmax
+    last(normal(K), hard=True)
+    with pytest.warns(UserWarning, match="was not called"):
+        first.close()
+    assert F.gumbel_softmax is last, "the one that began last is in force"
+    second.close()
+    assert F.gumbel_softmax is TORCHS
+
+
+def test_a_context_that_served_no_call_warns() -> None:
+    imported = F.gumbel_softmax
+    message = "replacing_torch: F.gumbel_softmax was not called"
+    with pytest.warns(UserWarning, match=message) as caught, gapped.replacing_torch("gst"):
+        imported(normal(K))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings(), suppress(ZeroDivisionError):
+        warnings.simplefilter("error")
+        with gapped.replacing_torch("gst"), gapped.replacing_torch("reinmax"):
+            F.gumbel_softmax(normal(K), hard=True)
+        with gapped.replacing_torch("gst"):
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("hard", [True, False])
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (3, 1), (3, 3, 1), (1, 3, 1), (1, 3), (3, 1, 1), (3, 1, 3)], ids=str
+)
+def test_a_temperature_broadcasts_as_torchs_does(shape: tuple[int, ...], dim: int, hard: bool) -> None:
+    """Against the logits with their category axis, along which it must not vary."""
+    tau = (1 + torch.rand(shape, generator=seeded(3), dtype=torch.float64)).expand(shape)
+    aligned, results = (1,) * (3 - len(shape)) + shape, []
+    logits = normal(3, 3, 3)
+    if aligned[dim] != 1:
+        message = r"tau: got a tensor of shape .*, of size 1 on the category axis"
+        with pytest.raises(GappedError, match=message), gapped.replacing_torch("gumbel-softmax"):
+            F.gumbel_softmax(logits, tau, hard, dim=dim)
+        return
+    for is_ours in (True, False):
+        leaf = logits.clone().requires_grad_()
+        torch.manual_seed(0)
+        with gapped.replacing_torch("gumbel-softmax") if is_ours else ExitStack():
+            # Noise is drawn with the categories last.
+            sample = (F.gumbel_softmax if is_ours else in_torch)(leaf, tau, hard, dim=dim)
+        results.append((sample.detach(), *torch.autograd.grad(sample, leaf, normal(3, 3, 3, seed=2))))
+    assert_all_close(*results, 1e-12)
+
+
+def in_torch(logits: Tensor, tau: Tensor, hard: bool, dim: int) -> Tensor:
+    """Torch's expression, with the noise that our sample draws."""
+    noise = simplex.gumbel(logits.detach().movedim(dim, -1).contiguous()).movedim(-1, dim)
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
+    return torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "gts", gapped.RLOO(), gapped.GST(0.5), 3], ids=str)
