@@ -89,8 +89,10 @@ def _is_number(level: object) -> TypeGuard[float]:
 
 
 def in_eager_mode() -> bool:
-    """Whether this is neither compiled nor inside of a function transform such as vmap."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    """Whether this is neither compiled or traced nor inside of a function transform such as vmap."""
+    return not (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing()
+    )
 
 
 def batched_with(value: Tensor, *others: Any) -> Tensor:
@@ -170,7 +172,8 @@ def _leads_to(result: Tensor, sources: set[Node], oldest: int) -> bool:
 
 def may_decide(values: Tensor) -> bool:
     """Whether the values of a tensor may decide anything: those of a GPU would have to be waited for."""
-    return values.device.type == "cpu" and not torch.compiler.is_compiling() and not _unseen.get()
+    is_recorded = torch.compiler.is_compiling() or torch._C._is_tracing()
+    return values.device.type == "cpu" and not is_recorded and not _unseen.get()
 
 
 def holds(condition: Tensor) -> bool:
@@ -209,6 +212,8 @@ def values_unseen() -> Iterator[None]:
 def check_scores(logits: object, accepted: str = "a dense floating-point tensor of log-odds") -> None:
     """Check the kind of tensor that logits are."""
     if not isinstance(logits, Tensor):
+        if type(logits).__module__ == "torch.fx.proxy":
+            accepted += "; for torch.fx, wrap the function with torch.fx.wrap or make the module a leaf"
         raise reject("logits", f"an object of type {type(logits).__name__}", accepted)
     if not logits.is_floating_point():
         raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)

@@ -31,7 +31,7 @@ Pull = Callable[..., Tensor]
 is dense and may be overwritten, or, with `at_index`, given at the selected entries only."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """One category per row, and ways to use it that send the estimator's gradient to the logits.
 

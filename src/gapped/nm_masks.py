@@ -72,7 +72,7 @@ class Mask(torch.nn.Module):
     weights, write their magnitudes into `logits`.
 
     Arguments:
-        shape: The shape of the weight, whose last axis is a multiple of `m`.
+        shape: The shape of the weight, whose last axis is a multiple of `m`; a number is that of a vector.
         n: How many entries of each group are kept.
         m: The size of a group of consecutive entries.
         tau: Temperature of the gradient; it may be set while training.
@@ -88,7 +88,7 @@ class Mask(torch.nn.Module):
 
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: int | Sequence[int],
         n: int,
         m: int,
         tau: float | Tensor = 1.0,
@@ -97,8 +97,9 @@ class Mask(torch.nn.Module):
         estimator: str | GST | None = None,
     ) -> None:
         super().__init__()
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not shape:
-            raise reject("shape", tuple(shape), "the shape of a weight, with at least one axis")
+            raise reject("shape", shape, "the shape of a weight, with at least one axis")
         _check_groups(shape[-1], n, m, "shape")
         self.logits = torch.nn.Parameter(torch.zeros(*shape))
         self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator

@@ -202,3 +202,9 @@ def test_the_most_probable_mask_is_found_in_half_precision(dtype: torch.dtype) -
         mask.logits.copy_(torch.tensor([1000.0, 0.125, 0.25, -3.0]))
     assert mask.to(dtype)().tolist() == [1.0, 0.0, 1.0, 0.0]
     assert mask().dtype == dtype
+
+
+def test_a_number_is_the_shape_of_a_vector() -> None:
+    assert torch.equal(Mask(8, 2, 4)(seeded()), Mask((8,), 2, 4)(seeded()))
+    with pytest.raises(gapped.GappedError, match=r"shape: got a last axis of 6, expected a multiple of m=4"):
+        Mask(6, 2, 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +143,121 @@ def test_a_gate_layer_is_an_ordinary_module() -> None:
     assert layer.eval()(torch.tensor([-1.0, 0.0, 1.0, torch.nan])).nan_to_num(7).tolist() == [0, 1, 1, 7]
     with pytest.raises(gapped.GappedError, match="eval: got 'mean', expected 'sample' or 'argmax'"):
         Gate(eval="mean")
+
+
+# A learned temperature
+
+
+def learned(kind: str, tau: Any) -> Any:
+    estimator = gapped.GumbelSoftmax(tau, hard=False)
+    layers = {
+        "sample": lambda: Sample(estimator),
+        "gate": lambda: Gate(estimator),
+        "quantizer": lambda: gapped.nn.Quantizer(K, 4, codes=3, estimator=estimator),
+    }
+    return layers[kind]()
+
+
+def value_of(layer: Any) -> torch.Tensor:
+    result = layer(normal(30, K).to(layer.tau.dtype), generator=seeded())
+    return result.entries if isinstance(result, gapped.nn.Quantized) else result
+
+
+LAYERS = pytest.mark.parametrize("kind", ["sample", "gate", "quantizer"])
+
+
+@LAYERS
+def test_a_learned_temperature_belongs_to_the_module(kind: str) -> None:
+    tau = torch.nn.Parameter(torch.tensor(0.7))
+    layer = learned(kind, tau)
+    assert layer.state_dict()["tau"] == 0.7
+    assert dict(layer.named_parameters())["tau"] is tau
+    value_of(layer).square().sum().backward()
+    assert tau.grad.abs() > 0
+    layer.double()
+    assert layer.tau is layer.estimator.tau
+    assert layer.tau.dtype == torch.float64
+    twin = learned(kind, torch.nn.Parameter(torch.tensor(3.0))).double()
+    twin.load_state_dict(layer.state_dict())
+    for other in (twin, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.estimator.tau is dict(other.named_parameters())["tau"]
+        assert torch.equal(value_of(other), value_of(layer))
+    meta = copy.deepcopy(layer).to_empty(device="cpu")
+    assert meta.estimator.tau is dict(meta.named_parameters())["tau"]
+
+
+@LAYERS
+def test_a_temperature_that_is_set_becomes_a_parameter_or_ceases_to_be_one(kind: str) -> None:
+    layer = learned(kind, 0.5)
+    assert "tau" not in layer.state_dict()
+    layer.tau = torch.nn.Parameter(torch.tensor(0.25))
+    assert layer.state_dict()["tau"] == layer.estimator.tau == 0.25
+    layer.tau = 0.5
+    assert "tau" not in layer.state_dict()
+    layer.estimator = gapped.GumbelSoftmax(torch.nn.Parameter(torch.tensor(2.0)), hard=False)
+    assert "tau" in layer.state_dict()
+    other = torch.tensor(1.5, requires_grad=True)
+    call = torch.func.functional_call(layer, {"tau": other}, (normal(4, K, dtype=torch.float32),))
+    value = call.entries if kind == "quantizer" else call
+    assert torch.autograd.grad(value.square().sum(), other)[0].abs() > 0
+
+
+# Recorded programs
+
+
+def recorded(function: Any, logits: torch.Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of branches, and that torch.jit is old.
+        return torch.jit.trace(function, (logits,), check_trace=False)
+
+
+@every_member
+def test_a_trace_does_not_keep_the_path_of_its_example(name: str) -> None:
+    """An example of finite logits, then rows without a law."""
+    layer, finite = Sample(name), normal(4, K)
+    logits = finite.clone()
+    logits[1], logits[2] = torch.nan, -torch.inf
+    samples = recorded(layer, finite)(logits)
+    assert samples.sum(-1).nan_to_num(7).tolist() == [1, 7, 0, 1]
+
+
+@every_member
+def test_a_trace_carries_the_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the same draw outside of the trace, where noise comes in the order of a trace."""
+    layer, weight = Sample(name), normal(4, K, seed=2)
+    trace, results = recorded(layer, normal(4, K, seed=5).requires_grad_()), []
+    for draw in (trace, layer):
+        leaf = normal(4, K).requires_grad_()
+        torch.manual_seed(0)
+        if draw is layer:
+            monkeypatch.setattr(torch._C, "_is_tracing", lambda: True)
+        sample = draw(leaf)
+        monkeypatch.undo()
+        results.append((sample.detach(), torch.autograd.grad(sample, leaf, weight)[0]))
+    assert results[0][1].abs().max() > 0
+    assert torch.equal(results[0][0], results[1][0])
+    assert_close(results[0][1], results[1][1], 1e-12)
+
+
+def test_a_proxy_of_fx_is_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        gapped.GappedError, match=r"logits: got an object of type Proxy.*make the module a leaf"
+    ):
+        torch.fx.symbolic_trace(torch.nn.Sequential(Sample("gst")))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_quantizer_is_exported_and_saved(training: bool, tmp_path: Path) -> None:
+    layer, x = gapped.nn.Quantizer(K, 4, codes=3, groups=2).train(training), torch.randn(6, K)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
+    result = torch.export.load(tmp_path / "layer.pt2").module()(x)
+    assert isinstance(result, gapped.nn.Quantized)
+    if not training:
+        assert_close(result.entries, layer(x).entries)
+
+
+def test_a_choice_equals_itself_alone() -> None:
+    choice, other = (gapped.gst_index(normal(4, K), generator=seeded()) for _ in range(2))
+    assert choice == choice
+    assert choice != other
+    assert len({choice, other}) == 2

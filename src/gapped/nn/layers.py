@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,11 +18,43 @@ _MODE = StraightThrough(draw="argmax")
 
 
 class Estimated(torch.nn.Module):
-    """A module with an estimator, whose temperature may be set."""
+    """A module with an estimator, whose temperature may be set.
+
+    Options of the estimator that are a `torch.nn.Parameter` are parameters of the module, by their own name.
+    """
+
+    _given: Pathwise
 
     def __init__(self, estimator: Pathwise | str | None, tau: float | None = None) -> None:
         super().__init__()
         self.estimator = resolve_pathwise(estimator, tau)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Module's own would register a Parameter without a word to the property of that name.
+        if name in ("estimator", "tau"):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    @property
+    def estimator(self) -> Pathwise:
+        """The estimator, with the parameters that the module holds now."""
+        held: dict[str, Any] = {
+            name: self._parameters[name] for name in self._given.levels if name in self._parameters
+        }
+        # What moves a module or calls it with other parameters may put new tensors in their place.
+        if any(getattr(self._given, name) is not level for name, level in held.items()):
+            return replace(self._given, **held)
+        return self._given
+
+    @estimator.setter
+    def estimator(self, estimator: Pathwise) -> None:
+        for name in estimator.levels:
+            self._parameters.pop(name, None)
+            level = getattr(estimator, name)
+            if isinstance(level, torch.nn.Parameter):
+                self._parameters[name] = level
+        self._given = estimator
 
     @property
     def tau(self) -> float | Tensor:
@@ -54,8 +86,9 @@ class _Sampler(Estimated):
 class Sample(_Sampler):
     """Module that samples one category per row.
 
-    In eval mode it samples as well, or takes the most likely category. The module has no parameters. Its
-    temperature may be set while training, `layer.tau = 0.5`, as `gapped.nn.schedules` do.
+    In eval mode it samples as well, or takes the most likely category. Its temperature may be set while
+    training, `layer.tau = 0.5`, as `gapped.nn.schedules` do. The module has no parameters, unless the
+    temperature is one, as in `Sample(gapped.GumbelSoftmax(torch.nn.Parameter(torch.tensor(1.0))))`.
 
     Arguments:
         estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the
@@ -103,8 +136,8 @@ class Sample(_Sampler):
 class Gate(_Sampler):
     """Module that draws gates, zeros and ones, as `gapped.gate` does.
 
-    In eval mode it draws as well, or takes the likelier value. The module has no parameters. Its temperature
-    may be set while training: `layer.tau = 0.5`.
+    In eval mode it draws as well, or takes the likelier value. Its temperature may be set while training:
+    `layer.tau = 0.5`. The module has no parameters, unless the temperature is one.
 
     Arguments:
         estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from gapped import simplex
 from gapped.checks import check_count, check_level
@@ -63,6 +64,10 @@ class Quantized(NamedTuple):
             accepted = f"a boolean tensor of the shape of the positions, {tuple(positions)}"
             raise reject("mask", f"one of {mask.dtype} and shape {tuple(mask.shape)}", accepted)
         return torch.where(mask.reshape(-1, 1, 1), rows, 0.0).sum(0) / mask.sum()
+
+
+# Else `torch.export.save` refuses a model that returns one.
+_pytree._register_namedtuple(Quantized, serialized_type_name="gapped.nn.Quantized")
 
 
 def _perplexity(p: Tensor) -> Tensor:
