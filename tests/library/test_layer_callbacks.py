@@ -211,3 +211,29 @@ def test_rows_without_a_category_take_none() -> None:
     with gapped.nn.Usage(quantizer) as usage:
         quantizer(torch.zeros(3))
         assert usage.read()["Quantizer/dead"] == 4
+
+
+def test_a_layer_that_serves_rows_of_several_widths_is_measured_for_each() -> None:
+    layer = gapped.nn.Sample("gst")
+    with gapped.nn.Usage(nn.Sequential(layer)) as usage:
+        layer(torch.zeros(9, 4))
+        assert usage.read()["0/perplexity"] == pytest.approx(4)
+        layer(torch.zeros(9, 4))
+        layer(torch.zeros(9, 6))
+        values = usage.read()
+    assert values["0[4]/perplexity"] == pytest.approx(4)
+    assert values["0[6]/perplexity"] == pytest.approx(6)
+    assert len(values) == 6
+
+
+def test_usage_says_that_no_layer_was_called() -> None:
+    """A compiled model does not call hooks that come after its first call."""
+    layer = gapped.nn.Sample("gst")
+    compiled = torch.compile(nn.Sequential(nn.Identity(), layer), backend="eager")
+    compiled(torch.zeros(9, 4))
+    with gapped.nn.Usage(compiled) as usage:
+        compiled(torch.zeros(9, 4))
+        with pytest.warns(UserWarning, match="Usage: no layer was called. Attach it before"):
+            assert usage.read() == {}
+        layer.eval()(torch.zeros(9, 4))
+        assert usage.read() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +38,10 @@ class Usage:
     - entropy: the average entropy of a row's probabilities, in nats. Near 0, every choice is certain.
     - dead: categories that no row has taken.
 
+    A layer that serves rows of several widths has measures for each: `layer[8]/dead`, `layer[16]/dead`. A
+    compiled model calls what was attached before its first call: attach first. `read` warns where no layer
+    was called at all.
+
     Arguments:
         module: The model whose layers are watched.
 
@@ -54,7 +59,8 @@ class Usage:
         if not layers:
             accepted = "one with gapped.nn.Sample or gapped.nn.Quantizer"
             raise reject("module", f"a {type(module).__name__} without them", accepted)
-        self._sums: dict[str, _Sums] = {}
+        self._sums: dict[tuple[str, int], _Sums] = {}
+        self._was_called = False
         self._hooks = [
             layer.register_forward_hook(partial(self._watch, name or type(layer).__name__), with_kwargs=True)
             for name, layer in layers.items()
@@ -62,8 +68,14 @@ class Usage:
 
     def read(self) -> dict[str, float]:
         """The measures of each layer that was called since the last `read`, as `layer/measure`."""
-        values = {}
-        for name, (probabilities, taken, entropy, rows) in self._sums.items():
+        if not self._was_called:
+            warnings.warn(
+                "Usage: no layer was called. Attach it before a compiled model is called for the first time",
+                stacklevel=2,
+            )
+        values, layers = {}, [layer for layer, _ in self._sums]
+        for (layer, width), (probabilities, taken, entropy, rows) in self._sums.items():
+            name = layer if layers.count(layer) == 1 else f"{layer}[{width}]"
             mean = probabilities / probabilities.sum(-1, keepdim=True)
             values[f"{name}/perplexity"] = torch.special.entr(mean).sum(-1).exp().mean().item()
             values[f"{name}/entropy"] = (entropy / rows).item()
@@ -79,17 +91,17 @@ class Usage:
                 run of Weights & Biases, or a function of values and step.
             step: The step of training that the values belong to.
         """
+        if not (hasattr(logger, "add_scalar") or hasattr(logger, "log") or callable(logger)):
+            accepted = "a SummaryWriter, a W&B run, or a function of values and step"
+            raise reject("logger", f"an object of type {type(logger).__name__}", accepted)
         values = self.read()
         if hasattr(logger, "add_scalar"):
             for name, value in values.items():
                 logger.add_scalar(name, value, step)
         elif hasattr(logger, "log"):
             logger.log(values, step=step)
-        elif callable(logger):
-            logger(values, step)
         else:
-            accepted = "a SummaryWriter, a W&B run, or a function of values and step"
-            raise reject("logger", f"an object of type {type(logger).__name__}", accepted)
+            logger(values, step)
         return values
 
     def close(self) -> None:
@@ -107,6 +119,7 @@ class Usage:
     def _watch(
         self, name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
+        self._was_called = True
         if not layer.training:
             return
         if isinstance(result, Quantized):
@@ -126,6 +139,7 @@ class Usage:
         )
         entropy = torch.special.entr(p).sum(-1).mean(-1).sum()
         seen = _Sums(p.sum(0), taken.sum(0), entropy, exists.sum())
-        if name in self._sums:
-            seen = _Sums(*(a + b for a, b in zip(self._sums[name], seen, strict=True)))
-        self._sums[name] = seen
+        key = name, logits.shape[-1]
+        if key in self._sums:
+            seen = _Sums(*(a + b for a, b in zip(self._sums[key], seen, strict=True)))
+        self._sums[key] = seen
