@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
+from doc_pages import ROOT, blocks_of
 from statistical import require_law, require_rejected, two_sample
 from torch import Tensor
 
@@ -164,3 +165,32 @@ def test_loss_and_gradient_agree_in_law(model: Any, batch: dict[str, Tensor]) ->
     with torch.no_grad():
         ours.quantizer.projection.weight.mul_(3)
     require_rejected(two_sample(draws(ours, batch, 3)[0], losses))
+
+
+def test_the_recipe_of_the_page(model: Any, batch: dict[str, Tensor]) -> None:
+    """The page's own code: with torch's estimator in the place of GST, the step is that of the original.
+
+    Checkpoint keys and `set_gumbel_temperature` are those of the model.
+    """
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    (code,) = (block.code for block in blocks_of(page) if "def swap(model)" in block.code)
+    names: dict[str, Any] = {}
+    exec(
+        code.replace('gapped.GST(self.temperature, gap="auto", ', "gapped.GumbelSoftmax(self.temperature, "),
+        names,
+    )
+    twin = copy.deepcopy(model)
+    names["swap"](twin)
+    assert twin.quantizer.temperature == 0.85
+    assert list(twin.state_dict()) == list(model.state_dict())
+    for tau in (TAU, 0.5):
+        twin.set_gumbel_temperature(tau)
+        theirs = copy.deepcopy(model)
+        theirs.set_gumbel_temperature(tau)
+        assert_same_step(trained(twin, batch), trained(theirs, batch))
+    twin.eval()
+    theirs.eval()
+    assert_same_step(trained(twin, batch), trained(theirs, batch))
+    exec(code, names)
+    names["swap"](twin.train())
+    assert trained(twin, batch)[0].loss.isfinite()
