@@ -60,3 +60,30 @@ def test_samples_of_distrax_are_the_estimators() -> None:
     row = q[1]
     assert isinstance(row, OneHotCategorical)
     np.testing.assert_allclose(row.probs, q.probs[1])
+
+
+@pytest.mark.parametrize("index", [1, -1, (..., -1), (0, ...), (slice(1), 2), (None, 1), np.array([0, 2])])
+def test_indices_select_in_the_batch(index: Any) -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+    ours, theirs = OneHotCategorical(logits)[index], distrax.OneHotCategorical(logits)[index]
+    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    np.testing.assert_allclose(ours.probs, theirs.probs, rtol=1e-6)
+
+
+def test_arguments_are_distraxs() -> None:
+    p = np.array([[0.2, 0.3, 0.5], [0.0, 1.0, 0.0]], np.float32)
+    ours, theirs = (kind(probs=p, dtype=np.int32) for kind in (OneHotCategorical, distrax.OneHotCategorical))
+    np.testing.assert_allclose(ours.probs, theirs.probs, rtol=1e-6)
+    sample = ours.sample(seed=KEY, sample_shape=(7,))
+    assert sample.dtype == ours.dtype == theirs.dtype == np.int32
+    assert (sample[:, 1] == np.array([0, 1, 0])).all()
+    for arguments in ({}, {"logits": LOGITS, "probs": p}):
+        with pytest.raises(gapped.errors.GappedError, match="of logits and probs"):
+            OneHotCategorical(**arguments)
+
+
+def test_half_precision_has_the_law_of_float32() -> None:
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.bfloat16)
+    q = OneHotCategorical(logits)
+    np.testing.assert_allclose(q.probs, jax.nn.softmax(logits.astype(jnp.float32)), rtol=1e-5)
+    assert q.sample(seed=KEY).dtype == jnp.bfloat16

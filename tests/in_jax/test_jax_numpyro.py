@@ -79,3 +79,21 @@ def test_inference_finds_the_posterior_of_a_linear_likelihood() -> None:
 def test_no_category_is_the_mode_where_there_is_none() -> None:
     mode = OneHotCategorical(jnp.asarray([[jnp.nan, 0.0], [-jnp.inf, -jnp.inf], [0.0, 1.0]])).mode
     np.testing.assert_array_equal(mode, [[jnp.nan, jnp.nan], [0.0, 0.0], [0.0, 1.0]])
+
+
+def test_values_outside_of_the_support_are_refused_as_numpyro_does() -> None:
+    ours = OneHotCategorical(jnp.zeros(3), validate_args=True)
+    theirs = numpyro.distributions.Multinomial(1, logits=jnp.zeros(3), validate_args=True)
+    for q in (ours, theirs):
+        with pytest.warns(UserWarning, match="Out-of-support"):
+            assert q.log_prob(jnp.array([2.0, 0.0, 0.0])) == -jnp.inf
+        assert np.isfinite(q.log_prob(jnp.array([1.0, 0.0, 0.0])))
+
+
+def test_half_precision_has_the_law_of_float32() -> None:
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.bfloat16)
+    q = OneHotCategorical(logits)
+    np.testing.assert_allclose(q.probs, jax.nn.softmax(logits.astype(jnp.float32)), rtol=1e-5)
+    sample = jax.jit(lambda q: q.sample(jax.random.key(0)))(q)
+    assert sample.dtype == q.mode.dtype == jnp.bfloat16
+    assert sample.sum() == 1

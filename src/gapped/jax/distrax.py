@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapped.errors import require
+from gapped.errors import reject, require
 
 require("gapped.jax.distrax", "distrax", extra="distrax")
 
@@ -12,7 +12,7 @@ import distrax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax import Array  # noqa: E402
 
-from gapped.jax.categories import log_softmax, masked  # noqa: E402
+from gapped.jax.categories import computed, log_softmax, masked  # noqa: E402
 from gapped.jax.named import resolve_pathwise  # noqa: E402
 from gapped.jax.samplers import Pathwise  # noqa: E402
 
@@ -20,26 +20,46 @@ from gapped.jax.samplers import Pathwise  # noqa: E402
 class OneHotCategorical(distrax.OneHotCategorical):  # type: ignore[misc]
     """One-hot categorical distribution for distrax whose samples carry a gradient.
 
-    Samples have the dtype of the logits. Moments, divergences and log-probabilities are distrax's own.
+    Moments, divergences and log-probabilities are distrax's own. The law of half-precision logits is computed
+    in float32.
 
     Arguments:
         logits: Unnormalised log-probabilities, `(*batch, K)`.
+        probs: Probabilities, in place of logits; rows need not sum to 1.
+        dtype: The dtype of samples; None is that of the logits or probabilities. Gradients need a floating
+            one, where distrax's own default is int.
         estimator: The pathwise estimator behind the samples, an object or its text; None is the recommended
             default.
         where: Booleans that broadcast against the logits; categories where it is False do not exist.
     """
 
     def __init__(
-        self, logits: Array, *, estimator: Pathwise | str | None = None, where: Array | None = None
+        self,
+        logits: Array | None = None,
+        probs: Array | None = None,
+        dtype: Any = None,
+        *,
+        estimator: Pathwise | str | None = None,
+        where: Array | None = None,
     ) -> None:
-        logits = log_softmax(masked(jnp.asarray(logits), where))
-        super().__init__(logits=logits, dtype=logits.dtype)
+        if (logits is None) == (probs is None):
+            raise reject("logits", f"{'neither' if logits is None else 'both'} of logits and probs", "one")
+        given = jnp.asarray(probs if logits is None else logits)
+        scores = computed(given)
+        log_p = log_softmax(masked(jnp.log(scores) if logits is None else scores, where))
+        super().__init__(logits=log_p, dtype=given.dtype if dtype is None else dtype)
         # Not normalised once more, which would make NaN of a row without categories.
-        self._logits = logits
+        self._logits = log_p
         self._estimator = resolve_pathwise(estimator)
 
     def _sample_n(self, key: Array, n: int) -> Array:
-        return self._estimator.sample(key, jnp.broadcast_to(self.logits, (n, *self.logits.shape)))
+        logits = jnp.broadcast_to(self.logits, (n, *self.logits.shape))
+        return self._estimator.sample(key, logits).astype(self._dtype)
 
     def __getitem__(self, index: Any) -> OneHotCategorical:
-        return OneHotCategorical(self.logits[index], estimator=self._estimator)
+        # The categories are no axis of the batch: indices count from its end.
+        index = index if isinstance(index, tuple) else (index,)
+        if all(each is not Ellipsis for each in index):
+            index = (*index, Ellipsis)
+        logits = self.logits[(*index, slice(None))]
+        return OneHotCategorical(logits, dtype=self._dtype, estimator=self._estimator)

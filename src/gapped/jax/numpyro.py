@@ -11,8 +11,9 @@ require("gapped.jax.numpyro", "numpyro", extra="numpyro")
 import jax.numpy as jnp  # noqa: E402
 from jax import Array  # noqa: E402
 from numpyro.distributions import Distribution, constraints, kl_divergence  # noqa: E402
+from numpyro.distributions.util import validate_sample  # noqa: E402
 
-from gapped.jax.categories import log_softmax, masked, one_hot, rows_of  # noqa: E402
+from gapped.jax.categories import computed, log_softmax, masked, one_hot, rows_of  # noqa: E402
 from gapped.jax.named import resolve_pathwise  # noqa: E402
 from gapped.jax.samplers import Pathwise  # noqa: E402
 
@@ -29,7 +30,8 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
         where: Booleans that broadcast against the logits; categories where it is False do not exist.
         validate_args: As in numpyro: whether to check arguments and samples; None is numpyro's default.
 
-    `log_prob` is ⟨z, log p⟩ with 0 log 0 = 0, differentiable in the sample z.
+    `log_prob` is ⟨z, log p⟩ with 0 log 0 = 0, differentiable in the sample z. The law of half-precision
+    logits is computed in float32; samples have the dtype of the logits.
 
     >>> import jax
     >>> q = OneHotCategorical(jnp.zeros((2, 4)), estimator="gst:tau=0.5")
@@ -41,7 +43,7 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
     arg_constraints: ClassVar = {"logits": constraints.dependent(is_discrete=False, event_dim=1)}
     reparametrized_params: ClassVar = ["logits"]
     support = constraints.simplex
-    pytree_aux_fields = ("estimator",)
+    pytree_aux_fields = ("estimator", "_dtype")
 
     def __init__(
         self,
@@ -52,12 +54,16 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
         validate_args: bool | None = None,
     ) -> None:
         self.estimator = resolve_pathwise(estimator)
-        self.logits = log_softmax(masked(jnp.asarray(logits), where))
+        logits = jnp.asarray(logits)
+        self._dtype = logits.dtype
+        self.logits = log_softmax(computed(masked(logits, where)))
         super().__init__(self.logits.shape[:-1], self.logits.shape[-1:], validate_args=validate_args)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.estimator.sample(key, jnp.broadcast_to(self.logits, self.shape(sample_shape)))
+        logits = jnp.broadcast_to(self.logits, self.shape(sample_shape))
+        return self.estimator.sample(key, logits).astype(self._dtype)
 
+    @validate_sample  # type: ignore[untyped-decorator]
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         # 0 * -inf would be NaN: such a logit is replaced. All others stay, for the derivative by the sample.
         return (value * jnp.where((value == 0) & (self.logits == -jnp.inf), 0.0, self.logits)).sum(-1)
@@ -84,7 +90,7 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
     @property
     def mode(self) -> Array:
         index = rows_of(self.logits).marked(self.logits.argmax(-1))
-        return one_hot(index, self.event_shape[0], self.logits.dtype)
+        return one_hot(index, self.event_shape[0], self._dtype)
 
 
 @kl_divergence.register(OneHotCategorical, OneHotCategorical)  # type: ignore[untyped-decorator]
