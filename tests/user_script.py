@@ -30,8 +30,9 @@ def other_choices(logits: Tensor) -> Tensor:
     entry: Tensor = token.select(torch.eye(9, 4)) + token.log_prob.unsqueeze(-1)
     layer = gapped.nn.Quantizer(4, 4, codes=3, estimator="gst")
     tau: float = gapped.nn.schedules.Linear(1.0, 0.5, steps=10).apply(layer, 5)
-    codes: gapped.nn.Quantized = layer(logits)
     with gapped.replacing_torch("gst"), gapped.nn.Usage(layer) as usage:
+        codes: gapped.nn.Quantized = layer(logits)
+        torch.nn.functional.gumbel_softmax(logits)
         numbers: dict[str, float] = usage.read()
     return (keep + some + marginals + count + entry + codes.entries).sum() * tau + len(numbers)
 
