@@ -56,7 +56,8 @@ class ARSM(Score):
         logits, categories = cost.logits, cost.logits.shape[-1]
         exists = logits > -torch.inf
         pi = simplex.softmax((-draws.noise).masked_fill(~exists, -torch.inf))
-        count = exists.sum(-1, keepdim=True).clamp(min=1)
+        # A quotient of integers would have the default dtype.
+        count = exists.sum(-1, keepdim=True).clamp(min=1).to(logits.dtype)
         weights = torch.where(exists, 1 / count - pi, 0.0)
         # Their mean would cancel at the end: all columns get the same of it.
         costs = cost.spread(draws.costs - draws.costs.mean(0))
