@@ -41,13 +41,17 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.k = inputs[1]
-        ctx.save_for_backward(inputs[0])
+        _save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scores,) = ctx.saved_tensors
         return law.covariance_product(grad, scores, ctx.k), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        return law.covariance_product(tangent, scores, ctx.k)
 
 
 @transformable
@@ -58,13 +62,24 @@ class _LogNormaliser(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.k = inputs[1]
-        ctx.save_for_backward(inputs[0])
+        _save(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scores,) = ctx.saved_tensors
         return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        # The tangent of an element that does not exist may be anything.
+        return (marginals_of(scores, ctx.k) * torch.where(scores == -torch.inf, 0.0, tangent)).sum(-1)
+
+
+def _save(ctx: Any, scores: Tensor, k: int) -> None:
+    ctx.k = k
+    ctx.save_for_backward(scores)
+    ctx.save_for_forward(scores)
 
 
 @transformable
