@@ -7,7 +7,7 @@ import numbers
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, TypeGuard
@@ -32,9 +32,14 @@ def check_flag(name: str, flag: object) -> None:
 
 def check_count(name: str, count: object, least: int = 1) -> None:
     """Check a whole number that has a least value."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+    if not is_integer(count) or count < least:
         accepted = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise reject(name, count, accepted)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether this is a whole number, numpy's included."""
+    return isinstance(value, (int, numbers.Integral)) and not isinstance(value, bool)
 
 
 def check_level(name: str, level: object, *, positive: bool, learned: bool = False) -> None:
@@ -108,6 +113,16 @@ def batched_with(value: Tensor, *others: Any) -> Tensor:
             # Both branches are the value: adding a zero would change -0.0.
             value = torch.where(other.new_zeros((), dtype=torch.bool), value, value)
     return value
+
+
+def is_autocast(device: torch.device) -> bool:
+    """Whether autocast is enabled for a device; some, such as "meta", have none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """No autocast inside; entering its context where it is off would take the host as long as a launch."""
+    return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()
 
 
 def requires_grad(tensor: Tensor) -> bool:
@@ -335,7 +350,7 @@ def _dtype_of_product(hidden: Tensor, weight: Tensor, bias: Tensor) -> torch.dty
         if value.device != hidden.device:
             raise reject(name, f"a tensor on {value.device}", f"one on {hidden.device}, as hidden")
     dtypes = {hidden.dtype, weight.dtype, bias.dtype}
-    if torch.is_autocast_enabled(hidden.device.type) and torch.float64 not in dtypes:
+    if is_autocast(hidden.device) and torch.float64 not in dtypes:
         return torch.get_autocast_dtype(hidden.device.type)
     for name, value in (("weight", weight), ("bias", bias)):
         if value.dtype != hidden.dtype:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import broadcasts, check_generator, check_level, holds, requires_grad
+from gapped.checks import broadcasts, check_generator, check_level, holds, is_integer, requires_grad
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 
@@ -56,7 +56,7 @@ def poisson(log_rate: Tensor, *, order: int = 3, generator: torch.Generator | No
     legal = rate.isfinite()
     value = _poisson(rate, legal, generator)
     weight = _weight(value, rate, torch.ones_like(rate), torch.zeros_like(rate), order)
-    return _joined(value, eta, weight, log_rate)
+    return _joined(value, eta, weight, log_rate, "log_rate")
 
 
 def binomial(
@@ -92,7 +92,7 @@ def binomial(
             raise reject("total", f"a tensor of dtype {total.dtype}", accepted)
         if holds(~((total >= 0) & (total <= _MOST)) | (total != total.round())):
             raise reject("total", "a tensor with other values", f"{accepted}, at most 2^40")
-    elif isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= _MOST:
+    elif not is_integer(total) or not 0 <= total <= _MOST:
         raise reject("total", total, f"{accepted}, at most 2^40")
     eta = simplex.computed(logits)
     p, q = torch.sigmoid(eta.detach()), torch.sigmoid(-eta.detach())
@@ -105,7 +105,7 @@ def binomial(
     rarer = torch.binomial(n.double(), torch.where(legal, rare, 0.0).double(), generator=generator).to(p)
     value = torch.where(legal, torch.where(p > q, n - rarer, rarer), torch.nan)
     weight = torch.where(legal, _weight(rarer, n * rare, common, -1 / n, order), torch.nan)
-    return _joined(value, eta, weight, logits)
+    return _joined(value, eta, weight, logits, "logits")
 
 
 def negative_binomial(
@@ -152,7 +152,7 @@ def negative_binomial(
         scaled = q * value
         pairs = scaled / torch.where(odds > 0, (r + 1) * odds, 1.0) * (scaled - q)
         weight = weight - (pairs - q * (2 * scaled - r * p)) / 12
-    return _joined(value, eta, weight, logits)
+    return _joined(value, eta, weight, logits, "logits")
 
 
 def _poisson(rate: Tensor, legal: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -177,8 +177,11 @@ def _weight(value: Tensor, mean: Tensor, dispersion: Tensor, curvature: Tensor, 
     return weight - torch.where(usable, pairs - (value + (value - mean)) / dispersion, 0.0) / 12
 
 
-def _joined(value: Tensor, eta: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+def _joined(value: Tensor, eta: Tensor, weight: Tensor, like: Tensor, name: str) -> Tensor:
     value = value.to(like.dtype)
+    # What float32 and float64 cannot hold is NaN by now.
+    if like.dtype == torch.float16 and holds(value.isinf()):
+        raise reject(name, "a count beyond 65504, the largest float16", "smaller counts, or another dtype")
     return with_gradient(value, eta, weight) if is_differentiated(eta) else value
 
 
@@ -186,6 +189,6 @@ def _check(parameter: object, name: str, order: object, generator: object) -> No
     if not isinstance(parameter, Tensor) or not parameter.is_floating_point():
         kind = parameter.dtype if isinstance(parameter, Tensor) else type(parameter).__name__
         raise reject(name, f"an object of type {kind}", "a floating-point tensor")
-    if isinstance(order, bool) or not isinstance(order, int) or order not in (2, 3):
+    if not is_integer(order) or order not in (2, 3):
         raise reject("order", order, "2 or 3")
     check_generator(generator, parameter)

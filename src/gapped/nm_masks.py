@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_count, check_logits
+from gapped.checks import check_count, check_logits, is_integer
 from gapped.errors import reject
 from gapped.pathwise.gst import GST
 from gapped.subsets.subset_sampling import check_size, subset
@@ -58,7 +58,7 @@ def nm_mask(
     References: Fang et al. (2024), MaskLLM; Ahmed, Zeng, Niepert, Van den Broeck (2023), SIMPLE.
     """
     check_logits(logits)
-    _check_groups(logits.shape[-1], n, m, "logits")
+    n, m = _check_groups(logits.shape[-1], n, m, "logits")
     groups = torch.unflatten(logits, -1, (-1, m))
     estimator = "simple" if estimator is None else estimator
     return subset(groups, n, tau, hard, estimator=estimator, generator=generator).flatten(-2)
@@ -100,7 +100,7 @@ class Mask(torch.nn.Module):
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not shape:
             raise reject("shape", shape, "the shape of a weight, with at least one axis")
-        _check_groups(shape[-1], n, m, "shape")
+        n, m = _check_groups(shape[-1], n, m, "shape")
         self.logits = torch.nn.Parameter(torch.zeros(*shape))
         self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator
 
@@ -133,10 +133,11 @@ class Mask(torch.nn.Module):
         return f"{tuple(self.logits.shape)}, n={self.n}, m={self.m}, tau={self.tau}, hard={self.hard}"
 
 
-def _check_groups(entries: int, n: object, m: object, name: str) -> None:
-    """Check that a last axis of so many entries consists of groups of `m`, of which `n` are kept."""
+def _check_groups(entries: int, n: object, m: object, name: str) -> tuple[int, int]:
+    """`n` and `m`, once it is checked that so many entries are groups of `m`, of which `n` are kept."""
     check_count("m", m)
-    assert isinstance(m, int)
-    check_size("n", n, m)
+    assert is_integer(m)
+    n, m = check_size("n", n, int(m)), int(m)
     if entries % m:
         raise reject(name, f"a last axis of {entries}", f"a multiple of m={m}")
+    return n, m

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
@@ -385,3 +386,25 @@ def test_weights_keep_their_digits_at_extreme_parameters(law: str, total: float)
 def test_strange_arguments_get_one_line(call: Callable[[Tensor], Tensor], message: str) -> None:
     with pytest.raises(GappedError, match=message):
         call(torch.zeros(1))
+
+
+def test_counts_that_float16_cannot_hold_are_refused() -> None:
+    big = torch.tensor([12.0], dtype=torch.float16)
+    for draw in (
+        lambda: gapped.counts.poisson(big),
+        lambda: gapped.counts.binomial(100_000, big),
+        lambda: gapped.counts.negative_binomial(5.0, big),
+    ):
+        with pytest.raises(gapped.GappedError, match="got a count beyond 65504, the largest float16"):
+            draw()
+    assert gapped.counts.poisson(torch.tensor([10.0], dtype=torch.float16)).isfinite()
+    assert gapped.counts.poisson(big.bfloat16()).isfinite()
+
+
+def test_numpy_integers_are_totals_and_orders() -> None:
+    logits = torch.zeros(100)
+    own, plain = (
+        gapped.counts.binomial(n, logits, order=order, generator=torch.Generator().manual_seed(0))
+        for n, order in ((np.uint8(200), np.int64(2)), (200, 2))
+    )
+    assert torch.equal(own, plain)

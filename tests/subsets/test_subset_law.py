@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
@@ -248,3 +249,42 @@ def test_large_terms_do_not_cancel_in_single_precision() -> None:
     assert_close(gapped.subsets.log_prob(logits, 7, chosen), -torch.tensor(6.0).log(), 1e-6)
     wide = 1000 * normal(50, 500, seed=3).float()
     assert (gapped.subsets.entropy(wide, 250) >= 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("n", [6, 16])
+def test_hessians_and_forward_derivatives_of_the_law(n: int) -> None:
+    """Forward over reverse equals reverse over reverse; with an element that does not exist, too."""
+    theta, sample = normal(n), (torch.arange(n) < 3).double()
+    theta[-1] = -torch.inf
+
+    def entropy(theta: Tensor) -> Tensor:
+        return gapped.subsets.entropy(theta, 3)
+
+    def log_prob(theta: Tensor) -> Tensor:
+        return gapped.subsets.log_prob(theta, 3, sample)
+
+    for f in (entropy, log_prob):
+        expected = torch.autograd.functional.hessian(f, theta)
+        assert expected.isfinite().all()
+        assert_close(torch.func.hessian(f)(theta), expected, 1e-10)
+    forward = torch.func.jacfwd(lambda theta: gapped.subsets.marginals(theta, 3))(theta)
+    assert_close(forward[:-1, :-1], covariances(theta[:-1], 3), 1e-10)
+    assert not forward[-1].any()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64])
+def test_numpy_integers_are_sizes(kind: Any) -> None:
+    theta = normal(2, 300)
+    assert torch.equal(
+        gapped.subset(theta, kind(8), generator=seeded()), gapped.subset(theta, 8, generator=seeded())
+    )
+    assert torch.equal(gapped.subsets.marginals(theta, kind(8)), gapped.subsets.marginals(theta, 8))
+    assert torch.equal(gapped.subsets.entropy(theta, kind(8)), gapped.subsets.entropy(theta, 8))
+    mask = gapped.nm_mask(theta, kind(2), kind(4), generator=seeded())
+    assert torch.equal(mask, gapped.nm_mask(theta, 2, 4, generator=seeded()))
+    own, plain = (
+        gapped.subsets.expectation(lambda s: s[..., 0].sum(-1), theta, k, m, generator=seeded())
+        for k, m in ((kind(8), kind(3)), (8, 3))
+    )
+    assert torch.equal(own, plain)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gapped.checks import checkpoint_function, holds, in_eager_mode
+from gapped.checks import checkpoint_function, holds, in_eager_mode, is_integer
 from gapped.errors import GappedError, reject
 from gapped.score import Score
 
@@ -155,6 +155,6 @@ def network_of(network: torch.nn.Module | int) -> torch.nn.Module:
     """The network itself, or a perceptron with so many hidden units."""
     if isinstance(network, torch.nn.Module):
         return network
-    if isinstance(network, bool) or not isinstance(network, int) or network < 1:
+    if not is_integer(network) or network < 1:
         raise reject("network", network, "a torch.nn.Module, or a number of hidden units")
     return Perceptron(network)

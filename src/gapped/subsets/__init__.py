@@ -51,7 +51,7 @@ def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = No
     >>> marginals(torch.tensor([2.0, 0.0, 0.0, 0.0]), 2)
     tensor([0.8808, 0.3731, 0.3731, 0.3731])
     """
-    scores = _scores(logits, k, dim, mask)
+    scores, k = _scores(logits, k, dim, mask)
     return marginals_of(scores, k).to(logits.dtype).movedim(-1, dim)
 
 
@@ -73,7 +73,8 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     >>> log_prob(torch.zeros(4), 2, torch.tensor([1.0, 0.0, 1.0, 0.0])).exp()
     tensor(0.1667)
     """
-    scores = simplex.accumulated(_scores(logits, k, dim, mask))
+    scores, k = _scores(logits, k, dim, mask)
+    scores = simplex.accumulated(scores)
     if not isinstance(sample, Tensor):
         raise reject("sample", f"an object of type {type(sample).__name__}", "a tensor of zeros and ones")
     # `dim` counts the axes of the logits: the sample may have more in front.
@@ -103,7 +104,8 @@ def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None
     >>> entropy(torch.zeros(4), 2).exp()
     tensor(6.)
     """
-    scores = simplex.accumulated(_scores(logits, k, dim, mask))
+    scores, k = _scores(logits, k, dim, mask)
+    scores = simplex.accumulated(scores)
     energy = marginals_of(scores, k) * torch.where(scores == -torch.inf, 0.0, scores)
     return (log_normaliser_of(scores, k) - energy.sum(-1)).to(logits.dtype)
 
@@ -142,7 +144,7 @@ def expectation(
 
     References: Kool, van Hoof, Welling (2019); Wijk, Vinuesa, Azizpour (2025) for subsets.
     """
-    scores = _scores(logits.detach() if isinstance(logits, Tensor) else logits, k, -1, mask)
+    scores, k = _scores(logits.detach() if isinstance(logits, Tensor) else logits, k, -1, mask)
     check_count("samples", samples, 2)
     check_generator(generator, logits)
     if not callable(f):
@@ -161,16 +163,16 @@ def expectation(
 def _broadcast(sample: Tensor, logits: Tensor, axis: int) -> Tensor:
     """The sample in the shape that it and the logits have together, with their number of elements."""
     with suppress(RuntimeError):
-        shape = torch.broadcast_shapes(sample.shape, logits.shape)
+        shape = torch.broadcast_shapes(sample.shape, logits.shape)  # type: ignore[no-untyped-call]
         if shape[axis] == logits.shape[axis]:
             return sample.expand(shape)
     accepted = f"a shape that broadcasts with {tuple(logits.shape)}, that of the logits"
     raise reject("sample", f"a tensor of shape {tuple(sample.shape)}", accepted)
 
 
-def _scores(logits: Tensor, k: int, dim: int, mask: Tensor | None) -> Tensor:
-    """The logits as `conditional_bernoulli` takes them, in the graph, once all arguments are checked."""
+def _scores(logits: Tensor, k: int, dim: int, mask: Tensor | None) -> tuple[Tensor, int]:
+    """Logits and `k` as `conditional_bernoulli` takes them, in the graph, once all arguments are checked."""
     check_logits(logits, dim)
-    check_size("k", k, logits.shape[dim])
+    k = check_size("k", k, logits.shape[dim])
     check_mask(mask, logits, dim)
-    return simplex.shift(simplex.computed(simplex.masked(logits, mask)).movedim(dim, -1))
+    return simplex.shift(simplex.computed(simplex.masked(logits, mask)).movedim(dim, -1)), k

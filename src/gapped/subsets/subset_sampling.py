@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import ROWS, check_fit, check_flag, check_generator, check_level, check_logits, check_mask
+from gapped.checks import (
+    ROWS,
+    check_fit,
+    check_flag,
+    check_generator,
+    check_level,
+    check_logits,
+    check_mask,
+    is_integer,
+)
 from gapped.errors import reject
 from gapped.gradient import is_differentiated
 from gapped.kernels.masks import mask_launch
@@ -85,7 +94,7 @@ def subset(
     Chi, Rudnicky, Ramadge (2022), GST.
     """
     check_logits(logits, dim)
-    check_size("k", k, logits.shape[dim])
+    k = check_size("k", k, logits.shape[dim])
     check_level("tau", tau, positive=True)
     check_flag("hard", hard)
     check_mask(mask, logits, dim)
@@ -105,10 +114,11 @@ def subset(
     return _sample(rows, k, tau, hard, gap, generator, backend).movedim(-1, dim)
 
 
-def check_size(name: str, k: object, n: int) -> None:
-    """Check how many of `n` elements are selected."""
-    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= n:
+def check_size(name: str, k: object, n: int) -> int:
+    """How many of `n` elements are selected, once that is checked; numpy's small integers would overflow."""
+    if not is_integer(k) or not 0 <= k <= n:
         raise reject(name, k, f"an integer from 0 to {n}, the number of elements")
+    return int(k)
 
 
 def perturbed(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Tensor:
