@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import batched_with, check_table, in_eager_mode
+from gapped.checks import batched_with, check_table, in_eager_mode, is_autocast
 from gapped.gradient import (
     Points,
     Product,
@@ -179,7 +179,7 @@ def _look_up(table: Tensor, index: Tensor, categories: int, is_grouped: bool) ->
 def _at_sample(grad: Tensor, table: Tensor, categories: int, is_grouped: bool) -> Tensor:
     """The gradient at the one-hot sample ``(*rows, K)``, by that at the selected rows ``(*rows, *rest)``."""
     # A backward pass inside of autocast must not round the gradient to half precision.
-    if torch.is_autocast_enabled(grad.device.type):
+    if is_autocast(grad.device):
         with torch.autocast(grad.device.type, enabled=False):
             return _at_sample(grad, table, categories, is_grouped)
     first = 1 + is_grouped

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gapped import gradient, simplex
-from gapped.checks import check_table, in_eager_mode
+from gapped.checks import check_table, in_eager_mode, is_autocast
 from gapped.errors import reject
 from gapped.gradient import connect, one_by_one
 from gapped.kernels.sampling import launch
@@ -49,7 +49,7 @@ def mix(
     shape, rest = logits.shape[:-1], table.shape[2 if is_grouped else 1 :]
     groups, categories = shape[-1] if is_grouped else 1, logits.shape[-1]
     tables = table.reshape(groups, categories, rest.numel()).to(_dtype_of_product(logits, table))
-    if not in_eager_mode():
+    if not in_eager_mode() or logits.is_meta:
         return _dense(estimator.sample(logits, mask=mask, generator=generator), tables).view((*shape, *rest))
     logits = logits if shape else logits.unsqueeze(0)
     step = _rows_of_a_block(estimator, is_fused, logits, groups)
@@ -62,9 +62,8 @@ def mix(
 
 def _dtype_of_product(logits: Tensor, table: Tensor) -> torch.dtype:
     """The dtype of the table, or what autocast says for a product."""
-    kind = logits.device.type
-    if torch.is_autocast_enabled(kind) and torch.float64 not in (logits.dtype, table.dtype):
-        return torch.get_autocast_dtype(kind)
+    if is_autocast(logits.device) and torch.float64 not in (logits.dtype, table.dtype):
+        return torch.get_autocast_dtype(logits.device.type)
     return table.dtype
 
 

@@ -320,3 +320,24 @@ def test_a_selected_row_is_not_differentiated_twice(which: int) -> None:
     (gradient,) = torch.autograd.grad(selected.sum(), logits, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
         torch.autograd.grad(gradient.square().sum(), (logits, table)[which])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
+def test_meta_tensors_and_function_transforms_are_refused() -> None:
+    hidden, weight = torch.randn(4, 3), torch.randn(7, 3)
+    drawn = gapped.linear_choice(hidden, weight)
+
+    def total(hidden: Tensor) -> Tensor:
+        return gapped.linear_choice(hidden, weight).select(weight).sum()
+
+    message = r"hidden: got one inside of a transform.*, expected an ordinary tensor; elsewhere take GST\(\)"
+    for call in (
+        lambda: torch.func.grad(total)(hidden),
+        lambda: torch.func.vmap(total, randomness="different")(hidden.unsqueeze(1)),
+        lambda: torch.func.jvp(total, (hidden,), (hidden,)),
+        lambda: torch.func.grad(lambda table: drawn.select(table).sum())(weight),
+    ):
+        with pytest.raises(gapped.GappedError, match=message):
+            call()
+    with pytest.raises(gapped.GappedError, match="hidden: got a tensor on meta, expected an ordinary tensor"):
+        gapped.linear_choice(hidden.to("meta"), weight.to("meta"))

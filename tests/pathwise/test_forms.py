@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from conftest import DTYPES, assert_close, assert_equal, normal, seeded
 from forms import FORMS, every_form
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gapped
 
 SHAPES = [(5,), (7, 5), (2, 1, 5), (0, 5), (3, 1)]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -224,3 +227,23 @@ def test_tensors_without_values(form: str) -> None:
         sample = FORMS[form].draw(torch.empty(4, 5, requires_grad=True))
     assert sample.shape == (4, 5)
     assert sample.requires_grad
+
+
+@pytest.mark.parametrize("name", sorted(gapped.estimators("pathwise")))
+def test_meta_tensors_have_shapes_and_gradients(name: str) -> None:
+    estimator = gapped.estimator(name)
+    table = torch.empty(5, 3, device="meta", requires_grad=True)
+    uses: list[tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = [
+        (lambda x: estimator.sample(x), (4, 5)),
+        (lambda x: estimator.choose(x).select(table), (4, 3)),
+        (lambda x: estimator.choose(x).gate(), (4,)),
+        (lambda x: estimator.gate(x), (4, 5)),
+    ]
+    if estimator.has_surrogate:
+        uses.append((lambda x: estimator.mix(x, table), (4, 3)))
+    for use, shape in uses:
+        logits = torch.empty(4, 5, device="meta", requires_grad=True)
+        value = use(logits)
+        assert value.is_meta
+        assert value.shape == shape
+        assert torch.autograd.grad(value.sum(), logits)[0].shape == (4, 5)

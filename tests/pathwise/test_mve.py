@@ -158,3 +158,8 @@ def test_rows_in_blocks_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = pull(estimator, theta, g)[1]
     monkeypatch.setattr("gapped.pathwise.mve._ON_CPU", 3 * 49)
     assert_close(pull(estimator, theta, g)[1], expected)
+
+
+def test_gates_have_no_kernel() -> None:
+    with pytest.raises(gapped.GappedError, match=r"backend: got 'triton', .*: MVE has no kernel for gates"):
+        gapped.MVE(backend="triton").gate(torch.zeros(3))

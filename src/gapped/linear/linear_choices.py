@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask
+from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask, without_autocast
 from gapped.errors import reject
 from gapped.gradient import connect, one_by_one, versions
 from gapped.kernels.sampling import launch
@@ -80,7 +79,7 @@ class LinearChoice:
         def values() -> Tensor:
             law = self._draws.law
             if law is None:
-                with _full_precision(self._draws.category.device):
+                with without_autocast(self._draws.category.device):
                     law = self._head.law(self._layer, self._draws.category)
             return law[:, 0].clone()
 
@@ -119,6 +118,7 @@ class LinearChoice:
 
     @uncompiled
     def _used(self, use: _Use, table: Tensor | None = None) -> Tensor:
+        _check_ordinary(self._layer.hidden)
         if self._versions != versions((*self._layer, *self._head.levels.values())):
             what = "hidden states, weight, bias, mask, temperatures or gaps"
             raise RuntimeError(f"gapped: the {what} of a choice were changed after it was drawn")
@@ -143,6 +143,7 @@ def choose(
 ) -> LinearChoice:
     """Draw one category per row with a `gapped.Pathwise`; `part` says of what the weight is a part."""
     dtype, shape = check_linear(hidden, weight, bias), hidden.shape[:-1]
+    _check_ordinary(hidden)
     part = Whole(len(weight)) if part is None else part
     # A stand-in for the logits, without entries of its own.
     logits = hidden.new_empty((), dtype=dtype).expand(*shape, part.here)
@@ -158,18 +159,19 @@ def choose(
     keeps_law = streams or not has_kernel or torch.is_grad_enabled()
     head = Head(part, estimator, levels, shape, dtype, keys, step, streams, keeps_law)
     layer = Layer(hidden, weight, bias, mask)
-    with torch.no_grad(), _full_precision(hidden.device):
+    with torch.no_grad(), without_autocast(hidden.device):
         draws = head.draw(layer)
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
     return LinearChoice(draws, head, layer, versions((*layer, *levels.values())))
 
 
-def _full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """No autocast inside; entering its context where it is off would take the host as long as a launch."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+def _check_ordinary(hidden: Tensor) -> None:
+    """Raise where chunks cannot be drawn from seeds, or drawn again by the backward pass."""
+    if hidden.is_meta or torch._C._are_functorch_transforms_active():
+        got = "a tensor on meta" if hidden.is_meta else "one inside of a transform such as torch.func.grad"
+        accepted = "an ordinary tensor; elsewhere take GST().choose(logits), which holds the logits"
+        raise reject("hidden", got, accepted)
 
 
 def _levels(estimator: Any, shape: torch.Size) -> dict[str, Tensor]:
@@ -247,7 +249,7 @@ class _Attached(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
         anchor, index, law, stats, table, *tensors = ctx.saved_tensors
         draws, layer = Draws(index, law, stats), Layer(*tensors[: len(Layer._fields)])
-        with torch.no_grad(), _full_precision(grad.device):
+        with torch.no_grad(), without_autocast(grad.device):
             found = one_by_one(lambda own: _gradients(ctx, draws, layer, table, own), grad)
         inputs = (table, *layer[:3])
         with_graph = (

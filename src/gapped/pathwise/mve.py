@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_level, ignore_eps, in_eager_mode
+from gapped.checks import check_level, ignore_eps, in_eager_mode, without_autocast
+from gapped.errors import reject
 from gapped.gradient import Points, Weights
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
@@ -51,6 +52,10 @@ class MVE(Pathwise):
     def fused(self) -> Fused:
         smooth = isinstance(self.smoothing, Tensor) or self.smoothing != 0
         return Fused("mve", self.tau, self.smoothing if smooth else None)
+
+    def _gate_kernel(self, odds: Tensor) -> None:
+        if self.backend == "triton":
+            raise reject("backend", "triton", "torch or auto here: MVE has no kernel for gates")
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         p = torch.softmax(divide(logits, per_row(self.tau, logits)), -1)
@@ -190,7 +195,7 @@ def _potential(
     r = y - rho * (s * mean)
     # What is left of its sum is rounding, and belongs where the matrix is large.
     r = r - mass * r.sum(-1, keepdim=True)
-    with torch.autocast(p.device.type, enabled=False):  # matrix products in half precision are no solution
+    with without_autocast(p.device):  # matrix products in half precision are no solution
         v = _conjugate_gradients(matrix, d * (1 + mass), r)
     return v, _ratio(mean - (q * v).sum(-1, keepdim=True), total)
 
