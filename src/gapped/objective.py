@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -23,6 +24,7 @@ from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve
 from gapped.score import Cost, Score, check_costs, existing, without_derivative
+from gapped.score.trainable import Trainable
 
 
 def expectation(
@@ -45,7 +47,8 @@ def expectation(
             may write into its input.
         logits: Unnormalised log-probabilities θ, `(*batch, *variables, K)`.
         estimator: One of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
-            "rloo:samples=4"; with hard samples. None is the recommended default.
+            "rloo:samples=4"; with hard samples. None is the recommended default. One that learns, such as
+            `gapped.NVIL`, must be an object: its text makes a new one at every call.
         mask: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
             -inf, do not exist and get exactly zero gradient.
         generator: Where random numbers come from; None is torch's default generator.
@@ -75,6 +78,15 @@ def expectation(
     check_flag("gates", gates)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
+    if isinstance(estimator, str):
+        estimator = resolve(estimator)
+        if isinstance(estimator, Trainable):
+            kind = type(estimator).__name__
+            warnings.warn(
+                f"estimator: the text {estimator.name!r} makes a new {kind} at every call, which learns "
+                f"nothing; make an object gapped.{kind}(...) once",
+                stacklevel=2,
+            )
     estimator = resolve(estimator)
     if isinstance(estimator, Pathwise):
         if not estimator.hard:

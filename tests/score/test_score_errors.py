@@ -219,3 +219,46 @@ def test_a_score_function_estimator_takes_a_flat_cost(estimator: Any, case: str)
     for_logits, for_weight = torch.autograd.grad(value, (logits, WEIGHT))
     assert for_weight.isfinite()
     assert for_logits.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [gapped.RLOO, gapped.Reinforce, gapped.DoubleCV, gapped.RODEO])
+def test_numpy_integers_are_numbers_of_samples(kind: Any) -> None:
+    logits = normal(5, 2, 3)
+    own, plain = (
+        gapped.expectation(square, logits, kind(samples=n), generator=seeded()) for n in (np.int64(3), 3)
+    )
+    assert torch.equal(own, plain)
+    with pytest.raises(GappedError, match="samples: got"):
+        kind(samples=np.float64(3))
+
+
+@pytest.mark.parametrize("name", sorted(set(gapped.estimators()) - {"disarm"}))
+def test_the_default_dtype_changes_no_gradient(name: str) -> None:
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        estimator = gapped.RELAX(Sum(1)) if name == "relax" else gapped.estimator(name)
+        logits = normal(5, 2, 6, dtype=torch.float32).requires_grad_()
+        torch.set_default_dtype(dtype)
+        try:
+            gapped.expectation(square, logits, estimator, generator=seeded()).sum().backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        results.append(logits.grad)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", ["nvil", "rebar", "rodeo", "double-cv"])
+def test_the_text_of_an_estimator_that_learns_makes_a_new_one(name: str) -> None:
+    kind = gapped.estimators()[name].__name__
+    with pytest.warns(
+        UserWarning, match=rf"the text '{name}' makes a new {kind} at every call.*gapped\.{kind}\("
+    ):
+        gapped.expectation(square, normal(5, 2, 3).requires_grad_(), name)
+
+
+@pytest.mark.parametrize("name", sorted(set(gapped.estimators("score")) - {"disarm"}))
+def test_other_texts_and_all_objects_say_nothing(name: str) -> None:
+    estimator: Any = gapped.RELAX(Sum(1)) if name == "relax" else gapped.estimator(name)
+    gapped.expectation(square, normal(5, 2, 3).requires_grad_(), estimator)
+    if not isinstance(estimator, torch.nn.Module):
+        gapped.expectation(square, normal(5, 2, 3).requires_grad_(), name)
