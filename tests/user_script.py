@@ -54,7 +54,7 @@ def main() -> None:
         gapped.estimator("rloo").choose(logits)  # type: ignore[attr-defined]
     score: gapped.Score = gapped.estimator("rloo", samples=4)
     cost = gapped.expectation(lambda z: z[..., 0], logits, score)
-    diagnosis: gapped.Diagnosis = gapped.diagnose(lambda z: z[..., 0], logits, ["gst", score], samples=16)
+    diagnosis: gapped.Diagnosis = gapped.diagnose(lambda z: z[..., 0], logits, ["gst", score], samples=200)
     comparison: gapped.Comparison = gapped.compare(train, ["gst", "rloo"], seeds=2)
     print(cost.shape, repr(diagnosis), repr(comparison))
 

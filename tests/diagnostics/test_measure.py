@@ -125,7 +125,7 @@ def test_coordinates_are_the_exact_gradient_in_the_mean(monkeypatch):
 
 @pytest.mark.parametrize("reference", ["coordinate", "double-cv", "rloo"])
 def test_an_estimated_reference_has_an_interval_around_the_exact_length(reference):
-    exact = measured("cubic", samples=100).norm.value
+    exact = measured("cubic", samples=200).norm.value
     diagnosis = measured("cubic", samples=400, reference=reference)
     assert diagnosis.norm.low < exact < diagnosis.norm.high
     assert diagnosis["ReinMax"].bias.high > measured("cubic", samples=400)["ReinMax"].bias.value
@@ -135,7 +135,7 @@ def test_a_given_gradient_is_taken_as_exact():
     f, logits = find_problem("cubic")
     leaf = logits.clone().requires_grad_()
     gapped.expectation(f, leaf, gapped.Exact()).backward()
-    given, own = (measured("cubic", samples=100, reference=r) for r in (leaf.grad, "auto"))
+    given, own = (measured("cubic", samples=200, reference=r) for r in (leaf.grad, "auto"))
     assert given["GST"].bias.value == pytest.approx(own["GST"].bias.value, rel=1e-9)
     with pytest.raises(GappedError, match=r"reference: .*logits' shape \(3, 4\)"):
         measured("cubic", reference=leaf.grad[0])
@@ -161,7 +161,7 @@ def rough(z):
     ],
 )
 def test_the_reference_is_what_is_affordable(shape, f, kind):
-    assert kind in gapped.diagnose(f, torch.zeros(shape), [gapped.RLOO(2)], samples=16).reference
+    assert kind in gapped.diagnose(f, torch.zeros(shape), [gapped.RLOO(2)], samples=200).reference
 
 
 def test_slopes_make_the_reference_precise():
@@ -212,7 +212,7 @@ def test_unbiased_members_cover_zero_at_any_level_of_the_cost(level):
 
 def test_evaluations_are_counted_and_equal_labels_get_numbers():
     members = [gapped.GST(), gapped.RLOO(4), gapped.MuProp(), gapped.REBAR(), gapped.ARSM(), gapped.Exact()]
-    rows = measured("quadratic", [*members, gapped.GST()], samples=16).rows
+    rows = measured("quadratic", [*members, gapped.GST()], samples=200).rows
     assert [row.evaluations for row in rows] == [1, 4, 2, 3, 7, 65, 1]
     assert (rows[0].label, rows[-1].label) == ("GST", "GST #2")
 
@@ -240,10 +240,14 @@ def test_estimators_with_a_state_are_measured_as_they_are(model):
     if model:
         leaf = logits.clone().requires_grad_()
         gapped.diagnose_model(
-            lambda e, g: gapped.expectation(f, leaf, e, generator=g).sum(), [leaf], members, 16, gapped.NVIL()
+            lambda e, g: gapped.expectation(f, leaf, e, generator=g).sum(),
+            [leaf],
+            members,
+            200,
+            gapped.NVIL(),
         )
     else:
-        diagnosis = measured("quadratic", members, samples=100)
+        diagnosis = measured("quadratic", members, samples=200)
         assert all(row.bias.low == 0 for row in diagnosis.rows)
     for name, member in members.items():
         torch.testing.assert_close(state(member), before[name], rtol=0, atol=0)
@@ -253,7 +257,7 @@ def test_estimators_with_a_state_are_measured_as_they_are(model):
 
 def test_randomness_comes_from_the_generator_alone():
     state = torch.get_rng_state()
-    first, second = (measured("cubic", samples=50).to_dict() for _ in range(2))
+    first, second = (measured("cubic", samples=200).to_dict() for _ in range(2))
     for row in (*first["rows"], *second["rows"]):
         del row["seconds"]
     assert first == second
@@ -301,7 +305,7 @@ def test_a_cost_may_compute_in_a_narrower_dtype_than_it_returns():
     def cost(z):
         return ((z.flatten(-2) @ weight[0]).tanh() @ weight[1]).double() ** 2
 
-    assert len(gapped.diagnose(cost, normal(6, 4).float(), PATHWISE, samples=64).rows) == 3
+    assert len(gapped.diagnose(cost, normal(6, 4).float(), PATHWISE, samples=200).rows) == 3
 
 
 # Costs that cannot be measured
@@ -329,16 +333,16 @@ def noisy(z):
 def test_a_cost_that_cannot_be_measured_is_named(f, message):
     """Score-function estimators need no derivative of it."""
     with pytest.raises(GappedError, match=message) as caught:
-        gapped.diagnose(f, torch.zeros(3, 4), [gapped.GST()], samples=50)
+        gapped.diagnose(f, torch.zeros(3, 4), [gapped.GST()], samples=200)
     assert "\n" not in str(caught.value)
     if message == "derivative":
-        gapped.diagnose(f, torch.zeros(3, 4), [gapped.RLOO(2)], samples=50)
+        gapped.diagnose(f, torch.zeros(3, 4), [gapped.RLOO(2)], samples=200)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples": 3}, "samples: got 3"),
+        ({"samples": 199}, "samples: got 199, expected an integer of at least 200"),
         ({"samples": True}, "samples: got True"),
         ({"confidence": 1.0}, "confidence: got 1.0"),
         ({"reference": "exakt"}, "reference: got 'exakt'"),
@@ -390,11 +394,11 @@ def test_bias_of_a_models_gradient():
 def test_variances_are_those_of_two_passes():
     """Over replayed gradients; averaged over weights, it is the quantity of the paper's variance figure."""
     model, loss = toy_model()
-    diagnosis = gapped.diagnose_model(loss, model, [gapped.GST()], 25, generator=seeded(3))
+    diagnosis = gapped.diagnose_model(loss, model, [gapped.GST()], 200, generator=seeded(3))
     row = diagnosis["GST"]
     assert (row.bias, diagnosis.norm) == (None, None), "there was no reference"
     noise = seeded(3)
-    variance = torch.stack([flat_gradient(loss(gapped.GST(), noise), model) for _ in range(25)]).var(0)
+    variance = torch.stack([flat_gradient(loss(gapped.GST(), noise), model) for _ in range(200)]).var(0)
     assert row.mean_variance == pytest.approx(float(variance.mean()), rel=1e-10)
     assert row.per_parameter["weight"] == pytest.approx(float(variance[:12].mean()), rel=1e-10)
     assert row.per_parameter["bias"] == pytest.approx(float(variance[12:].mean()), rel=1e-10)
@@ -403,7 +407,7 @@ def test_variances_are_those_of_two_passes():
 def test_parameters_of_a_model_in_every_form():
     model, loss = toy_model()
     forms = (model, model.named_parameters(), dict(model.named_parameters()), model.parameters())
-    rows = [gapped.diagnose_model(loss, each, [gapped.GST()], samples=20).rows[0] for each in forms]
+    rows = [gapped.diagnose_model(loss, each, [gapped.GST()], samples=200).rows[0] for each in forms]
     assert [list(row.per_parameter) for row in rows] == [["weight", "bias"]] * 3 + [["0", "1"]]
 
 
@@ -420,7 +424,7 @@ def test_parameters_of_a_model_in_every_form():
 )
 def test_a_loss_that_cannot_be_measured_is_named(loss, message):
     with pytest.raises(GappedError, match=message):
-        gapped.diagnose_model(loss, [torch.zeros(2, requires_grad=True)], [gapped.GST()], 16)
+        gapped.diagnose_model(loss, [torch.zeros(2, requires_grad=True)], [gapped.GST()], 200)
 
 
 def test_the_norm_of_the_mean_gradient_is_told_from_zero():

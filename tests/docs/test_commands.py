@@ -50,7 +50,7 @@ def bench(call: list[str]) -> list[str]:
 
 def diagnose(call: list[str]) -> list[str]:
     """Few samples; a function of the reader's own is the module that the test has written."""
-    shrink = {"--samples": "40", "--out": "out"}
+    shrink = {"--samples": "200", "--out": "out"}
     return changed([re.sub(r":(\d+)$", ":2", word) for word in call], **shrink)
 
 

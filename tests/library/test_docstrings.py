@@ -93,7 +93,7 @@ def test_type_checkers_know_every_estimator_by_its_name() -> None:
 
 def test_a_notebook_shows_tables() -> None:
     two = {"<b>": gapped.GST(), "RLOO": gapped.RLOO(2)}
-    diagnosis = gapped.diagnose(lambda z: z[..., 0], torch.zeros(3), two, 50)
+    diagnosis = gapped.diagnose(lambda z: z[..., 0], torch.zeros(3), two, 200)
     page = diagnosis._repr_html_()
     assert page.count("<tr>") == 3
     assert "&lt;b&gt;" in page

@@ -75,7 +75,7 @@ def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
         "import gapped.lab.data; gapped.lab.data.load('digits')",
         "from gapped.lab.cli import tensorboard",
         "import gapped; gapped.diagnose(lambda z: z[..., 0].sum(-1), gapped.simplex.torch.zeros(2, 3), "
-        "[gapped.GST()], samples=16).plot()",
+        "[gapped.GST()], samples=200).plot()",
     ],
 )
 def test_each_way_into_the_laboratory_says_so_too(program: str, tmp_path: Path) -> None:

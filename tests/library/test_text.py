@@ -88,7 +88,7 @@ USERS = {
     ),
     "expectation": lambda e, x: gapped.expectation(square, x, e, generator=seeded()),
     "diagnose": lambda e, x: torch.tensor(
-        gapped.diagnose(square, x, {"e": e}, samples=20, generator=seeded())["e"].variance.value
+        gapped.diagnose(square, x, {"e": e}, samples=200, generator=seeded())["e"].variance.value
     ),
     "properties": lambda e, x: torch.tensor(
         [f.measured.get("p_value", 0.0) for f in gapped.properties(e, draws=100, generator=seeded()).findings]
@@ -111,21 +111,21 @@ def test_text_in_the_place_of_an_object(user: str, text: str) -> None:
 
 
 def test_text_labels_its_row_in_a_diagnosis() -> None:
-    table = gapped.diagnose(square, normal(2, 3), ["gst", "rloo", gapped.GST()], samples=20)
+    table = gapped.diagnose(square, normal(2, 3), ["gst", "rloo", gapped.GST()], samples=200)
     assert [row.label for row in table.rows] == ["gst:tau=1", "rloo", "GST"]
     assert table["gst"] is table["gst:tau=1"]
-    both = gapped.diagnose(square, normal(2, 3), ["gst", "gst:tau=1", "gst:gap=2"], samples=20)
+    both = gapped.diagnose(square, normal(2, 3), ["gst", "gst:tau=1", "gst:gap=2"], samples=200)
     assert [row.label for row in both.rows] == ["gst", "gst:tau=1", "gst:gap=2,tau=1"]
     model = gapped.diagnose_model(
         lambda e, g: gapped.expectation(square, weight.view(2, 3), e, generator=g),
         [weight := normal(6).requires_grad_()],
         ["gst", "rloo:samples=4"],
-        samples=20,
+        samples=200,
         reference="rloo:samples=8",
     )
     assert [row.label for row in model.rows] == ["gst", "rloo:samples=4"]
     with pytest.raises(GappedError, match="did you mean gst"):
-        gapped.diagnose(square, normal(2, 3), ["gts"], samples=20)
+        gapped.diagnose(square, normal(2, 3), ["gts"], samples=200)
 
 
 # What `estimator=None`, text and objects mean beside a temperature and `hard`

@@ -30,7 +30,7 @@ def refusal(capsys, *arguments: str) -> str:
 
 
 def test_it_prints_a_table_and_writes_it_down(here, capsys):
-    assert main(["diagnose", "--problem", "cubic", *TWO, "--samples", "50", "--out", "d"]) == 0
+    assert main(["diagnose", "--problem", "cubic", *TWO, "--samples", "200", "--out", "d"]) == 0
     shown = capsys.readouterr().out
     assert "gst:gap=1.2" in shown
     record = json.loads((here / "d" / "diagnosis.json").read_text())
@@ -45,19 +45,19 @@ def test_it_prints_a_table_and_writes_it_down(here, capsys):
 
 
 def test_the_defaults_are_known(here, capsys):
-    assert main(["diagnose", "--problem", "classic", "--samples", "16"]) == 0
+    assert main(["diagnose", "--problem", "classic", "--samples", "200"]) == 0
     assert (here / "runs" / "diagnose" / "diagnosis.json").exists()
 
 
 def test_sweeps_make_heat_maps(here, capsys):
     two = ["--sweep", "tau=0.5:1:2", "--sweep", "gap=0:2:3"]
-    assert main(["diagnose", *two, "--samples", "16", "--out", "d"]) == 0
+    assert main(["diagnose", *two, "--samples", "200", "--out", "d"]) == 0
     record = json.loads((here / "d" / "diagnosis.json").read_text())
     assert record["sweep"] == {"tau": [0.5, 1.0], "gap": [0.0, 1.0, 2.0]}
     assert len(record["rows"]) == 6
     assert "over gap and tau" in (here / "d" / "heat-gst.svg").read_text()
     one = ["--sweep", "tau=0.5:1:2", "--metric", "variance", *TWO[:2], "--estimator", "straight-through"]
-    assert main(["diagnose", *one, "--samples", "16", "--out", "e"]) == 0
+    assert main(["diagnose", *one, "--samples", "200", "--out", "e"]) == 0
     assert "straight-through" in (here / "e" / "heat.svg").read_text()
 
 
@@ -79,7 +79,7 @@ def test_a_sweep_does_not_paint_a_vanishing_gradient_as_good(here, capsys):
         picture = (here / metric / "heat.svg").read_text()
         assert "estimator gst, tau=0.05: vanishes" in picture
         assert re.search(r": best \S+ at estimator gst, tau=0.5", picture)
-    nothing = ["--sweep", "tau=0.04:0.05:2", "--estimator", "gst", "--samples", "50", "--out", "n"]
+    nothing = ["--sweep", "tau=0.04:0.05:2", "--estimator", "gst", "--samples", "200", "--out", "n"]
     assert main(["diagnose", "--problem", "cubic", *nothing]) == 0
     assert "over tau: vanishes" in (here / "n" / "heat.svg").read_text()
 
@@ -87,7 +87,7 @@ def test_a_sweep_does_not_paint_a_vanishing_gradient_as_good(here, capsys):
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_80_columns_are_enough_and_nothing_is_recommended(here, capsys, monkeypatch, problem):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["diagnose", "--problem", problem, "--tau", "0.5", "--samples", "50", "--out", "d"]) == 0
+    assert main(["diagnose", "--problem", problem, "--tau", "0.5", "--samples", "200", "--out", "d"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "Recommended" not in shown
@@ -96,7 +96,7 @@ def test_80_columns_are_enough_and_nothing_is_recommended(here, capsys, monkeypa
 
 
 def test_the_small_vae(here, capsys):
-    assert main(["diagnose", "--problem", "vae", "--samples", "64", *TWO, "--out", "d"]) == 0
+    assert main(["diagnose", "--problem", "vae", "--samples", "200", *TWO, "--out", "d"]) == 0
     assert "summed out" in " ".join(capsys.readouterr().out.split())
 
 
@@ -128,7 +128,7 @@ def test_a_function_of_the_user(here, capsys):
         "def broken(z):\n    raise KeyError('x')\n\nnumber = 3\n"
     )
     torch.save(torch.zeros(2, 5), here / "logits.pt")
-    run = ["diagnose", *TWO, "--samples", "16", "--out", "d", "--function"]
+    run = ["diagnose", *TWO, "--samples", "200", "--out", "d", "--function"]
     assert main([*run, "mine_diagnosed:cost", "--logits", "logits.pt"]) == 0
     assert json.loads((here / "d" / "diagnosis.json").read_text())["shape"] == [2, 5]
     capsys.readouterr()

@@ -178,7 +178,7 @@ def test_damaged_logits_are_refused(tmp_path: Path) -> None:
             torch.save(odd[attempt], path)
         else:
             path.write_bytes(damaged(buffer.getvalue(), rng))
-        answer("diagnose", "--logits", str(path), "--samples", "16", "--estimator", "gst")
+        answer("diagnose", "--logits", str(path), "--samples", "200", "--estimator", "gst")
         if time.monotonic() > end:
             break
     assert attempt > len(odd)
