@@ -12,7 +12,7 @@ from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_rec
 
 from gapped.errors import GappedError
 from gapped.lab import records
-from gapped.lab.hashes import derived_hash
+from gapped.lab.fleet import derived_hash
 from gapped.lab.planning import Fleet, plan, request_hash
 from gapped.lab.recipe import find_recipe, recipe_from
 from gapped.lab.records import Curve, Record

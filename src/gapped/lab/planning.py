@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from gapped.errors import GappedError
 from gapped.lab.estimator_text import show
+from gapped.lab.fleet import derived_hash
 from gapped.lab.fleet.estimator_groups import is_level
-from gapped.lab.hashes import derived_hash
 from gapped.lab.recipe import Recipe
 from gapped.lab.records import Record
 from gapped.lab.spec import Entry, RunSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 from gapped.errors import require
 from gapped.lab import records
-from gapped.lab.hashes import derived_hash
+from gapped.lab.fleet import derived_hash
 from gapped.lab.records import Curve, Record
 from gapped.lab.records.files import file_name
 from gapped.lab.task_kinds import TASK_KINDS

@@ -26,7 +26,7 @@ from gapped.lab.comparison.limits import Points, TimedOut, time_limit, until
 from gapped.lab.defaults import temperature
 from gapped.lab.environment import describe
 from gapped.lab.estimator_text import make, parse, show
-from gapped.lab.hashes import derived_hash
+from gapped.lab.fleet import derived_hash
 from gapped.lab.records import Curve, Record, RunLine
 from gapped.score.trainable import Trainable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,7 +21,6 @@ from gapped.lab.fleet.estimator_groups import Grouped, Widths
 from gapped.lab.fleet.gradient_norms import GradientNorms
 from gapped.lab.fleet.optimizer import Adam, Adaptation, Selection, SelectionRule, clip_scales, scaled
 from gapped.lab.fleet.schedule import LEVELS, Constant, Schedule
-from gapped.lab.hashes import derived_hash
 from gapped.registry import Estimator, estimator
 
 RateDecay = Literal["none", "cosine", "warm-cosine"]
@@ -360,6 +360,11 @@ def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
 def derived_seed(*keys: object) -> int:
     """A seed that is a function of the `keys`."""
     return int(derived_hash(*keys)[:14], 16)
+
+
+def derived_hash(*keys: object) -> str:
+    """Sixteen hexadecimal digits that are a function of the `keys`."""
+    return hashlib.sha256("/".join(map(str, keys)).encode()).hexdigest()[:16]
 
 
 def permutation(count: int, *keys: object) -> Tensor:
