@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ class Enumerable:
         By `has_rsample` alone Pyro would take values that it enumerated for samples that carry a gradient,
         and would leave their probabilities out.
         """
-        from pyro.distributions.score_parts import ScoreParts
-
+        # By name: the package does not need Pyro, which is there when it calls.
+        ScoreParts = import_module("pyro.distributions.score_parts").ScoreParts
         log_prob = self.log_prob(x, *args, **kwargs)
         is_pathwise = self.has_rsample and x.requires_grad
         return ScoreParts(log_prob, *((0, log_prob) if is_pathwise else (log_prob, 0)))
