@@ -20,28 +20,68 @@ Pull = Callable[..., Array]
 """`pull(grad, *operands)`: the gradient of the logits for a gradient `grad` of the value."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attach(pull: Pull, value: Array, logits: Array, *operands: Array) -> Array:
+def attach(pull: Pull, value: Array, logits: Array, *operands: Any) -> Array:
     """Return `value`, bit for bit, as a function of `logits` whose gradient is `pull(grad, *operands)`.
 
     Whatever `value` depends on besides keeps its own gradient. Operands get none: what they depend on must
     get its gradient through `value`.
     """
-    return value
+    # Inside of shard_map, a gradient varies over the devices as the operands do: so must what it belongs to.
+    axes = frozenset[Any]().union(*(_varying(leaf) for leaf in jax.tree.leaves((value, logits, operands))))
+    return _attach(pull, _vary(value, axes), _vary(logits, axes), *operands)
 
 
-def _forward(pull: Pull, value: Array, logits: Array, *operands: Array) -> tuple[Array, Any]:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attach(pull: Pull, value: Array, logits: Array, *operands: Any) -> Array:
+    return _tie(value, (logits, operands))
+
+
+def _forward(pull: Pull, value: Array, logits: Array, *operands: Any) -> tuple[Array, Any]:
     # An array without entries stands for the logits: what depends on it depends on them.
-    return value, (logits[..., :0], operands)
+    return _tie(value, (logits, operands)), (logits[..., :0], operands)
 
 
 def _backward(pull: Pull, saved: Any, grad: Array) -> tuple[Array | None, ...]:
     anchor, operands = saved
     gradient = _first_order(pull, grad, anchor, *operands).astype(anchor.dtype)
-    return grad, gradient, *(None for _ in operands)
+    axes = _varying(anchor)
+    return _vary(grad, axes), _vary(gradient, axes), *(None for _ in operands)
 
 
-attach.defvjp(_forward, _backward)
+_attach.defvjp(_forward, _backward)
+
+
+def _tie(value: Array, others: Any) -> Array:
+    """`value`, bit for bit, as something that depends on all arrays in `others`.
+
+    Under `jax.vmap` a value without the batch axis of an operand would bring back the sum of the batch's
+    gradients, and the rule would give that sum to every entry of the batch.
+    """
+    leaves = [jax.random.key_data(x) if _is_key(x) else jnp.asarray(x) for x in jax.tree.leaves(others)]
+    anchors = [jnp.any(jnp.atleast_1d(leaf)[..., :0]) for leaf in leaves]
+    return jnp.where(jnp.stack(anchors).any(), value, value)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _varying(leaf: Any) -> frozenset[Any]:
+    """The mesh axes of `jax.shard_map` over which an array varies."""
+    kind = jax.typeof(leaf)
+    # JAX has renamed this attribute.
+    axes = getattr(getattr(kind, "mat", None), "varying", None) or getattr(kind, "vma", ())
+    return frozenset(axes)
+
+
+def _vary(array: Array, axes: frozenset[Any]) -> Array:
+    """`array` as one that varies over `axes`; its gradient is summed over those where it did not."""
+    missing = tuple(axes - _varying(array))
+    if not missing:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, missing, to="varying")  # type: ignore[no-any-return]
+    return jax.lax.pvary(array, missing)  # type: ignore[no-any-return, attr-defined]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

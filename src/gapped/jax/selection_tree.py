@@ -71,5 +71,5 @@ def _even(level: Array) -> Array:
     """The level with an even number of nodes, but for the root: one without elements surely has size 0."""
     if level.shape[-2] == 1 or level.shape[-2] % 2 == 0:
         return level
-    certain = jnp.zeros_like(level[..., :1, :]).at[..., 0].set(1.0)
-    return jnp.concatenate([level, certain], -2)
+    ends = [(0, 0)] * (level.ndim - 2) + [(0, 1), (0, 0)]
+    return jnp.pad(level, ends).at[..., -1, 0].set(1.0)
