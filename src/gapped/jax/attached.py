@@ -70,7 +70,7 @@ def _varying(leaf: Any) -> frozenset[Any]:
     """The mesh axes of `jax.shard_map` over which an array varies."""
     kind = jax.typeof(leaf)
     # JAX has renamed this attribute.
-    axes = getattr(getattr(kind, "mat", None), "varying", None) or getattr(kind, "vma", ())
+    axes: Any = getattr(getattr(kind, "mat", None), "varying", None) or getattr(kind, "vma", ())
     return frozenset(axes)
 
 
