@@ -234,13 +234,14 @@ def test_numpy_integers_are_numbers_of_samples(kind: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(gapped.estimators()) - {"disarm"}))
 def test_the_default_dtype_changes_no_gradient(name: str) -> None:
-    results = []
+    weight, results = torch.arange(6.0), []
     for dtype in (torch.float32, torch.bfloat16):
         estimator = gapped.RELAX(Sum(1)) if name == "relax" else gapped.estimator(name)
         logits = normal(5, 2, 6, dtype=torch.float32).requires_grad_()
         torch.set_default_dtype(dtype)
         try:
-            gapped.expectation(square, logits, estimator, generator=seeded()).sum().backward()
+            cost = lambda z: ((z @ weight).sum(-1) + 1) ** 2  # noqa: E731
+            gapped.expectation(cost, logits, estimator, generator=seeded()).sum().backward()
         finally:
             torch.set_default_dtype(torch.float32)
         results.append(logits.grad)
