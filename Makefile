@@ -1,5 +1,5 @@
 # Two commands for a fresh clone: `make demo` and `make test`. Each makes .venv and installs what it needs: the
-# demo the laboratory, all others what developers need as well.
+# demo the library and the laboratory, all others what developers need as well.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,19 +52,21 @@ floors: floors-lowest floors-newest
 floors-lowest:
 	$(LOWEST) -m venv $(FLOORS)/lowest || { echo "needs Python 3.11: make $@ LOWEST=/path/to/python3.11"; exit 1; }
 	$(FLOORS)/lowest/bin/python tools/floors.py > $(FLOORS)/lowest.txt
-	$(FLOORS)/lowest/bin/python $(PIP) -r $(FLOORS)/lowest.txt hypothesis pandas pytest pytest-timeout pytest-xdist -e .
+	$(FLOORS)/lowest/bin/python $(PIP) -r $(FLOORS)/lowest.txt hypothesis pandas pytest pytest-timeout pytest-xdist -e . -e "lab[ray]"
 	OMP_NUM_THREADS=1 $(FLOORS)/lowest/bin/python -m pytest -n auto -m "not slow and not gpu" -W ignore::DeprecationWarning \
 		-k "not committed_pictures and not figures_are_what_the_command_draws"
 
 floors-newest:
 	$(NEWEST) -m venv $(FLOORS)/newest || { echo "needs Python 3.13: make $@ NEWEST=/path/to/python3.13"; exit 1; }
-	$(FLOORS)/newest/bin/python $(PIP) --upgrade --upgrade-strategy eager -e ".[dev]"
+	$(FLOORS)/newest/bin/python $(PIP) --upgrade --upgrade-strategy eager -e ".[dev]" -e "lab[dev]"
 	OMP_NUM_THREADS=1 $(FLOORS)/newest/bin/python -m pytest -n auto -m "not slow and not gpu" -W "ignore:Guards may run slower:RuntimeWarning"
 
-$(LAB) $(DEV): pyproject.toml constraints.txt
-	@echo "Installing torch and the extra $(subst .,,$(notdir $@)) into $(VENV), which takes minutes the first time."
+$(LAB): EXTRAS = -e . -e lab
+$(DEV): EXTRAS = -e ".[dev]" -e "lab[dev]"
+$(LAB) $(DEV): pyproject.toml lab/pyproject.toml constraints.txt
+	@echo "Installing torch and what else this needs into $(VENV), which takes minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(subst .,,$(notdir $@))]"
+	$(BIN)/python $(PIP) -c constraints.txt $(EXTRAS)
 	touch $(LAB) $@
 
 clean:

@@ -16,11 +16,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gapped.diagnostics.gradients import synchronize
-from gapped.lab.environment import describe, pick_device
-from gapped.lab.fleet import Trainer, matmul_precision
-from gapped.lab.planning import plan
-from gapped.lab.recipe import Recipe, find_recipe
-from gapped.lab.training import build
+from gapped_lab.environment import describe, pick_device
+from gapped_lab.fleet import Trainer, matmul_precision
+from gapped_lab.planning import plan
+from gapped_lab.recipe import Recipe, find_recipe
+from gapped_lab.training import build
 
 STEPS = 500_000
 TARGET_MINUTES = 15

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from gapped.lab.engines import Engine
-from gapped.lab.engines.local import Local
-from gapped.lab.planning import Fleet
-from gapped.lab.progress import Callbacks
-from gapped.lab.recipe import find_recipe
-from gapped.lab.store import Store
-from gapped.lab.training import Settings
+from gapped_lab.engines import Engine
+from gapped_lab.engines.local import Local
+from gapped_lab.planning import Fleet
+from gapped_lab.progress import Callbacks
+from gapped_lab.recipe import find_recipe
+from gapped_lab.store import Store
+from gapped_lab.training import Settings
 
 TARGET = 1.10
 
@@ -73,7 +73,7 @@ def main() -> None:
     # Ray gives a task of one CPU one thread, and torchrun several ranks one each: so for all.
     torch.set_num_threads(1)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from gapped.lab.engines.torchrun import Torchrun
+        from gapped_lab.engines.torchrun import Torchrun
 
         compare("torchrun", Torchrun("cpu"), repeats)
         return
@@ -90,7 +90,7 @@ def compare_ray(repeats: int) -> None:
     except ImportError:
         print("ray: not installed")
         return
-    from gapped.lab.engines.ray import SETTINGS, Ray
+    from gapped_lab.engines.ray import SETTINGS, Ray
 
     os.environ |= SETTINGS
     ray.init("local", num_cpus=1, include_dashboard=False, logging_level="ERROR")

@@ -19,13 +19,13 @@ import torch
 from bench_coupled import print_profile
 
 from gapped.diagnostics.gradients import synchronize
-from gapped.lab.cli.compare import default_recipe
-from gapped.lab.cli.reproduce import find_recipes
-from gapped.lab.environment import describe, pick_device
-from gapped.lab.fleet import Trainer, matmul_precision
-from gapped.lab.planning import Fleet, plan
-from gapped.lab.recipe import Recipe, find_recipe
-from gapped.lab.training import build
+from gapped_lab.cli.compare import default_recipe
+from gapped_lab.cli.reproduce import find_recipes
+from gapped_lab.environment import describe, pick_device
+from gapped_lab.fleet import Trainer, matmul_precision
+from gapped_lab.planning import Fleet, plan
+from gapped_lab.recipe import Recipe, find_recipe
+from gapped_lab.training import build
 
 AUTHORS_SECONDS = 4.6
 TABLES = ("ablation", "vae")

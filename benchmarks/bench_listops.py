@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from gapped.lab.environment import describe, pick_device
-from gapped.lab.fleet import Trainer, matmul_precision
-from gapped.lab.planning import plan
-from gapped.lab.recipe import find_recipe
-from gapped.lab.training import build
+from gapped_lab.environment import describe, pick_device
+from gapped_lab.fleet import Trainer, matmul_precision
+from gapped_lab.planning import plan
+from gapped_lab.recipe import find_recipe
+from gapped_lab.training import build
 
 AUTHORS = "350 to 520 s"
 

@@ -26,9 +26,9 @@ from gapped.kernels.gating import gate_launch
 from gapped.kernels.masks import mask_launch
 from gapped.kernels.subsets import subset_launch
 from gapped.kernels.tables import table_launch
-from gapped.lab.bench.timing import CLOCKS, interleaved, peak_memory
-from gapped.lab.bench.torch_ways import first_of_pairs, product_and_sum, recursion, six_options
 from gapped.subsets import conditional_bernoulli
+from gapped_lab.bench.timing import CLOCKS, interleaved, peak_memory
+from gapped_lab.bench.torch_ways import first_of_pairs, product_and_sum, recursion, six_options
 
 Program = Callable[..., Tensor]
 Variant = tuple[tuple[Any, str, Any], ...]

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gapped
-from gapped.lab.bench.cases import DTYPES
-from gapped.lab.bench.timing import CLOCKS, interleaved, peak_memory, quantiles
-from gapped.lab.environment import describe, pick_device
-from gapped.lab.records import LinearTiming, Timing, write
 from gapped.linear import chunk_sizes
+from gapped_lab.bench.cases import DTYPES
+from gapped_lab.bench.timing import CLOCKS, interleaved, peak_memory, quantiles
+from gapped_lab.environment import describe, pick_device
+from gapped_lab.records import LinearTiming, Timing, write
 
 GST = gapped.GST(0.85, gap="auto")
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gapped.lab.recipe_files import known_recipes
+from gapped_lab.recipe_files import known_recipes
 
 
 def single_cells(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Choose the best cell of the validation recipes, and write the recipe that tests it on ten seeds.
 
 The choice looks at held-out training images only. Usage:
-python benchmarks/pick_best.py results src/gapped/lab/recipes/better.toml
+python benchmarks/pick_best.py results lab/gapped_lab/recipes/better.toml
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from gapped.lab import records
-from gapped.lab.records import files
+from gapped_lab import records
+from gapped_lab.records import files
 
 METRIC = "validation_negative_elbo"
 SETTINGS = ("protocol", "estimator", "options", "tau", "schedule", "learning_rate", "rate_decay")

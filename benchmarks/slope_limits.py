@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gapped
-from gapped.lab.data import load
+from gapped_lab.data import load
 
 LATENTS, CATEGORIES, BATCH, RATE = 30, 10, 100, 1e-3
 IMAGES, DRAWS, MANY = 20, 100, 8

@@ -9,10 +9,11 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "src" / "gapped"
+ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "src" / "gapped", ROOT / "lab" / "gapped_lab")
 TARGET = Path(__file__).parent / "figures" / "layers.svg"
 
-# Each room in a few words. The modules directly in `lab/` are one room.
+# Each room in a few words. The modules directly in `gapped_lab/` are one room.
 WORDS = {
     "errors": "one error family",
     "docstrings": "arguments described once",
@@ -65,11 +66,13 @@ WIDTH, MARGIN, HEIGHT, SPACE = 720, 16, 40, 6
 def room_of(name: str) -> str | None:
     """The room of a module or of a name in it; None for other packages and for the package itself.
 
-    >>> room_of("gapped.pathwise.gst"), room_of("gapped.lab.fleet.capture"), room_of("gapped.lab.spec")
+    >>> room_of("gapped.pathwise.gst"), room_of("gapped_lab.fleet.capture"), room_of("gapped_lab.spec")
     ('pathwise', 'lab.fleet', 'lab')
     """
     package, *names = name.split(".")
-    if package != "gapped" or not names:
+    if package == "gapped_lab":
+        names.insert(0, "lab")
+    elif package != "gapped" or not names:
         return None
     inner = ".".join(names[:2])
     return inner if inner in WORDS else names[0] if names[0] in WORDS else None
@@ -92,10 +95,11 @@ def imports(source: str, module: str) -> set[str]:
 def modules() -> dict[str, str]:
     """The source of each module by dotted name, but for the package's own front door."""
     sources = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        if len(parts) > 2 or not parts[-1].startswith("_"):
-            sources[".".join(parts)] = path.read_text("utf-8")
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            if len(parts) > 2 or not parts[-1].startswith("_"):
+                sources[".".join(parts)] = path.read_text("utf-8")
     return sources
 
 
@@ -136,7 +140,7 @@ def box(x: float, y: float, width: float, name: str, words: str) -> str:
 def draw(edges: dict[str, set[str]]) -> str:
     below = layers(edges)
     bands = (
-        ("laboratory: gapped.lab", [[r for r in layer if r.startswith("lab")] for layer in reversed(below)]),
+        ("laboratory: gapped_lab", [[r for r in layer if r.startswith("lab")] for layer in reversed(below)]),
         (
             "library: torch alone; gapped.jax: jax alone",
             [[r for r in layer if not r.startswith("lab")] for layer in reversed(below)],

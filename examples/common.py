@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 import gapped
-from gapped.lab.defaults import temperature
-from gapped.lab.estimator_text import make, options_of, parse
-from gapped.lab.estimator_text import show as spell
+from gapped_lab.defaults import temperature
+from gapped_lab.estimator_text import make, options_of, parse
+from gapped_lab.estimator_text import show as spell
 
 Result = Mapping[str, float | Sequence[float]]
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0)

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gapped
-from gapped.lab.data import load
+from gapped_lab.data import load
 
 SLOTS, CODES, HIDDEN, BATCH = 8, 16, 128, 64
 digits = load("digits")

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gapped
-from gapped.lab.data import load
+from gapped_lab.data import load
 
 SIDE, WIDTH, COLDEST = 28, 64, 1 / 16
 ESTIMATORS: dict[str, gapped.Pathwise] = {

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import gapped
 from gapped.distributions import OneHotCategorical
-from gapped.lab.data import load
+from gapped_lab.data import load
 
 LATENTS, CATEGORIES, PIXELS, HIDDEN, BATCH = 10, 8, 64, 128, 100
 digits = load("digits")

@@ -23,7 +23,7 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from torch import Tensor, nn
 
 import gapped
-from gapped.lab.data import load
+from gapped_lab.data import load
 
 CLUSTERS, PIXELS, HIDDEN, BATCH = 20, 64, 64, 128
 digits = load("digits")

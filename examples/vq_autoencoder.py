@@ -17,7 +17,7 @@ from common import compare, options
 from torch import Tensor, nn
 
 import gapped
-from gapped.lab.data import load
+from gapped_lab.data import load
 
 SLOTS, CODES, WIDTH, HIDDEN, BATCH = 8, 32, 8, 128, 128
 digits = load("digits")

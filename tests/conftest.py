@@ -234,7 +234,7 @@ def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 @pytest.fixture
 def no_data(sandbox: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The data sets of the machine are hidden; the cache is the test's own, in ``xdg``."""
-    monkeypatch.setattr("gapped.lab.data.sources.SYSTEM", tmp_path / "system")
+    monkeypatch.setattr("gapped_lab.data.sources.SYSTEM", tmp_path / "system")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("GAPPED_DATA", raising=False)
 

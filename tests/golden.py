@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import gapped
-from gapped.lab.recipe import find_recipe
-from gapped.lab.recipe_files import known_recipes
+from gapped_lab.recipe import find_recipe
+from gapped_lab.recipe_files import known_recipes
 
 FILE = Path(__file__).with_name("golden.json")
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gapped.lab.records import Curve, Images, Record, write
-from gapped.lab.report.paper import paper
+from gapped_lab.records import Curve, Images, Record, write
+from gapped_lab.report.paper import paper
 
 ELBO = "test_negative_elbo"
 ENVIRONMENT = {
@@ -54,12 +54,12 @@ def run_lines(label: str, values: list[float | None]) -> list[dict[str, Any]]:
 
 
 def load_json(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines as plain objects, without the checks of `gapped.lab.records`."""
+    """A file of JSON lines as plain objects, without the checks of `gapped_lab.records`."""
     return [json.loads(text) for text in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def append_json(path: Path, objects: Iterable[dict[str, Any]]) -> None:
-    """Add JSON lines to a file, also such as `gapped.lab.records` would not write."""
+    """Add JSON lines to a file, also such as `gapped_lab.records` would not write."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.writelines(json.dumps(each) + "\n" for each in objects)

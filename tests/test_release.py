@@ -20,7 +20,7 @@ import subprocesses
 from subprocesses import environment
 
 import gapped
-from gapped.lab.report.paper import paper
+from gapped_lab.report.paper import paper
 
 ROOT = Path(__file__).parents[1]
 # Files that need nothing of the repository beside themselves, but for one test of the documentation.
@@ -108,7 +108,7 @@ def test_the_wheel_holds_everything_and_nothing_else(built: Path) -> None:
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    recipe = "src/gapped/lab/recipes/vae.toml"
+    recipe = "lab/gapped_lab/recipes/vae.toml"
     assert {"README.md", "LICENSE", "CITATION.cff", recipe, "tests/conftest.py"} <= held
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gapped.lab.data.images import IdxFile, IdxSource
+from gapped_lab.data.images import IdxFile, IdxSource
 
 # Looked up before a test hides the environment.
 REAL_DATA = Path(

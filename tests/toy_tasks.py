@@ -9,15 +9,15 @@ import torch
 from conftest import seeded
 from torch import Tensor, nn
 
-from gapped.lab.data import Dataset
-from gapped.lab.data.listops import ListOps
-from gapped.lab.data.listops.examples import Split, stack
-from gapped.lab.data.listops.language import generate, parse
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.run_layers import Linear
-from gapped.lab.tasks import ListOpsProtocol, VAEProtocol
-from gapped.lab.tasks.listops import ListOpsTask
-from gapped.lab.tasks.vae import VAETask
+from gapped_lab.data import Dataset
+from gapped_lab.data.listops import ListOps
+from gapped_lab.data.listops.examples import Split, stack
+from gapped_lab.data.listops.language import generate, parse
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.run_layers import Linear
+from gapped_lab.tasks import ListOpsProtocol, VAEProtocol
+from gapped_lab.tasks.listops import ListOpsTask
+from gapped_lab.tasks.vae import VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
 LATENTS, CATEGORIES, PIXELS, SCALE, BATCH, STEPS, EPOCHS = 3, 4, 12, 16, 8, 5, 4

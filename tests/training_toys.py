@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gapped.lab import records
-from gapped.lab.engines.local import Local
-from gapped.lab.planning import Fleet
-from gapped.lab.progress import Callbacks, Snapshot
-from gapped.lab.recipe import Recipe, recipe_from
-from gapped.lab.records import Curve, Images, Record
-from gapped.lab.store import Store
-from gapped.lab.training import Interrupted, Settings
+from gapped_lab import records
+from gapped_lab.engines.local import Local
+from gapped_lab.planning import Fleet
+from gapped_lab.progress import Callbacks, Snapshot
+from gapped_lab.recipe import Recipe, recipe_from
+from gapped_lab.records import Curve, Images, Record
+from gapped_lab.store import Store
+from gapped_lab.training import Interrupted, Settings
 
 # Two steps an epoch: small enough to train dozens of runs in a second.
 TABLE: dict[str, Any] = {

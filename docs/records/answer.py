@@ -9,12 +9,12 @@ import numpy as np
 from evidence import RECTIFIED, Evidence, require
 from field_board import default_of_vaes
 
-from gapped.lab import criterion
-from gapped.lab.defaults import TEMPERATURES
-from gapped.lab.records import Record
-from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
-from gapped.lab.tasks import POLYNOMIAL_PROTOCOLS
 from gapped.texts import DEFAULT
+from gapped_lab import criterion
+from gapped_lab.defaults import TEMPERATURES
+from gapped_lab.records import Record
+from gapped_lab.report.tabular import NOTHING, Entry, Table, tau_entry
+from gapped_lab.tasks import POLYNOMIAL_PROTOCOLS
 
 Values = dict[str, Any]
 Cell = tuple[str, float | None]

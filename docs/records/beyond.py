@@ -9,10 +9,10 @@ from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence, judge, lead, 
 from template import fill
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, rows_of, verdict_of
-from gapped.lab.report.paper import paper
-from gapped.lab.report.statistics import Difference, between, from_moments, standard_errors, summary
-from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
+from gapped_lab.report.cells import Cell, rows_of, verdict_of
+from gapped_lab.report.paper import paper
+from gapped_lab.report.statistics import Difference, between, from_moments, standard_errors, summary
+from gapped_lab.report.tabular import NOTHING, Entry, Table, tau_entry
 
 ORDER = ("STGS", "GR-MC100", "GR-MC1000", "GST-1.0", "GST-1.2", "ReinMax", "Decoupled", "ST")
 SETTINGS = ("protocol", "estimator", "options", "tau", "schedule", "learning_rate", "rate_decay")

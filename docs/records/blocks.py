@@ -29,7 +29,7 @@ from template import fill
 from variance import variance
 
 from gapped.errors import GappedError
-from gapped.lab.report.rendering import render_markdown
+from gapped_lab.report.rendering import render_markdown
 
 # Each makes the values of the template of its name, or the text itself where there is no sentence in it.
 BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {

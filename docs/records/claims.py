@@ -11,8 +11,8 @@ import theory_claims
 from evidence import ACCURACY, Evidence, judge
 from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, Values, decide, listed, shown, weakest
 
-from gapped.lab.report.paper import paper
-from gapped.lab.report.statistics import Floats, between, difference, from_moments
+from gapped_lab.report.paper import paper
+from gapped_lab.report.statistics import Floats, between, difference, from_moments
 
 
 def claims(evidence: Evidence) -> Values:

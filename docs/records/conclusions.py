@@ -21,9 +21,9 @@ from template import fill
 from variance import claim
 
 from gapped.errors import listing
-from gapped.lab.report.cells import Cell, rows_of, verdict_of
-from gapped.lab.report.paper import against_paper
-from gapped.lab.report.statistics import summary
+from gapped_lab.report.cells import Cell, rows_of, verdict_of
+from gapped_lab.report.paper import against_paper
+from gapped_lab.report.statistics import summary
 
 TAUS = (1.0, 0.5)
 

@@ -7,10 +7,10 @@ from dataclasses import fields
 from evidence import COUPLED, ELBO, Evidence, judge, lead, mean_std, require
 from verdicts import FAILS, FAMILY, HOLDS, OPEN, Pair, Values, decide, listed, pending, shown, weakest
 
-from gapped.lab.report.cells import finite
-from gapped.lab.report.paper import paper
-from gapped.lab.report.statistics import Summary, between, from_moments, standard_errors, summary
-from gapped.lab.tasks import vae_protocol
+from gapped_lab.report.cells import finite
+from gapped_lab.report.paper import paper
+from gapped_lab.report.statistics import Summary, between, from_moments, standard_errors, summary
+from gapped_lab.tasks import vae_protocol
 
 
 def at_epoch(evidence: Evidence, label: str, epoch: int) -> Summary:

@@ -10,10 +10,10 @@ from evidence import Evidence, require
 from torch import Tensor
 
 from gapped import simplex
-from gapped.lab.report.statistics import Summary, summary
-from gapped.lab.report.tabular import Entry, Table, tau_entry
 from gapped.pathwise import Draw
 from gapped.pathwise.gst import GST
+from gapped_lab.report.statistics import Summary, summary
+from gapped_lab.report.tabular import Entry, Table, tau_entry
 
 # Rows of logits, each with a random quadratic cost of its own; categories as in the paper's VAE.
 ROWS, CATEGORIES = 60, 10

@@ -11,11 +11,11 @@ import vocabulary_drawings
 from answer import TASKS, Study
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence
 
-from gapped.lab.report.cells import Row, rows_of
-from gapped.lab.report.paper import against_paper
-from gapped.lab.report.plots import cell_curve, final_values, heat_map, learning_curves, palette
-from gapped.lab.report.svg import SERIES, Tip, legend, name_places, new_figure, style, to_svg
-from gapped.lab.report.timings import bench_figure
+from gapped_lab.report.cells import Row, rows_of
+from gapped_lab.report.paper import against_paper
+from gapped_lab.report.plots import cell_curve, final_values, heat_map, learning_curves, palette
+from gapped_lab.report.svg import SERIES, Tip, legend, name_places, new_figure, style, to_svg
+from gapped_lab.report.timings import bench_figure
 
 # A colour for each estimator, the same in all figures, and in reports where those give it one.
 NAMES = ("GST-auto", "GR-MC100", "STGS", "GST-1.0", "GST-0.8", "GST-pi", "GST-1.2")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapped.errors import GappedError
-from gapped.lab.records import (
+from gapped_lab.records import (
     Bench,
     Curve,
     Gradient,
@@ -19,8 +19,8 @@ from gapped.lab.records import (
     Work,
     read,
 )
-from gapped.lab.report.cells import Cell, cells, finished_runs
-from gapped.lab.report.statistics import Difference, Summary, difference, summary
+from gapped_lab.report.cells import Cell, cells, finished_runs
+from gapped_lab.report.statistics import Difference, Summary, difference, summary
 
 ELBO = "test_negative_elbo"
 VALIDATION = "validation_negative_elbo"

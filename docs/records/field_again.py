@@ -9,10 +9,10 @@ from typing import Any
 from evidence import Evidence, require
 from template import fill
 
-from gapped.lab.recipe import find_recipe
-from gapped.lab.report.paper import DISAGREES, PaperRow, against_paper
-from gapped.lab.report.tabular import Entry, Table, number, tau_entry
-from gapped.lab.tasks import count_protocol
+from gapped_lab.recipe import find_recipe
+from gapped_lab.report.paper import DISAGREES, PaperRow, against_paper
+from gapped_lab.report.tabular import Entry, Table, number, tau_entry
+from gapped_lab.tasks import count_protocol
 
 AGAIN = {"field-counts": "counts-longer", "field-rao": "rao-fresh"}
 """Recipes of the board, and those that train their cells with a published number again."""

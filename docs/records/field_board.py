@@ -13,13 +13,13 @@ from speed import SHARED
 from template import fill
 
 from gapped.errors import listing
-from gapped.lab.recipe import find_recipe
-from gapped.lab.recipe_files import known_recipes
-from gapped.lab.report.board import Contest, board
-from gapped.lab.report.cells import Row, groups, rows_of
-from gapped.lab.report.paper import FIELD_NATS, against_paper, field
-from gapped.lab.report.rendering import hardware, provenance
-from gapped.lab.report.tabular import Entry, Table, number, tau_entry, without_empty
+from gapped_lab.recipe import find_recipe
+from gapped_lab.recipe_files import known_recipes
+from gapped_lab.report.board import Contest, board
+from gapped_lab.report.cells import Row, groups, rows_of
+from gapped_lab.report.paper import FIELD_NATS, against_paper, field
+from gapped_lab.report.rendering import hardware, provenance
+from gapped_lab.report.tabular import Entry, Table, number, tau_entry, without_empty
 
 DEFAULT, POLYNOMIAL = "default", "power-"
 

@@ -11,9 +11,9 @@ from field_variance import median_ratio
 from template import fill
 
 from gapped.errors import listing
-from gapped.lab.report.cells import Cell
-from gapped.lab.report.paper import PaperRow, against_paper
-from gapped.lab.report.statistics import Difference, difference, standing, summary
+from gapped_lab.report.cells import Cell
+from gapped_lab.report.paper import PaperRow, against_paper
+from gapped_lab.report.statistics import Difference, difference, standing, summary
 
 TRAIN, BOUND = "train_negative_elbo", "test_100_sample_negative_elbo"
 SMALL, MVE, COUNTS, BINARY = "flows-8x64", "field-mve", "field-counts", "field-binary"

@@ -8,9 +8,9 @@ import numpy as np
 from evidence import Evidence
 from template import fill
 
-from gapped.lab.report.cells import Cell
-from gapped.lab.report.tabular import Entry, Table
-from gapped.lab.tasks import vae_protocol
+from gapped_lab.report.cells import Cell
+from gapped_lab.report.tabular import Entry, Table
+from gapped_lab.tasks import vae_protocol
 
 RECIPE, TIMES = "field-variance", "coupled-time"
 

@@ -32,9 +32,9 @@ from verdicts import (
     weakest,
 )
 
-from gapped.lab.report.cells import Cell, rows_of
-from gapped.lab.report.paper import FAILED_ABOVE, against_paper, paper
-from gapped.lab.report.statistics import LEVEL, Difference, summary
+from gapped_lab.report.cells import Cell, rows_of
+from gapped_lab.report.paper import FAILED_ABOVE, against_paper, paper
+from gapped_lab.report.statistics import LEVEL, Difference, summary
 
 
 def raised(evidence: Evidence) -> Values:

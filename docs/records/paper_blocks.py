@@ -25,9 +25,9 @@ from template import fill
 from verdicts import pending
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, finite, rows_of
-from gapped.lab.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper, paper
-from gapped.lab.report.statistics import (
+from gapped_lab.report.cells import Cell, finite, rows_of
+from gapped_lab.report.paper import FAILED_ABOVE, MARGIN, NATS, PaperRow, against_paper, paper
+from gapped_lab.report.statistics import (
     Floats,
     Summary,
     between,
@@ -37,7 +37,7 @@ from gapped.lab.report.statistics import (
     standard_errors,
     summary,
 )
-from gapped.lab.report.tabular import (
+from gapped_lab.report.tabular import (
     NOTHING,
     Entry,
     Table,
@@ -45,8 +45,8 @@ from gapped.lab.report.tabular import (
     tau_entry,
     to_markdown,
 )
-from gapped.lab.report.trees import brackets, details, examples
-from gapped.lab.tasks import vae_protocol
+from gapped_lab.report.trees import brackets, details, examples
+from gapped_lab.tasks import vae_protocol
 
 TABLES = ("ablation", "vae", "mixed-temperature")
 

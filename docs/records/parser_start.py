@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from evidence import ACCURACY, Evidence, require
 from torch import Tensor
 
-from gapped.lab.data.listops.examples import Split, stack
-from gapped.lab.data.listops.language import generate, parse
-from gapped.lab.fleet.run_layers import generators
-from gapped.lab.recipe import find_recipe
-from gapped.lab.report.cells import rows_of
-from gapped.lab.report.tabular import Entry, Table, tau_entry
-from gapped.lab.spec import Entry as RecipeEntry
-from gapped.lab.tasks import listops_protocol
-from gapped.lab.tasks.listops.model import TreeClassifier
-from gapped.lab.tasks.listops.reference_tree import Sampler
 from gapped.pathwise import Pathwise
+from gapped_lab.data.listops.examples import Split, stack
+from gapped_lab.data.listops.language import generate, parse
+from gapped_lab.fleet.run_layers import generators
+from gapped_lab.recipe import find_recipe
+from gapped_lab.report.cells import rows_of
+from gapped_lab.report.tabular import Entry, Table, tau_entry
+from gapped_lab.spec import Entry as RecipeEntry
+from gapped_lab.tasks import listops_protocol
+from gapped_lab.tasks.listops.model import TreeClassifier
+from gapped_lab.tasks.listops.reference_tree import Sampler
 
 # Batches by the least and the largest number of tokens, out of so many expressions drawn by the rule.
 LENGTHS = ((8, 12), (20, 24))

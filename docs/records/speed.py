@@ -11,10 +11,10 @@ from evidence import Evidence
 from template import fill
 
 from gapped.errors import listing
-from gapped.lab.bench.workloads import tasks
-from gapped.lab.records import Bench
-from gapped.lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
-from gapped.lab.report.timings import (
+from gapped_lab.bench.workloads import tasks
+from gapped_lab.records import Bench
+from gapped_lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
+from gapped_lab.report.timings import (
     REFERENCE,
     Timings,
     as_milliseconds,
@@ -26,7 +26,7 @@ from gapped.lab.report.timings import (
     timings,
     title_of,
 )
-from gapped.lab.report.work_tables import WorkTimings, work_timings
+from gapped_lab.report.work_tables import WorkTimings, work_timings
 
 AUTHORS_SECONDS = 4.6
 """Seconds that the authors' script takes for one epoch of one run, measured on the same kind of GPU."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gapped.lab.report.tabular import Table, to_markdown
+from gapped_lab.report.tabular import Table, to_markdown
 
 FOLDER = Path(__file__).with_name("templates")
 

@@ -13,10 +13,10 @@ from verdicts import FAILS, HOLDS, Values
 
 import gapped
 from gapped.diagnostics.surrogate_properties import simulated_gaps
-from gapped.lab.cli.reproduce import PROBABILITIES
-from gapped.lab.report.statistics import Floats
 from gapped.pathwise import Pathwise
 from gapped.simplex import expected_gap
+from gapped_lab.cli.reproduce import PROBABILITIES
+from gapped_lab.report.statistics import Floats
 
 # Table 1 of the paper and the row of STGS: consistency, a perturbation without a gradient, a strict gap.
 MARKS: tuple[tuple[Pathwise, tuple[bool, ...]], ...] = (

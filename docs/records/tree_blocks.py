@@ -10,11 +10,11 @@ from template import fill
 from verdicts import pending, shown
 
 from gapped.errors import listing
-from gapped.lab.report.cells import Cell, Row, rows_of
-from gapped.lab.report.paper import paper
-from gapped.lab.report.statistics import Difference, Summary, difference, summary
-from gapped.lab.report.tabular import NOTHING, Entry, Table, tau_entry
-from gapped.lab.report.trees import F1, gradient_entries
+from gapped_lab.report.cells import Cell, Row, rows_of
+from gapped_lab.report.paper import paper
+from gapped_lab.report.statistics import Difference, Summary, difference, summary
+from gapped_lab.report.tabular import NOTHING, Entry, Table, tau_entry
+from gapped_lab.report.trees import F1, gradient_entries
 
 SHAPES = ("random trees", "left-branching", "right-branching", "balanced")
 

@@ -15,8 +15,8 @@ from evidence import gather
 from field_board import contests
 
 from gapped.errors import GappedError
-from gapped.lab.records.files import write_text
-from gapped.lab.report.page import render_board
+from gapped_lab.records.files import write_text
+from gapped_lab.report.page import render_board
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (

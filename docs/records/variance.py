@@ -10,9 +10,9 @@ from evidence import Evidence, require
 from template import fill
 
 from gapped.errors import GappedError, listing
-from gapped.lab.report.cells import Cell, finite
-from gapped.lab.report.statistics import Floats, band
-from gapped.lab.report.tabular import Entry, Table
+from gapped_lab.report.cells import Cell, finite
+from gapped_lab.report.statistics import Floats, band
+from gapped_lab.report.tabular import Entry, Table
 
 SERIES = "gradient_variance"
 OURS = "GST-1.0"

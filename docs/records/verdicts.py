@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from evidence import RECTIFIED, Evidence, judge, lead
 
-from gapped.lab.recipe_files import known_recipes
-from gapped.lab.report.cells import Cell
-from gapped.lab.report.statistics import Difference, Summary
+from gapped_lab.recipe_files import known_recipes
+from gapped_lab.report.cells import Cell
+from gapped_lab.report.statistics import Difference, Summary
 
 HOLDS = "holds"
 RELU_ONLY = "holds with the ReLU only"

@@ -9,8 +9,8 @@ from evidence import Evidence
 from vocabulary_blocks import LINEAR, WAYS, Key, cases, tunings
 
 from gapped.errors import GappedError
-from gapped.lab.records import LinearTiming
-from gapped.lab.report.svg import SERIES, Tip, legend, new_figure, style, to_svg
+from gapped_lab.records import LinearTiming
+from gapped_lab.report.svg import SERIES, Tip, legend, new_figure, style, to_svg
 
 _COLOURS = dict(zip((LINEAR, "dense logits", "torch"), SERIES, strict=False))
 _SMOOTHED = 5

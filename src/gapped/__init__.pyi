@@ -16,8 +16,6 @@ from gapped.drop_in import replacing_torch as replacing_torch
 from gapped.errors import GappedError as GappedError
 from gapped.gates import gate as gate
 from gapped.kernels.sampling.launch import backend_used as backend_used
-from gapped.lab.comparison import Comparison as Comparison
-from gapped.lab.comparison import compare as compare
 from gapped.mixtures import unimix as unimix
 from gapped.nm_masks import nm_mask as nm_mask
 from gapped.objective import expectation as expectation
@@ -58,6 +56,8 @@ from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
 from gapped.subsets.subset_sampling import subset as subset
 from gapped.vocabulary import linear_choice as linear_choice
+from gapped_lab.comparison import Comparison as Comparison
+from gapped_lab.comparison import compare as compare
 
 _HOME: dict[str, str]
 

@@ -24,12 +24,12 @@ class MissingExtra(GappedError, ImportError):
     """A package that an extra brings is not installed."""
 
 
-def require(what: str, *modules: str, extra: str = "lab") -> None:
+def require(what: str, *modules: str, extra: str = "compare") -> None:
     """Say at once that `what` needs packages which `pip install gapped` alone does not bring.
 
     >>> require("counting", "math", "numbers_of_mine")
     Traceback (most recent call last):
-    gapped.errors.MissingExtra: counting needs numbers_of_mine: pip install "gapped[lab]"
+    gapped.errors.MissingExtra: counting needs numbers_of_mine: pip install "gapped[compare]"
     """
     absent = ["scikit-learn" if name == "sklearn" else name for name in modules if find_spec(name) is None]
     if absent:

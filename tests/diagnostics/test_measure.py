@@ -21,7 +21,7 @@ import gapped
 from gapped.diagnostics.gradients import CostGradients
 from gapped.diagnostics.reference_gradient import Coordinates, reference_of
 from gapped.errors import GappedError
-from gapped.lab.cli.diagnose import find_problem
+from gapped_lab.cli.diagnose import find_problem
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
 SURE = 1 - LEVEL

@@ -14,7 +14,7 @@ import gapped
 from gapped.diagnostics.gradients import CostGradients
 from gapped.diagnostics.moments import GradientStream, Interval, Moments, norm_interval
 from gapped.diagnostics.reference_gradient import Reference
-from gapped.lab.cli.diagnose import find_problem
+from gapped_lab.cli.diagnose import find_problem
 
 
 def one_by_one(samples: Tensor) -> Moments:

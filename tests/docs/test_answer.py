@@ -10,9 +10,9 @@ from answer import RECIPE, Study, criteria, default, when
 from evidence import Evidence, gather
 
 from gapped.errors import GappedError
-from gapped.lab.defaults import TEMPERATURES
-from gapped.lab.records import Record
 from gapped.texts import DEFAULT
+from gapped_lab.defaults import TEMPERATURES
+from gapped_lab.records import Record
 
 ROOT = Path(__file__).parents[2]
 CALL = 'gapped.gst(logits, tau=0.85, hard=True, gap="auto")'

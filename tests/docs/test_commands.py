@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from doc_pages import CALLS
 
-from gapped.lab.cli import command
-from gapped.lab.cli.app import app, main
-from gapped.lab.recipe import Recipe
+from gapped_lab.cli import command
+from gapped_lab.cli.app import app, main
+from gapped_lab.recipe import Recipe
 
 
 def changed(call: list[str], **options: str) -> list[str]:
@@ -108,7 +108,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         return command.execute([shrunk(recipe) for recipe in recipes], *how)
 
     for name in ("compare", "reproduce"):
-        monkeypatch.setattr(f"gapped.lab.cli.{name}.execute", execute)
+        monkeypatch.setattr(f"gapped_lab.cli.{name}.execute", execute)
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_every_command_in_the_documentation_runs(
         script.write_text("def train(estimator, seed):\n    return seed / 10\n")
         monkeypatch.syspath_prepend(tmp_path)
     if "criterion" in call:  # which is about several tasks: all are trained, and few gradients measured
-        monkeypatch.setattr("gapped.lab.cli.reproduce.execute", command.execute)
-        monkeypatch.setattr("gapped.lab.criterion.IMAGES", 2)
+        monkeypatch.setattr("gapped_lab.cli.reproduce.execute", command.execute)
+        monkeypatch.setattr("gapped_lab.criterion.IMAGES", 2)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0
     assert main(call) == 0

@@ -20,9 +20,9 @@ from typer.main import get_command
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.cli.app import app
-from gapped.lab.cli.reproduce import find_recipes
-from gapped.lab.estimator_text import parse
+from gapped_lab.cli.app import app
+from gapped_lab.cli.reproduce import find_recipes
+from gapped_lab.estimator_text import parse
 
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
 

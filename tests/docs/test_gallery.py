@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from doc_pages import EXAMPLE_PAGES, ROOT, blocks_of, commands_in
 
-from gapped.lab.estimator_text import parse
+from gapped_lab.estimator_text import parse
 
 HELPERS = {"common", "picture"}
 SCRIPTS = {path.stem: path for path in (ROOT / "examples").glob("*.py") if path.stem not in HELPERS}

@@ -13,14 +13,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 LAYERS = runpy.run_path(str(DOCS / "layers.py"))
 MODULES = LAYERS["modules"]()
 # What `import gapped` needs; kernels import Triton, diagnostics numpy and pandas, where these are installed.
-OTHERS = ("gapped.lab", "gapped.kernels", "gapped.diagnostics", "gapped.jax", "gapped.nn.lightning_callback")
+OTHERS = ("gapped_lab", "gapped.kernels", "gapped.diagnostics", "gapped.jax", "gapped.nn.lightning_callback")
 CORE = sorted(name for name in MODULES if not name.startswith(OTHERS))
 
 
 def crossing(source: str, module: str) -> list[str]:
     """The imports that lead from the library into the laboratory."""
     names = sorted(LAYERS["imports"](source, module))
-    return [] if module.startswith("gapped.lab") else [n for n in names if n.startswith("gapped.lab")]
+    return [] if module.startswith("gapped_lab") else [n for n in names if n.startswith("gapped_lab")]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -29,7 +29,7 @@ def test_the_library_does_not_import_the_laboratory(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["from gapped.lab import records", "def f():\n    from .lab.fleet import adam"]
+    "source", ["from gapped_lab import records", "def f():\n    from gapped_lab.fleet import adam"]
 )
 def test_an_import_of_the_laboratory_is_seen(source: str) -> None:
     assert len(crossing(source, "gapped.nn")) == 1

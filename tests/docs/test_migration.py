@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gapped
-from gapped.lab.bench.timing import peak_memory
+from gapped_lab.bench.timing import peak_memory
 
 
 def test_tensors_that_a_soft_sample_times_a_table_needs() -> None:

@@ -15,11 +15,11 @@ from svg_compare import same_drawing
 
 import gapped
 from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
-from gapped.lab.cli import reproduce
-from gapped.lab.cli.app import main
-from gapped.lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
-from gapped.lab.recipe_files import known_recipes
-from gapped.lab.report.triangle import Setting
+from gapped_lab.cli import reproduce
+from gapped_lab.cli.app import main
+from gapped_lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
+from gapped_lab.recipe_files import known_recipes
+from gapped_lab.report.triangle import Setting
 
 ROOT = Path(__file__).parents[2]
 THETA = torch.tensor(LOGITS, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_the_command_draws_the_same_bytes_again(
 def test_a_folder_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gapped.lab.cli.reproduce.figures", lambda quick: {"a.svg": ""})
+    monkeypatch.setattr("gapped_lab.cli.reproduce.figures", lambda quick: {"a.svg": ""})
     Path("file").write_text("")
     assert main(["reproduce", "figures", "--quick", "--out", "file"]) == 2
     assert re.fullmatch(r"gapped: file\S* cannot be written \(.*\)\n", capsys.readouterr().err)

@@ -26,20 +26,20 @@ from variance import ranges
 from verdicts import FAILS, HOLDS, OPEN, RELU_ONLY, Pair, decide
 
 from gapped.errors import GappedError
-from gapped.lab import data
-from gapped.lab.cli.reproduce import PICTURES
-from gapped.lab.recipe import find_recipe, recipe_from
-from gapped.lab.recipe_files import known_recipes
-from gapped.lab.records import Record
-from gapped.lab.report.cells import Cell, cells, rows_of, verdict_of
-from gapped.lab.report.page import render_board
-from gapped.lab.report.paper import against_paper, field, paper
-from gapped.lab.report.statistics import Difference
-from gapped.lab.tasks import vae_protocol
+from gapped_lab import data
+from gapped_lab.cli.reproduce import PICTURES
+from gapped_lab.recipe import find_recipe, recipe_from
+from gapped_lab.recipe_files import known_recipes
+from gapped_lab.records import Record
+from gapped_lab.report.cells import Cell, cells, rows_of, verdict_of
+from gapped_lab.report.page import render_board
+from gapped_lab.report.paper import against_paper, field, paper
+from gapped_lab.report.statistics import Difference
+from gapped_lab.tasks import vae_protocol
 
 RESULTS = ROOT / "results"
 PAGE = "docs/reproduction.md"
-RECIPES = ROOT / "src" / "gapped" / "lab" / "recipes"
+RECIPES = ROOT / "lab" / "gapped_lab" / "recipes"
 
 # The recipes of the paper's MNIST part, and how many of its numbers each must meet.
 PUBLISHED = {"ablation": 10, "vae": 16, "mixed-temperature": 12, "entropy": 3, "efficiency": 8}

@@ -12,9 +12,9 @@ from tree_blocks import SHAPES
 from update import ROOT
 
 from gapped.errors import GappedError
-from gapped.lab.recipe import find_recipe
-from gapped.lab.records import Curve, Record
-from gapped.lab.report.cells import cells
+from gapped_lab.recipe import find_recipe
+from gapped_lab.records import Curve, Record
+from gapped_lab.report.cells import cells
 
 
 @pytest.fixture(scope="module")

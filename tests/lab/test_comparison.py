@@ -29,11 +29,11 @@ from subprocesses import environment
 
 import gapped
 from gapped.errors import GappedError, MissingExtra
-from gapped.lab import comparison
-from gapped.lab.cli.app import main
-from gapped.lab.comparison import executors
-from gapped.lab.engines import ray as ray_engine
-from gapped.lab.records import Curve, Record, read
+from gapped_lab import comparison
+from gapped_lab.cli.app import main
+from gapped_lab.comparison import executors
+from gapped_lab.engines import ray as ray_engine
+from gapped_lab.records import Curve, Record, read
 
 needs_ray = pytest.mark.skipif(ray_engine.ray is None, reason="ray is not installed")
 

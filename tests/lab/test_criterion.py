@@ -12,14 +12,14 @@ from scipy.optimize import minimize_scalar
 from toy_tasks import CPU, toy_images
 
 import gapped
-from gapped.lab import criterion
-from gapped.lab.criterion import CRITERIA, Correlation, correlations, held_out, scale_free, trained
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.recipe import recipe_from
-from gapped.lab.records import Gradient, Record, read
-from gapped.lab.tasks import VAEProtocol
-from gapped.lab.tasks.vae import VAETask
 from gapped.score.exact import Exact
+from gapped_lab import criterion
+from gapped_lab.criterion import CRITERIA, Correlation, correlations, held_out, scale_free, trained
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.recipe import recipe_from
+from gapped_lab.records import Gradient, Record, read
+from gapped_lab.tasks import VAEProtocol
+from gapped_lab.tasks.vae import VAETask
 
 LINE = Gradient(
     protocol="p",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gapped.errors import GappedError
-from gapped.lab import environment
-from gapped.lab.environment import describe, pick_device
+from gapped_lab import environment
+from gapped_lab.environment import describe, pick_device
 
 CPU = torch.device("cpu")
 
@@ -43,18 +43,18 @@ def test_the_commit_comes_from_the_environment_where_there_is_no_checkout(monkey
 @pytest.mark.parametrize(
     ("place", "name", "own"),
     [
-        ("src/gapped", "gapped", True),
-        ("src/gapped", "another", False),
-        ("src/gapped", None, False),
-        (".venv/lib/python3.12/site-packages/gapped", "another", False),
-        ("vendor/gapped/src/gapped", "gapped", False),
+        ("lab/gapped_lab", "gapped", True),
+        ("lab/gapped_lab", "another", False),
+        ("lab/gapped_lab", None, False),
+        (".venv/lib/python3.12/site-packages/gapped_lab", "another", False),
+        ("vendor/gapped/lab/gapped_lab", "gapped", False),
     ],
 )
 def test_the_commit_is_that_of_the_package_s_own_checkout(monkeypatch, tmp_path, place, name, own):
-    module = tmp_path / place / "lab" / "environment.py"
+    module = tmp_path / place / "environment.py"
     module.parent.mkdir(parents=True)
     module.touch()
-    for root in {tmp_path, *([module.parents[3]] if name == "gapped" else [])}:
+    for root in {tmp_path, *([module.parents[2]] if name == "gapped" else [])}:
         if name is not None:
             (root / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]

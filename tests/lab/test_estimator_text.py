@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapped.lab.estimator_text import make, parse, show
+from gapped_lab.estimator_text import make, parse, show
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from statistical import mean_is, require_law, require_rejected
 import gapped
 from gapped import simplex
 from gapped.errors import GappedError
-from gapped.lab.estimator_text import make, options_of, parse
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.paper_variants import LinearGumbelRao, RaisedGST, linear_gumbel
 from gapped.pathwise import Draw
+from gapped_lab.estimator_text import make, options_of, parse
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.paper_variants import LinearGumbelRao, RaisedGST, linear_gumbel
 
 THETA = torch.tensor([0.8, 0.1, -0.5, -2.0], dtype=torch.float64)
 

@@ -11,11 +11,11 @@ import pytest
 from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 from gapped.errors import GappedError
-from gapped.lab import records
-from gapped.lab.fleet import derived_hash
-from gapped.lab.planning import Fleet, plan, request_hash
-from gapped.lab.recipe import find_recipe, recipe_from
-from gapped.lab.records import Curve, Record
+from gapped_lab import records
+from gapped_lab.fleet import derived_hash
+from gapped_lab.planning import Fleet, plan, request_hash
+from gapped_lab.recipe import find_recipe, recipe_from
+from gapped_lab.records import Curve, Record
 
 # Fleets
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gapped.errors import GappedError
-from gapped.lab.recipe import Recipe, find_recipe, load_recipe, recipe_from
-from gapped.lab.recipe_files import known_recipes
+from gapped_lab.recipe import Recipe, find_recipe, load_recipe, recipe_from
+from gapped_lab.recipe_files import known_recipes
 
 # Cells, seeds per cell, and what every run of the full recipe has.
 GRIDS: dict[str, tuple[int, int, dict[str, Any]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gapped.lab.spec import RunSpec
+from gapped_lab.spec import RunSpec
 
 SPEC = RunSpec("vae", "digits-8x8", "digits", "gst", {"gap": 1.2}, tau=0.5, seed=3, epochs=7)
 

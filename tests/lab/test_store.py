@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from gapped.errors import GappedError
-from gapped.lab import records
-from gapped.lab.records import Curve, Images, Record, Tree, Trees, files
-from gapped.lab.store import Store, _identity
+from gapped_lab import records
+from gapped_lab.records import Curve, Images, Record, Tree, Trees, files
+from gapped_lab.store import Store, _identity
 
 CPU = torch.device("cpu")
 TREE = Tree(tokens=["1"], true=[], found=[], label=1, predicted=1)
@@ -112,9 +112,9 @@ import multiprocessing, sys
 from contextlib import suppress
 from pathlib import Path
 from threading import BrokenBarrierError
-from gapped.lab import records
-from gapped.lab.records import Curve, Record, files
-from gapped.lab.store import Store
+from gapped_lab import records
+from gapped_lab.records import Curve, Record, files
+from gapped_lab.store import Store
 
 folder, safe = Path(sys.argv[1]), sys.argv[2] == "locked"
 context = multiprocessing.get_context("fork")

@@ -19,13 +19,13 @@ from training_toys import Recorder, interrupt, outcome, timeless, toy_recipe, tr
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import records, training
-from gapped.lab.engines.local import Local
-from gapped.lab.planning import Fleet
-from gapped.lab.progress import Callbacks
-from gapped.lab.records import Curve, Images, Record
-from gapped.lab.store import Store
-from gapped.lab.training import Interrupted, Settings
+from gapped_lab import records, training
+from gapped_lab.engines.local import Local
+from gapped_lab.planning import Fleet
+from gapped_lab.progress import Callbacks
+from gapped_lab.records import Curve, Images, Record
+from gapped_lab.store import Store
+from gapped_lab.training import Interrupted, Settings
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ COMMAND = "import runpy; sys.argv = ['gapped', *{!r}]; runpy.run_module('gapped'
 @pytest.mark.parametrize("arguments", [[], ["--version"], ["compare"], ["doctor"]])
 def test_the_command_says_what_to_install(arguments: list[str], tmp_path: Path) -> None:
     done = without(LAB, COMMAND.format(arguments), tmp_path)
-    line = 'gapped: the gapped command needs typer and rich: pip install "gapped[lab]"\n'
+    line = 'gapped: the gapped command needs typer and rich: pip install "gapped[compare]"\n'
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_trained_that_could_not_be_reported(hidden: str, tmp_path: Pa
     done = without([hidden], COMMAND.format(few), tmp_path)
     assert done.returncode == 2, done.stderr
     package = "scikit-learn" if hidden == "sklearn" else hidden
-    assert done.stderr.endswith(f' needs {package}: pip install "gapped[lab]"\n')
+    assert done.stderr.endswith(f' needs {package}: pip install "gapped[compare]"\n')
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.rglob("*.jsonl"))
 
@@ -69,11 +69,11 @@ def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
 @pytest.mark.parametrize(
     "program",
     [
-        "import gapped.lab.report",
-        "from gapped.lab.report.svg import to_svg",
-        "import gapped.lab.cli.app",
-        "import gapped.lab.data; gapped.lab.data.load('digits')",
-        "from gapped.lab.cli import tensorboard",
+        "import gapped_lab.report",
+        "from gapped_lab.report.svg import to_svg",
+        "import gapped_lab.cli.app",
+        "import gapped_lab.data; gapped_lab.data.load('digits')",
+        "from gapped_lab.cli import tensorboard",
         "import gapped; gapped.diagnose(lambda z: z[..., 0].sum(-1), gapped.simplex.torch.zeros(2, 3), "
         "[gapped.GST()], samples=200).plot()",
     ],
@@ -83,4 +83,4 @@ def test_each_way_into_the_laboratory_says_so_too(program: str, tmp_path: Path) 
     caught = "except gapped.GappedError as e:\n    print(isinstance(e, ImportError), e)"
     done = without(LAB, f"import gapped\ntry:\n    {program}\n{caught}", tmp_path)
     assert done.stdout.startswith("True "), done.stderr
-    assert done.stdout.endswith('pip install "gapped[lab]"\n')
+    assert done.stdout.endswith('pip install "gapped[compare]"\n')

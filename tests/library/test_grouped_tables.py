@@ -20,7 +20,7 @@ from torch import Tensor
 from variants import make
 
 import gapped
-from gapped.lab.bench.timing import peak_memory
+from gapped_lab.bench.timing import peak_memory
 
 G, K = 3, 5
 

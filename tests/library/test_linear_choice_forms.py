@@ -15,8 +15,8 @@ from torch import Tensor
 from variants import make
 
 import gapped
-from gapped.lab.bench.timing import peak_memory
 from gapped.linear import chunk_sizes
+from gapped_lab.bench.timing import peak_memory
 
 __all__ = ["small_chunks"]
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

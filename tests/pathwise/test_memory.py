@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from variants import VARIANTS, K, every_kind_of_sample, every_variant, make
 
 from gapped.gradient import jacobian_product
-from gapped.lab.bench.timing import peak_memory
+from gapped_lab.bench.timing import peak_memory
 
 # Blocks of rows
 

@@ -13,8 +13,8 @@ import gapped
 from gapped import simplex
 from gapped.kernels.sampling import launch
 from gapped.kernels.scores import score_launch
-from gapped.lab.fleet.estimator_groups import Grouped, Part
 from gapped.score import Cost, Draws, score_product
+from gapped_lab.fleet.estimator_groups import Grouped, Part
 
 SIZES = [1, 2, 3, 10, 63, 64, 65, 300]
 every_size = pytest.mark.parametrize("categories", SIZES)

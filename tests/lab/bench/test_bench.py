@@ -15,12 +15,12 @@ from training_toys import one_line
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import bench, records
-from gapped.lab.bench import cases as jobs
-from gapped.lab.bench import timing
-from gapped.lab.cli.app import main
-from gapped.lab.records import Bench, Startup, Timing, Work
-from gapped.lab.report.timings import (
+from gapped_lab import bench, records
+from gapped_lab.bench import cases as jobs
+from gapped_lab.bench import timing
+from gapped_lab.cli.app import main
+from gapped_lab.records import Bench, Startup, Timing, Work
+from gapped_lab.report.timings import (
     Timings,
     bench_figure,
     ratio,

@@ -19,13 +19,13 @@ from torch.testing import assert_close
 from training_toys import one_line
 
 import gapped
-from gapped.lab import bench, records
-from gapped.lab.bench import jax_ways, torch_ways, workloads
-from gapped.lab.bench.inputs import Inputs, attempt
-from gapped.lab.bench.workloads import WORKLOADS, task, tasks
-from gapped.lab.cli.app import main
-from gapped.lab.records import Timing, Work
-from gapped.lab.report.work_tables import work_timings
+from gapped_lab import bench, records
+from gapped_lab.bench import jax_ways, torch_ways, workloads
+from gapped_lab.bench.inputs import Inputs, attempt
+from gapped_lab.bench.workloads import WORKLOADS, task, tasks
+from gapped_lab.cli.app import main
+from gapped_lab.records import Timing, Work
+from gapped_lab.report.work_tables import work_timings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SMALL = {
@@ -180,7 +180,7 @@ def test_what_does_not_fit_or_fails_loses_nothing_else(monkeypatch: pytest.Monke
     assert work.reasons() == ["gapped.linear_choice: failed: RuntimeError: no kernel"]
     assert [row[1].text for row in work.table().rows][::2] == ["too large", "failed"]
     assert "× first" not in work.table().columns, "there is nothing to compare with"
-    monkeypatch.setattr("gapped.lab.bench.works.Inputs", too_large)
+    monkeypatch.setattr("gapped_lab.bench.works.Inputs", too_large)
     (lines,) = bench.run([task("gates", SMALL["gates"])], CPU, seconds=0.001)
     assert [line.status for line in lines] == ["too large"] * 2
     assert attempt(lambda: int("RESOURCE_EXHAUSTED"))[1] == "too large", "JAX's word"

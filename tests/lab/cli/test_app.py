@@ -13,9 +13,9 @@ from training_toys import one_line, recipe_file
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import training
-from gapped.lab.cli.app import app, main
-from gapped.lab.recipe_files import recipe_titles
+from gapped_lab import training
+from gapped_lab.cli.app import app, main
+from gapped_lab.recipe_files import recipe_titles
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
@@ -80,7 +80,7 @@ def test_help_is_quick_and_does_not_wait_for_torch():
     calls = [["--help"], ["--version"], ["estimators"], *([command, "--help"] for command in COMMANDS)]
     code = (
         "import sys\n"
-        "from gapped.lab.cli.app import main\n"
+        "from gapped_lab.cli.app import main\n"
         "assert not any(map(main, {}))\n"
         "heavy = {{'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'}} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

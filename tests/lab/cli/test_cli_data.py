@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from training_toys import one_line
 
-from gapped.lab.cli.app import main
-from gapped.lab.data.images import MNIST
+from gapped_lab.cli.app import main
+from gapped_lab.data.images import MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from training_toys import one_line
 
-from gapped.lab.cli.app import main
-from gapped.lab.cli.diagnose import PROBLEMS
+from gapped_lab.cli.app import main
+from gapped_lab.cli.diagnose import PROBLEMS
 
 TWO = ["--estimator", "gst:gap=1.2", "--estimator", "reinmax"]
 
@@ -101,7 +101,7 @@ def test_the_small_vae(here, capsys):
 
 
 def test_logits_that_cannot_be_used_are_refused(here, capsys, monkeypatch):
-    monkeypatch.setattr("gapped.lab.cli.diagnose._BYTES", 2**20)
+    monkeypatch.setattr("gapped_lab.cli.diagnose._BYTES", 2**20)
 
     def save_compressed(tensor: torch.Tensor, path: str) -> None:
         torch.save(tensor, "plain.pt")

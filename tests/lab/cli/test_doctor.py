@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import gapped
-from gapped.lab.cli import doctor
-from gapped.lab.cli.app import main
-from gapped.lab.data.images import MNIST
+from gapped_lab.cli import doctor
+from gapped_lab.cli.app import main
+from gapped_lab.data.images import MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")
 Doctor = Callable[..., tuple[int, dict[str, list[str]]]]
@@ -61,7 +61,7 @@ def test_what_is_absent_is_no_fault(ask: Doctor, monkeypatch: pytest.MonkeyPatch
     status, findings = ask("--data-dir", str(tmp_path / "absent"))
     assert status == 0
     assert findings["--data-dir"][:2] == ["absent", f"{tmp_path / 'absent'} does not exist"]
-    assert findings["pooch"] == ["absent", "needed for downloads", 'pip install "gapped[lab]"']
+    assert findings["pooch"] == ["absent", "needed for downloads", 'pip install "gapped[compare]"']
     assert findings["$GAPPED_DATA"][:2] == ["absent", f"{tmp_path / 'nowhere'} does not exist"]
     assert findings["data mnist"][0] == "absent"
     assert findings["data mnist"][1].startswith("missing: train-images-idx3-ubyte, ")
@@ -117,7 +117,14 @@ def test_its_lines_fit_into_80_columns(
 
 
 def test_it_knows_what_the_extras_bring() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    wanted = {line.split(">")[0] for extra in ("lab", "tensorboard", "triton") for line in extras[extra]}
+    root = Path(__file__).parents[3]
+    library, lab = (
+        tomllib.loads((root / folder / "pyproject.toml").read_text("utf-8"))["project"]
+        for folder in (".", "lab")
+    )
+    extras = {**library["optional-dependencies"], **lab["optional-dependencies"]}
+    lines = lab["dependencies"] + [
+        line for extra in ("compare", "tensorboard", "triton") for line in extras[extra]
+    ]
+    wanted = {line.split(">")[0] for line in lines} - {"gapped[compare]"}
     assert wanted == set(doctor.PACKAGES)

@@ -23,14 +23,14 @@ from tiny_images import TINY_IMAGES, put_tiny_images
 from training_toys import recipe_file
 
 from gapped.errors import GappedError
-from gapped.lab.cli.app import main
-from gapped.lab.data.listops import examples
-from gapped.lab.planning import prepare
-from gapped.lab.recipe import load_recipe, recipe_from
-from gapped.lab.recipe_files import known_recipes
-from gapped.lab.records import Curve
-from gapped.lab.records.forms import Within, parse
-from gapped.lab.store import Store
+from gapped_lab.cli.app import main
+from gapped_lab.data.listops import examples
+from gapped_lab.planning import prepare
+from gapped_lab.recipe import load_recipe, recipe_from
+from gapped_lab.recipe_files import known_recipes
+from gapped_lab.records import Curve
+from gapped_lab.records.forms import Within, parse
+from gapped_lab.store import Store
 
 RESULTS = Path(__file__).parents[3] / "results"
 SECONDS = 3

@@ -17,12 +17,12 @@ from report_records import load_json
 from rich.console import Console
 from training_toys import one_line, recipe_file, toy_recipe, train
 
-from gapped.lab import records
-from gapped.lab.cli.app import main
-from gapped.lab.cli.progress_display import Display
-from gapped.lab.planning import plan
-from gapped.lab.progress import Snapshot
-from gapped.lab.store import Store
+from gapped_lab import records
+from gapped_lab.cli.app import main
+from gapped_lab.cli.progress_display import Display
+from gapped_lab.planning import plan
+from gapped_lab.progress import Snapshot
+from gapped_lab.store import Store
 
 pytestmark = pytest.mark.usefixtures("sandbox", "one_thread")
 
@@ -150,7 +150,7 @@ def test_a_terminal_gets_a_live_table(tmp_path):
 
 def test_a_deadline_stops_before_a_step_or_a_test_that_would_not_end_in_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gapped_lab.cli.progress_display.time.monotonic", lambda: now[0])
     display = Display(Console(file=io.StringIO()), minutes=1)
     (fleet,) = plan([toy_recipe()], {})
     display.start([fleet])
@@ -164,7 +164,7 @@ def test_a_deadline_stops_before_a_step_or_a_test_that_would_not_end_in_time(mon
 
 def test_a_deadline_stops_before_an_epoch_if_only_epochs_are_heard_of(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gapped_lab.cli.progress_display.time.monotonic", lambda: now[0])
     display = Display(Console(file=io.StringIO()), minutes=1)
     (fleet,) = plan([toy_recipe()], {})
     display.start([fleet])
@@ -176,7 +176,7 @@ def test_a_deadline_stops_before_an_epoch_if_only_epochs_are_heard_of(monkeypatc
 
 
 def test_the_bar_moves_while_an_epoch_lasts(monkeypatch):
-    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: 10.0)
+    monkeypatch.setattr("gapped_lab.cli.progress_display.time.monotonic", lambda: 10.0)
     display = Display(Console(file=io.StringIO()))
     (fleet,) = plan([toy_recipe()], {})
     display.start([fleet])
@@ -188,7 +188,7 @@ def test_the_bar_moves_while_an_epoch_lasts(monkeypatch):
 
 def test_a_log_has_a_line_every_half_minute_while_an_epoch_lasts(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("gapped.lab.cli.progress_display.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gapped_lab.cli.progress_display.time.monotonic", lambda: now[0])
     out = io.StringIO()
     display = Display(Console(file=out))
     (fleet,) = plan([toy_recipe()], {})

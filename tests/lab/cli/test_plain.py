@@ -12,9 +12,9 @@ from report_records import append_json, run_lines
 from training_toys import one_line, recipe_file, toy_recipe
 
 from gapped.errors import GappedError, printable
-from gapped.lab import records
-from gapped.lab.cli.app import main
-from gapped.lab.cli.tensorboard import write_events
+from gapped_lab import records
+from gapped_lab.cli.app import main
+from gapped_lab.cli.tensorboard import write_events
 
 LABELS = [
     "GST[/1]",

@@ -12,14 +12,14 @@ from report_records import load_json
 from tiny_images import REAL_DATA
 from training_toys import one_line, recipe_file
 
-from gapped.lab import records
-from gapped.lab.cli.app import main
-from gapped.lab.cli.compare import default_recipe
-from gapped.lab.cli.tensorboard import write_events
-from gapped.lab.defaults import CANDIDATES, temperature
-from gapped.lab.planning import plan
-from gapped.lab.recipe import find_recipe
-from gapped.lab.recipe_files import known_recipes
+from gapped_lab import records
+from gapped_lab.cli.app import main
+from gapped_lab.cli.compare import default_recipe
+from gapped_lab.cli.tensorboard import write_events
+from gapped_lab.defaults import CANDIDATES, temperature
+from gapped_lab.planning import plan
+from gapped_lab.recipe import find_recipe
+from gapped_lab.recipe_files import known_recipes
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

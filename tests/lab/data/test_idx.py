@@ -13,9 +13,9 @@ import torch
 from tiny_images import REAL_DATA, TINY_CONTENTS, TINY_IMAGES, encode_idx, put_tiny_images
 
 from gapped.errors import GappedError
-from gapped.lab import data
-from gapped.lab.data import images
-from gapped.lab.data.images import FASHION_MNIST, MNIST
+from gapped_lab import data
+from gapped_lab.data import images
+from gapped_lab.data.images import FASHION_MNIST, MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -203,5 +203,5 @@ def test_checksums_are_well_formed_and_mirrors_end_in_a_slash():
 
 
 def test_import_is_light():
-    code = "import sys, gapped.lab.data; assert not {'sklearn', 'pooch', 'requests'} & set(sys.modules)"
+    code = "import sys, gapped_lab.data; assert not {'sklearn', 'pooch', 'requests'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

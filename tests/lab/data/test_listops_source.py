@@ -16,13 +16,13 @@ from listops_text import decode, encode, spans_of, value_of
 from tiny_images import REAL_DATA
 
 from gapped.errors import GappedError
-from gapped.lab import data
-from gapped.lab.cli.app import main
-from gapped.lab.data import sources
-from gapped.lab.data.listops import LISTOPS, TEST, VALID, ListOps, ListOpsSource, OfficialFile, examples
-from gapped.lab.data.listops.examples import count_tokens, expressions
-from gapped.lab.data.listops.language import generate
-from gapped.lab.data.listops.spelling import spelled
+from gapped_lab import data
+from gapped_lab.cli.app import main
+from gapped_lab.data import sources
+from gapped_lab.data.listops import LISTOPS, TEST, VALID, ListOps, ListOpsSource, OfficialFile, examples
+from gapped_lab.data.listops.examples import count_tokens, expressions
+from gapped_lab.data.listops.language import generate
+from gapped_lab.data.listops.spelling import spelled
 
 pytestmark = pytest.mark.usefixtures("no_data")
 FILES = {file.name: sources.find("listops", file.name, REAL_DATA) for file in (VALID, TEST)}
@@ -103,7 +103,7 @@ def test_length_law_beyond_repetitions(monkeypatch, operators, same):
         long = [n >= 100 for n in lengths if n >= 15]
         return statistics.mean(long), len(long)
 
-    monkeypatch.setattr("gapped.lab.data.listops.language._OPERATOR_SHARE", operators)
+    monkeypatch.setattr("gapped_lab.data.listops.language._OPERATOR_SHARE", operators)
     theirs, n = share([count_tokens(text) for _, text in official_pairs(TEST.name)])
     ours, m = share([count_tokens(text) for _, text in generate(4_000, seed=1)])
     error = (theirs * (1 - theirs) * (1 / n + 1 / m)) ** 0.5
@@ -171,7 +171,7 @@ def test_generated_files_cannot_be_taken_for_official_ones(tmp_path):
 
 def test_the_cache_is_read_not_made_again(tmp_path, monkeypatch):
     first = load(SMALL)
-    monkeypatch.setattr("gapped.lab.data.listops.generate", None)
+    monkeypatch.setattr("gapped_lab.data.listops.generate", None)
     again = load(SMALL)
     for one, two in ((first.train, again.train), (first.valid, again.valid), (first.test, again.test)):
         assert torch.equal(one.tokens, two.tokens)
@@ -242,7 +242,7 @@ def test_an_interrupted_generation_leaves_whole_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["load", "fetch"])
 def test_generated_labels_are_checked_too(monkeypatch, method):
     wrong = [((label + 1) % 10, text) for label, text in generate(400)]
-    monkeypatch.setattr("gapped.lab.data.listops.generate", lambda *_, **__: list(wrong))
+    monkeypatch.setattr("gapped_lab.data.listops.generate", lambda *_, **__: list(wrong))
     with pytest.raises(GappedError, match=r"generated-train-\w+\.tsv, line 2: label"):
         getattr(SMALL, method)(None, progress=False, download=False)
 

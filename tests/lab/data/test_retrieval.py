@@ -14,8 +14,8 @@ import torch
 from tiny_images import MIRRORS, TINY_CONTENTS, TINY_IMAGES, put_tiny_images
 
 from gapped.errors import GappedError
-from gapped.lab import data
-from gapped.lab.data import sources
+from gapped_lab import data
+from gapped_lab.data import sources
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -177,7 +177,7 @@ def test_the_files_of_a_package_need_no_download(tmp_path):
 
 def test_without_pooch(monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(GappedError, match=r'needs pooch: pip install "gapped\[lab\]"; put '):
+    with pytest.raises(GappedError, match=r'needs pooch: pip install "gapped\[compare\]"; put '):
         TINY_IMAGES.load(None, progress=False, download=True)
 
 

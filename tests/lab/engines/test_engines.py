@@ -17,18 +17,18 @@ from engine_fakes import FakeChannel, FakeRay, as_rank
 from training_toys import Recorder, one_line, outcome, recipe_file, toy_recipe, train
 
 from gapped.errors import GappedError, MissingExtra
-from gapped.lab import training
-from gapped.lab.cli.app import main
-from gapped.lab.engines import engine, torchrun
-from gapped.lab.engines import ray as ray_engine
-from gapped.lab.engines.local import Local
-from gapped.lab.engines.ray import Ray
-from gapped.lab.engines.torchrun import Torchrun
-from gapped.lab.planning import plan
-from gapped.lab.recipe import find_recipe
-from gapped.lab.records import Record
-from gapped.lab.store import Store
-from gapped.lab.training import Interrupted, Settings
+from gapped_lab import training
+from gapped_lab.cli.app import main
+from gapped_lab.engines import engine, torchrun
+from gapped_lab.engines import ray as ray_engine
+from gapped_lab.engines.local import Local
+from gapped_lab.engines.ray import Ray
+from gapped_lab.engines.torchrun import Torchrun
+from gapped_lab.planning import plan
+from gapped_lab.recipe import find_recipe
+from gapped_lab.records import Record
+from gapped_lab.store import Store
+from gapped_lab.training import Interrupted, Settings
 
 TOY = toy_recipe(seeds=4, runs_per_fleet=1)
 

@@ -22,12 +22,12 @@ import torch
 from subprocesses import TESTS, environment
 from training_toys import outcome, train
 
-from gapped.lab.cli.app import main
-from gapped.lab.engines import ray as ray_engine
-from gapped.lab.fleet import Trainer
-from gapped.lab.planning import plan
-from gapped.lab.recipe import find_recipe
-from gapped.lab.training import Settings
+from gapped_lab.cli.app import main
+from gapped_lab.engines import ray as ray_engine
+from gapped_lab.fleet import Trainer
+from gapped_lab.planning import plan
+from gapped_lab.recipe import find_recipe
+from gapped_lab.training import Settings
 
 FLEETS, EPOCHS = 8, 3
 FILES = ("records", "curves", "images")

@@ -24,11 +24,11 @@ import torch
 from subprocesses import TESTS, environment
 from training_toys import TABLE, timeless, train
 
-from gapped.lab import data as data_sets
-from gapped.lab import records
-from gapped.lab.recipe import recipe_from
-from gapped.lab.records import Record
-from gapped.lab.store import Store
+from gapped_lab import data as data_sets
+from gapped_lab import records
+from gapped_lab.recipe import recipe_from
+from gapped_lab.records import Record
+from gapped_lab.store import Store
 
 # Two tables that share runs; three fleets, one run that diverges, and everything that a run can measure.
 VARIANCE = {"variance_samples": 3, "variance_images": 10, "variance_every_epoch": True}

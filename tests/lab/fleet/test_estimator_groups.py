@@ -13,7 +13,7 @@ from toy_tasks import CPU, DOUBLE
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet.estimator_groups import Grouped, Part, group_key
+from gapped_lab.fleet.estimator_groups import Grouped, Part, group_key
 
 LEVELS = [
     [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0, gap=1.2), gapped.GST(tau=0.1, gap=0.0)],

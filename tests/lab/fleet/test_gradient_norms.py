@@ -9,8 +9,8 @@ import torch
 from toy_tasks import CPU, listops_task
 
 import gapped
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.gradient_norms import GradientNorms
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.gradient_norms import GradientNorms
 
 
 def test_a_tiny_gradient_is_not_zero() -> None:

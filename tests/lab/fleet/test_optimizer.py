@@ -11,7 +11,7 @@ from conftest import assert_close, normal, seeded
 from torch import Tensor, nn
 from toy_tasks import DOUBLE, equal
 
-from gapped.lab.fleet.optimizer import Adam, Adaptation, clip_scales, scaled
+from gapped_lab.fleet.optimizer import Adam, Adaptation, clip_scales, scaled
 
 ALL_ALIVE = torch.ones(3, dtype=torch.bool)
 

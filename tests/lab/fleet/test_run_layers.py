@@ -10,7 +10,7 @@ from conftest import assert_close, normal
 from torch import nn
 from toy_tasks import vae_task
 
-from gapped.lab.fleet.run_layers import Linear, generators
+from gapped_lab.fleet.run_layers import Linear, generators
 
 
 def plain_linear(seed: int, *shapes: tuple[int, int]) -> list[nn.Linear]:

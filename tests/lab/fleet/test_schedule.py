@@ -12,9 +12,9 @@ from torch import Tensor
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet import Run, Task, Trainer
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
+from gapped_lab.fleet import Run, Task, Trainer
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
 
 STEPS, EPOCHS = 5, 3
 CPU = torch.device("cpu")

@@ -23,9 +23,9 @@ from toy_tasks import vae_trainer as fleet
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.estimator_groups import Grouped, Part, Widths
-from gapped.lab.tasks.vae import VAETask
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.estimator_groups import Grouped, Part, Widths
+from gapped_lab.tasks.vae import VAETask
 
 PATHWISE = [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0), gapped.ReinMax()]
 SCORE = [gapped.RLOO(2), gapped.RLOO(2), gapped.DisARMTree(), gapped.MuProp()]

@@ -8,7 +8,7 @@ from conftest import seeded
 from torch import nn
 from toy_tasks import DOUBLE
 
-from gapped.lab.fleet.optimizer import Selection, SelectionRule
+from gapped_lab.fleet.optimizer import Selection, SelectionRule
 
 
 def test_plateaus_are_torchs_run_by_run() -> None:

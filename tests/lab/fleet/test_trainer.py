@@ -34,9 +34,9 @@ from toy_tasks import (
 from toy_tasks import vae_trainer as fleet
 
 import gapped
-from gapped.lab.fleet import Run, Trainer, derived_seed
-from gapped.lab.fleet.schedule import Mixed
-from gapped.lab.tasks.vae import VAETask
+from gapped_lab.fleet import Run, Trainer, derived_seed
+from gapped_lab.fleet.schedule import Mixed
+from gapped_lab.tasks.vae import VAETask
 
 RECTIFIED = replace(VAE_TINY, rectified_logits=True)
 ESTIMATORS = {
@@ -315,7 +315,7 @@ def test_a_fleet_may_be_tested_now_and_then():
 
 def test_an_epoch_lasts_until_the_device_is_done(monkeypatch):
     """Also one without a test, which would wait for it: steps on a GPU are queued in no time."""
-    monkeypatch.setattr("gapped.lab.fleet.synchronize", lambda device: time.sleep(0.05))
+    monkeypatch.setattr("gapped_lab.fleet.synchronize", lambda device: time.sleep(0.05))
     trainer = fleet([Run(gapped.GST(), 3e-3)], [5], test_every=EPOCHS)
     train(trainer)
     assert len(trainer.seconds) == EPOCHS

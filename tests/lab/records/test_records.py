@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gapped.errors import GappedError
-from gapped.lab import records
-from gapped.lab.records import Bench, Curve, Record, files
+from gapped_lab import records
+from gapped_lab.records import Bench, Curve, Record, files
 
 
 def record(run: str, **more: Any) -> Record:

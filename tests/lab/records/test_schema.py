@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gapped.errors import GappedError
-from gapped.lab import records
-from gapped.lab.records import Bench, Curve, Images, JsonLine, Record, Startup, Timing, Trees, Work
+from gapped_lab import records
+from gapped_lab.records import Bench, Curve, Images, JsonLine, Record, Startup, Timing, Trees, Work
 
 RESULTS = Path(__file__).parents[3] / "results"
 # Fields of records that the first published lines do not have.

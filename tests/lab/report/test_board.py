@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from report_records import many
 
-from gapped.lab.records import Record
-from gapped.lab.report.board import BEST, TIED, Contest, board
-from gapped.lab.report.page import render_board
-from gapped.lab.report.paper import field
+from gapped_lab.records import Record
+from gapped_lab.report.board import BEST, TIED, Contest, board
+from gapped_lab.report.page import render_board
+from gapped_lab.report.paper import field
 
 FLOWS = Contest("field-mve", "Flows", ("mve-128x4", "mve-32x16"), frozenset("abc"))
 

@@ -9,13 +9,13 @@ import pytest
 from report_records import ELBO, many, record
 
 from gapped.errors import GappedError
-from gapped.lab.cli.app import main
-from gapped.lab.records import Record, write
-from gapped.lab.report.cells import cells, finished_runs, groups, rows_of, verdict_of
-from gapped.lab.report.paper import against_paper
-from gapped.lab.report.rendering import render_markdown
-from gapped.lab.report.statistics import summary
-from gapped.lab.report.tabular import summary_table, to_markdown
+from gapped_lab.cli.app import main
+from gapped_lab.records import Record, write
+from gapped_lab.report.cells import cells, finished_runs, groups, rows_of, verdict_of
+from gapped_lab.report.paper import against_paper
+from gapped_lab.report.rendering import render_markdown
+from gapped_lab.report.statistics import summary
+from gapped_lab.report.tabular import summary_table, to_markdown
 
 
 def test_rows_are_best_first_and_count_what_was_lost() -> None:

@@ -13,10 +13,10 @@ import pytest
 from report_records import ELBO, ENVIRONMENT, many, record, write_compare, write_vae
 
 from gapped.errors import GappedError
-from gapped.lab.records import Curve, Images, Record, write
-from gapped.lab.report.cells import finished_runs
-from gapped.lab.report.page import sections, strip, tiles, write_report
-from gapped.lab.report.rendering import render_markdown
+from gapped_lab.records import Curve, Images, Record, write
+from gapped_lab.report.cells import finished_runs
+from gapped_lab.report.page import sections, strip, tiles, write_report
+from gapped_lab.report.rendering import render_markdown
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_report_of_very_many_cells_shows_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As many pictures, rows and marks as anybody looks at; tables.md has every cell."""
-    from gapped.lab.cli.report import report
+    from gapped_lab.cli.report import report
 
     runs = [
         record(f"GST-{gap}", 0, 20 + gap + tau, tau=float(tau), options={"gap": float(gap)})

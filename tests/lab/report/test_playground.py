@@ -14,8 +14,8 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.lab.cli.reproduce import GAP, LOGITS, SAMPLES, TAU
-from gapped.lab.report.page import render_playground
+from gapped_lab.cli.reproduce import GAP, LOGITS, SAMPLES, TAU
+from gapped_lab.report.page import render_playground
 
 N, K = 40, 3
 TEMPERATURES = (0.2, 1.0, 2.5)

@@ -9,8 +9,8 @@ import pytest
 from browsing import check_whole, contrast, luminance, style, visit
 from report_records import write_compare, write_vae
 
-from gapped.lab.report.board import Contest
-from gapped.lab.report.page import render_board, write_report
+from gapped_lab.report.board import Contest
+from gapped_lab.report.page import render_board, write_report
 
 # Of the first spot in the first figure.
 NUMBER = "GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds"

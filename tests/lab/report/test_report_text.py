@@ -13,12 +13,12 @@ import pytest
 from report_records import many, record, write_compare, write_vae
 from rich.console import Console
 
-import gapped.lab.report
+import gapped_lab.report
 from gapped.errors import GappedError
-from gapped.lab.cli.report import report
-from gapped.lab.report.cells import cells, finished_runs, rows_of
-from gapped.lab.report.rendering import console, render_markdown, show
-from gapped.lab.report.tabular import summary_table, to_markdown, to_rich
+from gapped_lab.cli.report import report
+from gapped_lab.report.cells import cells, finished_runs, rows_of
+from gapped_lab.report.rendering import console, render_markdown, show
+from gapped_lab.report.tabular import summary_table, to_markdown, to_rich
 
 
 def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_a_narrow_table_gives_its_labels_what_is_left() -> None:
 
 
 def test_the_report_needs_no_other_layer() -> None:
-    allowed = ("gapped.errors", "gapped.lab.records", "gapped.lab.report")
-    for path in Path(gapped.lab.report.__file__).parent.glob("*.py"):
+    allowed = ("gapped.errors", "gapped_lab.records", "gapped_lab.report")
+    for path in Path(gapped_lab.report.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

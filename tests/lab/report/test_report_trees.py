@@ -11,11 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 from report_records import record
 
-from gapped.lab.records import Curve, Record, Tree, Trees, write
-from gapped.lab.report import plots
-from gapped.lab.report.cells import cells, rows_of
-from gapped.lab.report.page import write_report
-from gapped.lab.report.trees import binned_table, brackets, details, draw_tree, tree_table
+from gapped_lab.records import Curve, Record, Tree, Trees, write
+from gapped_lab.report import plots
+from gapped_lab.report.cells import cells, rows_of
+from gapped_lab.report.page import write_report
+from gapped_lab.report.trees import binned_table, brackets, details, draw_tree, tree_table
 
 TREE = Tree(
     tokens=["[", "MAX", "2", "9", "]"],

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from statistical import require_law, require_rejected
 
-from gapped.lab.report.statistics import (
+from gapped_lab.report.statistics import (
     STOP_LEVEL,
     Summary,
     advice,

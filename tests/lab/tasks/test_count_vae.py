@@ -17,15 +17,15 @@ from toy_tasks import BATCH, CPU, DOUBLE, PIXELS, toy_images
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.cli.app import main
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.fleet.run_layers import generators
-from gapped.lab.recipe import find_recipe
-from gapped.lab.report.paper import field
-from gapped.lab.spec import RunSpec
-from gapped.lab.tasks import COUNT_PROTOCOLS, CountProtocol, count_protocol
-from gapped.lab.tasks.count_vae import CountTask, CountVAE, Fini, draw, law
+from gapped_lab.cli.app import main
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.fleet.run_layers import generators
+from gapped_lab.recipe import find_recipe
+from gapped_lab.report.paper import field
+from gapped_lab.spec import RunSpec
+from gapped_lab.tasks import COUNT_PROTOCOLS, CountProtocol, count_protocol
+from gapped_lab.tasks.count_vae import CountTask, CountVAE, Fini, draw, law
 
 LAWS = ("poisson-0.1-2", "poisson-1-200", "binomial-8-16", "negative-binomial-8-2")
 every_law = pytest.mark.parametrize("name", LAWS)

@@ -12,11 +12,11 @@ from toy_tasks import CPU, DOUBLE, train
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab.data.images import Dataset
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.run_layers import generators
-from gapped.lab.tasks import VAEProtocol
-from gapped.lab.tasks.vae import VAE, VAETask, patches, unpatched
+from gapped_lab.data.images import Dataset
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.run_layers import generators
+from gapped_lab.tasks import VAEProtocol
+from gapped_lab.tasks.vae import VAE, VAETask, patches, unpatched
 
 CODES = VAEProtocol("codes", 9, 5, (3, 2), patch=2, batch=4)
 SELECTION = VAEProtocol("selection", 3, 36, (4,), selects=True, batch=4)

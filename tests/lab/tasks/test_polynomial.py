@@ -7,9 +7,9 @@ import torch
 from toy_tasks import CPU
 
 import gapped
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.tasks import polynomial_protocol
-from gapped.lab.tasks.polynomial import PolynomialTask
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.tasks import polynomial_protocol
+from gapped_lab.tasks.polynomial import PolynomialTask
 
 
 @pytest.mark.parametrize(

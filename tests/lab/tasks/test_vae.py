@@ -32,15 +32,15 @@ from toy_tasks import (
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import data as data_sets
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.estimator_groups import Grouped, Part
-from gapped.lab.fleet.optimizer import clip_scales, scaled
-from gapped.lab.fleet.run_layers import generators
-from gapped.lab.spec import RunSpec
-from gapped.lab.tasks import VAEProtocol, vae_protocol
-from gapped.lab.tasks.vae import VAE, VAETask
-from gapped.lab.training import build
+from gapped_lab import data as data_sets
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.estimator_groups import Grouped, Part
+from gapped_lab.fleet.optimizer import clip_scales, scaled
+from gapped_lab.fleet.run_layers import generators
+from gapped_lab.spec import RunSpec
+from gapped_lab.tasks import VAEProtocol, vae_protocol
+from gapped_lab.tasks.vae import VAE, VAETask
+from gapped_lab.training import build
 
 BINARISED = replace(VAE_TINY, binarised=True)
 
@@ -374,7 +374,7 @@ def test_validation_never_touches_the_test_images(monkeypatch):
         data = data_sets.load("digits")
         if poisoned:
             data = replace(data, test=torch.zeros(0, 64, dtype=torch.uint8))
-        monkeypatch.setattr("gapped.lab.task_kinds.data_sets.load", lambda *_: data)
+        monkeypatch.setattr("gapped_lab.task_kinds.data_sets.load", lambda *_: data)
         trainer = build([spec(seed=1)], CPU, None, "key")
         trainer.train_epoch()
         trainer.task.gradient_variance(trainer.sampler, trainer.generator, 2, 10)
@@ -383,7 +383,7 @@ def test_validation_never_touches_the_test_images(monkeypatch):
 
     load = data_sets.load
     sound = history(False)
-    monkeypatch.setattr("gapped.lab.task_kinds.data_sets.load", load)
+    monkeypatch.setattr("gapped_lab.task_kinds.data_sets.load", load)
     assert history(True) == sound
     assert set(sound) == {"train_negative_elbo", "validation_negative_elbo"}, "not to be taken for a test"
     assert math.isfinite(sound["validation_negative_elbo"][0][0])

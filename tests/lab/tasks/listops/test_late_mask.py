@@ -13,16 +13,16 @@ from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train, tree_in
 import gapped
 from gapped import simplex
 from gapped.errors import GappedError
-from gapped.lab.data.listops.language import VOCABULARY
-from gapped.lab.data.listops.spelling import CHARACTERS, spelled
-from gapped.lab.fleet import Run, Trainer
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.tasks import LISTOPS_PROTOCOLS
-from gapped.lab.tasks import listops as task_module
-from gapped.lab.tasks.listops import ListOpsTask
-from gapped.lab.tasks.listops.reference_tree import Greedy, reference_tree
-from gapped.lab.tasks.listops.tree import latent_tree
-from gapped.lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax
+from gapped_lab.data.listops.language import VOCABULARY
+from gapped_lab.data.listops.spelling import CHARACTERS, spelled
+from gapped_lab.fleet import Run, Trainer
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.tasks import LISTOPS_PROTOCOLS
+from gapped_lab.tasks import listops as task_module
+from gapped_lab.tasks.listops import ListOpsTask
+from gapped_lab.tasks.listops.reference_tree import Greedy, reference_tree
+from gapped_lab.tasks.listops.tree import latent_tree
+from gapped_lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax
 
 THETA = torch.tensor([0.2, -0.1, 0.4, 0.3, 0.0], dtype=DOUBLE)
 WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0, 7.0], dtype=DOUBLE)

@@ -23,17 +23,17 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import gapped
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.tasks.listops.model import lstm
-from gapped.lab.tasks.listops.reference_tree import Greedy
-from gapped.lab.tasks.listops.sweep import Sweep
-from gapped.lab.tasks.listops.tree import latent_tree
-from gapped.lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
-from gapped.lab.tasks.listops.tree_variants import SHAPES, LateMaskGumbelSoftmax, TreeShape, late_masked
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.tasks.listops.model import lstm
+from gapped_lab.tasks.listops.reference_tree import Greedy
+from gapped_lab.tasks.listops.sweep import Sweep
+from gapped_lab.tasks.listops.tree import latent_tree
+from gapped_lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
+from gapped_lab.tasks.listops.tree_variants import SHAPES, LateMaskGumbelSoftmax, TreeShape, late_masked
 
 pytest.importorskip("triton", reason="the kernels need Triton")
-tree_launch = pytest.importorskip("gapped.lab.tasks.listops.tree_launch")
-variant_launch = pytest.importorskip("gapped.lab.tasks.listops.variant_launch")
+tree_launch = pytest.importorskip("gapped_lab.tasks.listops.tree_launch")
+variant_launch = pytest.importorskip("gapped_lab.tasks.listops.variant_launch")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
@@ -356,7 +356,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.lab.tasks.listops import sweep_kernels, tree_kernels, variant_kernels
+from gapped_lab.tasks.listops import sweep_kernels, tree_kernels, variant_kernels
 
 MODULES = (tree_kernels, sweep_kernels, variant_kernels)
 FLAGS = {"WIDTH": 300, "ROWS": 4, "COLUMNS": 128, "PLACES": 32, "BLOCK": 256, "SCORED": True, "SHAPE": 3}

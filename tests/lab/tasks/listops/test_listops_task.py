@@ -26,20 +26,20 @@ from toy_tasks import (
 
 import gapped
 from gapped.errors import GappedError
-from gapped.lab import records, task_kinds
-from gapped.lab.data.listops import ListOps
-from gapped.lab.data.listops.examples import Split
-from gapped.lab.engines.local import Local
-from gapped.lab.fleet import Run, Trainer, derived_seed
-from gapped.lab.fleet.estimator_groups import Grouped
-from gapped.lab.recipe import recipe_from
-from gapped.lab.store import Store
-from gapped.lab.tasks import LISTOPS_PROTOCOLS, ListOpsProtocol
-from gapped.lab.tasks import listops as task_module
-from gapped.lab.tasks.listops import ListOpsTask, depths
-from gapped.lab.tasks.listops.model import TreeClassifier, drop
-from gapped.lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
-from gapped.lab.training import Settings
+from gapped_lab import records, task_kinds
+from gapped_lab.data.listops import ListOps
+from gapped_lab.data.listops.examples import Split
+from gapped_lab.engines.local import Local
+from gapped_lab.fleet import Run, Trainer, derived_seed
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.recipe import recipe_from
+from gapped_lab.store import Store
+from gapped_lab.tasks import LISTOPS_PROTOCOLS, ListOpsProtocol
+from gapped_lab.tasks import listops as task_module
+from gapped_lab.tasks.listops import ListOpsTask, depths
+from gapped_lab.tasks.listops.model import TreeClassifier, drop
+from gapped_lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
+from gapped_lab.training import Settings
 
 # A plain twin
 

@@ -1,0 +1,176 @@
+"""`gapped reproduce`: the paper's tables and figures, beside its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gapped.errors import listing
+from gapped_lab.cli import command
+from gapped_lab.cli.command import execute
+from gapped_lab.cli.help_text import Command
+from gapped_lab.recipe_files import known_recipes, recipe_titles
+
+if TYPE_CHECKING:
+    from gapped_lab.recipe import Recipe
+
+FIGURES = "figures"
+"""The name that stands for the pictures of the paper that need no training."""
+CRITERION = "criterion"
+"""The name that stands for the recipe `defaults`, and gradients measured beside its results."""
+FIELD = "field"
+"""The name that stands for the recipes of the first board of the field."""
+BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
+PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
+
+# The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
+LOGITS = (0.8, 0.1, -0.5)
+TAU, GAP, SAMPLES = 1.0, 1.0, 100
+PROBABILITIES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+SEED = 0
+
+
+class RecipesHelp(Command):
+    """Help that ends with the recipes, a line each."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        further = {
+            FIGURES: "The paper's pictures, which need no training",
+            CRITERION: "Whether measures of the gradient predict the results of defaults",
+            FIELD: f"Newer estimators on their authors' tasks: {listing(BOARD)}",
+            "all": "All recipes but smoke, and the figures",
+        }
+        with formatter.section("Names"):
+            formatter.write_dl([*recipe_titles().items(), *further.items()])
+
+
+def reproduce(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help="Names from the list below, or paths of .toml files."),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(help="Runs per estimator, in place of the recipe's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data, in place of the recipe's.")
+    ] = None,
+    device: command.Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="Results go here; runs/NAME by default.")] = None,
+    data_dir: command.DataDir = None,
+    tensorboard: command.TensorBoard = False,
+    minutes: command.Minutes = None,
+    engine: command.Engine = "local",
+    ray_address: command.RayAddress = None,
+    runs_per_fleet: command.RunsPerFleet = None,
+) -> None:
+    """Run tables of the paper, and studies beyond it.
+
+    Each name below is a recipe: which estimators, tasks and seeds. Several recipes are trained together, and
+    share the runs that they have in common.
+
+    \b
+    Examples:
+      gapped reproduce ablation vae --device cuda
+      gapped reproduce variance --quick
+      gapped reproduce figures
+      gapped reproduce field --minutes 9
+      gapped reproduce vae --engine ray --ray-address auto
+      torchrun --nproc-per-node 8 -m gapped reproduce vae \\
+          --engine torchrun --runs-per-fleet 40
+    """
+    overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
+    recipes, figures = find_recipes(names, quick=quick, **overrides)
+    own = [FIELD] if names == [FIELD] else [recipe.name for recipe in recipes] + [FIGURES] * figures
+    words = own + ["quick"] * quick
+    folder = out or Path("runs", "-".join(words))
+    if figures:
+        draw_figures(folder, quick)
+    if recipes:
+        execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
+    if CRITERION in names:
+        study(next(recipe for recipe in recipes if recipe.name == "defaults"), folder, device, data_dir)
+
+
+def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
+    """The recipes called `names`, and whether the figures are among them."""
+    from gapped_lab.recipe import find_recipe
+
+    if names == ["all"]:
+        names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
+    stands = {CRITERION: ("defaults",), FIELD: BOARD, FIGURES: ()}
+    recipes = dict.fromkeys(each for name in names for each in stands.get(name, (name,)))
+    return [find_recipe(name, also=list(stands), **how) for name in recipes], FIGURES in names
+
+
+def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> None:
+    """Measure the gradients of a trained recipe's cells, and say which measure predicts its results."""
+    from gapped_lab import criterion
+    from gapped_lab.environment import pick_device
+    from gapped_lab.records import Gradient, Record, read
+    from gapped_lab.report.rendering import console, prose, say
+    from gapped_lab.report.tabular import to_rich
+
+    screen = console()
+    for protocol in criterion.measure_missing(recipe, folder, pick_device(device), data_dir):
+        say(screen, f"measuring gradients on {protocol}")
+    records = [each for each in read(folder, Record) if each.recipe == recipe.name]
+    table, texts = criterion.summary(read(folder, Gradient), records)
+    screen.print(to_rich(table, "Correlation with the trained result", screen.width))
+    for line in (line for text in texts for line in prose(text, screen).splitlines()):
+        say(screen, line)
+
+
+def draw_figures(folder: Path, quick: bool) -> None:
+    """Write the pictures that need no training into `folder`, and say so."""
+    from gapped_lab.records.files import write_text
+    from gapped_lab.report.rendering import console, say
+
+    screen = console()
+    for name, text in figures(quick).items():
+        path = folder / name
+        same = path.is_file() and path.read_bytes() == text.encode("utf-8")
+        if not same:
+            write_text(path, text)
+        say(screen, f"{'unchanged' if same else 'written'}: {path}")
+
+
+def figures(quick: bool = False) -> dict[str, str]:
+    """The files by name: figures 1 and 2 of the paper, Lemma 1, and a page to try it all on."""
+    import numpy as np
+    import torch
+
+    from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
+    from gapped.pathwise.gst import GST
+    from gapped.pathwise.gumbel_rao import GumbelRao
+    from gapped.pathwise.gumbel_softmax import GumbelSoftmax
+    from gapped.simplex import expected_gap
+    from gapped_lab.report.page import render_playground
+    from gapped_lab.report.triangle import Cloud, Setting, draw_gaps, draw_movements, draw_samples
+
+    generator = torch.Generator().manual_seed(SEED)
+    count = 100 if quick else 400
+    stgs, stgs_points = surrogates(GumbelSoftmax(TAU), LOGITS, count, generator)
+    rao, rao_points = surrogates(GumbelRao(TAU, samples=SAMPLES), LOGITS, count // 2, generator)
+    gst, gst_points = surrogates(GST(TAU, gap=GAP), LOGITS, count, generator)
+    stops = movements(GST(TAU, gap=GAP), LOGITS)
+    clouds = [
+        Cloud("STGS", stgs, stgs_points.mean(0)),
+        Cloud(f"GR-MC{SAMPLES}", rao, rao_points.mean(0), rao_points[:, 0]),
+        Cloud(f"GST-{GAP:.1f}", gst, gst_points.mean(0)),
+    ]
+    setting = Setting(LOGITS, TAU)
+    words = f"logits {', '.join(f'{x:g}' for x in LOGITS)}, temperature {TAU:g}, gap {GAP:g}"
+    gaps = simulated_gaps(PROBABILITIES, 300 if quick else 3000, generator)
+    p = np.linspace(0.0, 0.985, 198)
+    curve = expected_gap(torch.from_numpy(p)).numpy()
+    contents = (
+        draw_samples(clouds, stops, setting, f"Soft samples of STGS, GR-MC and GST: {words}"),
+        draw_movements(stops, setting, f"The movements m1 and m2 of GST: {words}"),
+        draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
+        render_playground(LOGITS, TAU, GAP, SAMPLES),
+    )
+    return dict(zip(PICTURES, contents, strict=True))

@@ -1,0 +1,49 @@
+"""Estimators as text in recipes, records and on the command line: the registry's and the paper's variants."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+from gapped import registry
+from gapped.registry import Estimator, build
+from gapped.texts import Option, split_text
+from gapped_lab.paper_variants import VARIANTS
+
+
+def parse(text: str) -> tuple[str, dict[str, Option]]:
+    """Split an estimator's text into its name and options, and check both.
+
+    >>> parse("gst:gap=1.2,tau=0.5")
+    ('gst', {'gap': 1.2, 'tau': 0.5})
+    """
+    name, options = split_text(text)
+    make(name, options)
+    return name, options
+
+
+def make(name: str, options: dict[str, Any]) -> Estimator:
+    """The estimator for a name and options as they stand in recipes and records.
+
+    >>> make("gst", {"gap": "expected"}).gap.__name__
+    'expected_gap'
+    """
+    return build(VARIANTS if name in VARIANTS else registry.estimators(), name, options)
+
+
+def options_of(name: str) -> list[str]:
+    """The options of an estimator of the registry, or of a variant that recipes compare.
+
+    >>> options_of("gst-raised") == options_of("gst")
+    True
+    """
+    return list(signature(VARIANTS[name]).parameters) if name in VARIANTS else registry.options_of(name)
+
+
+def show(name: str, options: dict[str, Option]) -> str:
+    """The text that `parse` reads back.
+
+    >>> show("gst", {"gap": 1.0})
+    'gst:gap=1.0'
+    """
+    return name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")

@@ -1,0 +1,118 @@
+"""The board of the field: every estimator under every protocol of a recipe, with what others published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gapped_lab.records import Record
+from gapped_lab.report.cells import Cell, Row, groups, metric_name, primary, rows_of
+from gapped_lab.report.paper import DISAGREES, FIELD_NATS, PaperRow, against_paper, field
+from gapped_lab.report.statistics import standing, summary
+from gapped_lab.report.tabular import NOTHING, Entry, Table, number, tau_entry, value_entries
+
+# What a reader compares comes first: a window shows it without scrolling.
+COLUMNS = (
+    "protocol", "estimator", "τ", "mean", "95% interval", "mark", "measure", "published", "difference",
+    "seeds", "their seeds", "s / run", "std", "recipe",
+)  # fmt: skip
+BEST, TIED = "best", "not separated"
+NOTE = (
+    f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
+    f"the protocol, does not separate it from the best at 5%. {DISAGREES}: further from the published number "
+    f"than two standard errors and {FIELD_NATS} nats; one without a standard deviation counts as exact."
+)
+SHARE = "s / run: a run's share of the wall time of its fleet."
+DIVERGED = "2 of 3 seeds: the other run diverged, and enters no mean."
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What the board needs to know of a recipe."""
+
+    name: str
+    title: str
+    protocols: tuple[str, ...]
+    runs: frozenset[str]
+    """The ids of its runs."""
+    alone: bool = True
+    """Whether its fleets had a device for themselves; else their seconds say nothing, and are not shown."""
+
+    def missing(self, records: Iterable[Record]) -> int:
+        """How many of its runs have no record."""
+        return len(self.runs - {record.id for record in records if record.recipe == self.name})
+
+
+def board(records: Iterable[Record], contests: Sequence[Contest]) -> Table:
+    """The cells of these recipes that were run, best first in each protocol, then what is published alone."""
+    records = list(records)
+    rows = tuple(row for contest in contests for row in _rows(records, contest))
+    own = {record.recipe for record in records}
+    timed = any(contest.alone and contest.name in own for contest in contests)
+    diverged = any(record.status == "diverged" for record in records)
+    return Table(COLUMNS, rows, (" ".join([NOTE, *[SHARE] * timed, *[DIVERGED] * diverged]),))
+
+
+def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, ...]]:
+    own = [record for record in records if record.recipe == contest.name]
+    by_protocol = {protocol: group for (_, protocol), group in groups(own).items()}
+    for protocol in contest.protocols:
+        group = by_protocol.get(protocol, [])
+        theirs = {
+            (row.label, row.tau): row
+            for row in against_paper(own, contest.name, protocol)
+            if row.paper_mean is not None
+        }
+        metric = field()[contest.name]["metric"] if contest.name in field() else primary(group)
+        marks = _marks(group, metric)
+        what = {"recipe": Entry(contest.name), "protocol": Entry(protocol, code=True)}
+        what["measure"] = Entry(metric_name(metric))
+        for row in rows_of(group, metric) if group else []:
+            published = _published(theirs.pop((row.label, row.tau), None), metric)
+            mark = {"mark": Entry(marks.get(row.name, ""))}
+            yield _row(what | _ours(row) | (_share(row) if contest.alone else {}) | mark | published)
+        for alone in theirs.values():
+            name = {"estimator": Entry(alone.label), "τ": tau_entry(alone.tau)}
+            yield _row(what | name | _published(alone, metric))
+
+
+def _row(entries: Mapping[str, Entry]) -> tuple[Entry, ...]:
+    nothing = Entry(NOTHING)
+    return tuple(entries.get(name, nothing) for name in COLUMNS)
+
+
+def _ours(row: Row) -> dict[str, Entry]:
+    mean, std, interval, seeds = value_entries(row)
+    if row.diverged:
+        seeds = Entry(f"{seeds.text} of {row.value.count + row.diverged}", seeds.value)
+    value = {"mean": mean, "std": std, "95% interval": interval, "seeds": seeds}
+    return {"estimator": Entry(row.label), "τ": tau_entry(row.tau), **value}
+
+
+def _share(row: Row) -> dict[str, Entry]:
+    share = summary([record.seconds / record.runs_in_fleet for record in row.cell.records])
+    return {"s / run": number(share.mean)}
+
+
+def _published(row: PaperRow | None, metric: str) -> dict[str, Entry]:
+    """A published mean and standard deviation, the number of seeds, and our difference."""
+    if row is None:
+        return {}
+    mean, std, gap = (number(value, metric) for value in (row.paper_mean, row.paper_std, row.difference))
+    spread = f" ± {std.text}" if std.value is not None else ""
+    seeds = Entry(str(row.paper_count), row.paper_count) if row.paper_count else Entry(NOTHING)
+    difference = Entry(gap.text + (f" {DISAGREES}" if row.disagrees else ""), gap.value)
+    return {
+        "published": Entry(mean.text + spread, mean.value),
+        "their seeds": seeds,
+        "difference": difference,
+    }
+
+
+def _marks(group: Sequence[Cell], metric: str) -> Mapping[str, str]:
+    """Which cells are the best of their protocol, and which the data do not separate from it."""
+    rows = rows_of(group, metric) if group else []
+    ranked = standing({row.name: row.cell.values(metric) for row in rows}, any(row.higher for row in rows))
+    if ranked is None:
+        return {}
+    return {ranked.best: BEST, **dict.fromkeys(ranked.rivals, TIED)}

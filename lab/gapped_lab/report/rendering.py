@@ -1,0 +1,157 @@
+"""Records as Markdown, with the command, hardware and time behind them, and as tables on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from gapped.errors import GappedError, printable
+from gapped_lab.records import Record
+from gapped_lab.records.files import write_text
+from gapped_lab.report.cells import cells, failures, groups, rows_of, verdict_of
+from gapped_lab.report.paper import against_paper, paper, paper_table
+from gapped_lab.report.tabular import (
+    Table,
+    as_code,
+    best_rows,
+    escaped,
+    summary_table,
+    to_markdown,
+    to_rich,
+    without_empty,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def render_markdown(records: Iterable[Record], recipe: str) -> str:
+    """The block for one recipe: verdict, table, and how it came about. The same records give the same text.
+
+    Under the paper's own protocol the table sets our numbers beside the paper's; other protocols get a plain
+    one, each under its name.
+    """
+    records = list(records)
+    mine = [r for r in records if r.recipe == recipe]
+    if not mine:
+        known = ", ".join(sorted({r.recipe for r in records})) or "none"
+        raise GappedError(f"recipe: got {recipe!r}, expected one that the records hold: {known}")
+    texts = []
+    by_table = groups(mine)
+    for (_, protocol), group in by_table.items():
+        beside = against_paper(mine, recipe, protocol)
+        table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
+        title = f"Protocol {as_code(protocol)}: " if len(by_table) > 1 else ""
+        texts.append(f"{title}{escaped(verdict_of(group))}\n\n{to_markdown(table)}")
+    return "\n".join([*texts, provenance(mine, recipe) + "\n"])
+
+
+def write_tables(records: Iterable[Record], path: Path) -> None:
+    """All recipes of the records as one Markdown file, and which runs have failed."""
+    records = list(records)
+    finished = [r for r in records if not r.failed]
+    recipes = dict.fromkeys(r.recipe for r in finished)
+    texts = [f"## {escaped(recipe)}\n\n{render_markdown(finished, recipe)}" for recipe in recipes]
+    write_text(path, "\n".join([*texts, *(f"{escaped(line)}\n" for line in failures(records))]))
+
+
+def provenance(records: Sequence[Record], recipe: str) -> str:
+    """Command, hardware, count and minutes, in a line."""
+    quick = "**Quick run**, scaled down. " if any(r.quick for r in records) else ""
+    runs = sum(len(cell.records) for cell in cells(records))
+    return (
+        f"{quick}{as_code(command(records, recipe))} on {escaped(hardware(records))}: "
+        f"{runs} run{'s' * (runs != 1)} in {duration(records)}.{_shared(records)}{_shorter(records, recipe)}"
+    )
+
+
+def command(records: Iterable[Record], recipe: str) -> str:
+    """The command that gives these records."""
+    records = list(records)
+    if any(r.metric for r in records):
+        return "gapped.compare"
+    quick = " --quick" if any(r.quick for r in records) else ""
+    return "gapped compare" if recipe == "compare" else f"gapped reproduce {recipe}{quick}"
+
+
+def hardware(records: Iterable[Record]) -> str:
+    """The devices that the records name, and how they multiply where that is not plain float32."""
+    places = [r.environment for r in records]
+    devices = sorted({str(place.get("device") or "an unnamed device") for place in places})
+    tf32 = any(place.get("precision") == "tf32" for place in places)
+    return " and ".join(devices) + " (TF32 products)" * tf32
+
+
+def duration(records: Iterable[Record]) -> str:
+    """The wall time in words; some measurements end before there is an epoch to time.
+
+    A fleet's seconds are shared among its runs, so that a sum over runs counts them once.
+    """
+    seconds = sum(r.seconds / r.runs_in_fleet for cell in cells(records) for r in cell.records)
+    if not seconds:
+        return "a time that was not recorded"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+
+
+def _shared(records: Iterable[Record]) -> str:
+    """A remark where other tables' runs were trained in the same fleets."""
+    own: dict[tuple[float, int, object], set[str]] = {}
+    for r in records:
+        own.setdefault((r.seconds, r.runs_in_fleet, r.environment.get("commit")), set()).add(r.id)
+    shared = any(len(ids) < size for (_, size, _), ids in own.items())
+    return " Runs of other tables were trained in the same fleet; the time is these runs' share." * shared
+
+
+def _shorter(records: Iterable[Record], recipe: str) -> str:
+    """A remark where the paper trained for longer."""
+    published = paper().get(recipe, {}).get("epochs", 0)
+    longest = max((r.epochs for r in records if not r.quick), default=published)
+    if longest >= published:
+        return ""
+    return f" Trained for {longest} epochs; the paper's runs have {published}."
+
+
+def console(*, quiet: bool = False) -> Console:
+    """The terminal at its width; a file or a pipe gets room enough for every column. Text is never markup."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+    return Console(width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+
+def say(screen: Console, text: str) -> None:
+    """Print a line that may hold anything, such as a path; it is not broken at the terminal's width."""
+    screen.print(printable(text), soft_wrap=True)
+
+
+def prose(text: str, screen: Console) -> str:
+    """Sentences broken between words at the width of a terminal, or at ``$COLUMNS``; else one line."""
+    has_width = screen.is_terminal or "COLUMNS" in os.environ
+    return fill(text, screen.width, break_on_hyphens=False) if has_width else text
+
+
+def show(records: Iterable[Record], console: Console) -> None:
+    """For each recipe and protocol, print tables and a verdict, with the paper's numbers where it has any."""
+    for (recipe, protocol), group in groups(records).items():
+        own = [r for cell in group for r in cell.records]
+        quick = ", quick run" if any(r.quick for r in own) else ""
+        title = f"{recipe} {protocol}".strip() + quick
+        table = best_rows(summary_table(rows_of(group)))
+        console.print(to_rich(table, title, console.width), *table.notes)
+        beside = against_paper(own, recipe, protocol)
+        if beside:
+            table = _notes_below(paper_table(beside, recipe))
+            console.print(to_rich(table, "beside the paper", console.width))
+            for note in table.notes:
+                console.print(note.replace("*", ""))
+        console.print(prose(verdict_of(group), console), style="bold", soft_wrap=True)
+
+
+def _notes_below(table: Table) -> Table:
+    """The table without its last column, whose sentences would crowd out the numbers: they become notes."""
+    notes = [f"{row[0].text}, τ {row[1].text}: {row[-1].text}" for row in table.rows if row[-1].text]
+    return Table(table.columns[:-1], tuple(row[:-1] for row in table.rows), (*table.notes, *notes))

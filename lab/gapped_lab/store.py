@@ -1,0 +1,294 @@
+"""A folder of results: records, curves, pictures, trees, checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar
+
+import torch
+
+from gapped._version import __version__
+from gapped.errors import GappedError
+from gapped_lab import records
+from gapped_lab.records import Record, RunLine, files
+
+L = TypeVar("L", bound=RunLine)
+V = TypeVar("V")
+
+_FORMAT = 2
+"""Of checkpoints; another number whenever a state means something else."""
+_CHECKSUM_BYTES = 32
+_LARGEST_PLAN = 1 << 24
+"""Bytes of a plan: those of 800,000 runs."""
+
+
+class Store:
+    """Where a recipe's results go. What is in it is never recomputed and never overwritten."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records = _Index(folder, Record, lambda record: record)
+        self._others: dict[type[RunLine], _Index[Any, int]] = {}
+        self._probe()
+
+    def records(self) -> Mapping[Hashable, Record]:
+        """Records by recipe and id, the last of each; those of failed runs, too."""
+        return self._records.entries()
+
+    def finished(self) -> dict[Hashable, Record]:
+        """The records of finished runs, by recipe and id."""
+        return {key: record for key, record in self.records().items() if not record.failed}
+
+    def add(self, lines: Iterable[RunLine]) -> None:
+        """Add what is not there yet, each line to its file.
+
+        Records come last: a run whose record exists has everything else too. That of a failed run may be
+        followed by those of later attempts. Where a record was removed and its run trained again, its other
+        lines may be another's, and are followed by the run's own: the last line of a run counts. Several
+        processes may add to one folder at the same time.
+        """
+        kinds: dict[type[RunLine], dict[Hashable, RunLine]] = {}
+        for line in lines:
+            kinds.setdefault(type(line), {})[line.key] = line
+        if not kinds:
+            return
+        with files.locked(self._records.path):
+            own = kinds.pop(Record, {})
+            for kind, others in kinds.items():
+                self._add_others(kind, others)
+            known = self.records()
+            new = [line for key, line in own.items() if key not in known or known[key].failed]
+            records.write(self.folder, new)
+
+    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine]) -> None:
+        index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
+        known, finished = index.entries(), {record.id for record in self.finished().values()}
+        again = {key for key in known.keys() & lines.keys() - finished if known[key] != _digest(lines[key])}
+        records.write(self.folder, [line for key, line in lines.items() if key not in known or key in again])
+
+    def keep(self, key: str, lines: Iterable[RunLine]) -> None:
+        """Add the lines of a fleet, then remove its checkpoint, unless it has failed."""
+        lines = list(lines)
+        self.add(lines)
+        if not any(isinstance(line, Record) and line.failed for line in lines):
+            self.drop_checkpoint(key)
+
+    def save_plan(self, request: str, fleets: dict[str, list[str]]) -> None:
+        """Keep which runs form the fleets of a request, by their keys, until it is finished."""
+        with files.atomic_write(plan_path(self.folder, request)) as file:
+            file.write(json.dumps(fleets).encode())
+
+    def load_plan(self, request: str) -> dict[str, list[str]]:
+        """The runs of each fleet of a request that was interrupted, by the fleet's key; none if there is no
+        such request."""
+        return _read_plan(plan_path(self.folder, request))
+
+    def tidy(self) -> None:
+        """Remove plans whose runs are finished, and checkpoints that no other plan has a use for."""
+        finished = {record.id for record in self.finished().values()}
+        # Looked for before the plans: whoever makes a checkpoint has made his plan before.
+        checkpoints = list(self._checkpoints.glob("*.pt"))
+        try:
+            plans = {path: _read_plan(path) for path in list(self._checkpoints.glob("*.plan.json"))}
+        except GappedError:
+            return  # It is not known which checkpoints are still of use.
+        unfinished: set[str] = set()
+        for path, fleets in plans.items():
+            keys = {key for key, ids in fleets.items() if not finished.issuperset(ids)}
+            unfinished |= keys
+            if not keys:
+                path.unlink(missing_ok=True)
+        for path in checkpoints:
+            if path.stem not in unfinished:
+                path.unlink(missing_ok=True)
+        self._remove_empty()
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """A block in which this process trains into the folder; a warning if another one does so already.
+
+        Processes of other machines are not seen.
+        """
+        mark = self.folder / "training"
+        if others := files.writers(mark):
+            warnings.warn(
+                f"{self.folder}: process {others[0]} trains into this folder, too; "
+                "what both are asked for is trained twice and recorded once",
+                stacklevel=3,
+            )
+        own = files.partial_path(mark)
+        own.touch()
+        try:
+            yield
+        finally:
+            # Where the folder is gone, or a file by now, the error that comes of it says more.
+            with suppress(OSError):
+                own.unlink()
+
+    def save_checkpoint(self, key: str, state: dict[str, Any]) -> None:
+        """Save a fleet's state: a checksum of all that follows, a line that says whose it is, the state."""
+        with files.atomic_write(self._checkpoint(key)) as file:
+            file.write(bytes(_CHECKSUM_BYTES))
+            file.write(json.dumps(_identity(key)).encode() + b"\n")
+            torch.save(state, file)
+            checksum = _checksum(file)
+            file.seek(0)
+            file.write(checksum)
+
+    def load_checkpoint(self, key: str, device: torch.device) -> dict[str, Any] | None:
+        """The state of the fleet `key`, or None. Only tensors and plain containers are accepted.
+
+        A file that is damaged, or is not what its name says, is passed over with a warning: the next
+        checkpoint takes its place. One of other versions is an error, since it may be worth going back to.
+        """
+        try:
+            with open(self._checkpoint(key), "rb") as file:
+                why = _objection(file, key)
+                if why is None:
+                    state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+                    return state
+        except FileNotFoundError:
+            return None
+        except (GappedError, OSError):
+            raise
+        except Exception:
+            # Whatever torch says here, its advice to load without restrictions is not ours.
+            why = "not a checkpoint that can be read safely"
+        self.pass_over(key, why)
+        return None
+
+    def has_checkpoint(self, key: str = "*") -> bool:
+        """Whether there is a checkpoint of the fleet `key`, or else of any."""
+        return any(self._checkpoints.glob(f"{key}.pt"))
+
+    def pass_over(self, key: str, why: str) -> None:
+        """Say that a fleet's checkpoint is not used."""
+        warnings.warn(f"{self._checkpoint(key)}: {why}; its fleet starts over", stacklevel=2)
+
+    def drop_checkpoint(self, key: str) -> None:
+        self._checkpoint(key).unlink(missing_ok=True)
+        self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        # Not there, or not empty: both are fine.
+        with suppress(OSError):
+            self._checkpoints.rmdir()
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def _checkpoint(self, key: str) -> Path:
+        return self._checkpoints / f"{key}.pt"
+
+    def _probe(self) -> None:
+        """Fail before any work is done if nothing can be written here."""
+        probe = self.folder / f".probe.{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"x")
+            probe.unlink()
+            files.sweep(self.folder)
+            files.sweep(self._checkpoints)
+        except OSError as problem:
+            raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
+
+
+class _Index(Generic[L, V]):
+    """A value of each line of a growing file by key, the last of each; only new lines are read again."""
+
+    def __init__(self, folder: Path, kind: type[L], value: Callable[[L], V]) -> None:
+        self.path, self._kind, self._value = folder / kind.FILE, kind, value
+        self._entries: dict[Hashable, V] = {}
+        self._file, self._size = 0, 0
+
+    def entries(self) -> Mapping[Hashable, V]:
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file or status.st_size < self._size:
+                    # Another file than before, or one that was cut: lines are otherwise only appended.
+                    self._forget()
+                file.seek(self._size)
+                raw = file.read()
+        except FileNotFoundError:
+            self._forget()
+            return self._entries
+        try:
+            lines, size = records.parse(self.path, raw, self._kind)
+        except GappedError:
+            records.read(self.path.parent, self._kind)  # raises the same with the number of the line
+            raise
+        self._file, self._size = status.st_ino, self._size + size
+        self._entries.update((line.key, self._value(line)) for line in lines)
+        return self._entries
+
+    def _forget(self) -> None:
+        self._entries, self._file, self._size = {}, 0, 0
+
+
+def _digest(line: RunLine) -> int:
+    """A number in place of a line, to tell whether another one is the same."""
+    return hash(line.encode())
+
+
+def plan_path(folder: Path, request: str) -> Path:
+    return folder / "checkpoints" / f"{request}.plan.json"
+
+
+def _read_plan(path: Path) -> dict[str, list[str]]:
+    """The runs of each fleet, by the fleet's key; none if there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_PLAN + 1)
+        plan = json.loads(text) if len(text) <= _LARGEST_PLAN else None
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        plan = None
+    if not isinstance(plan, dict) or not all(
+        isinstance(ids, list) and all(isinstance(each, str) for each in ids) for ids in plan.values()
+    ):
+        raise GappedError(f"{path}: not a plan that can be read; remove it to start over")
+    return plan
+
+
+def _identity(key: str) -> dict[str, Any]:
+    """What a checkpoint says of itself."""
+    return {
+        "format": _FORMAT,
+        "fleet": key,
+        "gapped": __version__,
+        "torch": torch.__version__.split("+")[0],
+    }
+
+
+def _objection(file: IO[bytes], key: str) -> str | None:
+    """Why this is no checkpoint of the fleet `key`, or None; then `file` is left where its state begins."""
+    if file.read(_CHECKSUM_BYTES) != _checksum(file):
+        return "damaged, or not a checkpoint of this version"
+    file.seek(_CHECKSUM_BYTES)
+    origin, here = json.loads(file.readline()), _identity(key)
+    if origin["fleet"] != here["fleet"]:
+        return "a checkpoint of another fleet"
+    if origin != here:
+        theirs, ours = (
+            f"gapped {each['gapped']} with torch {each['torch']} (format {each['format']})"
+            for each in (origin, here)
+        )
+        raise GappedError(
+            f"{file.name}: made by {theirs}, here is {ours}; go on with the former, or remove the file"
+        )
+    return None
+
+
+def _checksum(file: IO[bytes]) -> bytes:
+    """Of all that follows the place of the checksum."""
+    file.seek(_CHECKSUM_BYTES)
+    return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
