@@ -10,6 +10,41 @@ from typing import TypeVar
 
 _T = TypeVar("_T", bound=Callable[..., object])
 
+ARGUMENTS = {
+    "logits": """Unnormalised log-probabilities θ of any floating dtype and shape, the K categories on the
+        axis `dim`; each vector along it is a row. A category with the logit -inf does not exist.""",
+    "tau": """Temperature τ of the gradient: a positive number, or a tensor that broadcasts against the
+        logits' shape without the category axis. It does not change the law of hard samples.""",
+    "hard": """True returns one-hot vectors, False the surrogate itself, a point of the simplex. Both have
+        the same gradient.""",
+    "draw": """"sample" draws the category from softmax(θ); "argmax" takes the largest logit. The gradient
+        is the estimator's own for that category.""",
+    "dim": "The category axis.",
+    "mask": """Booleans that broadcast against the logits, with all of their axes where `dim` is not the
+        last one. A category where it is False does not exist: no mass, no gradient.""",
+    "generator": """Where random numbers come from; None is torch's default generator, the only one that
+        torch.compile supports.""",
+    "eps": "Accepted as in torch, without effect.",
+    "backend": """"torch", "triton", or "auto": Triton on a GPU where it can, else torch.""",
+}
+"""The arguments of estimators in torch."""
+JAX_ARGUMENTS = {
+    "key": "A random key, such as `jax.random.key(0)`.",
+    "logits": """Unnormalised log-probabilities θ of any floating dtype and shape, the K categories on the
+        axis `axis`; each vector along it is a row. A category with the logit -inf does not exist. A row with
+        a NaN or +inf gives NaN.""",
+    "tau": """Temperature τ of the gradient: a positive number, or an array that broadcasts against the
+        logits' shape without the category axis. It does not change the law of hard samples, and gets no
+        gradient itself.""",
+    "hard": ARGUMENTS["hard"],
+    "axis": ARGUMENTS["dim"],
+    "where": """Booleans that broadcast against the logits, with all of their axes where `axis` is not the
+        last one. A category where it is False does not exist: no mass, no gradient.""",
+    "backend": """"xla", "triton" for the kernels, through jax-triton, or "auto": the kernels where they run.
+        Kernels draw other samples for a key than "xla" does, of the same law.""",
+}
+"""The arguments of their twins in `gapped.jax`."""
+
 
 def describing(arguments: Mapping[str, str]) -> Callable[[_T], _T]:
     """A decorator that puts descriptions in the place of each line of names alone, as `(tau, hard)`.
@@ -30,3 +65,9 @@ def describing(arguments: Mapping[str, str]) -> Callable[[_T], _T]:
         return value
 
     return documented
+
+
+documented = describing(ARGUMENTS)
+"""A decorator of functions and classes of estimators: it fills in their docstrings."""
+documented_in_jax = describing(JAX_ARGUMENTS)
+"""The decorator of their twins in `gapped.jax`."""

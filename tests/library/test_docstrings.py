@@ -13,7 +13,7 @@ import user_script
 from docstring_rules import EXPLAINED, MARKUP, faults, parameters, public_names
 
 import gapped
-from gapped.pathwise.argument_help import ARGUMENTS
+from gapped.docstrings import ARGUMENTS
 
 MODULES = (gapped, gapped.nn, gapped.nn.schedules, gapped.distributions, gapped.subsets, gapped.counts)
 VALUES = {f"{home.__name__}.{name}": each for home in MODULES for name, each in public_names(home).items()}

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_level, ignore_eps
+from gapped.docstrings import documented
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
-from gapped.pathwise.argument_help import documented
 
 
 @documented

@@ -12,11 +12,11 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_flag, check_level, has_tangent, holds, ignore_eps, requires_grad
 from gapped.choice import Choice
+from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
-from gapped.pathwise.argument_help import documented
 
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 

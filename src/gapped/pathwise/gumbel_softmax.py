@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import has_tangent, ignore_eps, requires_grad
+from gapped.docstrings import documented
 from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import (
@@ -21,7 +22,6 @@ from gapped.pathwise import (
     divide,
     per_row,
 )
-from gapped.pathwise.argument_help import documented
 
 
 @documented

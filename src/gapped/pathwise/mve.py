@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_level, ignore_eps, in_eager_mode, without_autocast
+from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import Points, Weights
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
-from gapped.pathwise.argument_help import documented
 
 # Steps of conjugate gradients. The eigenvalues of the preconditioned system are of order one, so each step
 # gains about a digit, until rounding is left.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gapped.checks import ignore_eps
+from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import Points, Weights, jacobian_product
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Source, cached_estimator, divide, per_row
-from gapped.pathwise.argument_help import documented
 from gapped.pathwise.gumbel_rao import GumbelRao
 
 

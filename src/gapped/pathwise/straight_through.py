@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gapped.checks import ignore_eps
+from gapped.docstrings import documented
 from gapped.gradient import Points
 from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
-from gapped.pathwise.argument_help import documented
 
 
 @documented
