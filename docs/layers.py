@@ -44,6 +44,7 @@ WORDS = {
     "lab.data": "data sets",
     "lab.fleet": "many runs in one program",
     "lab.tasks": "models, losses, protocols",
+    "lab.listops": "latent trees, data and task",
     "lab": "recipes, training, storage",
     "lab.engines": "local, torchrun, Ray",
     "lab.bench": "time and memory",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from gapped_lab.data.listops.language import PADDING, VOCABULARY
+from gapped_lab.listops.language import PADDING, VOCABULARY
 
 
 def encode(text: str) -> list[int]:

@@ -10,13 +10,14 @@ from conftest import seeded
 from torch import Tensor, nn
 
 from gapped_lab.data import Dataset
-from gapped_lab.data.listops import ListOps
-from gapped_lab.data.listops.examples import Split, stack
-from gapped_lab.data.listops.language import generate, parse
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.run_layers import Linear
-from gapped_lab.tasks import ListOpsProtocol, VAEProtocol
-from gapped_lab.tasks.listops import ListOpsTask
+from gapped_lab.listops import ListOpsProtocol
+from gapped_lab.listops.examples import Split, stack
+from gapped_lab.listops.language import generate, parse
+from gapped_lab.listops.source import ListOps
+from gapped_lab.listops.task import ListOpsTask
+from gapped_lab.tasks import VAEProtocol
 from gapped_lab.tasks.vae import VAETask
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64

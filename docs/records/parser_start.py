@@ -11,16 +11,16 @@ from evidence import ACCURACY, Evidence, require
 from torch import Tensor
 
 from gapped.pathwise import Pathwise
-from gapped_lab.data.listops.examples import Split, stack
-from gapped_lab.data.listops.language import generate, parse
 from gapped_lab.fleet.run_layers import generators
+from gapped_lab.listops import listops_protocol
+from gapped_lab.listops.examples import Split, stack
+from gapped_lab.listops.language import generate, parse
+from gapped_lab.listops.model import TreeClassifier
+from gapped_lab.listops.reference_tree import Sampler
 from gapped_lab.recipe import find_recipe
 from gapped_lab.report.cells import rows_of
 from gapped_lab.report.tabular import Entry, Table, tau_entry
 from gapped_lab.spec import Entry as RecipeEntry
-from gapped_lab.tasks import listops_protocol
-from gapped_lab.tasks.listops.model import TreeClassifier
-from gapped_lab.tasks.listops.reference_tree import Sampler
 
 # Batches by the least and the largest number of tokens, out of so many expressions drawn by the rule.
 LENGTHS = ((8, 12), (20, 24))

@@ -14,8 +14,8 @@ from gapped.errors import reject
 from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gst import GST
 from gapped.pathwise.gumbel_rao import GumbelRao
+from gapped_lab.listops.variants import LateMaskGumbelSoftmax, TreeShape
 from gapped_lab.tasks.count_vae import Fini
-from gapped_lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax, TreeShape
 
 
 @dataclass(frozen=True, eq=False)

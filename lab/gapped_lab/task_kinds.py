@@ -1,4 +1,4 @@
-"""Tasks by name: what each accepts, and how a fleet's task is made of its runs' specs."""
+"""Tasks and data sets by name: what a task accepts, and how a fleet's task is made of its runs' specs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from gapped.errors import reject
 from gapped.score.reinforce import RLOO
 from gapped_lab import data as data_sets
-from gapped_lab.data.listops import LISTOPS, ListOpsSource
+from gapped_lab.data.sources import Source
 from gapped_lab.fleet import Task
+from gapped_lab.listops import listops_protocol
+from gapped_lab.listops.source import LISTOPS, ListOpsSource
+from gapped_lab.listops.task import ListOpsTask
 from gapped_lab.records import Images, RunLine, Trees
 from gapped_lab.tasks import (
     PolynomialProtocol,
     VAEProtocol,
     count_protocol,
-    listops_protocol,
     polynomial_protocol,
     vae_protocol,
 )
 from gapped_lab.tasks.count_vae import CountTask, Fini
-from gapped_lab.tasks.listops import ListOpsTask
 from gapped_lab.tasks.polynomial import PolynomialTask
 from gapped_lab.tasks.vae import VAETask
 
@@ -103,7 +105,7 @@ def _listops_task(
             "numbers are not to be compared with the paper's",
             stacklevel=2,
         )
-    return ListOpsTask(rules, data, [spec.seed for spec in specs], device, compiled=compiled)
+    return ListOpsTask(rules, data, [spec.seed for spec in specs], device)
 
 
 def _polynomial_task(
@@ -111,6 +113,17 @@ def _polynomial_task(
 ) -> PolynomialTask:
     rules = polynomial_protocol(specs[0].protocol)
     return PolynomialTask(rules, [spec.seed for spec in specs], device)
+
+
+SOURCES: Mapping[str, Source[object]] = {**data_sets.IMAGES, LISTOPS.name: LISTOPS}
+"""The data sets of all kinds; `gapped_lab.data.load` serves the images."""
+
+
+def source(name: str) -> Source[object]:
+    """The data set called `name`, of any kind, to be located or fetched."""
+    if name not in SOURCES:
+        raise reject("data set", name, f"one of {', '.join(SOURCES)}")
+    return SOURCES[name]
 
 
 _IMAGES = ("mnist", *(name for name in data_sets.IMAGES if name != "mnist"))

@@ -14,7 +14,6 @@ from typing import NoReturn
 import torch
 
 from gapped.errors import GappedError, MissingExtra
-from gapped_lab.data import source
 from gapped_lab.fleet import Run, Trainer, derived_seed, matmul_precision
 from gapped_lab.planning import Fleet
 from gapped_lab.progress import Callbacks, Snapshot
@@ -22,6 +21,7 @@ from gapped_lab.records import RunLine
 from gapped_lab.results import failure_records, result_lines
 from gapped_lab.spec import RunSpec
 from gapped_lab.store import Store
+from gapped_lab.task_kinds import source
 
 
 class Interrupted(Exception):

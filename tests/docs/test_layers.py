@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -75,8 +74,3 @@ def test_jax_needs_no_torch(module: str) -> None:
 def test_what_jax_imports_needs_no_package(module: str) -> None:
     roots = {name.split(".")[0] for name in LAYERS["imports"](MODULES[module], module)}
     assert roots <= {"gapped"} | set(sys.stdlib_module_names)
-
-
-def test_no_two_modules_share_a_name() -> None:
-    stems = Counter(name.split(".")[-1] for name in MODULES if not name.endswith("__init__"))
-    assert [stem for stem, count in stems.items() if count > 1] == []

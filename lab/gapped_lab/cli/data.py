@@ -37,7 +37,7 @@ def data(
       gapped data
       gapped data mnist
     """
-    from gapped_lab.data import SOURCES, source
+    from gapped_lab.task_kinds import SOURCES, source
 
     if name is None:
         rows = [

@@ -124,7 +124,7 @@ def _sample(device: torch.device, what: str) -> Finding:
 
 
 def _data(data_dir: Path | None) -> Iterator[Finding]:
-    from gapped_lab.data import SOURCES
+    from gapped_lab.task_kinds import SOURCES
 
     variable = os.environ.get("GAPPED_DATA")
     for what, folder, remedy in (

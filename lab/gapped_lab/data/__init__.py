@@ -1,21 +1,15 @@
-"""Data sets by name. Importing this neither reads the disk nor needs scikit-learn or pooch."""
+"""Image sets by name. Importing this neither reads the disk nor needs scikit-learn or pooch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from gapped.errors import reject
 from gapped_lab.data.images import FASHION_MNIST, MNIST, Dataset, DigitsSource
-from gapped_lab.data.listops import LISTOPS
 from gapped_lab.data.sources import Source
 
-T = TypeVar("T")
-
-# `load` serves the image sets; a set of another kind has its own loader and joins SOURCES alone.
 IMAGES: Mapping[str, Source[Dataset]] = {each.name: each for each in (DigitsSource(), MNIST, FASHION_MNIST)}
-SOURCES: Mapping[str, Source[object]] = {**IMAGES, LISTOPS.name: LISTOPS}
 
 
 def load(name: str, data_dir: Path | None = None, progress: bool = True, *, download: bool = True) -> Dataset:
@@ -27,15 +21,6 @@ def load(name: str, data_dir: Path | None = None, progress: bool = True, *, down
     >>> load("digits").train.shape
     torch.Size([1500, 64])
     """
-    return _pick(IMAGES, name).load(data_dir, progress, download)
-
-
-def source(name: str) -> Source[object]:
-    """The data set called `name`, of any kind, to be located or fetched."""
-    return _pick(SOURCES, name)
-
-
-def _pick(table: Mapping[str, T], name: str) -> T:
-    if name not in table:
-        raise reject("data set", name, f"one of {', '.join(table)}")
-    return table[name]
+    if name not in IMAGES:
+        raise reject("data set", name, f"one of {', '.join(IMAGES)}")
+    return IMAGES[name].load(data_dir, progress, download)

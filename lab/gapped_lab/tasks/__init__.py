@@ -74,35 +74,6 @@ class CountProtocol(VAEProtocol):
     """The prior's log-rate, or the log-odds of a success."""
 
 
-@dataclass(frozen=True)
-class ListOpsProtocol:
-    """One way to train and test the tree-LSTM."""
-
-    name: str
-    data: str = "listops"
-    width: int = 300
-    """Of word vectors, leaves, nodes, and the classifier's hidden layer."""
-    dropout: float = 0.5
-    """On word vectors, on the classifier's input and on its hidden layer."""
-    count: int = 90_000
-    """Training expressions drawn, before the long ones are left out."""
-    max_tokens: int = 100
-    """Expressions have fewer tokens, in all splits."""
-    batch: int = 16
-    learning_rate: float = 1e-3
-    epochs: int = 20
-    clip: float = 5.0
-    """Largest norm of a run's gradient."""
-    validations: int = 2
-    """How often per epoch the validation accuracy is taken."""
-    patience: int = 4
-    """Validations without progress after which one more halves the learning rate."""
-    waste: float = 0.1
-    """Largest share of padding in a group of expressions of similar length; 1 puts all into one group."""
-    characters: bool = False
-    """Whether the model reads characters, spaces included, instead of tokens."""
-
-
 _PAPER_32X64 = VAEProtocol(
     "paper-32x64",
     32,
@@ -250,55 +221,24 @@ POLYNOMIAL_PROTOCOLS: Mapping[str, PolynomialProtocol] = MappingProxyType(
     {f"power-{power:g}": PolynomialProtocol(f"power-{power:g}", power) for power in (1.5, 2.0, 3.0)}
 )
 
-_SHORT = ListOpsProtocol(
-    "short",
-    width=48,
-    dropout=0.1,
-    count=10_000,
-    max_tokens=12,
-    batch=32,
-    epochs=10,
-    learning_rate=4e-3,
-    waste=0.2,
-)
-LISTOPS_PROTOCOLS: Mapping[str, ListOpsProtocol] = MappingProxyType(
-    {
-        each.name: each
-        for each in (
-            ListOpsProtocol("paper"),
-            # What the paper's script does with its data: characters, batches of all lengths.
-            ListOpsProtocol("authors", characters=True, waste=1.0),
-            _SHORT,
-            replace(_SHORT, name="authors-short", characters=True, waste=1.0, epochs=2),
-            ListOpsProtocol(
-                "tiny", width=8, dropout=0.1, count=200, max_tokens=12, epochs=1, batch=8, waste=0.3
-            ),
-        )
-    }
-)
-
 
 def vae_protocol(name: str) -> VAEProtocol:
     """The VAE's protocol called `name`."""
-    return _by_name(VAE_PROTOCOLS, name)
+    return by_name(VAE_PROTOCOLS, name)
 
 
 def count_protocol(name: str) -> CountProtocol:
     """The protocol of the VAE with counts called `name`."""
-    return _by_name(COUNT_PROTOCOLS, name)
-
-
-def listops_protocol(name: str) -> ListOpsProtocol:
-    """The protocol of ListOps called `name`."""
-    return _by_name(LISTOPS_PROTOCOLS, name)
+    return by_name(COUNT_PROTOCOLS, name)
 
 
 def polynomial_protocol(name: str) -> PolynomialProtocol:
     """The protocol of polynomial programming called `name`."""
-    return _by_name(POLYNOMIAL_PROTOCOLS, name)
+    return by_name(POLYNOMIAL_PROTOCOLS, name)
 
 
-def _by_name(protocols: Mapping[str, _P], name: str) -> _P:
+def by_name(protocols: Mapping[str, _P], name: str) -> _P:
+    """The protocol called `name`; an error lists the known ones."""
     if name not in protocols:
         raise reject("protocol", name, f"one of {', '.join(protocols)}")
     return protocols[name]

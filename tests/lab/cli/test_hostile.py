@@ -24,7 +24,7 @@ from training_toys import recipe_file
 
 from gapped.errors import GappedError
 from gapped_lab.cli.app import main
-from gapped_lab.data.listops import examples
+from gapped_lab.listops import examples
 from gapped_lab.planning import prepare
 from gapped_lab.recipe import load_recipe, recipe_from
 from gapped_lab.recipe_files import known_recipes

@@ -14,7 +14,7 @@ import torch
 from tiny_images import MIRRORS, TINY_CONTENTS, TINY_IMAGES, put_tiny_images
 
 from gapped.errors import GappedError
-from gapped_lab import data
+from gapped_lab import data, task_kinds
 from gapped_lab.data import sources
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -68,7 +68,7 @@ def test_unknown_name_lists_the_known():
     with pytest.raises(GappedError, match=r"got 'minst', expected one of digits, mnist, fashion-mnist"):
         data.load("minst")
     with pytest.raises(GappedError, match="fashion-mnist"):
-        data.source("minst")
+        task_kinds.source("minst")
 
 
 def serve(monkeypatch, answers):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gapped.errors import GappedError
+from gapped_lab.listops import listops_protocol
 from gapped_lab.recipe import find_recipe
 from gapped_lab.spec import RunSpec
-from gapped_lab.tasks import listops_protocol, vae_protocol
+from gapped_lab.tasks import vae_protocol
 
 
 def test_constants_of_the_published_protocols():

@@ -9,7 +9,7 @@ import torch
 from conftest import seeded
 from toy_tasks import toy_expressions
 
-from gapped_lab.tasks.listops.spans import agreement, left_branching, merged_spans
+from gapped_lab.listops.spans import agreement, left_branching, merged_spans
 
 
 def slow_spans(merges: Sequence[int], length: int) -> list[tuple[int, int]]:

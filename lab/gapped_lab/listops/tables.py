@@ -1,8 +1,4 @@
-"""The tables that hold all nodes and pairs of a batch of trees, and the forward pass over them, in torch.
-
-`FusedTables` in `gapped_lab.tasks.listops.tree_launch` does the work with kernels. docs/listops.md has the
-mathematics.
-"""
+"""The tables that hold all nodes and pairs of a batch of trees, and the forward pass over them."""
 
 from __future__ import annotations
 
@@ -13,13 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gapped.kernels.sampling import launch
-from gapped_lab.tasks.listops.reference_tree import allowed_pairs, compose, compose_vjp
-
-
-def uses_kernels(x: Tensor, fused: bool) -> bool:
-    """Whether kernels do the work: if asked for by `fused`, in float32, on a device that runs them."""
-    return fused and x.dtype == torch.float32 and launch.runs_on(x.device)
+from gapped_lab.listops.reference_tree import allowed_pairs, compose, compose_vjp
 
 
 class Layer(NamedTuple):

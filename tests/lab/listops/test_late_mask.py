@@ -13,16 +13,16 @@ from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train, tree_in
 import gapped
 from gapped import simplex
 from gapped.errors import GappedError
-from gapped_lab.data.listops.language import VOCABULARY
-from gapped_lab.data.listops.spelling import CHARACTERS, spelled
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped
-from gapped_lab.tasks import LISTOPS_PROTOCOLS
-from gapped_lab.tasks import listops as task_module
-from gapped_lab.tasks.listops import ListOpsTask
-from gapped_lab.tasks.listops.reference_tree import Greedy, reference_tree
-from gapped_lab.tasks.listops.tree import latent_tree
-from gapped_lab.tasks.listops.tree_variants import LateMaskGumbelSoftmax
+from gapped_lab.listops import LISTOPS_PROTOCOLS
+from gapped_lab.listops import task as task_module
+from gapped_lab.listops.examples import CHARACTERS, as_characters
+from gapped_lab.listops.language import VOCABULARY
+from gapped_lab.listops.reference_tree import Greedy, reference_tree
+from gapped_lab.listops.task import ListOpsTask
+from gapped_lab.listops.tree import latent_tree
+from gapped_lab.listops.variants import LateMaskGumbelSoftmax
 
 THETA = torch.tensor([0.2, -0.1, 0.4, 0.3, 0.0], dtype=DOUBLE)
 WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0, 7.0], dtype=DOUBLE)
@@ -141,10 +141,10 @@ def test_what_it_does_not_take() -> None:
             LateMaskGumbelSoftmax(1.0, **how).sample(THETA, dim=-1 if how else 0)
 
 
-def test_expressions_are_spelled() -> None:
+def test_expressions_are_as_characters() -> None:
     assert len(CHARACTERS) == 1 + 21
     split = toy_expressions().test
-    characters = spelled(split)
+    characters = as_characters(split)
     for row, length, tokens, count in zip(
         characters.tokens, characters.lengths, split.tokens, split.lengths, strict=True
     ):

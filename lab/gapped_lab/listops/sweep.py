@@ -1,8 +1,4 @@
-"""The backward pass over the tables of the tree, in torch.
-
-`FusedSweep` in `gapped_lab.tasks.listops.tree_launch` does the work with kernels. docs/listops.md has the
-mathematics.
-"""
+"""The backward pass over the tables of the tree. docs/listops.md has the mathematics."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gapped_lab.tasks.listops.reference_tree import allowed_pairs, compose_vjp
-from gapped_lab.tasks.listops.tree_tables import Layer, Tables, lines, take
+from gapped_lab.listops.reference_tree import allowed_pairs, compose_vjp
+from gapped_lab.listops.tables import Layer, Tables, lines, take
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,7 @@ class Sweep:
             (near.right_pair, [self._along(to_right, near.right_pair, near.right, near.near_right), none]),
         ):
             _add(self.gains, pair, torch.cat(gains, -1), pair >= 0)
-        # The node that the layer made is no more: its line takes what is of no use.
+        # The node that the layer made is gone: its line is the target of all that nothing refers to.
         node = tables.new_node(number)
         gone = lines(tables.states, node, node + 1)[:, 0].unsqueeze(-1)
         middle = tables.around[:, number, :, 1:5]

@@ -27,18 +27,18 @@ from toy_tasks import (
 import gapped
 from gapped.errors import GappedError
 from gapped_lab import records, task_kinds
-from gapped_lab.data.listops import ListOps
-from gapped_lab.data.listops.examples import Split
 from gapped_lab.engines.local import Local
 from gapped_lab.fleet import Run, Trainer, derived_seed
 from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.listops import LISTOPS_PROTOCOLS, ListOpsProtocol
+from gapped_lab.listops import task as task_module
+from gapped_lab.listops.examples import Split
+from gapped_lab.listops.model import TreeClassifier, drop
+from gapped_lab.listops.reference_tree import Greedy, Sampler, reference_tree
+from gapped_lab.listops.source import ListOps
+from gapped_lab.listops.task import ListOpsTask, depths
 from gapped_lab.recipe import recipe_from
 from gapped_lab.store import Store
-from gapped_lab.tasks import LISTOPS_PROTOCOLS, ListOpsProtocol
-from gapped_lab.tasks import listops as task_module
-from gapped_lab.tasks.listops import ListOpsTask, depths
-from gapped_lab.tasks.listops.model import TreeClassifier, drop
-from gapped_lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped_lab.training import Settings
 
 # A plain twin

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
-from gapped_lab.data.listops.language import VOCABULARY
-from gapped_lab.data.listops.spelling import CHARACTERS
 from gapped_lab.fleet.run_layers import Linear
-from gapped_lab.tasks import ListOpsProtocol
-from gapped_lab.tasks.listops.reference_tree import Sampler
-from gapped_lab.tasks.listops.tree import latent_tree
-from gapped_lab.tasks.listops.tree_tables import uses_kernels
+from gapped_lab.listops import ListOpsProtocol
+from gapped_lab.listops.examples import CHARACTERS
+from gapped_lab.listops.language import VOCABULARY
+from gapped_lab.listops.reference_tree import Sampler
+from gapped_lab.listops.tree import latent_tree
 
 CLASSES = 10
 
@@ -30,12 +29,10 @@ class TreeClassifier(torch.nn.Module):
     has: under Adam their sum moves twice as fast as one would.
     """
 
-    def __init__(
-        self, protocol: ListOpsProtocol, runs: Sequence[torch.Generator], *, fused: bool = False
-    ) -> None:
+    def __init__(self, protocol: ListOpsProtocol, runs: Sequence[torch.Generator]) -> None:
         super().__init__()
         d = self.width = protocol.width
-        self.dropout, self.fused = protocol.dropout, fused
+        self.dropout = protocol.dropout
         words = len(CHARACTERS if protocol.characters else VOCABULARY)
         normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-0.002, b=0.002)
         self.embedding = _stacked(runs, (words, d), normal)
@@ -67,7 +64,7 @@ class TreeClassifier(torch.nn.Module):
         rate = self.dropout if dropout else 0.0
         leaves = self.leaves(tokens, rate, generator)
         cell = (self.tree_weight, self.tree_bias, self.query)
-        root, merges = latent_tree(leaves, *cell, lengths, sampler, generator, fused=self.fused)
+        root, merges = latent_tree(leaves, *cell, lengths, sampler, generator)
         hidden = self.hidden(drop(root, rate, generator)).relu()
         return self.output(drop(hidden, rate, generator)), merges
 
@@ -81,40 +78,34 @@ class TreeClassifier(torch.nn.Module):
         words = torch.bmm((flat == vocabulary).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
         gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)
-        return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight, fused=self.fused)
+        return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight)
 
 
-def lstm(inputs: Tensor, weight: Tensor, *, fused: bool = False) -> Tensor:
+def lstm(inputs: Tensor, weight: Tensor) -> Tensor:
     """States ``(R, B, M, 2d)``, h and c side by side, of an LSTM that starts from zero.
 
     `inputs` ``(R, B, M, 4d)`` are the gates without their recurrent part, in torch's order: input, forget,
     cell, output. `weight` is ``(R, d, 4d)``. The gradient of the weight is one product for all tokens.
-    `fused` lets kernels do the work of a step where they can.
     """
-    return _LSTM.apply(inputs, weight, fused)  # type: ignore[no-any-return, no-untyped-call]
+    return _LSTM.apply(inputs, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, fused: bool) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
         runs, batch, count, four = inputs.shape
-        forward_step, ctx.backward_step = advance, retreat
-        if uses_kernels(inputs, fused):
-            from gapped_lab.tasks.listops import tree_launch
-
-            forward_step, ctx.backward_step = tree_launch.advance, tree_launch.retreat
         gates = torch.empty_like(inputs)
         states = inputs.new_empty(runs, count + 1, batch, four // 2)
         states[:, 0] = 0
         for step in range(count):
             before = states[:, step]
             torch.bmm(before[..., : four // 4], weight, out=gates[:, :, step])
-            forward_step(gates[:, :, step], inputs[:, :, step], before, states[:, step + 1])
+            advance(gates[:, :, step], inputs[:, :, step], before, states[:, step + 1])
         ctx.save_for_backward(gates, states, weight)
         return states[:, 1:].transpose(1, 2)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gates, states, weight = ctx.saved_tensors
         runs, batch, count, four = gates.shape
         width, back = four // 4, weight.transpose(1, 2)
@@ -122,10 +113,10 @@ class _LSTM(torch.autograd.Function):
         grad_h, grad_c = grad.new_zeros(2, runs, batch, width)
         for step in reversed(range(count)):
             out = grads[:, :, step]
-            ctx.backward_step(gates[:, :, step], states[:, step], grad[:, :, step], grad_h, grad_c, out)
+            retreat(gates[:, :, step], states[:, step], grad[:, :, step], grad_h, grad_c, out)
             torch.bmm(out, back, out=grad_h)
         before = states[:, :-1, :, :width].transpose(1, 2).reshape(runs, -1, width)
-        return grads, torch.bmm(before.transpose(1, 2), grads.flatten(1, 2)), None
+        return grads, torch.bmm(before.transpose(1, 2), grads.flatten(1, 2))
 
 
 def advance(gates: Tensor, inputs: Tensor, before: Tensor, after: Tensor) -> None:

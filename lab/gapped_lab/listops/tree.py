@@ -16,7 +16,7 @@ Backward, from the last layer to the first, with the adjoints :math:`a` of the n
 - the selected pair's adjoint goes through its cell, beside the sample's gradient, which it does not need.
 
 All :math:`v_p` are one large product before the sweep, all gradients of the weights one after it.
-`gapped_lab.tasks.listops.reference_tree` is the definition; docs/listops.md has the derivation.
+`gapped_lab.listops.reference_tree` is the definition; docs/listops.md has the derivation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped_lab.tasks.listops.reference_tree import Sampler, sampled_lengths
-from gapped_lab.tasks.listops.sweep import Sweep
-from gapped_lab.tasks.listops.tree_tables import Layer, Tables, lines, uses_kernels
+from gapped_lab.listops.reference_tree import Sampler, sampled_lengths
+from gapped_lab.listops.sweep import Sweep
+from gapped_lab.listops.tables import Layer, Tables, lines
 
 
 def latent_tree(
@@ -41,13 +41,10 @@ def latent_tree(
     lengths: Tensor,
     sampler: Sampler,
     generator: torch.Generator | None = None,
-    *,
-    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Root vectors as `reference_tree` gives them, and the merges, int64 ``(R, B, M - 1)``.
 
     A merge is the place of the left partner in its layer, -1 once an expression has become one node.
-    `fused` lets kernels do the work of a layer where they can: in float32, on a GPU.
     """
     if not sampler.hard:
         raise reject(
@@ -55,11 +52,11 @@ def latent_tree(
         )
     if leaves.shape[2] == 1:  # no pair, but weights that must get a gradient, zero
         padded = torch.nn.functional.pad(leaves, (0, 0, 0, 1))
-        root, merges = latent_tree(padded, weight, bias, query, lengths, sampler, generator, fused=fused)
+        root, merges = latent_tree(padded, weight, bias, query, lengths, sampler, generator)
         return root, merges[..., :0]
     inputs = (leaves, weight, bias, query)
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-    return _Tree.apply(*inputs, lengths, sampler, generator, fused, differentiable)  # type: ignore[no-any-return, no-untyped-call]
+    return _Tree.apply(*inputs, lengths, sampler, generator, differentiable)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Tree(torch.autograd.Function):
@@ -73,16 +70,10 @@ class _Tree(torch.autograd.Function):
         lengths: Tensor,
         sampler: Sampler,
         generator: torch.Generator | None,
-        fused: bool,
         differentiable: bool,
     ) -> tuple[Tensor, Tensor]:
         runs, batch, count, double = leaves.shape
-        tables_type, ctx.sweep_type = Tables, Sweep
-        if uses_kernels(leaves, fused):
-            from gapped_lab.tasks.listops import tree_launch
-
-            tables_type, ctx.sweep_type = tree_launch.FusedTables, tree_launch.FusedSweep
-        tables, shown = tables_type.of(leaves, bias, query, lengths), sampled_lengths(sampler, lengths)
+        tables, shown = Tables.of(leaves, bias, query, lengths), sampled_lengths(sampler, lengths)
         tables.project(weight, 0, count)
         tables.form(0, count - 1)
         layer = Layer(0, lines(tables.states, 0, count), lines(tables.pair_scores, 0, count - 1))
@@ -122,7 +113,7 @@ class _Tree(torch.autograd.Function):
         back = weight.transpose(1, 2)
         score_gates, score_cells, children_h = tables.slopes()
         score_h = torch.bmm(score_gates.flatten(1, 2), back).view_as(children_h)
-        sweep: Sweep = ctx.sweep_type.of(tables, score_h, score_cells)
+        sweep = Sweep.of(tables, score_h, score_cells)
         sweep.adjoints.flatten(0, 2)[ctx.root, :width] = grad
         sweep.relate()
         selected = grad.new_empty(runs, len(ctx.choices), batch, 5 * width)
@@ -141,4 +132,4 @@ class _Tree(torch.autograd.Function):
         pair_h = tables.pair_states.flatten(1, 2)[..., :width]
         grad_query = torch.bmm(sweep.weights.view(runs, 1, -1), pair_h) / math.sqrt(width)
         grad_bias = total.sum(1, keepdim=True)
-        return leaves.transpose(1, 2), grad_weight, grad_bias, grad_query, *(None,) * 5
+        return leaves.transpose(1, 2), grad_weight, grad_bias, grad_query, *(None,) * 4

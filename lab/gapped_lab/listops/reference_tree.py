@@ -1,6 +1,6 @@
 """The latent tree by its definition: every pair of every layer composed anew, differentiated by autograd.
 
-Quadratic in the number of tokens. `gapped_lab.tasks.listops.tree` computes the same in linear time.
+Quadratic in the number of tokens. `gapped_lab.listops.tree` computes the same in linear time.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gapped.errors import GappedError
-from gapped_lab.data.listops.examples import buckets, expressions, stack
-from gapped_lab.data.listops.language import parse
+from gapped_lab.listops.examples import buckets, expressions, stack
+from gapped_lab.listops.language import parse
 
 MALFORMED = [
     ("9 ( ( ( [MAX 2 ) 9 ) ] )", "no tab"),

@@ -12,18 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped_lab.data.listops import ListOps
-from gapped_lab.data.listops.examples import Split, buckets
-from gapped_lab.data.listops.language import CLOSE, OPEN, VOCABULARY
-from gapped_lab.data.listops.spelling import spelled
 from gapped_lab.fleet import Task, derived_seed, permutation
 from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.fleet.optimizer import SelectionRule
 from gapped_lab.fleet.run_layers import generators, spread
-from gapped_lab.tasks import ListOpsProtocol
-from gapped_lab.tasks.listops.evaluation import evaluated
-from gapped_lab.tasks.listops.model import CLASSES, TreeClassifier
-from gapped_lab.tasks.listops.spans import agreement, left_branching, merged_spans
+from gapped_lab.listops import ListOpsProtocol
+from gapped_lab.listops.examples import Split, as_characters, buckets
+from gapped_lab.listops.language import CLOSE, OPEN, VOCABULARY
+from gapped_lab.listops.model import CLASSES, TreeClassifier
+from gapped_lab.listops.source import ListOps
+from gapped_lab.listops.spans import agreement, left_branching, merged_spans
+from gapped_lab.listops.variants import evaluation_sampler
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
@@ -73,7 +72,6 @@ class ListOpsTask(Task):
         device: torch.device,
         *,
         dtype: torch.dtype = torch.float32,
-        compiled: bool = False,
     ) -> None:
         self.protocol, self.seeds = protocol, list(seeds)
         self.clip = protocol.clip
@@ -82,11 +80,11 @@ class ListOpsTask(Task):
         )
         self._distinct = sorted(set(self.seeds))
         self._places = torch.tensor([self._distinct.index(seed) for seed in self.seeds], device=device)
-        self.model = TreeClassifier(protocol, generators(self._distinct), fused=compiled)
+        self.model = TreeClassifier(protocol, generators(self._distinct))
         self.model.to(device, dtype)
         spread(self.model, self._places.tolist())
         self.watched = {"query": self.model.query}
-        read = spelled if protocol.characters else lambda split: split
+        read = as_characters if protocol.characters else lambda split: split
         self.valid, self.test = read(data.valid), read(data.test)
         self.official = data.valid.official and data.test.official
         self.buckets = _buckets(read(data.train), protocol, device)
@@ -207,7 +205,10 @@ class ListOpsTask(Task):
         call.
         """
         runs, device = len(self.seeds), self.batch.device
-        policy, noise = evaluated(sampler), torch.Generator(device).manual_seed(derived_seed("trees"))
+        policy, noise = (
+            evaluation_sampler(sampler),
+            torch.Generator(device).manual_seed(derived_seed("trees")),
+        )
         # Moved once, and no value is read back: the host never waits for a chunk.
         tokens, lengths, labels = (x.to(device) for x in (split.tokens, split.lengths, split.labels))
         right = torch.empty(runs, len(split), device=device)

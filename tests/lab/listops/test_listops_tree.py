@@ -14,8 +14,8 @@ import gapped
 from gapped.errors import GappedError
 from gapped.registry import Pathwise
 from gapped_lab.fleet.estimator_groups import Grouped
-from gapped_lab.tasks.listops.reference_tree import Greedy, Sampler, reference_tree
-from gapped_lab.tasks.listops.tree import latent_tree
+from gapped_lab.listops.reference_tree import Greedy, Sampler, reference_tree
+from gapped_lab.listops.tree import latent_tree
 
 ESTIMATORS: list[Pathwise] = [
     gapped.GumbelSoftmax(tau=0.5),

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gapped.errors import GappedError, reject
 from gapped_lab.data import sources
-from gapped_lab.data.listops import examples
-from gapped_lab.data.listops.language import RULE, Expression, generate
 from gapped_lab.data.sources import Resource
+from gapped_lab.listops import examples
+from gapped_lab.listops.language import RULE, Expression, generate
 
 # Ends of spans are 16-bit numbers.
 _LIMIT = 2**15

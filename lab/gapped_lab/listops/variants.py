@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
@@ -15,7 +15,8 @@ from gapped.errors import reject
 from gapped.gradient import Points
 from gapped.pathwise import Draw, Pathwise, per_row
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
-from gapped_lab.tasks.listops.tree_tables import uses_kernels
+from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.listops.reference_tree import Greedy, Sampler
 
 
 def _left(pairs: Tensor, uniform: Tensor | None) -> Tensor:
@@ -45,11 +46,6 @@ SHAPES: Mapping[str, Callable[[Tensor, Tensor | None], Tensor]] = MappingProxyTy
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return simplex.uniform(like.shape, torch.empty_like(like, dtype=torch.float64), generator)
-
-
-def _runs_on_kernels(estimator: Pathwise, scores: Tensor) -> bool:
-    wanted = estimator.backend == "triton" or (estimator.backend == "auto" and scores.is_cuda)
-    return uses_kernels(scores, wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +84,6 @@ class TreeShape(Pathwise):
             raise reject("tree: dim", dim, "-1, the last axis")
         logits = simplex.masked(logits, mask)
         uniform = _uniform(logits[..., 0], generator) if self.shape == "random" else None
-        if _runs_on_kernels(self, logits):
-            from gapped_lab.tasks.listops.variant_launch import shaped
-
-            return shaped(self.shape, logits, uniform)
         exists = logits > -torch.inf
         number = exists.cumsum(-1)
         chosen = SHAPES[self.shape](number[..., -1], uniform)
@@ -131,14 +123,7 @@ class LateMaskGumbelSoftmax(GumbelSoftmax):
         if dim != -1 or not self.hard:
             raise reject("gumbel-softmax-late-mask", "a dim or soft samples", "hard samples, last axis")
         allowed = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
-        if not _runs_on_kernels(self, logits):
-            return late_masked(logits, allowed, simplex.gumbel(logits.detach(), generator), self.tau)
-        from gapped_lab.tasks.listops.variant_launch import LateMasked
-
-        # The script's noise too is made of float32 exponentials.
-        noise = torch.empty_like(logits).exponential_(generator=generator)
-        tau = self.tau if isinstance(self.tau, Tensor) else logits.new_full((1,), self.tau)
-        return LateMasked.apply(logits, allowed, noise, tau)  # type: ignore[no-any-return, no-untyped-call]
+        return late_masked(logits, allowed, simplex.gumbel(logits.detach(), generator), self.tau)
 
 
 def late_masked(logits: Tensor, mask: Tensor, gumbel: Tensor, tau: float | Tensor) -> Tensor:
@@ -153,3 +138,25 @@ def late_masked(logits: Tensor, mask: Tensor, gumbel: Tensor, tau: float | Tenso
     y = kept / kept.sum(-1, keepdim=True).clamp(min=1e-20)
     value = simplex.one_hot(y.detach().argmax(-1), logits.shape[-1], logits.dtype)
     return (value + (y - y.detach())) * allowed.any(-1, keepdim=True)
+
+
+def evaluation_sampler(sampler: Grouped) -> Sampler:
+    """The greedy sampler, but for runs that were trained with a fixed shape: they keep it."""
+    shapes = [(a, b, each) for a, b, each in sampler.groups if isinstance(each, TreeShape)]
+    return _ShapedTrees(shapes) if shapes else Greedy()
+
+
+class _ShapedTrees(Greedy):
+    """`Greedy`, but for some runs: from a first to a last one, exclusive, a shape each."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int, TreeShape]]) -> None:
+        self.shapes = shapes
+
+    def sample(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        sample = super().sample(logits, mask=mask)
+        for start, stop, each in self.shapes:
+            own = None if mask is None else mask[start:stop]
+            sample[start:stop] = each.sample(logits[start:stop].detach(), mask=own, generator=generator)
+        return sample

@@ -10,8 +10,8 @@ import torch
 from listops_text import encode, spans_of, value_of
 
 from gapped.errors import GappedError
-from gapped_lab.data.listops.examples import count_tokens
-from gapped_lab.data.listops.language import MAX_DEPTH, PADDING, VOCABULARY, draw, generate, parse
+from gapped_lab.listops.examples import count_tokens
+from gapped_lab.listops.language import MAX_DEPTH, PADDING, VOCABULARY, draw, generate, parse
 
 SAMPLE = [text for _, text in generate(300, seed=11)]
 

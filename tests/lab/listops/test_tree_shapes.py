@@ -16,11 +16,11 @@ from gapped.errors import GappedError
 from gapped_lab.estimator_text import make, parse
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped
+from gapped_lab.listops.reference_tree import Greedy, reference_tree
+from gapped_lab.listops.spans import left_branching, merged_spans
+from gapped_lab.listops.tree import latent_tree
+from gapped_lab.listops.variants import SHAPES, TreeShape
 from gapped_lab.recipe import find_recipe
-from gapped_lab.tasks.listops.reference_tree import Greedy, reference_tree
-from gapped_lab.tasks.listops.spans import left_branching, merged_spans
-from gapped_lab.tasks.listops.tree import latent_tree
-from gapped_lab.tasks.listops.tree_variants import SHAPES, TreeShape
 
 
 def tree_of(shape: str, count: int) -> list[list[int]]:
