@@ -1,4 +1,4 @@
-"""Blocks on the question which estimator to take: the default, what it loses where, and what predicts it."""
+"""Blocks on the question which estimator to take: the default, and its losses by task."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from evidence import RECTIFIED, Evidence, require
 from field_board import default_of_vaes
 
 from gapped.texts import DEFAULT
-from gapped_lab import criterion
 from gapped_lab.defaults import TEMPERATURES
 from gapped_lab.records import Record
+from gapped_lab.report.cells import groups, higher_is_better, primary
 from gapped_lab.report.tabular import NOTHING, Entry, Table, tau_entry
 from gapped_lab.tasks import POLYNOMIAL_PROTOCOLS
 
@@ -55,7 +55,7 @@ class Study:
     """Every cell of the recipe on every task, and how far it lies above the best one."""
 
     def __init__(self, records: list[Record]) -> None:
-        self.results = criterion.trained(records)
+        self.results = _results(records)
         self.tasks = [name for name in TASKS if any(key[0] == name for key in self.results)]
         self.cells: list[Cell] = list(dict.fromkeys((label, tau) for _, label, tau in self.results))
         self.best = {
@@ -227,43 +227,20 @@ def _lead(study: Study, task: str, cell: Cell) -> float:
     return study.results[(task, *cell)] - rival
 
 
-def criteria(evidence: Evidence) -> Values:
-    """Spearman's correlation of every criterion with the trained result, task by task, with intervals."""
-    records = [record for record in evidence.records if record.recipe == RECIPE]
-    results = criterion.trained(records)
-    tables = {level: criterion.correlations(evidence.gradients, results, level) for level in criterion.LEVELS}
-    tasks = [task for task in TASKS if task in next(iter(tables["logits"].values()))]
-    body, held = [], []
-    for level, table in tables.items():
-        for name, by_task in table.items():
-            values = [by_task[task] for task in tasks]
-            mean = float(np.mean([each.value for each in values]))
-            texts = [
-                Entry(f"{each.value:.2f} ({each.low:.2f} to {each.high:.2f})", each.value) for each in values
-            ]
-            body.append((mean, (Entry(name), Entry(level), Entry(f"{mean:.2f}", mean), *texts)))
-        held += [(level, family, *each) for family, each in criterion.held_out(table).items()]
-    body.sort(key=lambda row: -row[0])
-    error = tables["logits"]["mean squared error"]
-    reached = {level: min(value for own, _, _, value in held if own == level) for level in criterion.LEVELS}
-    require("no criterion reaches 0.7 on every task it was not chosen on", max(reached.values()) < 0.7)
-    rows = tuple((*map(Entry, texts), Entry(f"{value:.2f}", value)) for *texts, value in held)
-    first = evidence.gradients[0]
-    titles = ("criterion", "gradient of", "mean", *(TASKS[task] for task in tasks))
-    return {
-        "table": Table(titles, tuple(row for _, row in body)),
-        "held": Table(("gradient of", "left out", "best on the others", "correlation there"), rows),
-        "cells": next(iter(tables["logits"].values()))[tasks[0]].cells,
-        "tasks": len(tasks),
-        "samples": first.samples,
-        "images": first.images,
-        "points": len(criterion.POINTS),
-        "backwards": sum(each.value < 0 for each in error.values()),
-        "best": body[0][1][0].text,
-        "best_level": body[0][1][1].text,
-        "best_mean": body[0][0],
-    }
-
-
 def _named(cell: Cell) -> str:
     return f"{cell[0]} (τ={cell[1]:g})"
+
+
+def _results(records: list[Record]) -> dict[tuple[str, str, float | None], float]:
+    """The mean result of each cell, by protocol, label and temperature; lower is better.
+
+    A cell with a run that diverged is the worst of its task.
+    """
+    means: dict[tuple[str, str, float | None], float] = {}
+    for (_, protocol), cells in groups(records).items():
+        metric = primary(cells)
+        for cell in cells:
+            mean = float(np.mean(cell.values(metric)))
+            sign = -1 if higher_is_better(metric) else 1
+            means[protocol, cell.label, cell.tau] = sign * mean if np.isfinite(mean) else np.inf
+    return means

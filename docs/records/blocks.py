@@ -60,7 +60,6 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "default-limits": answer.default,
     "shortfalls": answer.shortfalls,
     "when": answer.when,
-    "criteria": answer.criteria,
     "field-status": field_status,
     "field-default": field_default,
     "field-lessons": field_lessons,

@@ -139,9 +139,6 @@ def test_every_command_in_the_documentation_runs(
         script.parent.mkdir(exist_ok=True)
         script.write_text("def train(estimator, seed):\n    return seed / 10\n")
         monkeypatch.syspath_prepend(tmp_path)
-    if "criterion" in call:  # which is about several tasks: all are trained, and few gradients measured
-        monkeypatch.setattr("gapped_lab.cli.reproduce.execute", command.execute)
-        monkeypatch.setattr("gapped_lab.criterion.IMAGES", 2)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0
     assert main(call) == 0

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 FIGURES = "figures"
 """The name that stands for the pictures of the paper that need no training."""
-CRITERION = "criterion"
-"""The name that stands for the recipe `defaults`, and gradients measured beside its results."""
 FIELD = "field"
 """The name that stands for the recipes of the first board of the field."""
 BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
@@ -38,7 +36,6 @@ class RecipesHelp(Command):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         further = {
             FIGURES: "The paper's pictures, which need no training",
-            CRITERION: "Whether measures of the gradient predict the results of defaults",
             FIELD: f"Newer estimators on their authors' tasks: {listing(BOARD)}",
             "all": "All recipes but smoke, and the figures",
         }
@@ -91,8 +88,6 @@ def reproduce(
         draw_figures(folder, quick)
     if recipes:
         execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
-    if CRITERION in names:
-        study(next(recipe for recipe in recipes if recipe.name == "defaults"), folder, device, data_dir)
 
 
 def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
@@ -101,27 +96,9 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
 
     if names == ["all"]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
-    stands = {CRITERION: ("defaults",), FIELD: BOARD, FIGURES: ()}
+    stands = {FIELD: BOARD, FIGURES: ()}
     recipes = dict.fromkeys(each for name in names for each in stands.get(name, (name,)))
     return [find_recipe(name, also=list(stands), **how) for name in recipes], FIGURES in names
-
-
-def study(recipe: Recipe, folder: Path, device: str, data_dir: Path | None) -> None:
-    """Measure the gradients of a trained recipe's cells, and say which measure predicts its results."""
-    from gapped_lab import criterion
-    from gapped_lab.environment import pick_device
-    from gapped_lab.records import Gradient, Record, read
-    from gapped_lab.report.rendering import console, prose, say
-    from gapped_lab.report.tabular import to_rich
-
-    screen = console()
-    for protocol in criterion.measure_missing(recipe, folder, pick_device(device), data_dir):
-        say(screen, f"measuring gradients on {protocol}")
-    records = [each for each in read(folder, Record) if each.recipe == recipe.name]
-    table, texts = criterion.summary(read(folder, Gradient), records)
-    screen.print(to_rich(table, "Correlation with the trained result", screen.width))
-    for line in (line for text in texts for line in prose(text, screen).splitlines()):
-        say(screen, line)
 
 
 def draw_figures(folder: Path, quick: bool) -> None:

@@ -171,7 +171,10 @@ class Trees(RunLine):
 
 @dataclass(frozen=True, kw_only=True)
 class Gradient(JsonLine):
-    """The gradients of an estimator at one point of training, beside the exact gradient: `lab.criterion`."""
+    """The gradients of an estimator at one point of training, beside the exact gradient.
+
+    `results/answered/criterion.md` describes the study that wrote these lines.
+    """
 
     FILE = "gradients.jsonl"
     TAGS = MappingProxyType({"schema": SCHEMA})
