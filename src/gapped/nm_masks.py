@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_count, check_logits, is_integer
+from gapped.checks import check_count, check_level, check_logits, is_integer
 from gapped.errors import reject
 from gapped.pathwise.gst import GST
 from gapped.subsets.subset_sampling import check_size, subset
@@ -75,7 +75,7 @@ class Mask(torch.nn.Module):
         shape: The shape of the weight, whose last axis is a multiple of `m`; a number is that of a vector.
         n: How many entries of each group are kept.
         m: The size of a group of consecutive entries.
-        tau: Temperature of the gradient; it may be set while training.
+        tau: Temperature of the gradient; it may be set while training, but it is not learned.
         hard: True for masks of zeros and ones, False for the surrogate.
         estimator: "simple", "gst", "gst:gap=1.2" or a `gapped.GST` object, as for `gapped.subset`; None is
             "simple".
@@ -97,6 +97,8 @@ class Mask(torch.nn.Module):
         estimator: str | GST | None = None,
     ) -> None:
         super().__init__()
+        # The gradient has no derivative by its temperature: a Parameter would be stored, and refused later.
+        check_level("tau", tau, positive=True)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not shape:
             raise reject("shape", shape, "the shape of a weight, with at least one axis")

@@ -171,6 +171,9 @@ def test_bad_arguments_of_the_module() -> None:
         Mask((2, 6), 2, 4)
     with pytest.raises(gapped.GappedError, match=r"shape: got \(\)"):
         Mask((), 2, 4)
+    # In the state it would look learned, and stay as it is.
+    with pytest.raises(gapped.GappedError, match=r"tau: got .* that requires grad, .* without gradient"):
+        Mask((2, 8), 2, 4, torch.nn.Parameter(torch.tensor(1.0)))
 
 
 def test_the_best_mask_keeps_the_conventions() -> None:
