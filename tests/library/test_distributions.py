@@ -326,6 +326,10 @@ def test_it_is_one_of_torchs() -> None:
     assert isinstance(d, td.OneHotCategorical)
     assert_close(d._param, d.logits)
     assert d.param_shape == reference().param_shape
+    for masked in (d, OneHotCategorical(logits=LOGITS, mask=MASK)):
+        assert torch.equal(masked._categorical.mode, masked.mode.argmax(-1))
+        assert_close(masked._categorical.probs, masked.probs)
+    assert_close(td.kl.kl_divergence(d._categorical, reference()._categorical), torch.zeros(3, 2).double())
 
 
 @pytest.mark.parametrize("kind", [OneHotCategorical, td.OneHotCategorical], ids=["ours", "torch"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, register_kl
+from torch.distributions import Categorical, Distribution, register_kl
 from torch.distributions import OneHotCategorical as TorchOneHotCategorical
 
 from gapped import simplex
@@ -79,6 +79,11 @@ class OneHotCategorical(Enumerable, TorchOneHotCategorical):
     @property
     def probs(self) -> Tensor:
         return self._log_p.exp().to(self._dtype)
+
+    @property
+    def _categorical(self) -> Categorical:  # type: ignore[override]
+        """The law of the index, an attribute of torch's class that code around it reads."""
+        return Categorical(logits=self.logits, validate_args=False)
 
     @property
     def _param(self) -> Tensor:
