@@ -82,6 +82,40 @@ def test_arguments_are_distraxs() -> None:
             OneHotCategorical(**arguments)
 
 
+@pytest.mark.parametrize("use", ["sample", "entropy", "log_prob", "kl_divergence"])
+def test_the_gradient_of_a_probability_of_zero_is_finite(use: str) -> None:
+    """The logarithm of 0 has an infinite slope; the gradients of the others are those without the zero."""
+
+    def result(p: Any) -> Any:
+        q = OneHotCategorical(probs=p)
+        corner = jnp.eye(p.size)[0]
+        if use == "sample":
+            return q.sample(seed=KEY, sample_shape=50)[:, 0].sum()
+        uniform = distrax.OneHotCategorical(logits=jnp.zeros(p.size))
+        return {"entropy": q.entropy, "log_prob": lambda: q.log_prob(corner),
+                "kl_divergence": lambda: q.kl_divergence(uniform)}[use]()  # fmt: skip
+
+    p = jnp.array([0.25, 0.75, 0.0])
+    slope = jax.grad(result)(p)
+    assert jnp.isfinite(slope).all()
+    assert jnp.abs(slope[:2]).min() > 0.1
+    if use != "sample":
+        np.testing.assert_allclose(slope[:2], jax.grad(result)(p[:2]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_a_row_without_a_law_is_marked(dtype: Any) -> None:
+    """By -1 where samples are integers, as distrax has it, and by NaN where they are not."""
+    p = np.array([[0.1, -0.4, 0.3], [0.1, 0.6, 0.3]], np.float32)
+    sample = OneHotCategorical(probs=p, dtype=dtype).sample(seed=KEY, sample_shape=5)
+    assert (sample[:, 1].sum(-1) == 1).all()
+    if dtype is np.int32:
+        theirs = distrax.OneHotCategorical(probs=p).sample(seed=KEY, sample_shape=5)
+        np.testing.assert_array_equal(sample[:, 0], theirs[:, 0])
+    else:
+        assert jnp.isnan(sample[:, 0]).all()
+
+
 def test_half_precision_has_the_law_of_float32() -> None:
     logits = jnp.asarray(np.random.default_rng(0).normal(size=1000), jnp.bfloat16)
     q = OneHotCategorical(logits)

@@ -46,7 +46,11 @@ class OneHotCategorical(distrax.OneHotCategorical):  # type: ignore[misc]
             raise reject("logits", f"{'neither' if logits is None else 'both'} of logits and probs", "one")
         given = jnp.asarray(probs if logits is None else logits)
         scores = computed(given)
-        log_p = log_softmax(masked(jnp.log(scores) if logits is None else scores, where))
+        if logits is None:
+            # The slope of a logarithm at 0 is infinite: it would make NaN of a gradient that is 0.
+            empty = scores == 0
+            scores = jnp.where(empty, -jnp.inf, jnp.log(jnp.where(empty, 1, scores)))
+        log_p = log_softmax(masked(scores, where))
         super().__init__(logits=log_p, dtype=given.dtype if dtype is None else dtype)
         # Not normalised once more, which would make NaN of a row without categories.
         self._logits = log_p
@@ -54,7 +58,11 @@ class OneHotCategorical(distrax.OneHotCategorical):  # type: ignore[misc]
 
     def _sample_n(self, key: Array, n: int) -> Array:
         logits = jnp.broadcast_to(self.logits, (n, *self.logits.shape))
-        return self._estimator.sample(key, logits).astype(self._dtype)
+        sample = self._estimator.sample(key, logits)
+        if jnp.issubdtype(self._dtype, jnp.integer):
+            # As distrax marks a row without a law where there is no NaN, which would become a number.
+            sample = jnp.where(jnp.isnan(sample), -1, sample)
+        return sample.astype(self._dtype)
 
     def __getitem__(self, index: Any) -> OneHotCategorical:
         # The categories are no axis of the batch: indices count from its end.
