@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 
 import gapped.jax
-from gapped.jax import draws, fused
-from gapped.jax.categories import rows_of
+from gapped.jax import kernels, simplex
+from gapped.jax.simplex import rows_of
 
 SHAPES = ["1048576x64:float32", "8192x128256:bfloat16", "4096x32:float32", "1024x512:float32"]
 Program = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -66,7 +66,7 @@ def deviations(
     """The largest difference of gradients for the same categories, and of counts in standard deviations."""
     rows = rows_of(logits)
     total = jnp.exp(rows.logits).sum(-1)
-    expected = estimator.pulled(grad, key, logits, value.argmax(-1), rows.top, total)
+    expected = estimator.pull(grad, {}, key, logits, value.argmax(-1), rows.top, total)
     # Categories in 64 groups: most of many thousands are never drawn.
     group = jnp.arange(logits.shape[-1]) % 64
     expected_counts, counts = (
@@ -84,7 +84,7 @@ def measure(text: str, estimator: gapped.jax.Pathwise) -> None:
     logits, grad = (jax.random.normal(k, tuple(map(int, shape.split("x"))), dtype) for k in keys[:2])
     programs = {"jax.numpy": program_of(straight_through)}
     programs["gapped, XLA"] = program_of(replace(estimator, backend="xla").sample)
-    if fused.refusal(logits, estimator.mode() is not None) is None:
+    if kernels.refusal(logits, estimator.fused()) is None:
         programs["gapped, kernels"] = program_of(replace(estimator, backend="triton").sample)
     reference = milliseconds(programs["jax.numpy"], keys[2], logits, grad)
     for name, program in programs.items():
@@ -102,11 +102,11 @@ def main() -> None:
     parser.add_argument("--estimator", default="gst:tau=0.85", help="text of a pathwise estimator")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="SHAPE")
     parser.add_argument(
-        "--few", type=int, default=draws._FEW, help="weights that XLA sums up without cutting"
+        "--few", type=int, default=simplex._FEW, help="weights that XLA sums up without cutting"
     )
     options = parser.parse_args()
-    draws._FEW = options.few
-    print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, kernels: {fused.unavailable() or 'yes'}")
+    simplex._FEW = options.few
+    print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, kernels: {kernels.unavailable() or 'yes'}")
     for shape in options.shapes:
         measure(shape, gapped.jax.estimator(options.estimator))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,23 +106,12 @@ def noise_of(estimator: Any, rows: Tensor, seed: int = 0) -> Any:
     return u, to_jax(simplex.log_exponential(logits.expand(estimator.samples, *logits.shape), own))
 
 
-def pull(estimator: Any, logits: Any, weight: Any, *, seed: int = 0, **how: Any) -> tuple[Any, Any]:
-    """One sample, and the gradient that reaches the logits when `weight` is the gradient at the sample."""
+def pull(draw: Any, logits: Any, weight: Any) -> tuple[Any, Any]:
+    """A sample, and the gradient that reaches the logits when `weight` is the gradient at the sample."""
 
     @jax.jit  # as a whole: one by one, its operations take longer to compile
     def both(logits: Any, weight: Any) -> tuple[Any, Any]:
-        sample, back = jax.vjp(lambda x: estimator.sample(jax.random.key(seed), x, **how), logits)
-        return sample, back(weight)[0]
-
-    return both(logits, weight)  # type: ignore[no-any-return]
-
-
-def pulled(estimator: Any, logits: Any, weight: Any) -> tuple[Any, Any]:
-    """A sample and the gradient of the logits, in one program."""
-
-    @jax.jit
-    def both(logits: Any, weight: Any) -> tuple[Any, Any]:
-        sample, back = jax.vjp(partial(estimator.sample, KEY), logits)
+        sample, back = jax.vjp(draw, logits)
         return sample, back(weight)[0]
 
     return both(logits, weight)  # type: ignore[no-any-return]

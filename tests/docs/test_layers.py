@@ -65,9 +65,19 @@ def test_jax_needs_no_torch(module: str) -> None:
     names = LAYERS["imports"](MODULES[module], module)
     roots = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
     last = module.split(".")[-1]
-    assert roots <= {"jax", "numpy", "gapped"} | ({"jax_triton", "triton"} if last == "fused" else {last})
+    assert roots <= {"jax", "numpy", "gapped"} | ({"jax_triton", "triton"} if last == "kernels" else {last})
     rooms = {LAYERS["room_of"](name) for name in names} - {None, "jax"}
-    assert rooms <= {"docstrings", "errors", "texts"} | ({"kernels"} if last == "fused" else set())
+    assert rooms <= {"docstrings", "errors", "texts"} | ({"kernels"} if last == "kernels" else set())
+
+
+# Distributions for other libraries; the rooms of torch's are in `gapped.distributions`.
+WITHOUT_TWIN = ("gapped.jax.__init__", "gapped.jax.distrax", "gapped.jax.numpyro")
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("gapped.jax")])
+def test_a_file_for_jax_is_the_twin_of_a_room(module: str) -> None:
+    twin = module.replace(".jax.", ".")
+    assert {twin, f"{twin}.__init__"} & MODULES.keys() or module in WITHOUT_TWIN
 
 
 @pytest.mark.parametrize("module", ["gapped.errors", "gapped.texts"])

@@ -105,7 +105,7 @@ def test_a_batched_constant_of_the_cost(name: str) -> None:
 
 def test_the_value_keeps_its_bits() -> None:
     """Also where it holds NaN, -0.0 and infinities."""
-    from gapped.jax.attached import attach
+    from gapped.jax.gradient import attach
 
     value = jnp.asarray([np.nan, -0.0, np.inf, 0.0, -1.5])
     call = lambda value, level: attach(lambda g, level: g * level, value, value, level)  # noqa: E731

@@ -17,7 +17,7 @@ from jax_problems import (
     _quick_compilation,  # noqa: F401
     jax,
     launched,
-    pulled,
+    pull,
     to_jax,
     to_torch,
     translated,
@@ -28,7 +28,7 @@ from torch import Tensor
 
 import gapped
 import gapped.jax
-from gapped.jax import fused
+from gapped.jax import kernels
 from gapped.kernels.sampling import launch, long_rows, split_rows
 
 pytestmark = pytest.mark.skipif(
@@ -90,22 +90,22 @@ def triton_call(
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=triton_call))
     for name, value in {"PLATFORM": "cpu", "FAST": False, "unavailable": lambda: None}.items():
-        monkeypatch.setattr(fused, name, value)
-    monkeypatch.setattr(fused, "_multiprocessors", lambda: 132)
+        monkeypatch.setattr(kernels, name, value)
+    monkeypatch.setattr(kernels, "_multiprocessors", lambda: 132)
 
 
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 8 categories are long, and read 16 at a time."""
     monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(fused, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(kernels, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(long_rows, "FEW_CHUNK", 16)
 
 
 def assert_launched(estimator: Any, logits: Tensor, weight: Tensor, ours: Any = None) -> None:
     """The same kernels, with the same flags, give the same numbers."""
     ours = ours or replace(translated(estimator), backend="triton")
-    results = pulled(ours, to_jax(logits), to_jax(weight))
+    results = pull(partial(ours.sample, KEY), to_jax(logits), to_jax(weight))
     for array, tensor in zip(results, launched(estimator, logits, weight), strict=True):
         assert str(array.dtype) == str(tensor.dtype).removeprefix("torch.")
         # A program of XLA's takes the smallest numbers for zero, and so does what it calls.
@@ -135,7 +135,7 @@ def test_long_rows_in_segments_and_without(monkeypatch: pytest.MonkeyPatch) -> N
     estimator, logits, weight = ESTIMATORS["reinmax"], example(3, 37), incoming(3, 37)
     assert split_rows.segments_of(logits, "reinmax")[0] == 3
     assert_launched(estimator, logits, weight)
-    monkeypatch.setattr(fused, "_multiprocessors", lambda: 2)
+    monkeypatch.setattr(kernels, "_multiprocessors", lambda: 2)
     monkeypatch.setattr(split_rows, "most_segments", lambda device: 2)
     assert_launched(estimator, logits, weight)
 
@@ -217,11 +217,11 @@ def test_jit_scan_and_the_refused_second_derivative() -> None:
 def test_auto_takes_the_kernels_where_they_run_and_else_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """Double precision, an estimator of one's own, functions as gaps and learned temperatures are XLA's."""
     calls: list[Any] = []
-    monkeypatch.setattr(fused, "forward", lambda *given: calls.append(given))
+    monkeypatch.setattr(kernels, "forward", lambda *given: calls.append(given))
     xla = [
         gapped.jax.GST(gap=lambda p: p),
         gapped.jax.GumbelSoftmax(jnp.ones(())),
-        type("Own", (gapped.jax.StraightThrough,), {"mode": lambda self: None})(),
+        type("Own", (gapped.jax.StraightThrough,), {"fused": lambda self: None})(),
         gapped.jax.GST(backend="xla"),
     ]
     for estimator in xla:
@@ -265,8 +265,8 @@ def triton_call(*arrays, kernel, out_shape, grid, num_warps, zeroed_outputs, **c
 
 sys.modules["jax_triton"] = types.SimpleNamespace(triton_call=triton_call)
 import gapped.jax
-from gapped.jax import fused
-fused.PLATFORM, fused.unavailable, fused._multiprocessors = "cpu", lambda: None, lambda: 132
+from gapped.jax import kernels
+kernels.PLATFORM, kernels.unavailable, kernels._multiprocessors = "cpu", lambda: None, lambda: 132
 estimator = gapped.jax.estimator(sys.argv[1], backend="triton")
 for shape, dtype in (((4096, 64), "float32"), ((64, 128256), "bfloat16")):
     logits = jax.ShapeDtypeStruct(shape, dtype)
@@ -294,7 +294,7 @@ def test_a_broken_installation_is_said_and_the_cache_of_triton_kept(monkeypatch:
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setitem(sys.modules, "jax_triton", None)
-    reason = fused.unavailable()
+    reason = kernels.unavailable()
     assert reason is not None
     assert reason.endswith('jax_triton halted; None in sys.modules (pip install "gapped[jax-triton]")')
     gapped.jax.gst(KEY, jnp.zeros((2, 3)))
@@ -307,6 +307,6 @@ def test_a_broken_installation_is_said_and_the_cache_of_triton_kept(monkeypatch:
 
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
     monkeypatch.setitem(sys.modules, "jax_triton", Careless("jax_triton"))
-    assert fused.unavailable() is None
+    assert kernels.unavailable() is None
     assert folder == {"set": ""}
     assert os.environ["TRITON_CACHE_DIR"] == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 # Before jax is used: it would take most of the memory, which torch needs here too.
@@ -11,7 +12,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import pytest
 import torch
-from jax_problems import KEY, jax, launched, pulled, to_jax, to_torch, translated
+from jax_problems import KEY, jax, launched, pull, to_jax, to_torch, translated
 from kernel_cases import ESTIMATORS, LONG, TOLERANCE, example, incoming
 
 
@@ -32,7 +33,8 @@ def test_samples_and_gradients_are_torchs(name: str, hard: bool, categories: int
     estimator = replace(ESTIMATORS[name], hard=hard)
     logits, weight = example(300, categories).to(dtype), incoming(300, categories).to(dtype)
     ours = replace(translated(estimator), backend="triton")
-    value, gradient = (to_torch(array) for array in pulled(ours, to_jax(logits), to_jax(weight)))
+    results = pull(partial(ours.sample, KEY), to_jax(logits), to_jax(weight))
+    value, gradient = (to_torch(array) for array in results)
     expected = [each.to(value.dtype).cpu() for each in launched(estimator, logits, weight)]
     # In JAX all sizes are constants of the compiled kernel, so that it may round otherwise.
     rounding = TOLERANCE if dtype == torch.float32 else {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-3}

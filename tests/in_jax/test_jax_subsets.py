@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
-from jax_problems import DTYPES, _float64, _quick_compilation, jax, to_jax, to_torch  # noqa: F401
+from jax_problems import DTYPES, _float64, _quick_compilation, jax, pull, to_jax, to_torch  # noqa: F401
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from subset_enumeration import covariances, enumerate_law, gapped_logits, marginals, plackett_luce
 
 import gapped
 import gapped.jax
-from gapped.jax import selection_law, selection_tree
+from gapped.jax import subsets
 from gapped.subsets import conditional_bernoulli
 
 KEY = jax.random.key(0)
@@ -24,20 +24,9 @@ KEY = jax.random.key(0)
 def uniforms(rows: tuple[int, ...], n: int, seed: int = 0) -> Any:
     """What torch draws for a tree over `n` elements, level by level, in the form that JAX takes."""
     generator = seeded(seed)
-    counts = selection_tree.decisions(n)
+    counts = subsets.decisions(n)
     levels = [torch.rand(*rows, nodes, generator=generator, dtype=torch.float64) for nodes in counts]
     return to_jax(torch.cat(levels, -1))
-
-
-def pulled(draw: Any, logits: Any, weight: Any) -> tuple[Any, Any]:
-    """A sample, and the gradient that reaches the logits when `weight` is the gradient at the sample."""
-
-    @jax.jit
-    def both(logits: Any, weight: Any) -> tuple[Any, Any]:
-        sample, back = jax.vjp(draw, logits)
-        return sample, back(weight)[0]
-
-    return both(logits, weight)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +44,7 @@ def test_the_same_uniforms_give_the_same_subset_and_gradient(
 ) -> None:
     """On another axis than the last, with a temperature for each row; torch draws by its tree."""
     monkeypatch.setattr(conditional_bernoulli, "MOST_OPTIONS", 0)
-    monkeypatch.setattr(selection_law, "noise", lambda key, scores: uniforms((5, 3), n))
+    monkeypatch.setattr(subsets, "noise", lambda key, scores: uniforms((5, 3), n))
     logits, weight = normal(5, n, 3, dtype=dtype), normal(5, n, 3, seed=2, dtype=dtype)
     logits[1, 2, 0], logits[2, 1, 1], logits[3, :, 2] = torch.nan, torch.inf, -torch.inf
     logits[0] *= 50
@@ -66,7 +55,7 @@ def test_the_same_uniforms_give_the_same_subset_and_gradient(
     theirs = gapped.subset(leaf, k, tau, dim=1, mask=mask, generator=seeded(), **how)
     (expected,) = torch.autograd.grad(theirs, leaf, weight)
     how |= {"axis": 1, "where": None if mask is None else to_jax(mask), "tau": to_jax(tau)}
-    sample, gradient = pulled(partial(gapped.jax.subset, KEY, k=k, **how), to_jax(logits), to_jax(weight))
+    sample, gradient = pull(partial(gapped.jax.subset, KEY, k=k, **how), to_jax(logits), to_jax(weight))
     assert str(sample.dtype) == str(gradient.dtype) == str(dtype).removeprefix("torch.")
     tolerance = DTYPES[dtype]
     for ours, other in ((sample, theirs.detach()), (gradient, expected)):
@@ -98,11 +87,11 @@ def test_the_law_is_exact(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> No
     @jax.jit
     def everything(scores: Any, grad: Any) -> Any:
         rows = jax.numpy.broadcast_to(scores, targets.shape)
-        drawn = selection_law.draw(rows, k, selection_law.noise(KEY, rows))
-        product = selection_law.covariance_product(grad, scores, k)
-        return drawn, jax.numpy.stack(chances).prod(0), selection_law.marginals(scores, k), product
+        drawn = subsets.draw(rows, k, subsets.noise(KEY, rows))
+        product = subsets.covariance_product(grad, scores, k)
+        return drawn, jax.numpy.stack(chances).prod(0), subsets.marginals(scores, k), product
 
-    monkeypatch.setattr(selection_tree, "inverse_cdf", forced)
+    monkeypatch.setattr(subsets, "inverse_cdf", forced)
     drawn, chance, inside, product = everything(to_jax(theta - theta.max()), to_jax(g))
     assert len(chances) == depth
     assert torch.equal(to_torch(drawn).double(), law.subsets)
@@ -121,7 +110,7 @@ def test_gradients_equal_the_closed_forms(n: int, k: int) -> None:
         "gst": gst,
         "soft": partial(gst, hard=False),
     }
-    both = pulled(
+    both = pull(
         lambda x: {name: draw(x) for name, draw in draws.items()},
         to_jax(theta),
         dict.fromkeys(draws, to_jax(g)),
@@ -156,7 +145,7 @@ def test_many_elements_in_float32() -> None:
     jax.config.update("jax_enable_x64", False)
     logits, weight = normal(2, n, dtype=torch.float32), normal(2, n, seed=2, dtype=torch.float32)
     logits[1] *= 30
-    soft, gradient = pulled(partial(gapped.jax.subset, KEY, k=k, hard=False), to_jax(logits), to_jax(weight))
+    soft, gradient = pull(partial(gapped.jax.subset, KEY, k=k, hard=False), to_jax(logits), to_jax(weight))
     leaf = logits.double().requires_grad_()
     expected = gapped.subset(leaf, k, hard=False)
     (slope,) = torch.autograd.grad(expected, leaf, weight.double())
@@ -172,12 +161,12 @@ def test_one_winner_nothing_and_everything() -> None:
         ("simple", gapped.jax.straight_through),
         ("gst:gap=0.3", partial(gapped.jax.gst, gap=0.3)),
     ):
-        one = pulled(partial(gapped.jax.subset, KEY, k=1, tau=0.6, estimator=estimator), logits, weight)
-        expected = pulled(lambda x, same=same: same(KEY, x, 0.6, True), logits, weight)
+        one = pull(partial(gapped.jax.subset, KEY, k=1, tau=0.6, estimator=estimator), logits, weight)
+        expected = pull(lambda x, same=same: same(KEY, x, 0.6, True), logits, weight)
         for ours, theirs in zip(one, expected, strict=True):
             assert (ours == theirs).all()
     for k in (0, 5):
-        sample, gradient = pulled(partial(gapped.jax.subset, KEY, k=k, estimator="gst"), logits, weight)
+        sample, gradient = pull(partial(gapped.jax.subset, KEY, k=k, estimator="gst"), logits, weight)
         assert (sample == float(k == 5)).all()
         assert (gradient == 0).all()
 

@@ -16,11 +16,16 @@ from gapped.errors import GappedError, require
 
 require("gapped.jax", "jax", extra="jax")
 
-from gapped.jax.antithetic import DisARMTree  # noqa: E402
-from gapped.jax.categories import expected_gap, unimix  # noqa: E402
-from gapped.jax.choices import Choice  # noqa: E402
-from gapped.jax.expected import expectation  # noqa: E402
-from gapped.jax.functions import (  # noqa: E402
+from gapped.jax.choice import Choice, choose, gate  # noqa: E402
+from gapped.jax.objective import expectation  # noqa: E402
+from gapped.jax.pathwise import (  # noqa: E402
+    GST,
+    DecoupledGumbelSoftmax,
+    GumbelRao,
+    GumbelSoftmax,
+    Pathwise,
+    ReinMax,
+    StraightThrough,
     decoupled_gumbel_softmax,
     gst,
     gumbel_rao,
@@ -28,19 +33,10 @@ from gapped.jax.functions import (  # noqa: E402
     reinmax,
     straight_through,
 )
-from gapped.jax.members import (  # noqa: E402
-    GST,
-    DecoupledGumbelSoftmax,
-    GumbelRao,
-    GumbelSoftmax,
-    ReinMax,
-    StraightThrough,
-)
-from gapped.jax.named import estimator, estimators  # noqa: E402
-from gapped.jax.samplers import Pathwise  # noqa: E402
-from gapped.jax.scores import RLOO, DoubleCV, Exact, Score  # noqa: E402
-from gapped.jax.selections import subset  # noqa: E402
-from gapped.jax.uses import choose, gate  # noqa: E402
+from gapped.jax.registry import estimator, estimators  # noqa: E402
+from gapped.jax.score import RLOO, DisARMTree, DoubleCV, Exact, Score  # noqa: E402
+from gapped.jax.simplex import expected_gap, unimix  # noqa: E402
+from gapped.jax.subsets import subset  # noqa: E402
 
 __all__ = [
     "GST",

@@ -12,9 +12,9 @@ import distrax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax import Array  # noqa: E402
 
-from gapped.jax.categories import computed, log_softmax, masked  # noqa: E402
-from gapped.jax.named import resolve_pathwise  # noqa: E402
-from gapped.jax.samplers import Pathwise  # noqa: E402
+from gapped.jax.pathwise import Pathwise  # noqa: E402
+from gapped.jax.registry import resolve_pathwise  # noqa: E402
+from gapped.jax.simplex import computed, log_softmax, masked  # noqa: E402
 
 
 class OneHotCategorical(distrax.OneHotCategorical):  # type: ignore[misc]

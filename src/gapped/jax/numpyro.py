@@ -13,9 +13,9 @@ from jax import Array  # noqa: E402
 from numpyro.distributions import Distribution, constraints, kl_divergence  # noqa: E402
 from numpyro.distributions.util import validate_sample  # noqa: E402
 
-from gapped.jax.categories import computed, log_softmax, masked, one_hot, rows_of  # noqa: E402
-from gapped.jax.named import resolve_pathwise  # noqa: E402
-from gapped.jax.samplers import Pathwise  # noqa: E402
+from gapped.jax.pathwise import Pathwise  # noqa: E402
+from gapped.jax.registry import resolve_pathwise  # noqa: E402
+from gapped.jax.simplex import computed, log_softmax, masked, one_hot, rows_of  # noqa: E402
 
 
 class OneHotCategorical(Distribution):  # type: ignore[misc]
@@ -89,7 +89,7 @@ class OneHotCategorical(Distribution):  # type: ignore[misc]
 
     @property
     def mode(self) -> Array:
-        index = rows_of(self.logits).marked(self.logits.argmax(-1))
+        index = rows_of(self.logits).mark(self.logits.argmax(-1))
         return one_hot(index, self.event_shape[0], self._dtype)
 
 

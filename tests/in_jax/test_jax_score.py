@@ -25,7 +25,7 @@ from torch import Tensor
 
 import gapped
 import gapped.jax
-from gapped.jax.scores import leave_one_out
+from gapped.jax.score import leave_one_out
 
 jnp = jax.numpy
 # Two variables of four categories, and one of eight; with absent categories.
@@ -121,7 +121,7 @@ def test_a_fixed_factor_of_one_can_have_more_variance_than_none_and_the_default_
 def test_a_baseline_that_contains_the_sample_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: each cost relative to the mean of all samples, itself included."""
     theta = SETTINGS["2x4"]
-    monkeypatch.setattr("gapped.jax.scores.leave_one_out", lambda costs: costs - costs.mean(0))
+    monkeypatch.setattr("gapped.jax.score.leave_one_out", lambda costs: costs - costs.mean(0))
     _, gradients, weights = with_samples(gapped.jax.RLOO(), theta)
     assert (mean_of(gradients, weights) - oracle(theta)[1]).abs().max() > 1e-3
     assert np.allclose(leave_one_out(np.array([1.0, 2.0, 6.0])), [-3.0, -1.5, 4.5])

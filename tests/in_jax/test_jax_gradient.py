@@ -102,14 +102,6 @@ def test_shard_map_and_sharded_rows() -> None:
     assert python("-W", "error", "-c", SHARDED) == "2 False\n"
 
 
-def test_a_choice_leaves_jit_and_can_be_batched() -> None:
-    keys, table = jax.random.split(jax.random.key(1), 8), jnp.asarray(WEIGHT[:5])
-    choices = jax.jit(jax.vmap(lambda k, x: gapped.jax.choose(k, x, 0.5)))(keys, LOGITS)
-    assert isinstance(choices, gapped.jax.Choice)
-    rows = jax.vmap(lambda choice: choice.select(table))(choices)
-    assert_same(rows, table[choices.index])
-
-
 @few_names
 @pytest.mark.parametrize(
     "cost", [jnp.sum, lambda z: (z @ jnp.arange(5.0) ** 2).sum()], ids=["linear", "curved"]

@@ -12,6 +12,7 @@ from conftest import pull as torch_pull
 from jax_problems import (
     DTYPES,
     EVERY,
+    KEY,
     PATHWISE,
     SOFT,
     _float64,  # noqa: F401
@@ -32,8 +33,7 @@ from variants import make as make_torch
 
 import gapped
 import gapped.jax
-from gapped import simplex
-from gapped.jax import categories, draws, samplers
+from gapped.jax import pathwise
 
 # One size for all axes: JAX compiles every operation once for each shape.
 SHAPE = (5, 5, 5)
@@ -136,8 +136,10 @@ def test_rows_of_several_blocks_agree_and_long_ones_have_the_same_gradient(
     expected = torch_pull(estimator, logits, weight)
     ours = replayed(make(name), noise=noise_of(estimator, logits))
     for longest in (70, 69):
-        monkeypatch.setattr(samplers, "_LONGEST_BLOCK", longest)
-        for array, tensor in zip(pull(ours, to_jax(logits), to_jax(weight)), expected, strict=True):
+        monkeypatch.setattr(pathwise, "_LONGEST_BLOCK", longest)
+        for array, tensor in zip(
+            pull(partial(ours.sample, KEY), to_jax(logits), to_jax(weight)), expected, strict=True
+        ):
             assert_close(to_torch(array), tensor)
 
 
@@ -159,7 +161,9 @@ def test_levels_with_a_value_per_row(name: str) -> None:
     noise = noise_of(estimator, logits.movedim(1, -1).contiguous())
     for level in (tau, tau.unsqueeze(1)):
         ours = replayed(make(name, tau=level), noise=noise)
-        assert_close(to_torch(pull(ours, to_jax(logits), to_jax(weight), axis=1)[1]), expected)
+        assert_close(
+            to_torch(pull(partial(ours.sample, KEY, axis=1), to_jax(logits), to_jax(weight))[1]), expected
+        )
 
 
 def test_gaps_with_a_value_per_row() -> None:
@@ -167,7 +171,7 @@ def test_gaps_with_a_value_per_row() -> None:
     gap = torch.linspace(0, 3, 25, dtype=torch.float64).view(5, 5)
     _, expected = torch_pull(gapped.GST(gap=gap), logits, weight)
     ours = replayed(gapped.jax.GST(gap=to_jax(gap)), noise=noise_of(gapped.GST(), logits))
-    assert_close(to_torch(pull(ours, to_jax(logits), to_jax(weight))[1]), expected)
+    assert_close(to_torch(pull(partial(ours.sample, KEY), to_jax(logits), to_jax(weight))[1]), expected)
 
 
 @pytest.mark.parametrize("hard", [True, False])
@@ -187,33 +191,6 @@ def test_a_learned_temperature_of_gumbel_softmax(hard: bool) -> None:
     assert_close(to_torch(jax.jit(jax.grad(cost))(to_jax(tau))), learned.grad)
 
 
-@pytest.mark.parametrize("name", ["gst-auto", "reinmax", "gumbel-rao-1"])
-def test_looking_up_a_table_agrees(name: str) -> None:
-    """Rows, and gradients of logits and table; one row has no categories."""
-    logits, table, weight = normal(*SHAPE), normal(5, 3, seed=4), normal(5, 5, 3, seed=2)
-    logits[0, 3] = -torch.inf
-    estimator = make_torch(name)
-    leaves = logits.clone().requires_grad_(), table.clone().requires_grad_()
-    choice = estimator.choose(leaves[0], generator=seeded())
-    rows, gate = choice.select(leaves[1]), choice.gate()
-    expected = torch.autograd.grad([rows, gate], leaves, [weight, weight[..., 0]])
-    ours = replayed(make(name), noise=noise_of(estimator, logits))
-
-    @jax.jit
-    def use(logits: Any, table: Any, weight: Any) -> tuple[Any, ...]:
-        def values(logits: Any, table: Any) -> tuple[tuple[Any, Any], Any]:
-            choice = ours.choose(jax.random.key(0), logits)
-            return (choice.select(table), choice.gate()), choice.index
-
-        used, back, index = jax.vjp(values, logits, table, has_aux=True)
-        return index, *used, *back((weight, weight[..., 0]))
-
-    index, *results = use(to_jax(logits), to_jax(table), to_jax(weight))
-    assert torch.equal(to_torch(index), choice.index)
-    for array, tensor in zip(results, (rows, gate, *expected), strict=True):
-        assert_close(to_torch(array), tensor.detach())
-
-
 # The table of closed forms that torch's estimators are tested with
 
 
@@ -231,82 +208,12 @@ def test_gradients_equal_the_formulas(case: str) -> None:
         cost = COSTS[name]
         (slopes,) = torch.autograd.grad(cost(corners).sum(), corners)
         sample, table = pull(
-            ours, to_jax(theta.unsqueeze(1).expand(-1, K, -1)), to_jax(slopes.expand(len(theta), K, K))
+            partial(ours.sample, KEY),
+            to_jax(theta.unsqueeze(1).expand(-1, K, -1)),
+            to_jax(slopes.expand(len(theta), K, K)),
         )
         assert torch.equal(to_torch(sample), corners.detach().expand(len(theta), K, K))
         for row, gradients in zip(theta, to_torch(table), strict=True):
             assert_close(gradients, formula_gradients(formula, row, cost), 1e-10)
             if (case, name) == ("reinmax", "quadratic"):
                 assert_close(moments(gradients, row)[0], true_gradient(row, cost), 1e-10)
-
-
-# Drawing
-
-
-def test_an_index_is_the_first_whose_running_sum_exceeds_the_uniform() -> None:
-    """Weights and uniforms that are exact in binary: torch's rule at the boundaries, too."""
-    weights = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.0, 0.25, 0.0], dtype=torch.float64)
-    u = torch.tensor([0.0, 0.125, 0.25, 0.5, 0.75, 0.875, 1 - 2.0**-53], dtype=torch.float64)
-    expected = torch.searchsorted(weights.cumsum(-1), u, right=True)
-    ours, _ = jax.jit(draws.inverse_cdf)(to_jax(weights.expand(7, -1)), to_jax(u)[None])
-    assert torch.equal(to_torch(ours).long(), expected)
-    assert expected.tolist() == [1, 1, 3, 3, 5, 5, 5]
-
-
-@pytest.mark.parametrize("categories", [17, 64, 300, 1_100])
-def test_every_category_of_a_row_that_is_cut_into_blocks_is_drawn_by_its_uniforms(categories: int) -> None:
-    """Just inside of both ends of each category's interval, a third of the categories being absent."""
-    weights = torch.rand(categories, generator=seeded(1), dtype=torch.float64)
-    weights[::3] = 0
-    running = weights.cumsum(-1) / weights.sum()
-    present = torch.arange(categories)[weights > 0]
-    start = torch.cat([running.new_zeros(1), running[:-1]])[present]
-    u = torch.stack([start + 1e-12, running[present] - 1e-12])
-    rows = to_jax(weights.expand(*u.shape, -1))
-    index, total = jax.jit(draws.inverse_cdf)(rows, to_jax(u)[None])
-    assert torch.equal(to_torch(index).long(), present.expand_as(u))
-    assert_close(to_torch(total), weights.sum().expand_as(u))
-
-
-def test_two_uniforms_draw_a_block_and_then_a_category_of_it() -> None:
-    """Every pair of intervals once, for 300 categories in blocks of 32."""
-    weights = torch.rand(320, generator=seeded(1), dtype=torch.float64)
-    weights[300:] = 0
-    blocks = weights.view(10, 32)
-    first = (blocks.sum(-1).cumsum(-1) - blocks.sum(-1) / 2) / weights.sum()
-    second = (blocks.cumsum(-1) - blocks / 2) / blocks.sum(-1, keepdim=True)
-    u = torch.stack([first.unsqueeze(-1).expand(10, 32), second]).flatten(1)[:, :300]
-    index, _ = jax.jit(draws.inverse_cdf)(to_jax(weights[:300].expand(300, -1)), to_jax(u))
-    assert torch.equal(to_torch(index).long(), torch.arange(300))
-
-
-@pytest.mark.parametrize("levels", [1, 2])
-def test_an_absent_category_is_never_drawn(levels: int) -> None:
-    """Uniforms at every boundary of the running sum and one step beside it, in float32."""
-    weights = torch.rand(400, generator=seeded(1)) * (torch.rand(400, generator=seeded(2)) < 0.3)
-    edges = (weights.double().cumsum(-1) / weights.double().sum()).float()
-    steps = torch.cat([edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(-1.0))])
-    u = steps.clamp(0, 1 - 2.0**-24)
-    noise = to_jax(u.expand(levels, -1))
-    index, _ = jax.jit(draws.inverse_cdf)(to_jax(weights.expand(len(u), -1)), noise)
-    assert (weights[to_torch(index).long()] > 0).all()
-
-
-def test_the_functions_of_a_probability_are_torchs() -> None:
-    p = torch.cat([torch.logspace(-12, -0.001, 300, dtype=torch.float64), torch.tensor([0.0, 1.0]).double()])
-    assert_close(to_torch(jax.jit(gapped.jax.expected_gap)(to_jax(p))), gapped.expected_gap(p))
-    odds = jax.jit(categories.log_expected_odds)(to_jax(p.log()))
-    torch.testing.assert_close(to_torch(odds), simplex.log_expected_odds(p.log()), rtol=1e-12, atol=1e-12)
-
-
-def test_gates_of_infinite_odds_are_certain() -> None:
-    jnp = jax.numpy
-    odds = jnp.asarray([jnp.inf, -jnp.inf])
-    for hard in (True, False):
-        value, slope = jax.value_and_grad(
-            lambda x, hard=hard: (
-                gapped.jax.gate(jax.random.key(0), x, hard=hard) * jnp.asarray([1.0, 2.0])
-            ).sum()
-        )(odds)
-        assert float(value) == 1
-        assert slope.tolist() == [0, 0]

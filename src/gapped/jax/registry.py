@@ -8,30 +8,31 @@ from typing import Any
 
 from gapped import texts
 from gapped.errors import reject
-from gapped.jax.antithetic import DisARMTree
-from gapped.jax.arguments import described
-from gapped.jax.categories import expected_gap
-from gapped.jax.members import (
+from gapped.jax.checks import describe
+from gapped.jax.pathwise import (
     GST,
     DecoupledGumbelSoftmax,
     GumbelRao,
     GumbelSoftmax,
+    Level,
+    Pathwise,
     ReinMax,
     StraightThrough,
 )
-from gapped.jax.samplers import Level, Pathwise
-from gapped.jax.scores import RLOO, DoubleCV, Exact, Score
+from gapped.jax.score import RLOO, DisARMTree, DoubleCV, Exact, Score
+from gapped.jax.simplex import expected_gap
 
 Estimator = Pathwise | Score
+# The functions that an option may name.
+_FUNCTIONS = MappingProxyType({"expected": expected_gap})
 _PATHWISE = (GST, GumbelSoftmax, StraightThrough, GumbelRao, ReinMax, DecoupledGumbelSoftmax)
 _SCORE = (RLOO, DoubleCV, DisARMTree, Exact)
-_KINDS: Mapping[str, type[Estimator]] = MappingProxyType({k.name: k for k in (*_PATHWISE, *_SCORE)})
-_FUNCTIONS = MappingProxyType({"expected": expected_gap})
+_REGISTRY: Mapping[str, type[Estimator]] = MappingProxyType({k.name: k for k in (*_PATHWISE, *_SCORE)})
 
 
 def estimators() -> Mapping[str, type[Estimator]]:
     """All known estimators: a read-only mapping from names to classes."""
-    return _KINDS
+    return _REGISTRY
 
 
 def estimator(text: str, **options: Any) -> Estimator:
@@ -47,7 +48,7 @@ def estimator(text: str, **options: Any) -> Estimator:
     >>> estimator("gst:gap=1.2", tau=0.5)
     GST(tau=0.5, hard=True, gap=1.2)
     """
-    return texts.read(_KINDS, text, options, _FUNCTIONS)
+    return texts.read(_REGISTRY, text, options, _FUNCTIONS)
 
 
 def resolve(
@@ -67,10 +68,10 @@ def resolve(
         estimator, given = texts.DEFAULT, {"tau": texts.DEFAULT_TAU, **given}
     elif not isinstance(estimator, str):
         accepted = "an estimator such as gapped.jax.GST() or gapped.jax.RLOO(2), or its text such as 'gst'"
-        raise reject("estimator", described(estimator), accepted)
+        raise reject("estimator", describe(estimator), accepted)
     name, options = texts.split_text(estimator)
     texts.check_agreement(given, options)
-    return texts.build(_KINDS, name, {**given, **options}, _FUNCTIONS)
+    return texts.build(_REGISTRY, name, {**given, **options}, _FUNCTIONS)
 
 
 def resolve_pathwise(

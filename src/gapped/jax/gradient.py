@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,17 @@ from gapped.errors import TWICE
 
 Pull = Callable[..., Array]
 """`pull(grad, *operands)`: the gradient of the logits for a gradient `grad` of the value."""
+
+
+class Points(NamedTuple):
+    """Where a gradient comes from: it is Σ_m w_m J(q_m) g."""
+
+    points: Array
+    """Points of the simplex, `(m, *rows, K)`."""
+    weights: Array
+    """Their weights, which broadcast against the points."""
+    mass: Any = 1.0
+    """The sums of the points over the categories, `(m, *rows, 1)`, if they are not normalised."""
 
 
 def attach(pull: Pull, value: Array, logits: Array, *operands: Any) -> Array:
@@ -107,22 +118,14 @@ def jacobian_product(
     return (weights * points * (grad - mean)).sum(0)
 
 
-def table_product(grad: Array, points: Array, weights: Array, table: Array) -> Array:
-    """`jacobian_product` for the gradient of rows that were looked up in `table`, `(K, *rest)`.
+def with_gradient(value: Array, logits: Array, gradient: Array) -> Array:
+    """Return `value`, bit for bit, as a function of `logits` whose derivative is `gradient`.
 
-    The table's rows of categories that do not exist, where the points are -0.0, may hold anything.
+    `value` has the shape `batch`; `logits` and `gradient` are `(*batch, *variables, K)` and each example
+    depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient.
     """
-    flat = grad.reshape(*points.shape[1:-1], -1)
-    dense = jnp.matmul(flat, table.reshape(table.shape[0], -1).T, precision="highest")
-    masked = (points[0] == 0) & jnp.signbit(points[0])
-    return jacobian_product(jnp.where(masked, 0.0, dense), points, weights)
+    return attach(_per_example, value, logits, gradient)
 
 
-def entry_product(grad: Array, points: Array, weights: Array, selected: Array) -> Array:
-    """`jacobian_product` for the gradient of the selected entries, which `selected` marks."""
-    return jacobian_product(jnp.where(selected, grad[..., None], 0.0), points, weights)
-
-
-def example_product(grad: Array, gradient: Array) -> Array:
-    """A gradient `(*batch, *variables, K)` times that of its example's cost, `batch`."""
+def _per_example(grad: Array, gradient: Array) -> Array:
     return grad.astype(gradient.dtype).reshape(*grad.shape, *(1,) * (gradient.ndim - grad.ndim)) * gradient

@@ -8,14 +8,23 @@ constant of the compiled kernel.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from gapped.errors import one_line
+from gapped.jax.gradient import attach
+from gapped.jax.simplex import rows_of
+
+if TYPE_CHECKING:
+    from gapped.jax.pathwise import Pathwise
+
+Levels = dict[str, Array]
+"""The levels of an estimator that are arrays, by name; the estimator beside them has numbers instead."""
 
 PLATFORM = "cuda"
 """Where the kernels run; on other platforms the same program is compiled by XLA."""
@@ -35,10 +44,10 @@ _UNUSED: Mapping[str, Any] = {
 }
 
 
-class Mode(NamedTuple):
-    """What the kernels need to know of an estimator."""
+class Fused(NamedTuple):
+    """The arguments of the kernels that describe an estimator."""
 
-    name: str
+    mode: str
     """A key of `surrogates.MODES`."""
     soft: bool
     """Whether the sample is the surrogate itself."""
@@ -48,9 +57,9 @@ class Mode(NamedTuple):
     samples: int = 1
 
 
-def refusal(scores: Array, has_mode: bool) -> str | None:
+def refusal(scores: Array, fused: Fused | None) -> str | None:
     """Why the kernels cannot sample these logits; None if they can."""
-    if not has_mode:
+    if fused is None:
         return "this estimator, or this option of it, has no kernel"
     if scores.dtype not in _DTYPES:
         return f"the logits are {scores.dtype}, the kernels take float32, bfloat16 and float16"
@@ -70,24 +79,71 @@ def unavailable() -> str | None:
     return None
 
 
+def sample(plain: Pathwise, levels: Levels, key: Array, scores: Array) -> Array:
+    """A sample of masked logits `(*rows, K)` that carries the estimator's gradient."""
+    rows = jax.lax.stop_gradient(scores)
+    draw = _by_platform(partial(forward, plain), partial(_plain_forward, plain), False)
+    value, category, stats = draw(levels, key, rows)
+    pull = _by_platform(partial(backward, plain), partial(_plain_backward, plain), True)
+    return attach(pull, value, scores, levels, key, rows, category, stats)
+
+
+def _by_platform(kernel: Callable[..., Any], plain: Callable[..., Any], is_pull: bool) -> Callable[..., Any]:
+    """`kernel` where it runs, else `plain`, the same computation for XLA.
+
+    `jax.vmap` replaces the kernel by `plain`. But a pull, whose first argument is a gradient, is done for one
+    gradient after the other if nothing else has a batch axis: then the kernel drew the sample, by its noise.
+    """
+    function = jax.custom_batching.custom_vmap(kernel)
+
+    @function.def_vmap
+    def _(size: int, is_batched: Any, first: Any, *rest: Any) -> tuple[Any, Any]:
+        if is_pull and not any(jax.tree.leaves(is_batched[1:])):
+            result = jax.lax.map(lambda one: function(one, *rest), first)
+        else:
+            axes = jax.tree.map(lambda batch: 0 if batch else None, is_batched)
+            result = jax.vmap(plain, tuple(axes), axis_size=size)(first, *rest)
+        return result, jax.tree.map(lambda _: True, result)
+
+    platforms = {PLATFORM: function}
+    return partial(jax.lax.platform_dependent, default=plain, **platforms)
+
+
+def _plain_forward(plain: Pathwise, levels: Levels, key: Array, scores: Array) -> tuple[Array, Array, Array]:
+    """`forward` by XLA, but for the numbers per row, which `_plain_backward` computes again."""
+    estimator, rows = plain.with_levels(levels), rows_of(scores)
+    draw = estimator.draw_category(key, rows.logits)
+    value, category, *_ = estimator.evaluate(rows.logits, draw).outcome(rows, draw)
+    return value, category.astype(jnp.int32), jnp.zeros(stats_shape(scores), jnp.float32)
+
+
+def _plain_backward(
+    plain: Pathwise, grad: Array, levels: Levels, key: Array, scores: Array, category: Array, stats: Array
+) -> Array:
+    """`backward` by XLA."""
+    rows = rows_of(scores)
+    total = jnp.exp(rows.logits).sum(-1)
+    return plain.pull(grad, levels, key, scores, category, rows.top, total).astype(scores.dtype)
+
+
 def stats_shape(scores: Array) -> tuple[int, ...]:
     """The shape of the numbers per row that the backward pass of long rows needs; short rows need none."""
     return (*scores.shape[:-1], 2 if scores.shape[-1] > LONGEST_BLOCK else 0)
 
 
-def forward(mode: Mode, key: Array, scores: Array) -> tuple[Array, Array, Array]:
+def forward(plain: Pathwise, levels: Levels, key: Array, scores: Array) -> tuple[Array, Array, Array]:
     """Sample, category of each row in int32, and numbers for the backward pass, of logits `(*rows, K)`."""
     from gapped.kernels.partition import partition
     from gapped.kernels.sampling import long_rows, short_rows
 
-    *rows, categories = scores.shape
+    fused, (*rows, categories) = _fused_of(plain, levels), scores.shape
     count, shape = scores.size // categories, stats_shape(scores)
-    averages = mode.soft and mode.name == "gumbel-rao"
-    inputs, values = _described(mode, scores, key, ("tau", "gap", "tau_forward"))
-    values |= {"SOFT": mode.soft, "DENSE": not averages}
-    outputs = {"p_value": _shaped(scores.shape, scores.dtype), "p_index": _shaped((count,), "int32")}
+    averages = fused.soft and fused.mode == "gumbel-rao"
+    inputs, values = _describe(fused, scores, key, ("tau", "gap", "tau_forward"))
+    values |= {"SOFT": fused.soft, "DENSE": not averages}
+    outputs = {"p_value": _output(scores.shape, scores.dtype), "p_index": _output((count,), "int32")}
     if shape[-1]:
-        outputs |= {"p_stats": _shaped((count, 2), "float32"), "p_law": _shaped((1,), "float32")}
+        outputs |= {"p_stats": _output((count, 2), "float32"), "p_law": _output((1,), "float32")}
         values |= long_rows.chunk_sizes(count, categories)
         kernel, programs = long_rows.streamed_forward_kernel, count
     else:
@@ -96,65 +152,73 @@ def forward(mode: Mode, key: Array, scores: Array) -> tuple[Array, Array, Array]
     value, index, *stats = _call(kernel, programs, inputs, outputs, values)
     kept = stats[0].reshape(shape) if stats else jnp.zeros(shape, jnp.float32)
     if averages:
-        value = _average_draws(mode, key, scores, index, kept, None)
+        value = _average_draws(fused, key, scores, index, kept, None)
     return value, index.reshape(rows), kept
 
 
-def backward(mode: Mode, grad: Array, key: Array, scores: Array, category: Array, stats: Array) -> Array:
+def backward(
+    plain: Pathwise, grad: Array, levels: Levels, key: Array, scores: Array, category: Array, stats: Array
+) -> Array:
     """The gradient of the logits in their dtype; `grad` is that of the sample."""
     from gapped.kernels.partition import partition
     from gapped.kernels.sampling import long_rows, short_rows, split_rows
 
-    categories = scores.shape[-1]
+    fused, categories = _fused_of(plain, levels), scores.shape[-1]
     count = scores.size // categories
-    if mode.name == "gumbel-rao":
-        return _average_draws(mode, key, scores, category, stats, grad)
-    inputs, values = _described(mode, scores, key, ("tau", "gap"))
+    if fused.mode == "gumbel-rao":
+        return _average_draws(fused, key, scores, category, stats, grad)
+    inputs, values = _describe(fused, scores, key, ("tau", "gap"))
     inputs = {"p_logits": scores, "p_index": category, "p_stats": stats, "p_grad": grad, **inputs}
-    outputs, zeroed = {"p_out": _shaped(scores.shape, scores.dtype)}, False
+    outputs, zeroed = {"p_out": _output(scores.shape, scores.dtype)}, False
     if not stats.shape[-1]:
         del inputs["p_stats"]
         programs, block = partition(count, categories)
         kernel, values = short_rows.backward_kernel, values | block
     else:
-        segments, sizes = split_rows.segments_of(scores, mode.name)
+        segments, sizes = split_rows.segments_of(scores, fused.mode)
         kernel, programs = split_rows.split_backward_kernel, count * segments
         if segments > min(split_rows.MOST_SEGMENTS, _multiprocessors()):
             kernel, programs = long_rows.streamed_backward_kernel, count
             sizes = {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
         else:
             # Two words for each segment, which are 0 before.
-            outputs["p_words"], zeroed = _shaped((count, 2, segments), "int64"), True
+            outputs["p_words"], zeroed = _output((count, 2, segments), "int64"), True
         values |= sizes
     return _call(kernel, programs, inputs, outputs, values, zeroed)[0]
 
 
+def _fused_of(plain: Pathwise, levels: Levels) -> Fused:
+    fused = plain.with_levels(levels).fused()
+    assert fused is not None
+    return fused
+
+
 def _average_draws(
-    mode: Mode, key: Array, scores: Array, category: Array, stats: Array, grad: Array | None
+    fused: Fused, key: Array, scores: Array, category: Array, stats: Array, grad: Array | None
 ) -> Array:
     """The mean of Gumbel-Rao's draws, or with `grad` the gradient of the logits."""
     from gapped.kernels.sampling import rao_chunks, rao_rows, rao_sizes
 
-    categories, tau = scores.shape[-1], mode.levels["tau"]
+    categories, tau = scores.shape[-1], fused.levels["tau"]
     count = scores.size // categories
-    inputs, values = _described(mode, scores, key, ("tau",))
+    inputs, values = _describe(fused, scores, key, ("tau",))
     incoming = scores if grad is None else grad
     inputs = {"p_logits": scores, "p_index": category, "p_stats": stats, "p_grad": incoming, **inputs}
     exponent = {1.0: 1, 0.5: 2}.get(tau, 0) if isinstance(tau, int | float) else 0
-    values |= {"s_samples": mode.samples, "POWER": exponent, "SOFT": grad is None}
-    outputs = {"p_out": _shaped(scores.shape, scores.dtype)}
+    values |= {"s_samples": fused.samples, "POWER": exponent, "SOFT": grad is None}
+    outputs = {"p_out": _output(scores.shape, scores.dtype)}
     if not stats.shape[-1]:
         del inputs["p_stats"]
         programs, sizes = rao_sizes.block_of(count, categories, scores.itemsize)
-        values |= {"LEFT": mode.samples % 4, **sizes}
+        values |= {"LEFT": fused.samples % 4, **sizes}
         return _call(rao_rows.rao_kernel, programs, inputs, outputs, values)[0]
-    batches, sizes = rao_sizes.batches_of(mode.samples)
-    outputs = {"p_draws": _shaped((count, batches * sizes["BATCH"], 3), "float32"), **outputs}
+    batches, sizes = rao_sizes.batches_of(fused.samples)
+    outputs = {"p_draws": _output((count, batches * sizes["BATCH"], 3), "float32"), **outputs}
     return _call(rao_chunks.streamed_rao_kernel, count, inputs, outputs, values | sizes)[1]
 
 
-def _described(
-    mode: Mode, scores: Array, key: Array, names: tuple[str, ...]
+def _describe(
+    fused: Fused, scores: Array, key: Array, names: tuple[str, ...]
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Arrays and constants that all kernels have: key, levels, sizes, the estimator's number."""
     from gapped.kernels.sampling.surrogates import MODES
@@ -163,11 +227,11 @@ def _described(
     count = scores.size // categories
     words = jax.random.bits(key, (2,), "uint32")
     arrays = {"p_logits": scores, "p_seed": words}
-    expected = mode.levels.get("gap", 0.0) is None
-    values: dict[str, Any] = {"MODE": MODES[mode.name], "FAST": FAST, "EXPECTED_GAP": expected}
+    expected = fused.levels.get("gap", 0.0) is None
+    values: dict[str, Any] = {"MODE": MODES[fused.mode], "FAST": FAST, "EXPECTED_GAP": expected}
     values |= {"s_rows": count, **dict.fromkeys(("s_categories", "s_stride", "s_grad_stride"), categories)}
     for name in names:
-        level = mode.levels.get(name, 1.0)
+        level = fused.levels.get(name, 1.0)
         is_array = not (level is None or isinstance(level, int | float))
         # The logits stand in for a level that is a number.
         array, every = scores, 0
@@ -221,7 +285,7 @@ def _triton_call() -> Any:
     return triton_call
 
 
-def _shaped(shape: tuple[int, ...], dtype: Any) -> Any:
+def _output(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 

@@ -1,0 +1,178 @@
+"""Samples for look-ups and for switches: an index without its one-hot vector, and zeros and ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from gapped.docstrings import documented_in_jax as documented
+from gapped.errors import reject
+from gapped.jax.checks import check_key, check_logits, check_table, check_where
+from gapped.jax.gradient import attach, jacobian_product
+from gapped.jax.pathwise import Level, Pathwise
+from gapped.jax.registry import resolve_pathwise
+from gapped.jax.simplex import masked, pairs, rows_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Choice:
+    """One category per row, and ways to use it that carry the gradient.
+
+    `gapped.jax.choose` returns it. A choice is a pytree: it may leave `jax.jit`, and `jax.vmap` makes a batch
+    of it.
+
+    Arguments:
+        index: The selected categories, integers, of the shape of the logits without the category axis. A row
+            without categories has the index K, one with a NaN or +inf K + 1.
+
+    With D the one-hot sample that is never written, and V a table:
+
+    - `select(table)`: the rows D V of the table, as an embedding look-up.
+    - `gate()`: the entry D_i = 1 of the selected category, to be multiplied with the result of the branch
+      that a router selects. The results of the other branches count as zero.
+    """
+
+    index: Array
+    """The selected categories, integers, `(*rows)`. A row without categories has index `K`, one with a NaN
+    or +inf `K + 1`."""
+    _logits: Array = field(repr=False)
+    _points: Array = field(repr=False)
+    """`(m, *rows, K)`, with -0.0 where a category does not exist."""
+    _weights: Array = field(repr=False)
+
+    def select(self, table: Array) -> Array:
+        """Look up the selected rows of a table.
+
+        Arguments:
+            table: One row per category, `(K, *rest)`.
+
+        Returns:
+            The rows `table[index]`, `(*rows, *rest)`, with gradients for the logits and the table.
+
+        >>> import gapped.jax
+        >>> logits = jnp.asarray([[0.0, 99.0], [99.0, 0.0]])
+        >>> gapped.jax.choose(jax.random.key(0), logits).select(jnp.asarray([10.0, 20.0]))
+        Array([20., 10.], dtype=float32)
+        """
+        categories = self._logits.shape[-1]
+        check_table(table, categories)
+        table = jnp.asarray(table)
+        rows = table[jnp.minimum(self.index, categories - 1)]
+        value = self._only_sampled(rows)
+        return attach(_table_product, value, self._logits, self._points, self._weights, table)
+
+    def gate(self) -> Array:
+        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
+        ones = self._only_sampled(jnp.ones(self.index.shape, self._logits.dtype))
+        selected = jnp.arange(self._logits.shape[-1]) == self.index[..., None]
+        return attach(_entry_product, ones, self._logits, self._points, self._weights, selected)
+
+    def _only_sampled(self, values: Array) -> Array:
+        """`values`, but zero where a row has no sample and NaN where it holds a NaN."""
+        index = self.index.reshape(*self.index.shape, *(1,) * (values.ndim - self.index.ndim))
+        categories = self._logits.shape[-1]
+        values = jnp.where(index == categories, jnp.zeros((), values.dtype), values)
+        return jnp.where(index > categories, jnp.asarray(jnp.nan, values.dtype), values)
+
+
+def _table_product(grad: Array, points: Array, weights: Array, table: Array) -> Array:
+    """`jacobian_product` for the gradient of rows that were looked up in `table`, `(K, *rest)`.
+
+    The table's rows of categories that do not exist, where the points are -0.0, may hold anything.
+    """
+    flat = grad.reshape(*points.shape[1:-1], -1)
+    dense = jnp.matmul(flat, table.reshape(table.shape[0], -1).T, precision="highest")
+    absent = (points[0] == 0) & jnp.signbit(points[0])
+    return jacobian_product(jnp.where(absent, 0.0, dense), points, weights)
+
+
+def _entry_product(grad: Array, points: Array, weights: Array, selected: Array) -> Array:
+    """`jacobian_product` for the gradient of the selected entries, which `selected` marks."""
+    return jacobian_product(jnp.where(selected, grad[..., None], 0.0), points, weights)
+
+
+def draw_choice(estimator: Pathwise, key: Array, logits: Array, axis: int, where: Array | None) -> Choice:
+    """The choice that `Pathwise.choose` returns."""
+    if not estimator.hard:
+        raise reject("hard", False, "True: a choice is a hard sample")
+    estimator, scores = estimator.prepare(key, logits, axis, where)
+    estimator, rows = estimator.freeze(), rows_of(scores)
+    draw = estimator.draw_category(key, rows.logits)
+    points, weights, mass = estimator.evaluate(rows.logits, draw).points(rows.logits, draw)
+    points = rows.fill(points / mass)
+    points = jnp.where(scores == -jnp.inf, -points, points)
+    return Choice(rows.mark(draw.category), scores, points, weights)
+
+
+@documented
+def choose(
+    key: Array,
+    logits: Array,
+    tau: Level = 1.0,
+    *,
+    estimator: Pathwise | str | None = None,
+    axis: int = -1,
+    where: Array | None = None,
+) -> Choice:
+    """Draw one category per row by its index, for look-ups and routers.
+
+    No one-hot vector is written. Values and gradients are those of the hard sample.
+
+    Arguments:
+        (key, logits, tau)
+        estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
+        (axis, where)
+
+    Returns:
+        A `gapped.jax.Choice`. Its `index` has the shape of the logits without the category axis;
+        `select(table)` looks up entries, and `gate()` is a 1 for each row that carries the gradient.
+
+    >>> choice = choose(jax.random.key(0), jnp.zeros((2, 4)), 0.5)
+    >>> choice.index.shape, choice.select(jnp.eye(4)).shape, choice.gate()
+    ((2,), (2, 4), Array([1., 1.], dtype=float32))
+    """
+    return resolve_pathwise(estimator, tau, True).choose(key, logits, axis=axis, where=where)
+
+
+@documented
+def gate(
+    key: Array,
+    logits: Array,
+    tau: Level = 1.0,
+    hard: bool = False,
+    *,
+    estimator: Pathwise | str | None = None,
+    where: Array | None = None,
+) -> Array:
+    """Gates: Bernoulli samples that carry a gradient, one number each.
+
+    Soft by default: pass `hard=True` for zeros and ones.
+
+    Arguments:
+        (key)
+        logits: Log-odds φ of a 1, of any shape.
+        tau: Temperature, a positive number or an array that broadcasts against the logits' shape.
+        hard: True returns exactly 0 or 1, with P(1) = σ(φ); False the surrogate, from 0 to 1.
+        estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
+        where: Booleans that broadcast against the logits. Gates where it is False are 0, without gradient, as
+            are those of -inf; those of +inf are 1, without gradient too.
+
+    Returns:
+        An array of the shape and dtype of `logits`.
+
+    Value and gradient are those of the first entry of the estimator's sample of the logits (φ, 0).
+
+    >>> gate(jax.random.key(0), jnp.asarray([99.0, -99.0]), hard=True)
+    Array([1., 0.], dtype=float32)
+    """
+    check_key(key)
+    # A gate has no category axis: for the checks, its logits get one.
+    check_logits(logits[..., None] if hasattr(logits, "ndim") else logits)
+    check_where(where, logits)
+    # A kernel would write both entries of each pair; XLA does not.
+    resolved = replace(resolve_pathwise(estimator, tau, hard), backend="xla")
+    return resolved.sample(key, pairs(masked(jnp.asarray(logits), where)))[..., 0]
