@@ -1,7 +1,7 @@
 """Choose the best cell of the validation recipes, and write the recipe that tests it on ten seeds.
 
 The choice looks at held-out training images only. Usage:
-python benchmarks/pick_best.py results lab/gapped_lab/recipes/better.toml
+python benchmarks/pick_best.py results results/answered/better.toml
 """
 
 from __future__ import annotations

@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE_PAGES = sorted((ROOT / "docs" / "examples").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *EXAMPLE_PAGES]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "answered" / "README.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *EXAMPLE_PAGES,
+]
 
 
 class Block(NamedTuple):
@@ -32,10 +36,14 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands_in(block: Block, program: str) -> list[list[str]]:
-    """The arguments of each call of `program` in a shell block."""
+    """The arguments of each call of `program` in a shell block; paths of the repository are absolute."""
     lines = block.code.replace("\\\n", " ").splitlines()
     calls = [shlex.split(line, comments=True) for line in lines]
-    return [call[1:] for call in calls if call and Path(call[0]).name == program]
+    return [
+        [str(ROOT / word) if word.startswith("results/answered/") else word for word in call[1:]]
+        for call in calls
+        if call and Path(call[0]).name == program
+    ]
 
 
 SHELL = blocks("bash", "sh", "console", "shell")

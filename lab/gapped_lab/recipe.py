@@ -14,7 +14,7 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.errors import GappedError, reject, suggestion
 from gapped_lab.estimator_text import options_of, parse, show
-from gapped_lab.recipe_files import known_recipes
+from gapped_lab.recipe_files import ANSWERED, known_recipes
 from gapped_lab.records import Name
 from gapped_lab.records.files import file_name
 from gapped_lab.records.forms import parse as parse_form
@@ -96,6 +96,9 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
 def find_recipe(name: str, *, quick: bool = False, also: Sequence[str] = (), **overrides: Any) -> Recipe:
     """A packaged recipe by name, or any by its path; `also` are names that mean something to the caller."""
     known = known_recipes()
+    if name in ANSWERED:
+        path = f"results/answered/{name}.toml"
+        raise GappedError(f"recipe: {name!r} has been answered; in a clone: gapped reproduce {path}")
     if name not in known and not name.endswith(".toml"):
         names = sorted([*known, *also])
         if hint := suggestion(name, names):

@@ -5,6 +5,14 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+ANSWERED = (
+    *("better", "counts-longer", "coupled-fresh", "coupled-linear", "coupled-own", "coupled-start"),
+    *("coupled-time", "field-variance", "gap-grid", "listops-authors", "listops-controls", "listops-more"),
+    *("listops-parser", "listops-short", "raised", "rao-fresh", "search", "second-look", "soft", "tuned"),
+    *("without-relu", "zoo"),
+)
+"""Recipes whose question has been answered. They are files beside the records, not part of the package."""
+
 
 def known_recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from conftest import seeded
+from golden import recipes
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, equal, listops_task, train, tree_inputs
@@ -20,7 +21,7 @@ from gapped_lab.listops.reference_tree import Greedy, reference_tree
 from gapped_lab.listops.spans import left_branching, merged_spans
 from gapped_lab.listops.tree import latent_tree
 from gapped_lab.listops.variants import SHAPES, TreeShape
-from gapped_lab.recipe import find_recipe
+from gapped_lab.recipe import find_recipe, load_recipe
 
 
 def tree_of(shape: str, count: int) -> list[list[int]]:
@@ -115,7 +116,7 @@ def test_what_a_shape_is_called() -> None:
     estimator = make(*parse("tree:shape=balanced"))
     assert isinstance(estimator, TreeShape)
     assert "tree" not in gapped.estimators()
-    (entry, *_) = find_recipe("listops-controls").entries
+    (entry, *_) = load_recipe(recipes()["listops-controls"]).entries
     assert entry.spec.tau is None
     with pytest.raises(GappedError, match="tree: shape: got 'tall', expected one of left, right"):
         parse("tree:shape=tall")
@@ -124,7 +125,7 @@ def test_what_a_shape_is_called() -> None:
 
 
 def test_the_controls_have_the_budget_of_the_table() -> None:
-    controls, table = (find_recipe(name).entries for name in ("listops-controls", "listops"))
+    controls, table = load_recipe(recipes()["listops-controls"]).entries, find_recipe("listops").entries
     assert {e.spec.seed for e in controls} == {e.spec.seed for e in table}
     assert {e.spec.shape for e in controls} == {e.spec.shape for e in table}
 

@@ -102,4 +102,3 @@ def test_the_paper_s_table_is_a_recipe() -> None:
     short = find_recipe("listops", seeds=3, epochs=10)
     assert len(short.entries) == 18 * 3
     assert {e.spec.epochs for e in find_recipe("listops", quick=True).entries} != {20}
-    assert len(find_recipe("listops-more").entries) == 2 * 5
