@@ -31,9 +31,9 @@ gpu-test: $(DEV)
 bench: $(LAB)
 	$(BIN)/gapped bench
 
-# The numbers and figures of README.md and docs/, from the records under results/.
+# The tables and figures of README.md and docs/, from the records under results/.
 numbers: $(DEV)
-	$(BIN)/python docs/records/update.py
+	$(BIN)/python docs/generate/update.py
 
 # The wheel, in an environment of its own, from another folder.
 release-check: $(DEV)

@@ -9,7 +9,7 @@ logits, `gapped.linear_choice`, and one product of hidden states and weight, of 
 The table is a tensor of its own or the weight. Decoding is 64 rows without a gradient. Memory is the peak
 beyond what exists before the call and the gradients; the selected rows are in it. Calls take turns. On a CPU
 times are processor time, so that a busy machine disturbs little. `--out` appends records to a file
-`vocabulary.jsonl`, of which `python docs/records/update.py` makes the numbers and the figure of
+`vocabulary.jsonl`, of which `python docs/generate/update.py` makes the numbers and the figure of
 docs/vocabulary.md. `--tune` tries other sizes of chunks; `--profile` has the time of each kernel of a call.
 """
 

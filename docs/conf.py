@@ -19,7 +19,7 @@ project_copyright = author
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "gallery", "mathml", "reference"]
-exclude_patterns = ["_build", "records"]
+exclude_patterns = ["_build", "generate"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -50,6 +50,8 @@ PAGES = {"](../README.md": "](index.md", "](../CONTRIBUTING.md": "](contributing
 def redirect(app: Sphinx, docname: str, source: list[str]) -> None:
     for there, here in PAGES.items():
         source[0] = source[0].replace(there, here)
+    # What stands beside the records is no page here.
+    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./results/answered/[^)]*\)", r"\1", source[0])
     if docname == "index":
         # It may name pages that are not written yet, one a line.
         lines = source[0].splitlines()

@@ -1,0 +1,120 @@
+"""The tables of `gapped bench`: samples, look-ups and workloads, device by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from evidence import Evidence
+from template import fill
+
+from gapped.errors import listing
+from gapped_lab.bench.workloads import tasks
+from gapped_lab.records import Bench
+from gapped_lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
+from gapped_lab.report.timings import (
+    REFERENCE,
+    Timings,
+    as_milliseconds,
+    as_ratio,
+    device_of,
+    last_startups,
+    table_of,
+    time,
+    timings,
+    title_of,
+)
+from gapped_lab.report.work_tables import WorkTimings, work_timings
+
+T = TypeVar("T", Timings, WorkTimings)
+
+
+def sample_tables(evidence: Evidence) -> str:
+    """Every shape whose samples are wanted themselves, device by device, and the cost of importing."""
+    imports = [
+        f"- `{each.what}` after torch, {device_of(each)}: {as_milliseconds(each.milliseconds.median).text} ms"
+        for each in last_startups(evidence.startups)
+    ]
+    tables = _by_device([bench for bench in timings(evidence.bench) if not bench.width], _shape)
+    return "\n".join([tables, *imports])
+
+
+def index_tables(evidence: Evidence) -> str:
+    """Every shape whose samples select from an embedding, device by device."""
+    return _by_device([bench for bench in timings(evidence.bench) if bench.width], _shape)
+
+
+def work_tables(evidence: Evidence) -> dict[str, Any]:
+    """Every workload that was measured, device by device, and which were not, at their size for a GPU."""
+    lines = [line for line in evidence.works if line.device_type == "cuda" and line.milliseconds]
+    measured = {(line.work, *line.sizes, line.dtype) for line in lines}
+    wanted = tasks(["all"], torch.device("cuda"))
+    missing = [task.work for task in wanted if (task.work, *task.sizes, task.dtype) not in measured]
+    return {
+        "missing": listing(dict.fromkeys(missing)),
+        "tables": _by_device(work_timings(evidence.works), _workload),
+    }
+
+
+def headline(evidence: Evidence) -> str:
+    """GST beside torch's own sampler, in a few columns: a reader here has not read what is measured."""
+    times = ("rows × categories", "eager, ms", "compiled, ms", "`gapped.gst`, ms", "× eager")
+    columns = (*times, "memory, eager", "memory, `gapped.gst`")
+    texts = []
+    for device, group in _devices([b for b in timings(evidence.bench) if not b.width]):
+        rows = (_beside(bench) for bench in group if _ours(bench))
+        table = without_empty(Table(columns, tuple(rows)))
+        values = {"table": table, "device": device, "versions": _versions(group)}
+        texts.append(fill("bench-headline-device", values))
+    return "\n\n".join(texts)
+
+
+def _by_device(group: Sequence[T], text: Callable[[T], str]) -> str:
+    parts = []
+    for device, mine in _devices(group):
+        parts.append(f"### {device}, {_versions(mine)}\n")
+        parts += [text(each) for each in mine]
+    return "\n".join(parts)
+
+
+def _shape(bench: Timings) -> str:
+    return f"{title_of(bench)}\n\n{to_markdown(table_of(bench))}"
+
+
+def _workload(work: WorkTimings) -> str:
+    return f"{work.heading()}\n\n{to_markdown(work.table())}"
+
+
+def _devices(group: Sequence[T]) -> list[tuple[str, list[T]]]:
+    devices = dict.fromkeys(bench.device for bench in group)
+    return [(device, [bench for bench in group if bench.device == device]) for device in devices]
+
+
+def _ours(bench: Timings) -> Bench | None:
+    """GST at a shape, with its kernel if there is one."""
+    return bench.find("gst", "triton") or bench.find("gst", "torch")
+
+
+def _beside(bench: Timings) -> tuple[Entry, ...]:
+    """A row of the headline: GST beside torch's sampler."""
+    ours, torch = _ours(bench), bench.find(REFERENCE, "eager")
+    spent, eager, compiled = time(ours), time(torch), bench.reference("compiled")
+    assert ours is not None
+    assert torch is not None
+    assert spent is not None
+    assert eager is not None
+    return (
+        Entry(bench.title),
+        as_milliseconds(eager),
+        Entry(NOTHING) if compiled is None else as_milliseconds(compiled),
+        as_milliseconds(spent),
+        as_ratio(spent / eager),
+        as_ratio(torch.memory),
+        as_ratio(ours.memory),
+    )
+
+
+def _versions(group: Sequence[Timings | WorkTimings]) -> str:
+    places = [bench.lines[0].environment for bench in group]
+    return "; ".join(dict.fromkeys(f"torch {p['torch']}, gapped at {p['commit']}" for p in places))

@@ -1,0 +1,59 @@
+"""The records that tables and figures are made of, gathered by what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gapped_lab.records import (
+    Bench,
+    Curve,
+    LinearTiming,
+    Record,
+    Startup,
+    Tuning,
+    Work,
+    read,
+)
+from gapped_lab.report.cells import Cell, cells, finished_runs
+
+ELBO = "test_negative_elbo"
+VALIDATION = "validation_negative_elbo"
+
+# The two protocols that differ in nothing but the ReLU on the logits.
+RECTIFIED = "paper-30x10"
+PLAIN = "plain-30x10"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All records, gathered into cells, curves by the id of their run, and the lines of a bench."""
+
+    records: Sequence[Record]
+    cells: Sequence[Cell]
+    curves: Mapping[str, Curve]
+    bench: Sequence[Bench]
+    works: Sequence[Work]
+    startups: Sequence[Startup]
+    linear: Sequence[LinearTiming] = ()
+    tunings: Sequence[Tuning] = ()
+
+    def group(self, recipe: str, protocol: str = RECTIFIED) -> list[Cell]:
+        """The cells of a recipe under a protocol."""
+        return [c for c in self.cells if (c.recipe, c.protocol) == (recipe, protocol)]
+
+
+def gather(folder: Path) -> Evidence:
+    """The evidence in a folder."""
+    records = finished_runs(folder)
+    return Evidence(
+        records,
+        cells(records),
+        {curve.id: curve for curve in read(folder, Curve)},
+        read(folder, Bench),
+        read(folder, Work),
+        read(folder, Startup),
+        read(folder, LinearTiming),
+        read(folder, Tuning),
+    )

@@ -1,0 +1,113 @@
+"""The study behind the default: how far every cell lies above the best one, task by task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from evidence import RECTIFIED, Evidence
+
+from gapped_lab.records import Record
+from gapped_lab.report.cells import groups, primary
+from gapped_lab.report.tabular import NOTHING, Entry, Table, tau_entry
+
+Cell = tuple[str, float | None]
+
+RECIPE = "defaults"
+LARGEST = "defaults-8192"
+# The estimators that get a temperature, by the label that the recipe has for them.
+TEXTS = {
+    "GST-auto": "gst:gap=auto",
+    "GST-1.0": "gst",
+    "GR-MC10": "gumbel-rao",
+    "STGS": "gumbel-softmax",
+    "ReinMax": "reinmax",
+    "ST": "straight-through",
+}
+TASKS = {
+    "paper-30x10": "MNIST VAE, ReLU",
+    "plain-30x10": "MNIST VAE",
+    "digits-8x8": "digits VAE",
+    "select-25x784": "25 of 784 pixels",
+    "codes-49x2": "codes, K=2",
+    "codes-49x10": "K=10",
+    "codes-49x64": "K=64",
+    "codes-49x512": "K=512",
+    "codes-49x8192": "K=8192",
+}
+
+
+class Study:
+    """Every cell of the recipe on every task, and how far it lies above the best one."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.results = {
+            (protocol, cell.label, cell.tau): float(cell.values(primary(cells)).mean())
+            for (_, protocol), cells in groups(records).items()
+            for cell in cells
+        }
+        self.tasks = [name for name in TASKS if any(key[0] == name for key in self.results)]
+        self.cells: list[Cell] = list(dict.fromkeys((label, tau) for _, label, tau in self.results))
+        self.best = {
+            task: min((key for key in self.results if key[0] == task), key=lambda key: self.results[key])
+            for task in self.tasks
+        }
+        self.plain = [task for task in self.tasks if task != RECTIFIED]
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Study:
+        return cls([record for record in evidence.records if record.recipe.startswith(RECIPE)])
+
+    def above(self, task: str, cell: Cell) -> float:
+        """Nats above the best cell of a task; NaN where the cell was not run."""
+        return self.results.get((task, *cell), np.nan) - self.results[self.best[task]]
+
+    def shortfall(self, task: str, cell: Cell) -> float:
+        """The same in per cent of the best result."""
+        return 100 * self.above(task, cell) / self.results[self.best[task]]
+
+    def mean(self, cell: Cell) -> float:
+        """The mean shortfall over the tasks without a ReLU that all cells were run on."""
+        tasks = [task for task in self.plain if all((task, *each) in self.results for each in self.cells)]
+        return float(np.mean([self.shortfall(task, cell) for task in tasks]))
+
+    def worst(self, cell: Cell) -> str:
+        """The task without a ReLU where it falls short most."""
+        return max(self.plain, key=lambda task: np.nan_to_num(self.shortfall(task, cell), nan=-1.0))
+
+    def recommended(self) -> dict[str, Cell]:
+        """Each estimator of `TEXTS` at the temperature with the least mean shortfall."""
+        return {
+            label: min((cell for cell in self.cells if cell[0] == label), key=self.mean) for label in TEXTS
+        }
+
+
+def shortfalls(evidence: Evidence) -> dict[str, Any]:
+    """All cells on all tasks, the best mean first; recommended ones are marked."""
+    study = Study.of(evidence)
+    chosen = set(study.recommended().values())
+    body = []
+    for cell in sorted(study.cells, key=study.mean):
+        worst = study.shortfall(study.worst(cell), cell)
+        numbers = [study.above(task, cell) for task in study.tasks]
+        mean = study.mean(cell)
+        body.append(
+            (
+                Entry(f"{cell[0]}{' ✓' if cell in chosen else ''}"),
+                tau_entry(cell[1]),
+                Entry(f"{mean:.1f}%", mean),
+                Entry(f"{worst:.1f}%", worst),
+                *(Entry(NOTHING if np.isnan(n) else f"{n:.1f}", n) for n in numbers),
+            )
+        )
+    names = [TASKS[task] for task in study.tasks]
+    best = ", ".join(f"{TASKS[task]} {study.results[study.best[task]]:.1f}" for task in study.tasks)
+    largest = [r for r in evidence.records if r.recipe == LARGEST]
+    return {
+        "table": Table(("estimator", "τ", "mean", "worst", *names), tuple(body)),
+        "best": best,
+        "seeds": len({r.seed for r in evidence.records if r.recipe == RECIPE}),
+        "few": len({r.seed for r in largest}),
+        "epochs": largest[0].epochs,
+        "runs": sum(r.recipe.startswith(RECIPE) for r in evidence.records),
+    }
