@@ -14,11 +14,11 @@ from statistical import mean_is, require_law, require_rejected
 from svg_compare import same_drawing
 
 import gapped
-from gapped.diagnostics.surrogate_properties import movements, simulated_gaps, surrogates
 from gapped_lab.cli import reproduce
 from gapped_lab.cli.app import main
 from gapped_lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped_lab.recipe_files import known_recipes
+from gapped_lab.report.movements import movements, simulated_gaps, surrogates
 from gapped_lab.report.triangle import Setting
 
 ROOT = Path(__file__).parents[2]

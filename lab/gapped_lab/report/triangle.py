@@ -68,7 +68,7 @@ def draw_samples(clouds: Sequence[Cloud], stops: Floats, setting: Setting, what:
     """A triangle for each estimator with its surrogates, coloured by the drawn category.
 
     The density of Gumbel-softmax lies behind them. The last one also shows the way there: `stops` as
-    `surrogate_properties.movements` has them.
+    `movements.movements` has them.
     """
     with style("simplex-samples"):
         figure, axes = new_figure(168)

@@ -1,11 +1,11 @@
-"""Properties of surrogates: the four of the paper (section 3), measured, and the points of its pictures."""
+"""The four properties of a surrogate (section 3 of the paper), measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import fill, indent
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +13,8 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
-from gapped.pathwise import Draw, Pathwise, per_row
-from gapped.pathwise.gst import GST
-from gapped.pathwise.straight_through import StraightThrough
+from gapped.pathwise import Pathwise, per_row
 from gapped.registry import resolve_pathwise
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # Rows and categories of the normal logits that are taken where none are given.
 ROWS, CATEGORIES = 32, 5
@@ -233,39 +227,3 @@ def _strict_gap(sample: _Draws) -> Finding:
     least = float(means[counts >= min(SMALLEST_CELL, float(counts.max()))].min())
     evidence = f"{none:,} mean gaps are 0, the least over {SMALLEST_CELL:.0f} draws or more is {least:.3g}"
     return Finding(3, none == 0, evidence, cases, {"without": none, "least_gap": least})
-
-
-def surrogates(
-    estimator: Pathwise, logits: Sequence[float], count: int, generator: torch.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Draw `count` times from one row of logits, in float64.
-
-    The drawn categories `(n,)`, and the points `(m, n, K)` whose means over `m` are the surrogates.
-    """
-    rows = simplex.shift(torch.tensor(logits, dtype=torch.float64)).expand(count, -1)
-    draws = estimator.draw_category(rows, generator, True)
-    return draws.category.numpy(), estimator.points(rows, draws).points.numpy()
-
-
-def movements(estimator: GST, logits: Sequence[float]) -> NDArray[np.float64]:
-    """Where GST's surrogate starts, where m1 takes it, and m2 then: `(K, 3, K)`, drawn category first.
-
-    Without a gap m2 is zero (section 4.2 of the paper), so that a GST of gap 0 stops after m1.
-    """
-    theta = torch.tensor(logits, dtype=torch.float64)
-    rows, draws = simplex.shift(theta).expand(len(theta), -1), Draw(torch.arange(len(theta)))
-    stages = (StraightThrough(estimator.tau), GST(estimator.tau, gap=0.0), estimator)
-    return torch.stack([stage.points(rows, draws).points[0] for stage in stages], 1).numpy()
-
-
-def simulated_gaps(
-    probabilities: Sequence[float], draws: int, generator: torch.Generator
-) -> NDArray[np.float64]:
-    """Gaps of Gumbel noise given that a category of each probability wins, `(draws, len(probabilities))`.
-
-    There are three categories; the other two share the rest as 2 to 1.
-    """
-    p = torch.tensor(probabilities, dtype=torch.float64)
-    log_p = torch.stack([p, (1 - p) * 2 / 3, (1 - p) / 3], -1).log()
-    scores = simplex.conditional_gumbel(log_p, torch.zeros(len(p), dtype=torch.int64), draws, generator)
-    return (scores[..., 0] - scores[..., 1:].amax(-1)).numpy()
