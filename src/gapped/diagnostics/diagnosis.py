@@ -32,8 +32,8 @@ COLUMNS: tuple[Column, ...] = (
 VANISHING = 0.05
 """A gradient vanishes if the norm of its mean is surely below this share of the exact gradient's."""
 UNDECIDED = (
-    "Nothing is recommended: on eight tasks, none of these numbers ranked estimators reliably by how well "
-    "they trained, and the mean squared error ranked them backwards. `gapped compare` decides by training."
+    "Nothing is recommended: none of these numbers is known to rank estimators reliably by how well they "
+    "train. `gapped compare` decides by training."
 )
 
 
@@ -161,11 +161,6 @@ class Diagnosis:
         return rows[label]
 
     @property
-    def recommendation(self) -> None:
-        """None: nothing measured here is known to rank estimators by how well they train. See `findings`."""
-        return None
-
-    @property
     def findings(self) -> tuple[str, ...]:
         """What the measurements say, a sentence each, and what they do not.
 
@@ -203,7 +198,6 @@ class Diagnosis:
             "reference": self.reference,
             "norm": _plain(self.norm),
             "confidence": self.confidence,
-            "recommendation": self.recommendation,
             "findings": list(self.findings),
             "rows": [
                 {

@@ -35,7 +35,6 @@ def test_it_prints_a_table_and_writes_it_down(here, capsys):
     assert "gst:gap=1.2" in shown
     record = json.loads((here / "d" / "diagnosis.json").read_text())
     assert [row["estimator"] for row in record["rows"]] == ["gst:gap=1.2", "reinmax"]
-    assert record["recommendation"] is None
     words = " ".join(shown.replace("\n- ", "\n").split())
     assert all(" ".join(sentence.split()) in words for sentence in record["findings"])
     assert "Temperatures: gst:gap=1.2 0.5, reinmax 1." in words
