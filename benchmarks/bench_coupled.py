@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from gapped.comparison.runs import describe
 from gapped.diagnostics.gradients import synchronize
-from gapped_lab.environment import describe, pick_device
+from gapped_lab.environment import pick_device
 from gapped_lab.fleet import Trainer, matmul_precision
 from gapped_lab.planning import plan
 from gapped_lab.recipe import Recipe, find_recipe

@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 from bench_coupled import print_profile
 
+from gapped.comparison.runs import describe
 from gapped.diagnostics.gradients import synchronize
-from gapped_lab.cli.compare import default_recipe
+from gapped_lab.cli.demo import default_recipe
 from gapped_lab.cli.reproduce import find_recipes
-from gapped_lab.environment import describe, pick_device
+from gapped_lab.environment import pick_device
 from gapped_lab.fleet import Trainer, matmul_precision
 from gapped_lab.planning import Fleet, plan
 from gapped_lab.recipe import Recipe, find_recipe

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from gapped_lab.environment import describe, pick_device
+from gapped.comparison.runs import describe
+from gapped_lab.environment import pick_device
 from gapped_lab.fleet import Trainer, matmul_precision
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe

@@ -28,11 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gapped
+from gapped.comparison.records import write
+from gapped.comparison.runs import describe
 from gapped.linear import chunk_sizes
 from gapped_lab.bench.cases import DTYPES
 from gapped_lab.bench.timing import CLOCKS, interleaved, peak_memory, quantiles
-from gapped_lab.environment import describe, pick_device
-from gapped_lab.records import LinearTiming, Timing, write
+from gapped_lab.environment import pick_device
+from gapped_lab.records import LinearTiming, Timing
 
 GST = gapped.GST(0.85, gap="auto")
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from gapped_lab import records
+from gapped.comparison import records
 from gapped_lab.records import files
 
 METRIC = "validation_negative_elbo"

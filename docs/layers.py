@@ -40,7 +40,9 @@ WORDS = {
     "vocabulary": "a choice without logits",
     "distributions": "with rsample",
     "diagnostics": "bias, variance, properties",
-    "lab.records": "JSON lines on disk, typed",
+    "comparison": "in a user's own training",
+    "cli": "one file per command",
+    "lab.records": "lines beside runs, typed",
     "lab.data": "data sets",
     "lab.fleet": "many runs in one program",
     "lab.tasks": "models, losses, protocols",
@@ -49,8 +51,7 @@ WORDS = {
     "lab.engines": "local, torchrun, Ray",
     "lab.bench": "time and memory",
     "lab.report": "tables, figures, pages",
-    "lab.comparison": "in a user's own training",
-    "lab.cli": "one file per command",
+    "lab.cli": "commands of recipes",
 }
 
 STYLE = """

@@ -12,9 +12,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 import gapped
-from gapped_lab.defaults import temperature
-from gapped_lab.estimator_text import make, options_of, parse
-from gapped_lab.estimator_text import show as spell
+from gapped.registry import spell as spell
+from gapped_lab.estimator_text import make, options_of, parse, temperature
 
 Result = Mapping[str, float | Sequence[float]]
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gapped.comparison.figures import INK, SERIES, Tip, name_places, new_figure, style, to_svg
 from gapped.texts import split_text
 from gapped_lab.report.plots import estimator_colour
-from gapped_lab.report.svg import INK, SERIES, Tip, name_places, new_figure, style, to_svg
 
 __all__ = ["INK", "colour_of", "images", "plain", "save"]
 TUNED = "tuned: "

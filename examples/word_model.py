@@ -29,9 +29,10 @@ from common import compare, options
 from torch import Tensor, nn
 
 import gapped
+from gapped.comparison.records import write
+from gapped.comparison.runs import describe
 from gapped_lab.bench.timing import peak_memory
-from gapped_lab.environment import describe
-from gapped_lab.records import Tuning, write
+from gapped_lab.records import Tuning
 
 WORDS, WIDTH, CONTEXT, LENGTH, BATCH = 3000, 64, 16, 12, 32
 PRETRAINING, LETTERS = 300, 6.0

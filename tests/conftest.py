@@ -45,7 +45,7 @@ _SLOW = re.compile(
     r"|test_docs\.py::test_python_blocks_run\[jax\.md:(?:49|71)\]"
     r"|test_extras\.py::test_nothing_is_trained.*\[(?:jinja2|matplotlib|scipy)\]"
     r"|test_interruption\.py::test_a_signal_.*\[15\]"
-    r"|test_comparison\.py::test_a_kill_in_the_middle.*\[1\]"
+    r"|test_compare\.py::test_a_kill_in_the_middle.*\[1\]"
     r"|test_store\.py::test_several_processes.*\[not locked\]"
     r"|test_score_law\.py::test_expected_value.*(?:steep|masked)"
     r"|test_forms\.py::test_it_compiles_to_one_graph\[(?:mve|decoupled|reinmax-rao|gumbel-rao)"

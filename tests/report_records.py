@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gapped_lab.records import Curve, Images, Record, write
+from gapped.comparison.records import Curve, Record, write
+from gapped_lab.records import Images
 from gapped_lab.report.paper import paper
 
 ELBO = "test_negative_elbo"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -24,17 +25,22 @@ from gapped_lab.report.paper import paper
 
 ROOT = Path(__file__).parents[1]
 # Files that need nothing of the repository beside themselves, but for one test of the documentation.
-SUITE = (
+LIBRARY = (
     "conftest.py",
     "statistical.py",
     "score_problems.py",
     "variants.py",
     "pathwise/test_contract.py",
     "pathwise/test_exact.py",
+    "comparison/test_statistics.py",
+    "test_surface.py",
+)
+LABORATORY = (
+    "conftest.py",
+    "statistical.py",
     "lab/test_spec.py",
     "report_records.py",
     "lab/report/test_page.py",
-    "test_surface.py",
 )
 
 
@@ -72,26 +78,40 @@ def test_the_citation_is_whole_and_the_same_everywhere() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution, and the wheel that was made from it."""
+    """A folder with the source distribution of the library, the wheel made from it, and the laboratory's."""
     pytest.importorskip("build", reason="needs the package build")
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT), where=ROOT)
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT / "lab"), where=ROOT)
     return folder
 
 
-@pytest.fixture(scope="module")
-def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has the wheel."""
-    home = tmp_path_factory.mktemp("clean")
+def interpreter(home: Path, *wheels: Path) -> Path:
+    """An interpreter that has these wheels, and borrows all other packages."""
     run(sys.executable, "-m", "venv", "--without-pip", str(home), where=home)
-    (wheel,) = built.glob("*.whl")
     one = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(one)]
-    run(*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel), where=home)
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", *map(str, wheels), where=home)
     (site,) = home.glob("lib/python*/site-packages")
-    # A plain path, whose own .pth files are not read: an editable install stays out of sight.
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    borrowed = home / "borrowed"
+    borrowed.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.lstrip("_").startswith(("gapped", "editable")):
+            (borrowed / each.name).symlink_to(each)
+    (site / "borrowed.pth").write_text(f"{borrowed}\n", encoding="utf-8")
     return one
+
+
+@pytest.fixture(scope="module")
+def alone(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the library without the laboratory."""
+    return interpreter(tmp_path_factory.mktemp("alone"), *built.glob("gapped-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def both(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the library and the laboratory."""
+    return interpreter(tmp_path_factory.mktemp("both"), *built.glob("*.whl"))
 
 
 def run(*command: str, where: Path) -> str:
@@ -99,12 +119,21 @@ def run(*command: str, where: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_everything_and_nothing_else(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    files = [p for p in (ROOT / "src").rglob("*") if p.is_file() and p.suffix != ".pyc"]
-    sources = {str(path.relative_to(ROOT / "src")) for path in files}
-    assert names == {name for name in names if ".dist-info/" in name} | sources
+@pytest.mark.parametrize(("wheel", "source"), [("gapped-*.whl", "src"), ("gapped_lab-*.whl", "lab")])
+def test_a_wheel_holds_everything_and_nothing_else(built: Path, wheel: str, source: str) -> None:
+    (path,) = built.glob(wheel)
+    names = {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
+    folder = ROOT / source
+    files = [p for p in folder.glob("gapped*/**/*") if p.is_file() and p.suffix != ".pyc"]
+    assert names == {str(each.relative_to(folder)) for each in files}
+    if source == "src":
+        assert not [name for name in names if name.endswith((".toml", ".json"))], (
+            "a recipe, or a paper's numbers"
+        )
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_the_laboratory(built: Path) -> None:
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
@@ -113,12 +142,12 @@ def test_the_wheel_holds_everything_and_nothing_else(built: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_work_from_another_folder(python: Path, tmp_path: Path) -> None:
-    where = run(str(python), "-c", "import gapped; print(gapped.__file__)", where=tmp_path)
-    assert Path(where.strip()).is_relative_to(python.parents[1])
-    command = str(python.parent / "gapped")
+def test_the_commands_work_from_another_folder(both: Path, tmp_path: Path) -> None:
+    where = run(str(both), "-c", "import gapped; print(gapped.__file__)", where=tmp_path)
+    assert Path(where.strip()).is_relative_to(both.parents[1])
+    command = str(both.parent / "gapped")
     assert run(command, "--version", where=tmp_path) == f"gapped {gapped.__version__}\n"
-    assert str(python.parents[1]) in run(command, "doctor", where=tmp_path)
+    assert str(both.parents[1]) in run(command, "doctor", where=tmp_path)
     small = ("--estimator", "gst", "--estimator", "reinmax", "--seeds", "2", "--epochs", "2", "--out", "out")
     assert "Report: " in run(command, "compare", *small, where=tmp_path)
     assert "Report: " in run(command, "report", "out", where=tmp_path)
@@ -127,8 +156,25 @@ def test_the_commands_work_from_another_folder(python: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_suite_passes_against_the_wheel(python: Path, tmp_path: Path) -> None:
-    for name in SUITE:
+def test_the_library_alone_compares_and_says_what_it_lacks(alone: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def train(estimator, seed):\n    return estimator.tau + seed / 10\n")
+    command = str(alone.parent / "gapped")
+    assert "Report: " in run(command, "compare", "--train", "mine:train", "--seeds", "2", where=tmp_path)
+    assert (tmp_path / "runs" / "compare" / "report.html").stat().st_size > 10_000
+    assert "laboratory" in run(command, "doctor", where=tmp_path)
+    for call in (["compare"], ["reproduce", "vae", "--quick"], ["diagnose", "--problem", "vae"]):
+        done = subprocess.run([command, *call], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert re.fullmatch(r"gapped: .* needs the laboratory, gapped-lab: pip install .*\n", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["alone", "both"])
+def test_the_suite_passes_against_the_wheels(
+    which: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    python = request.getfixturevalue(which)
+    for name in LIBRARY if which == "alone" else LABORATORY:
         shutil.copy(ROOT / "tests" / name, tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     selection = ("-m", "not slow and not gpu", "-k", "not in_the_reference")

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from gapped_lab import records
+from gapped.comparison import records
+from gapped.comparison.records import Curve, Record
 from gapped_lab.engines.local import Local
 from gapped_lab.planning import Fleet
 from gapped_lab.progress import Callbacks, Snapshot
 from gapped_lab.recipe import Recipe, recipe_from
-from gapped_lab.records import Curve, Images, Record
+from gapped_lab.records import Images
 from gapped_lab.store import Store
 from gapped_lab.training import Interrupted, Settings
 

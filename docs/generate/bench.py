@@ -9,10 +9,11 @@ import torch
 from evidence import Evidence
 from template import fill
 
+from gapped.comparison.table import NOTHING, Entry, Table, without_empty
 from gapped.errors import listing
 from gapped_lab.bench.workloads import tasks
 from gapped_lab.records import Bench
-from gapped_lab.report.tabular import NOTHING, Entry, Table, to_markdown, without_empty
+from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.timings import (
     REFERENCE,
     Timings,

@@ -11,10 +11,23 @@ import vocabulary_drawings
 from evidence import ELBO, PLAIN, RECTIFIED, VALIDATION, Evidence
 from study import TASKS, Study
 
-from gapped_lab.report.cells import Row, rows_of
+from gapped.comparison.figures import (
+    SERIES,
+    Tip,
+    cell_curve,
+    final_values,
+    heat_map,
+    learning_curves,
+    legend,
+    name_places,
+    new_figure,
+    style,
+    to_svg,
+)
+from gapped.comparison.table import Row
+from gapped_lab.report.cells import gap_of, rows_of
 from gapped_lab.report.paper import against_paper
-from gapped_lab.report.plots import cell_curve, final_values, heat_map, learning_curves, palette
-from gapped_lab.report.svg import SERIES, Tip, legend, name_places, new_figure, style, to_svg
+from gapped_lab.report.plots import palette
 from gapped_lab.report.timings import bench_figure
 
 # A colour for each estimator, the same in all figures, and in reports where those give it one.
@@ -60,7 +73,7 @@ def listops(evidence: Evidence) -> str:
 def heat(evidence: Evidence, protocol: str, where: str) -> str:
     """GST over gap and temperature."""
     rows = rows_of(evidence.group("gap-grid", protocol), VALIDATION)
-    grid = {(r.cell.gap, r.tau): r.value.mean for r in rows}
+    grid = {(gap_of(r.cell), r.tau): r.value.mean for r in rows}
     return heat_map(grid, f"validation negative ELBO, {where}", VALIDATION, f"gap-grid-{protocol}")
 
 

@@ -6,17 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gapped_lab.records import (
-    Bench,
-    Curve,
-    LinearTiming,
-    Record,
-    Startup,
-    Tuning,
-    Work,
-    read,
-)
-from gapped_lab.report.cells import Cell, cells, finished_runs
+from gapped.comparison.records import Curve, Record, read
+from gapped.comparison.table import Cell
+from gapped_lab.records import Bench, LinearTiming, Startup, Tuning, Work
+from gapped_lab.report.cells import cells, finished_runs
 
 ELBO = "test_negative_elbo"
 VALIDATION = "validation_negative_elbo"

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from evidence import Evidence
 from template import fill
 
+from gapped.comparison.page import hardware
+from gapped.comparison.table import Entry, Row, Table, number, tau_entry, without_empty
 from gapped_lab.recipe import find_recipe
 from gapped_lab.recipe_files import known_recipes
 from gapped_lab.report.board import Contest, board
-from gapped_lab.report.cells import Row, groups, rows_of
+from gapped_lab.report.cells import groups, rows_of
+from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import field
-from gapped_lab.report.rendering import hardware, provenance
-from gapped_lab.report.tabular import Entry, Table, number, tau_entry, to_markdown, without_empty
+from gapped_lab.report.rendering import provenance
 
 DEFAULT = "default"
 # Recipes whose fleets trained beside others on one GPU: their seconds say nothing of speed.

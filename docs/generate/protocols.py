@@ -6,7 +6,8 @@ from dataclasses import fields
 
 from evidence import Evidence
 
-from gapped_lab.report.tabular import NOTHING, Entry, Table, to_markdown
+from gapped.comparison.table import NOTHING, Entry, Table
+from gapped_lab.report.markdown import to_markdown
 from gapped_lab.tasks import vae_protocol
 
 NAMES = ("paper-30x10", "plain-30x10", "paper-32x64", "coupled-32x64")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from evidence import RECTIFIED, Evidence
 
-from gapped_lab.records import Record
+from gapped.comparison.records import Record
+from gapped.comparison.table import NOTHING, Entry, Table, tau_entry
 from gapped_lab.report.cells import groups, primary
-from gapped_lab.report.tabular import NOTHING, Entry, Table, tau_entry
 
 Cell = tuple[str, float | None]
 

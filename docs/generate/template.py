@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gapped_lab.report.tabular import Table, to_markdown
+from gapped.comparison.table import Table
+from gapped_lab.report.markdown import to_markdown
 
 FOLDER = Path(__file__).with_name("templates")
 

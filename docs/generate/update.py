@@ -14,8 +14,8 @@ from drawings import DRAWINGS
 from evidence import gather
 from field_board import contests
 
+from gapped.comparison.store import write_text
 from gapped.errors import GappedError
-from gapped_lab.records.files import write_text
 from gapped_lab.report.page import render_board
 
 ROOT = Path(__file__).parents[2]

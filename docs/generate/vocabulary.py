@@ -10,8 +10,8 @@ import numpy as np
 from evidence import Evidence
 from template import fill
 
+from gapped.comparison.table import NOTHING, Entry, Table, without_empty
 from gapped_lab.records import LinearTiming, Tuning
-from gapped_lab.report.tabular import NOTHING, Entry, Table, without_empty
 
 LINEAR, PRODUCT = "linear_choice", "product"
 WAYS = ("torch", "dense logits", LINEAR)

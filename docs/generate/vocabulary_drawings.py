@@ -8,9 +8,9 @@ from typing import Any
 from evidence import Evidence
 from vocabulary import LINEAR, WAYS, Key, cases, tunings
 
+from gapped.comparison.figures import SERIES, Tip, legend, new_figure, style, to_svg
 from gapped.errors import GappedError
 from gapped_lab.records import LinearTiming
-from gapped_lab.report.svg import SERIES, Tip, legend, new_figure, style, to_svg
 
 _COLOURS = dict(zip((LINEAR, "dense logits", "torch"), SERIES, strict=False))
 _SMOOTHED = 5

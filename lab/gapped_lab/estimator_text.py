@@ -1,14 +1,18 @@
-"""Estimators as text in recipes, records and on the command line: the registry's and the paper's variants."""
+"""Estimators as text in recipes and records: the registry's and the paper's variants."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 from gapped import registry
-from gapped.registry import Estimator, build
+from gapped.registry import Estimator, build, recommended_tau
 from gapped.texts import Option, split_text
 from gapped_lab.paper_variants import VARIANTS
+
+KINDS: Mapping[str, type[Estimator]] = MappingProxyType({**registry.estimators(), **VARIANTS})
 
 
 def parse(text: str) -> tuple[str, dict[str, Option]]:
@@ -37,13 +41,9 @@ def options_of(name: str) -> list[str]:
     >>> options_of("gst-raised") == options_of("gst")
     True
     """
-    return list(signature(VARIANTS[name]).parameters) if name in VARIANTS else registry.options_of(name)
+    return list(signature(KINDS[name]).parameters) if name in KINDS else registry.options_of(name)
 
 
-def show(name: str, options: dict[str, Option]) -> str:
-    """The text that `parse` reads back.
-
-    >>> show("gst", {"gap": 1.0})
-    'gst:gap=1.0'
-    """
-    return name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")
+def temperature(text: str, tau: float | None = None) -> float | None:
+    """The temperature that an estimator's text leaves open, as `recommended_tau` has it."""
+    return recommended_tau(text, tau, KINDS)

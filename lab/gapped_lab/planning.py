@@ -6,13 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gapped.comparison.records import Record, derived_hash
 from gapped.errors import GappedError
+from gapped.registry import spell
 from gapped.score import Score
-from gapped_lab.estimator_text import show
-from gapped_lab.fleet import derived_hash
 from gapped_lab.fleet.estimator_groups import is_level
 from gapped_lab.recipe import Recipe
-from gapped_lab.records import Record
 from gapped_lab.spec import Entry, RunSpec
 from gapped_lab.store import Store, plan_path
 
@@ -74,7 +73,7 @@ def _sampling_order(spec: RunSpec) -> tuple[bool, int, str]:
     own = spec.make_estimator()
     evaluations = own.evaluations if isinstance(own, Score) else None
     options = {k: v for k, v in spec.options.items() if not is_level(k, v)}
-    return isinstance(own, Score), evaluations or 0, show(spec.estimator, options)
+    return isinstance(own, Score), evaluations or 0, spell(spec.estimator, options)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from string import Formatter
 from typing import Any
 
 from gapped.checks import check_count
+from gapped.comparison.records import Name
+from gapped.comparison.records import from_json as parse_form
 from gapped.errors import GappedError, reject, suggestion
-from gapped_lab.estimator_text import options_of, parse, show
+from gapped.registry import spell
+from gapped_lab.estimator_text import options_of, parse
 from gapped_lab.recipe_files import ANSWERED, known_recipes
-from gapped_lab.records import Name
-from gapped_lab.records.files import file_name
-from gapped_lab.records.forms import parse as parse_form
+from gapped_lab.records import file_name
 from gapped_lab.spec import Entry, RunSpec
 from gapped_lab.task_kinds import TASK_KINDS
 
@@ -163,7 +164,7 @@ def _label(
     what = f"{origin} [[cell]]: label"
     if text is None:
         varied = [f"{k}={point[k]}" for k in _AXES if k != "tau" and len(axes.get(k, ())) > 1]
-        return _text(", ".join([show(kind, options), *varied]), what)
+        return _text(", ".join([spell(kind, options), *varied]), what)
     values = {**options, **point}
     try:
         return _text(_fill(_text(text, what), values), what)

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 import gapped
+from gapped.comparison.records import Curve, Record, RunLine, from_json
+from gapped.comparison.runs import describe
 from gapped.errors import GappedError, one_line
-from gapped_lab.environment import describe
 from gapped_lab.fleet import Trainer
 from gapped_lab.planning import Fleet
-from gapped_lab.records import Curve, Record, RunLine
-from gapped_lab.records.forms import parse
 from gapped_lab.spec import Entry, RunSpec
 
 _PACKAGES = (str(Path(gapped.__file__).parent), str(Path(__file__).parent))
@@ -96,7 +95,7 @@ def _examples(fleet: Fleet, trainer: Trainer) -> Iterator[RunLine]:
     places = [place for _, place in lowest.values()]
     kind = fleet.specs[0].kind.examples
     for place, values in zip(places, trainer.show(places), strict=False):
-        yield parse({"id": fleet.specs[place].id, **values}, kind, kind.FILE)
+        yield from_json({"id": fleet.specs[place].id, **values}, kind, kind.FILE)
 
 
 def _finite(value: float) -> float | None:

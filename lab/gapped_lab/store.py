@@ -1,25 +1,22 @@
-"""A folder of results: records, curves, pictures, trees, checkpoints."""
+"""A folder of results with what training keeps in it beside them: plans and checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any
 
 import torch
 
 from gapped._version import __version__
+from gapped.comparison.records import Record, RunLine
+from gapped.comparison.store import Store as RecordStore
+from gapped.comparison.store import atomic_write, partial_path, sweep, writers
 from gapped.errors import GappedError
-from gapped_lab import records
-from gapped_lab.records import Record, RunLine, files
-
-L = TypeVar("L", bound=RunLine)
-V = TypeVar("V")
 
 _FORMAT = 2
 """Of checkpoints; another number whenever a state means something else."""
@@ -28,49 +25,8 @@ _LARGEST_PLAN = 1 << 24
 """Bytes of a plan: those of 800,000 runs."""
 
 
-class Store:
-    """Where a recipe's results go. What is in it is never recomputed and never overwritten."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._records = _Index(folder, Record, lambda record: record)
-        self._others: dict[type[RunLine], _Index[Any, int]] = {}
-        self._probe()
-
-    def records(self) -> Mapping[Hashable, Record]:
-        """Records by recipe and id, the last of each; those of failed runs, too."""
-        return self._records.entries()
-
-    def finished(self) -> dict[Hashable, Record]:
-        """The records of finished runs, by recipe and id."""
-        return {key: record for key, record in self.records().items() if not record.failed}
-
-    def add(self, lines: Iterable[RunLine]) -> None:
-        """Add what is not there yet, each line to its file.
-
-        Records come last: a run whose record exists has everything else too. That of a failed run may be
-        followed by those of later attempts. Where a record was removed and its run trained again, its other
-        lines may be another's, and are followed by the run's own: the last line of a run counts. Several
-        processes may add to one folder at the same time.
-        """
-        kinds: dict[type[RunLine], dict[Hashable, RunLine]] = {}
-        for line in lines:
-            kinds.setdefault(type(line), {})[line.key] = line
-        if not kinds:
-            return
-        with files.locked(self._records.path):
-            own = kinds.pop(Record, {})
-            for kind, others in kinds.items():
-                self._add_others(kind, others)
-            known = self.records()
-            new = [line for key, line in own.items() if key not in known or known[key].failed]
-            records.write(self.folder, new)
-
-    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine]) -> None:
-        index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
-        known, finished = index.entries(), {record.id for record in self.finished().values()}
-        again = {key for key in known.keys() & lines.keys() - finished if known[key] != _digest(lines[key])}
-        records.write(self.folder, [line for key, line in lines.items() if key not in known or key in again])
+class Store(RecordStore):
+    """Where a recipe's results go: records and their like, and the plans and checkpoints of its fleets."""
 
     def keep(self, key: str, lines: Iterable[RunLine]) -> None:
         """Add the lines of a fleet, then remove its checkpoint, unless it has failed."""
@@ -81,7 +37,7 @@ class Store:
 
     def save_plan(self, request: str, fleets: dict[str, list[str]]) -> None:
         """Keep which runs form the fleets of a request, by their keys, until it is finished."""
-        with files.atomic_write(plan_path(self.folder, request)) as file:
+        with atomic_write(plan_path(self.folder, request)) as file:
             file.write(json.dumps(fleets).encode())
 
     def load_plan(self, request: str) -> dict[str, list[str]]:
@@ -116,13 +72,13 @@ class Store:
         Processes of other machines are not seen.
         """
         mark = self.folder / "training"
-        if others := files.writers(mark):
+        if others := writers(mark):
             warnings.warn(
                 f"{self.folder}: process {others[0]} trains into this folder, too; "
                 "what both are asked for is trained twice and recorded once",
                 stacklevel=3,
             )
-        own = files.partial_path(mark)
+        own = partial_path(mark)
         own.touch()
         try:
             yield
@@ -133,7 +89,7 @@ class Store:
 
     def save_checkpoint(self, key: str, state: dict[str, Any]) -> None:
         """Save a fleet's state: a checksum of all that follows, a line that says whose it is, the state."""
-        with files.atomic_write(self._checkpoint(key)) as file:
+        with atomic_write(self._checkpoint(key)) as file:
             file.write(bytes(_CHECKSUM_BYTES))
             file.write(json.dumps(_identity(key)).encode() + b"\n")
             torch.save(state, file)
@@ -187,55 +143,9 @@ class Store:
     def _checkpoint(self, key: str) -> Path:
         return self._checkpoints / f"{key}.pt"
 
-    def _probe(self) -> None:
-        """Fail before any work is done if nothing can be written here."""
-        probe = self.folder / f".probe.{os.getpid()}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"x")
-            probe.unlink()
-            files.sweep(self.folder)
-            files.sweep(self._checkpoints)
-        except OSError as problem:
-            raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
-
-
-class _Index(Generic[L, V]):
-    """A value of each line of a growing file by key, the last of each; only new lines are read again."""
-
-    def __init__(self, folder: Path, kind: type[L], value: Callable[[L], V]) -> None:
-        self.path, self._kind, self._value = folder / kind.FILE, kind, value
-        self._entries: dict[Hashable, V] = {}
-        self._file, self._size = 0, 0
-
-    def entries(self) -> Mapping[Hashable, V]:
-        try:
-            with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._file or status.st_size < self._size:
-                    # Another file than before, or one that was cut: lines are otherwise only appended.
-                    self._forget()
-                file.seek(self._size)
-                raw = file.read()
-        except FileNotFoundError:
-            self._forget()
-            return self._entries
-        try:
-            lines, size = records.parse(self.path, raw, self._kind)
-        except GappedError:
-            records.read(self.path.parent, self._kind)  # raises the same with the number of the line
-            raise
-        self._file, self._size = status.st_ino, self._size + size
-        self._entries.update((line.key, self._value(line)) for line in lines)
-        return self._entries
-
-    def _forget(self) -> None:
-        self._entries, self._file, self._size = {}, 0, 0
-
-
-def _digest(line: RunLine) -> int:
-    """A number in place of a line, to tell whether another one is the same."""
-    return hash(line.encode())
+    def _sweep(self) -> None:
+        super()._sweep()
+        sweep(self._checkpoints)
 
 
 def plan_path(folder: Path, request: str) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from gapped.comparison.records import RunLine
 from gapped.errors import reject
 from gapped.score.reinforce import RLOO
 from gapped_lab import data as data_sets
@@ -20,7 +21,7 @@ from gapped_lab.fleet import Task
 from gapped_lab.listops import listops_protocol
 from gapped_lab.listops.source import LISTOPS, ListOpsSource
 from gapped_lab.listops.task import ListOpsTask
-from gapped_lab.records import Images, RunLine, Trees
+from gapped_lab.records import Images, Trees
 from gapped_lab.tasks import (
     PolynomialProtocol,
     VAEProtocol,

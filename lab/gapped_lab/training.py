@@ -13,11 +13,11 @@ from typing import NoReturn
 
 import torch
 
+from gapped.comparison.records import RunLine
 from gapped.errors import GappedError, MissingExtra
 from gapped_lab.fleet import Run, Trainer, derived_seed, matmul_precision
 from gapped_lab.planning import Fleet
 from gapped_lab.progress import Callbacks, Snapshot
-from gapped_lab.records import RunLine
 from gapped_lab.results import failure_records, result_lines
 from gapped_lab.spec import RunSpec
 from gapped_lab.store import Store

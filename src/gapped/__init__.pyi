@@ -8,6 +8,8 @@ from gapped import nn as nn
 from gapped import simplex as simplex
 from gapped import subsets as subsets
 from gapped._version import __version__ as __version__
+from gapped.comparison.compare import compare as compare
+from gapped.comparison.outcome import Comparison as Comparison
 from gapped.diagnostics import diagnose as diagnose
 from gapped.diagnostics import diagnose_model as diagnose_model
 from gapped.diagnostics.diagnosis import Diagnosis as Diagnosis
@@ -56,8 +58,6 @@ from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
 from gapped.subsets.subset_sampling import subset as subset
 from gapped.vocabulary import linear_choice as linear_choice
-from gapped_lab.comparison import Comparison as Comparison
-from gapped_lab.comparison import compare as compare
 
 _HOME: dict[str, str]
 

@@ -10,7 +10,7 @@ from gapped.errors import MissingExtra
 def main() -> None:
     """Run the command line, or say in one line which packages it lacks."""
     try:
-        from gapped_lab.cli.app import entry
+        from gapped.cli.app import entry
     except MissingExtra as problem:
         print(f"gapped: {problem}", file=sys.stderr)
         sys.exit(2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
-from inspect import signature
+from inspect import isclass, isfunction, signature
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -17,10 +18,40 @@ from gapped import texts
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.score import Score
+from gapped.score.trainable import Trainable
 from gapped.simplex import expected_gap
-from gapped.texts import DEFAULT, DEFAULT_TAU, check_agreement, kind_of, split_text
+from gapped.texts import DEFAULT, DEFAULT_TAU, Option, check_agreement, kind_of, split_text
 
 Estimator = Pathwise | Score
+
+CANDIDATES = (
+    DEFAULT,
+    "gst:gap=1.0",
+    "gumbel-rao:samples=10",
+    "gumbel-softmax",
+    "reinmax",
+    "straight-through",
+)
+"""What commands compare unless told otherwise."""
+
+TEMPERATURES: Mapping[str, float] = MappingProxyType(
+    {
+        DEFAULT: DEFAULT_TAU,
+        "gst": 0.5,
+        "gumbel-rao": 0.7,
+        "gumbel-softmax": 0.7,
+        "reinmax": 1.0,
+        "straight-through": 1.0,
+        # The better of two.
+        "decoupled": 1.0,
+        # Not tuned.
+        "mve": 1.0,
+        "reinmax-rao": 1.0,
+    }
+)
+"""The recommended temperatures. docs/defaults.md derives them from records."""
+# A temperature that changes nothing but the variance, as that of a control variate.
+_NEUTRAL = 0.5
 # The functions that an option may name.
 _FUNCTIONS = MappingProxyType({"expected": expected_gap})
 
@@ -85,6 +116,90 @@ def options_of(name: str) -> list[str]:
     ['samples']
     """
     return list(signature(kind_of(_REGISTRY, name)).parameters)
+
+
+def spell(name: str, options: Mapping[str, Option]) -> str:
+    """The text of an estimator, as `estimator` reads it.
+
+    >>> spell("gst", {"gap": 1.0})
+    'gst:gap=1.0'
+    """
+    return name + (":" + ",".join(f"{key}={value}" for key, value in options.items()) if options else "")
+
+
+def recommended_tau(
+    text: str, tau: float | None = None, kinds: Mapping[str, type[Estimator]] = _REGISTRY
+) -> float | None:
+    """The temperature that an estimator's text leaves open: `tau`, or by default the recommended one.
+
+    None where the text names a temperature, or the estimator has none.
+
+    >>> recommended_tau("reinmax"), recommended_tau("gst", 0.7), recommended_tau("gst:tau=2")
+    (1.0, 0.7, None)
+    >>> recommended_tau("gst:gap=auto"), recommended_tau("gst:gap=1.2"), recommended_tau("rloo")
+    (0.85, 0.5, None)
+    """
+    name, options = split_text(text)
+    build(kinds, name, options)
+    if "tau" in options or "tau" not in signature(kinds[name]).parameters:
+        return None
+    if tau is not None:
+        return tau
+    kind = DEFAULT if (name, options.get("gap")) == ("gst", "auto") else name
+    return TEMPERATURES.get(kind, _NEUTRAL)
+
+
+def label_estimators(estimators: Any) -> dict[str, Any]:
+    """Estimators by label, texts under themselves; equal labels get numbers."""
+    accepted = 'a list such as [gapped.GST(), "rloo"], or a mapping from labels to estimators'
+    if isinstance(estimators, str) or not isinstance(estimators, Iterable):
+        raise reject("estimators", estimators, accepted)
+    pairs = estimators.items() if isinstance(estimators, Mapping) else ((label_of(e), e) for e in estimators)
+    members: dict[str, Any] = {}
+    for name, estimator in pairs:
+        if isfunction(estimator) or isclass(estimator):
+            raise reject("estimators", f"the {type(estimator).__name__} {estimator.__name__}", accepted)
+        label, number = str(name), 2
+        while label in members:
+            label, number = f"{name} #{number}", number + 1
+        members[label] = estimator
+    if not members:
+        raise reject("estimators", "none", accepted)
+    return members
+
+
+def label_of(estimator: Any) -> str:
+    """The class and the options that are not its defaults; a text is its own label.
+
+    >>> import gapped
+    >>> label_of(gapped.GST(tau=0.5)), label_of(gapped.REBAR()), label_of(gapped.DoubleCV(4))
+    ('GST(tau=0.5)', 'REBAR', 'DoubleCV(samples=4)')
+    """
+    if isinstance(estimator, str):
+        return estimator
+    name = type(estimator).__name__
+    if isinstance(estimator, Trainable):
+        own = estimator.extra_repr()
+        return f"{name}({own})" if own and own != _default_options(type(estimator)) else name
+    if not is_dataclass(estimator):
+        return name
+    options = []
+    for each in fields(estimator):
+        value = getattr(estimator, each.name)
+        if isinstance(value, Tensor):
+            value = f"tensor of shape {tuple(value.shape)}"
+        elif value == each.default:
+            continue
+        options.append(f"{each.name}={getattr(value, '__name__', value)}")
+    return f"{name}({', '.join(options)})" if options else name
+
+
+def _default_options(kind: type[Trainable]) -> str:
+    """The options of an estimator that is made without any; nothing if it needs some."""
+    try:
+        return kind().extra_repr()
+    except TypeError:
+        return ""
 
 
 def build(kinds: Mapping[str, type[Estimator]], name: str, options: Mapping[str, Any]) -> Estimator:

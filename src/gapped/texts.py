@@ -13,7 +13,7 @@ from gapped.errors import GappedError, reject, suggestion
 Option = bool | int | float | str
 
 DEFAULT = "gst:gap=auto"
-"""The estimator to take where nothing is known yet: `gapped_lab.defaults` says how records decide."""
+"""The estimator to take where nothing is known yet: docs/defaults.md says how records decide."""
 DEFAULT_TAU = 0.85
 """Its temperature where nothing is known yet."""
 

@@ -18,10 +18,10 @@ from conftest import (
 from statistical import LEVEL
 
 import gapped
+from gapped.cli.diagnose import find_problem
 from gapped.diagnostics.gradients import CostGradients
 from gapped.diagnostics.reference_gradient import Coordinates, reference_of
 from gapped.errors import GappedError
-from gapped_lab.cli.diagnose import find_problem
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
 SURE = 1 - LEVEL

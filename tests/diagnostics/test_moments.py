@@ -11,10 +11,10 @@ from statistical import LEVEL, binomial, mean_is, require_law, require_rejected
 from torch import Tensor
 
 import gapped
+from gapped.cli.diagnose import find_problem
 from gapped.diagnostics.gradients import CostGradients
 from gapped.diagnostics.moments import GradientStream, Interval, Moments, norm_interval
 from gapped.diagnostics.reference_gradient import Reference
-from gapped_lab.cli.diagnose import find_problem
 
 
 def one_by_one(samples: Tensor) -> Moments:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
+from gapped.cli.app import main
 from gapped.diagnostics.surrogate_properties import Properties
 from gapped.pathwise import Draw
-from gapped_lab.cli.app import main
 from gapped_lab.estimator_text import make, parse
 
 YES, NO, NONE = True, False, None

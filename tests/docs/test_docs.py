@@ -19,8 +19,8 @@ from subprocesses import python
 from typer.main import get_command
 
 import gapped
+from gapped.cli.app import app
 from gapped.errors import GappedError
-from gapped_lab.cli.app import app
 from gapped_lab.cli.reproduce import find_recipes
 from gapped_lab.estimator_text import parse
 

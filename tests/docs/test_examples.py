@@ -18,7 +18,7 @@ from doc_pages import EXAMPLE_PAGES
 from subprocesses import environment, python
 
 import gapped
-from gapped_lab.cli.command import load_function
+from gapped.cli.command import load_function
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

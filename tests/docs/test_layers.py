@@ -12,7 +12,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 LAYERS = runpy.run_path(str(DOCS / "layers.py"))
 MODULES = LAYERS["modules"]()
 # What `import gapped` needs; kernels import Triton, diagnostics numpy and pandas, where these are installed.
-OTHERS = ("gapped_lab", "gapped.kernels", "gapped.diagnostics", "gapped.jax", "gapped.nn.lightning_callback")
+OTHERS = (
+    "gapped_lab",
+    "gapped.cli",
+    "gapped.comparison",
+    "gapped.diagnostics",
+    "gapped.jax",
+    "gapped.kernels",
+    "gapped.nn.lightning_callback",
+)
 CORE = sorted(name for name in MODULES if not name.startswith(OTHERS))
 
 

@@ -14,8 +14,8 @@ from statistical import mean_is, require_law, require_rejected
 from svg_compare import same_drawing
 
 import gapped
+from gapped.cli.app import main
 from gapped_lab.cli import reproduce
-from gapped_lab.cli.app import main
 from gapped_lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
 from gapped_lab.recipe_files import known_recipes
 from gapped_lab.report.movements import movements, simulated_gaps, surrogates

@@ -16,11 +16,11 @@ from field_board import contests
 from svg_compare import same_drawing
 from update import BOARD, DOCUMENTS, FIGURES, ROOT, update
 
+from gapped.comparison.records import Record
 from gapped.errors import GappedError
 from gapped_lab.cli.reproduce import PICTURES
 from gapped_lab.recipe import find_recipe, recipe_from
 from gapped_lab.recipe_files import ANSWERED
-from gapped_lab.records import Record
 from gapped_lab.report.cells import cells
 from gapped_lab.report.page import render_board
 from gapped_lab.report.paper import against_paper, paper

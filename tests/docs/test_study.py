@@ -9,8 +9,8 @@ import pytest
 from evidence import gather
 from study import TEXTS, Study
 
+from gapped.registry import TEMPERATURES
 from gapped.texts import DEFAULT
-from gapped_lab.defaults import TEMPERATURES
 
 ROOT = Path(__file__).parents[2]
 CALL = 'gapped.gst(logits, tau=0.85, hard=True, gap="auto")'

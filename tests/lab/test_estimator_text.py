@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gapped_lab.estimator_text import make, parse, show
+from gapped.registry import spell
+from gapped_lab.estimator_text import make, parse
 
 
 @pytest.mark.parametrize(
@@ -13,8 +14,8 @@ from gapped_lab.estimator_text import make, parse, show
 )
 def test_estimators_survive_the_way_through_text(text):
     name, options = parse(text)
-    assert show(name, options) == text
-    assert make(*parse(show(name, options))) == make(name, options)
+    assert spell(name, options) == text
+    assert make(*parse(spell(name, options))) == make(name, options)
 
 
 def test_options_get_their_types():

@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_recipe, train
 
+from gapped.comparison import records
+from gapped.comparison.records import Curve, Record, derived_hash
 from gapped.errors import GappedError
-from gapped_lab import records
-from gapped_lab.fleet import derived_hash
 from gapped_lab.planning import Fleet, plan, request_hash
 from gapped_lab.recipe import find_recipe, recipe_from
-from gapped_lab.records import Curve, Record
 
 # Fleets
 
@@ -84,7 +83,7 @@ def test_a_finished_recipe_trains_nothing(tmp_path):
     assert train(recipe, tmp_path, callbacks=recorder) == lines
     assert (recorder.fleets, recorder.epochs, recorder.finished) == ([], [], [])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert set(before) == {"records.jsonl", "curves.jsonl", "images.jsonl"}
+    assert set(before) == {".lock", "records.jsonl", "curves.jsonl", "images.jsonl"}
 
 
 def test_another_recipe_reuses_the_runs_it_shares(tmp_path):

@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+from gapped.comparison import records
+from gapped.comparison import store as files
+from gapped.comparison.records import Curve, Record
 from gapped.errors import GappedError
-from gapped_lab import records
-from gapped_lab.records import Curve, Images, Record, Tree, Trees, files
+from gapped_lab.records import Images, Tree, Trees
 from gapped_lab.store import Store, _identity
 
 CPU = torch.device("cpu")
@@ -112,8 +114,9 @@ import multiprocessing, sys
 from contextlib import suppress
 from pathlib import Path
 from threading import BrokenBarrierError
-from gapped_lab import records
-from gapped_lab.records import Curve, Record, files
+from gapped.comparison import records
+from gapped.comparison.records import Curve, Record
+from gapped.comparison import store as files
 from gapped_lab.store import Store
 
 folder, safe = Path(sys.argv[1]), sys.argv[2] == "locked"

@@ -18,12 +18,14 @@ from conftest import MEMBERS
 from training_toys import Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 import gapped
+from gapped.comparison import records
+from gapped.comparison.records import Curve, Record
 from gapped.errors import GappedError
-from gapped_lab import records, training
+from gapped_lab import training
 from gapped_lab.engines.local import Local
 from gapped_lab.planning import Fleet
 from gapped_lab.progress import Callbacks
-from gapped_lab.records import Curve, Images, Record
+from gapped_lab.records import Images
 from gapped_lab.store import Store
 from gapped_lab.training import Interrupted, Settings
 

@@ -70,8 +70,8 @@ def test_what_a_later_fleet_lacks_is_said_before_the_first_trains(
     "program",
     [
         "import gapped_lab.report",
-        "from gapped_lab.report.svg import to_svg",
-        "import gapped_lab.cli.app",
+        "gapped.compare(lambda estimator, seed: 0.0, ['gst'])",
+        "import gapped.cli.app",
         "import gapped_lab.data; gapped_lab.data.load('digits')",
         "from gapped_lab.cli import tensorboard",
         "import gapped; gapped.diagnose(lambda z: z[..., 0].sum(-1), gapped.simplex.torch.zeros(2, 3), "

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gapped.comparison.runs import describe
 from gapped.pathwise import Pathwise
 from gapped_lab.bench.cases import DTYPES, REFERENCE, Case, Job, Shape
 from gapped_lab.bench.inputs import Inputs, attempt
@@ -24,7 +25,6 @@ from gapped_lab.bench.jax_ways import installed_version
 from gapped_lab.bench.timing import CLOCKS, Call, free_memory, interleaved, quantiles
 from gapped_lab.bench.workloads import Task
 from gapped_lab.bench.works import measure_work
-from gapped_lab.environment import describe
 from gapped_lab.estimator_text import make, parse
 from gapped_lab.records import Bench, Startup, Work
 

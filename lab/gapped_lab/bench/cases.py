@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from gapped.errors import GappedError, reject
-from gapped.registry import estimators
+from gapped.registry import estimators, spell
 from gapped_lab.bench.timing import free_memory
-from gapped_lab.estimator_text import parse, show
+from gapped_lab.estimator_text import parse
 
 BACKENDS = ("torch", "triton")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
@@ -111,7 +111,7 @@ def plan(
 ) -> list[Job]:
     """What to measure, all of it checked; what is not named is the default of the device."""
     default = DEFAULT[device.type]
-    texts = [show(*_without_backend(spec)) for spec in specs]
+    texts = [spell(*_without_backend(spec)) for spec in specs]
     backends = _check_backends(backends, device)
     jobs = []
     for text in shapes or default:

@@ -1,5 +1,1 @@
-"""The command line: one file per command."""
-
-from gapped.errors import require
-
-require("the gapped command", "typer", "rich")
+"""The commands of the laboratory, which `gapped` adds to its own: one file per command."""

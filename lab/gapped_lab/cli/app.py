@@ -1,122 +1,15 @@
-"""The `gapped` command: its subcommands, error lines and exit status."""
+"""The commands that the laboratory adds to `gapped`."""
 
 from __future__ import annotations
 
-import sys
-import warnings
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-import gapped
-from gapped._version import __version__
-from gapped.errors import GappedError, one_line, printable
 from gapped_lab.cli.bench import bench
-from gapped_lab.cli.command import Stopped, complain
-from gapped_lab.cli.compare import compare
 from gapped_lab.cli.data import data
-from gapped_lab.cli.diagnose import diagnose
-from gapped_lab.cli.doctor import doctor
-from gapped_lab.cli.estimator_list import estimators
-from gapped_lab.cli.help_text import Command
-from gapped_lab.cli.properties import properties
 from gapped_lab.cli.report import report
 from gapped_lab.cli.reproduce import RecipesHelp, reproduce
 
-EXAMPLES = """
-Discrete choices that learn by gradient: compare estimators, reproduce the paper's tables, report.
-
-\b
-Examples:
-  gapped compare                     six estimators on small digits, a minute
-  gapped compare --train my:train    the same with your own training
-  gapped estimators                  what there is to choose from
-  gapped reproduce vae --quick       a table of the paper, for a laptop
-  gapped reproduce figures           its pictures, and an interactive page
-  gapped diagnose --problem cubic    bias and variance of the gradient
-  gapped doctor                      what is installed, what is missing
-
-gapped COMMAND --help has the options and more examples.
-"""
-
-app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, estimators, diagnose, properties, reproduce, report, data, bench, doctor):
-    app.command(cls=RecipesHelp if _command is reproduce else Command)(_command)
-
-
-def _version(flag: bool) -> None:
-    if flag:
-        print(f"gapped {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    pass
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit status: 2 for a user error, 1 for any other, 130 for Ctrl-C.
-
-    An error is one line. Training that SIGTERM ended has status 143; that --minutes ended, 3, and under
-    torchrun 0.
-    """
-    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    try:
-        return app(arguments, prog_name="gapped", standalone_mode=False) or 0
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return 130
-    except Stopped as stop:
-        for line in str(stop).split("\n"):
-            complain(line)
-        return stop.status
-    except Exception as problem:
-        if "--debug" in arguments:
-            raise
-        line, status = _explain(problem)
-        complain(line)
-        return status
-
-
-def _explain(problem: Exception) -> tuple[str, int]:
-    """One line that says what went wrong, and the exit status."""
-    if isinstance(problem, GappedError):
-        return str(problem), 2
-    if isinstance(problem, OSError):
-        where = f"{problem.filename}: " if problem.filename else ""
-        return f"{where}{problem.strerror or problem}", 2
-    format_message = getattr(problem, "format_message", None)
-    if format_message is not None:  # click's own errors: wrong options and arguments
-        command = getattr(getattr(problem, "ctx", None), "command_path", "gapped")
-        return f"{format_message()} (see {command} --help)", 2
-    return f"{one_line(problem)} (--debug shows where)", 1
-
-
-_default_format = warnings.formatwarning
-
-
-def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """The package's own warnings as one line, without the source line, which says nothing to users."""
-    own = (Path(gapped.__file__).parent, Path(__file__).parents[1])
-    if category is UserWarning and any(map(Path(filename).is_relative_to, own)):
-        return f"gapped: {printable(str(message))}\n"
-    return _default_format(message, category, filename, lineno, line)
-
-
-def entry() -> None:
-    """Run the command line and exit."""
-    from gapped_lab.leftovers import limit_exit
-
-    warnings.formatwarning = _format_warning
-    status = main()
-    limit_exit(status)
-    sys.exit(status)
+app = typer.Typer()
+app.command(cls=RecipesHelp)(reproduce)
+for _command in (report, data, bench):
+    app.command()(_command)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gapped.cli import command
+from gapped.cli.command import Stopped
 from gapped.errors import GappedError, reject
-from gapped_lab.cli import command
-from gapped_lab.cli.command import Stopped
 from gapped_lab.records import Bench, Startup, Work
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def bench(
             "--work: workloads have their own estimators; --estimator and --backend are for --shape"
         )
 
+    from gapped.cli.command import console
     from gapped_lab.bench.cases import plan
     from gapped_lab.bench.workloads import tasks
     from gapped_lab.environment import current, pick_device
-    from gapped_lab.report.rendering import console
     from gapped_lab.store import Store
 
     where = pick_device(device)
@@ -93,7 +93,7 @@ def _measure(
     """Measure everything; each shape and each workload is on disk as soon as it is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from gapped_lab import records
+    from gapped.comparison import records
     from gapped_lab.bench import run
     from gapped_lab.bench import startup as import_cost
 
@@ -122,10 +122,10 @@ def present(
     lines: Sequence[Bench], works: Sequence[Work], startups: Sequence[Startup], out: Path, screen: Console
 ) -> None:
     """Print a table for each shape and workload and the reasons for gaps in it; draw the shapes."""
-    from gapped_lab.records.files import write_text
+    from gapped.cli.command import say
+    from gapped.comparison.store import write_text
+    from gapped.comparison.table import to_rich
     from gapped_lab.report import timings, work_tables
-    from gapped_lab.report.rendering import say
-    from gapped_lab.report.tabular import to_rich
 
     shapes = timings.timings(lines)
     for shape in shapes:

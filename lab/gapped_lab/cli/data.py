@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gapped_lab.cli.command import complain, show_rows
+from gapped.cli.command import complain, show_rows
 
 if TYPE_CHECKING:
     from gapped_lab.data.sources import Resource

@@ -14,10 +14,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gapped.comparison.table import Entry, Table, metric_name, number, tau_entry, to_rich
 from gapped_lab.planning import Fleet
 from gapped_lab.progress import Callbacks, Snapshot
-from gapped_lab.report.cells import higher_is_better, metric_name
-from gapped_lab.report.tabular import Entry, Table, number, tau_entry, to_rich
+from gapped_lab.report.cells import higher_is_better
 
 # Lines for a fleet where the output is no terminal, and the longest time between two, in seconds.
 _PLAIN_LINES, _SILENCE = 10, 30.0

@@ -31,8 +31,10 @@ def report(
       gapped report runs/compare
       gapped report runs/vae --out page.html
     """
-    from gapped_lab.records import Bench, Record, Startup, Work, read
-    from gapped_lab.report.rendering import console, say, show
+    from gapped.cli.command import console, say
+    from gapped.comparison.records import Record, read
+    from gapped_lab.records import Bench, Startup, Work
+    from gapped_lab.report.rendering import show
 
     screen = console()
     if (runs / Bench.FILE).is_file() and not (runs / Record.FILE).exists():
@@ -41,7 +43,8 @@ def report(
         present(read(runs, Bench), read(runs, Work), read(runs, Startup), runs, screen)
         return
 
-    from gapped_lab.report.cells import failures, finished_runs
+    from gapped.comparison.table import failures
+    from gapped_lab.report.cells import finished_runs
     from gapped_lab.report.page import write_report
     from gapped_lab.report.rendering import write_tables
 

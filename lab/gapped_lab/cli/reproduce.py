@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from gapped.cli import command
 from gapped.errors import listing
-from gapped_lab.cli import command
-from gapped_lab.cli.command import execute
-from gapped_lab.cli.help_text import Command
+from gapped_lab.cli.training import execute
 from gapped_lab.recipe_files import known_recipes, recipe_titles
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PROBABILITIES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 SEED = 0
 
 
-class RecipesHelp(Command):
+class RecipesHelp(TyperCommand):
     """Help that ends with the recipes, a line each."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -46,7 +46,7 @@ class RecipesHelp(Command):
 def reproduce(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="Names from the list below, or paths of .toml files."),
+        typer.Argument(metavar="NAME", help="Names from the list below, or paths of .toml files."),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="Scaled down for a laptop, and marked as such.")
@@ -103,8 +103,8 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
 
 def draw_figures(folder: Path, quick: bool) -> None:
     """Write the pictures that need no training into `folder`, and say so."""
-    from gapped_lab.records.files import write_text
-    from gapped_lab.report.rendering import console, say
+    from gapped.cli.command import console, say
+    from gapped.comparison.store import write_text
 
     screen = console()
     for name, text in figures(quick).items():

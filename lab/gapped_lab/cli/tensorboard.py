@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gapped.comparison import records
+from gapped.comparison.records import Curve, Record, derived_hash
 from gapped.errors import require
-from gapped_lab import records
-from gapped_lab.fleet import derived_hash
-from gapped_lab.records import Curve, Record
-from gapped_lab.records.files import file_name
+from gapped_lab.records import file_name
 from gapped_lab.task_kinds import TASK_KINDS
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
+from gapped.comparison.store import atomic_write
 from gapped.errors import GappedError, require
 from gapped_lab.data import sources
 from gapped_lab.data.sources import Resource
-from gapped_lab.records.files import atomic_write
 
 _CLASSES = 10
 _DIGITS_TRAIN = 1500

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from gapped.comparison.records import Record
 from gapped.errors import GappedError, reject
 from gapped_lab.recipe import Recipe
-from gapped_lab.records import Record
 from gapped_lab.store import Store
 from gapped_lab.training import Settings
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gapped.comparison.records import Record
 from gapped_lab.environment import current, pick_device
 from gapped_lab.planning import conclude, prepare, remaining
 from gapped_lab.recipe import Recipe
-from gapped_lab.records import Record
 from gapped_lab.store import Store
 from gapped_lab.training import Settings, attempt, check_data
 

@@ -20,12 +20,12 @@ from typing import Protocol
 import torch
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
+from gapped.comparison.records import Record
 from gapped.errors import GappedError
 from gapped_lab.environment import pick_device
 from gapped_lab.planning import Fleet, Work, conclude, prepare, remaining, request_hash
 from gapped_lab.progress import Callbacks, Snapshot
 from gapped_lab.recipe import Recipe
-from gapped_lab.records import Record
 from gapped_lab.store import Store
 from gapped_lab.training import Interrupted, Settings, attempt, check_data
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gapped_lab.records import Record
-from gapped_lab.report.cells import Cell, Row, groups, metric_name, primary, rows_of
+from gapped.comparison.records import Record
+from gapped.comparison.statistics import standing, summary
+from gapped.comparison.table import (
+    NOTHING,
+    Cell,
+    Entry,
+    Row,
+    Table,
+    metric_name,
+    number,
+    tau_entry,
+    value_entries,
+)
+from gapped_lab.report.cells import groups, primary, rows_of
 from gapped_lab.report.paper import DISAGREES, FIELD_NATS, PaperRow, against_paper, field
-from gapped_lab.report.statistics import standing, summary
-from gapped_lab.report.tabular import NOTHING, Entry, Table, number, tau_entry, value_entries
 
 # What a reader compares comes first: a window shows it without scrolling.
 COLUMNS = (

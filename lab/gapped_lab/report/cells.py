@@ -1,18 +1,16 @@
-"""Records of runs, gathered into cells, the runs that differ in nothing but their seed; and cells, ranked."""
+"""Records of recipes as cells: what decides between them, and under which protocol they stand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from statistics import median
 
-import numpy as np
-
-from gapped.errors import GappedError, listing
-from gapped_lab.records import Record, read
-from gapped_lab.report.statistics import Floats, Summary, advice, summary, verdict
+from gapped.comparison import outcome, table
+from gapped.comparison.records import Record, read
+from gapped.comparison.statistics import summary
+from gapped.comparison.table import Cell, Row, Table, digits, failures, finite, metric_name, number
+from gapped.errors import GappedError
 
 # The first of these that a group of records carries is the one it is judged by.
 PRIMARY = (
@@ -31,75 +29,9 @@ MEASURED = {
     "efficiency": "One short run of each estimator: only memory and time are compared.",
 }
 
-_LARGEST = float(np.finfo(np.float32).max)
-
-# How many labels a sentence on failed runs names.
-_NAMED = 8
-
 # What a protocol is for: with one of these, its name says enough.
 _USUAL = ("", "mnist", "digits", "listops", "none")
 _USUAL_FASHION = (*_USUAL, "fashion-mnist")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """All runs of one estimator at one temperature under one protocol, on the same data."""
-
-    recipe: str
-    protocol: str
-    label: str
-    tau: float | None
-    records: tuple[Record, ...]
-
-    def values(self, metric: str) -> Floats:
-        """One value a run, NaN where the run diverged; runs that failed have none."""
-        return np.array([_value(r, metric) for r in self.records if not r.failed], dtype=np.float64)
-
-    def name(self, with_tau: bool) -> str:
-        """The label, with the temperature where cells differ in it."""
-        return self.label if self.tau is None or not with_tau else f"{self.label} (τ={self.tau:g})"
-
-    @property
-    def metrics(self) -> set[str]:
-        """The names of what its runs measured."""
-        return {name for record in self.records for name in record.metrics}
-
-    @property
-    def gap(self) -> float | None:
-        """The gap of a GST run, if it is a number."""
-        gap = self.records[0].options.get("gap") if self.records[0].estimator == "gst" else None
-        return float(gap) if isinstance(gap, int | float) else None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One cell, summarised; `name` tells it from the cells it is compared with."""
-
-    cell: Cell
-    name: str
-    metric: str
-    value: Summary
-    diverged: int
-    seconds_per_epoch: float | None
-    gradient_variance: float | None
-    higher: bool = False
-    """Whether a higher value is better."""
-    failed: int = 0
-    seconds: float | None = None
-    """The median over runs that a function of the user trained: the first one of a process warms it up."""
-
-    @property
-    def own(self) -> bool:
-        """Whether a function of the user trained the runs."""
-        return bool(self.cell.records[0].metric)
-
-    @property
-    def label(self) -> str:
-        return self.cell.label
-
-    @property
-    def tau(self) -> float | None:
-        return self.cell.tau
 
 
 def finished_runs(folder: Path) -> list[Record]:
@@ -117,41 +49,17 @@ def finished_runs(folder: Path) -> list[Record]:
     return finished
 
 
-def failures(records: Iterable[Record]) -> list[str]:
-    """A sentence for each error that ended runs which no later attempt has finished."""
-    last = {record.key: record for record in records}
-    lost: dict[tuple[str, str], list[str]] = {}
-    for r in last.values():
-        if r.failed:
-            lost.setdefault((r.recipe, r.error), []).append(r.label)
-    return [
-        f"{recipe}: {len(runs)} run{'s' * (len(runs) != 1)} of {listing(dict.fromkeys(runs), _NAMED)} "
-        f"failed: {error}"
-        for (recipe, error), runs in lost.items()
-    ]
-
-
 def cells(records: Iterable[Record]) -> list[Cell]:
-    """Cells in order of first appearance, runs in order of their seeds.
+    """`table.cells`, where each protocol says on which data it is, unless these are the usual ones.
 
-    One run may stand in several recipes' tables; within one, the last line with its id counts. Where runs
-    of a table were trained for different numbers of epochs, only the longest are comparable and count. A
-    label that a user gave to several estimators is followed by the estimator.
+    Where runs of a table were trained for different numbers of epochs, only the longest are comparable and
+    count.
     """
     unique = {record.key: record for record in records}
     longest: dict[tuple[str, str], int] = {}
-    members: dict[tuple[str, str], set[str]] = {}
     for r in unique.values():
         longest[_table(r)] = max(longest.get(_table(r), 0), r.epochs)
-        if r.metric:
-            members.setdefault((r.recipe, r.label), set()).add(r.estimator)
-    by_cell: dict[tuple[str, str, str, float | None], list[Record]] = {}
-    for r in unique.values():
-        if r.epochs == longest[_table(r)]:
-            shared = len(members.get((r.recipe, r.label), ())) > 1
-            label = f"{r.label} ({r.estimator})" if shared else r.label
-            by_cell.setdefault((*_table(r), label, r.tau), []).append(r)
-    return [Cell(*key, tuple(sorted(runs, key=lambda r: r.seed))) for key, runs in by_cell.items()]
+    return table.cells((r for r in unique.values() if r.epochs == longest[_table(r)]), _table)
 
 
 def _table(record: Record) -> tuple[str, str]:
@@ -172,12 +80,18 @@ def groups(records: Iterable[Record]) -> dict[tuple[str, str], list[Cell]]:
 def rows_of(group: Sequence[Cell], metric: str | None = None) -> list[Row]:
     """A row for every cell, best mean first, cells without a single finished run last."""
     metric = metric or primary(group)
-    higher = _higher(group, metric)
-    sign = -1 if higher else 1
-    named = _has_temperatures(group)
-    rows = [_row(cell, metric, named, higher) for cell in group]
-    return sorted(
-        rows, key=lambda r: (r.value.count == 0, sign * r.value.mean if r.value.count else 0.0, r.name)
+    return table.rows_of(group, metric, _higher(group, metric))
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+    """Cells as a table, with the variance of their gradients and the time of an epoch where known."""
+    variances = (summary(row.cell.values("gradient_variance")) for row in rows)
+    return table.summary_table(
+        rows,
+        {
+            "gradient variance": [number(each.mean) for each in variances],
+            "ms / epoch": [number(1e3 * pace(row.cell)) for row in rows],
+        },
     )
 
 
@@ -185,25 +99,19 @@ def verdict_of(group: Sequence[Cell]) -> str:
     """The verdict on cells that share recipe and protocol."""
     if group[0].recipe in MEASURED:
         return MEASURED[group[0].recipe]
-    metric = primary(group)
-    named = _has_temperatures(group)
+    if table.own_metric(group):
+        return outcome.verdict_of(group)
+    metric, named = primary(group), table.has_temperatures(group)
     values = {cell.name(named): cell.values(metric) for cell in group}
-    higher = _higher(group, metric)
-    if not _own_metric(group):
-        quick = any(record.quick for cell in group for record in cell.records)
-        return " ".join([verdict(values, higher, metric_name(metric), digits(metric)), *[QUICK] * quick])
-    seconds = {
-        cell.name(named): [r.seconds for r in cell.records if r.metric and not r.failed] for cell in group
-    }
-    failed = {cell.name(named): sum(r.failed for r in cell.records) for cell in group}
-    sentence = verdict(values, higher, metric_name(metric), None, failed)
-    return " ".join([sentence, *advice(values, higher, seconds)])
+    quick = any(record.quick for cell in group for record in cell.records)
+    sentence = outcome.verdict(values, higher_is_better(metric), metric_name(metric), digits(metric))
+    return " ".join([sentence, *[QUICK] * quick])
 
 
 def primary(group: Iterable[Cell]) -> str:
     """The metric that decides."""
     group = list(group)
-    if metric := _own_metric(group):
+    if metric := table.own_metric(group):
         return metric
     names = sorted({name for cell in group for name in cell.metrics})
     known = [name for name in PRIMARY if name in names]
@@ -211,30 +119,24 @@ def primary(group: Iterable[Cell]) -> str:
     return next(iter(known + test + names), PRIMARY[1])
 
 
+def _higher(group: Sequence[Cell], metric: str) -> bool:
+    return table.own_direction(group) if metric == table.own_metric(group) else higher_is_better(metric)
+
+
 def higher_is_better(metric: str) -> bool:
     """True of accuracies; everything else that runs record is a loss, a variance or a cost."""
     return metric.endswith("accuracy")
 
 
-def digits(metric: str) -> int:
-    """To how many decimals a metric is shown."""
-    if metric.endswith("cost"):
-        return 5
-    return 3 if metric.endswith("accuracy") else 2
+def gap_of(cell: Cell) -> float | None:
+    """The gap of a GST run, if it is a number."""
+    gap = cell.records[0].options.get("gap") if cell.records[0].estimator == "gst" else None
+    return float(gap) if isinstance(gap, int | float) else None
 
 
-def metric_name(metric: str) -> str:
-    """A metric's name for readers.
-
-    >>> metric_name("test_negative_elbo")
-    'test negative ELBO'
-    """
-    return metric.replace("_", " ").replace("elbo", "ELBO").replace(" gb", " (GB)").replace("gpu", "GPU")
-
-
-def finite(value: float | None) -> float:
-    """A logged number, NaN where a run had none. Beyond float32, in which runs train, is no number either."""
-    return float(value) if value is not None and abs(value) <= _LARGEST else nan
+def pace(cell: Cell) -> float:
+    """The mean of the runs' seconds per epoch, NaN where none trained alone."""
+    return summary([seconds_per_epoch(r) for r in cell.records]).mean
 
 
 def seconds_per_epoch(record: Record) -> float:
@@ -245,43 +147,3 @@ def seconds_per_epoch(record: Record) -> float:
     if record.runs_in_fleet != 1 or not (record.seconds and record.epochs):
         return nan
     return finite(record.metrics.get("seconds_per_epoch", record.seconds / record.epochs))
-
-
-def _own_metric(group: Iterable[Cell]) -> str:
-    """The metric that the records themselves name; else an empty text."""
-    records = [r for cell in group for r in cell.records if r.metric]
-    return min(records, key=lambda r: r.failed).metric if records else ""
-
-
-def _higher(group: Sequence[Cell], metric: str) -> bool:
-    if metric == _own_metric(group):
-        return any(r.maximize for cell in group for r in cell.records)
-    return higher_is_better(metric)
-
-
-def _value(record: Record, metric: str) -> float:
-    return nan if record.status == "diverged" else finite(record.metrics.get(metric))
-
-
-def _has_temperatures(group: Iterable[Cell]) -> bool:
-    """Whether a name must say which temperature it means."""
-    return len({cell.tau for cell in group}) > 1
-
-
-def _row(cell: Cell, metric: str, named: bool, higher: bool) -> Row:
-    values = cell.values(metric)
-    own = [r.seconds for r in cell.records if r.metric and not r.failed]
-    pace = summary([seconds_per_epoch(r) for r in cell.records])
-    variance = summary(cell.values("gradient_variance"))
-    return Row(
-        cell=cell,
-        name=cell.name(named),
-        metric=metric,
-        value=summary(values),
-        diverged=int((~np.isfinite(values)).sum()),
-        seconds_per_epoch=pace.mean if pace.count else None,
-        gradient_variance=variance.mean if variance.count else None,
-        higher=higher,
-        failed=sum(r.failed for r in cell.records),
-        seconds=median(own) if own else None,
-    )

@@ -1,7 +1,4 @@
-"""One HTML file that holds everything: no script, font, style or picture comes from anywhere else.
-
-A folder of records becomes sections, one for each recipe and protocol: verdict, figures, tables, images.
-"""
+"""A folder of records as one HTML file: a section for each recipe and protocol, with figures and tables."""
 
 from __future__ import annotations
 
@@ -11,94 +8,61 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gapped.comparison import page
+from gapped.comparison.figures import heat_map, series_of
+from gapped.comparison.page import (
+    Gallery,
+    Picture,
+    Section,
+    curve_caption,
+    duration,
+    fill,
+    final_picture,
+    hardware,
+    legend_of,
+    meanings,
+    packaged,
+    render_html,
+    with_units,
+)
+from gapped.comparison.records import Curve, Record, read
+from gapped.comparison.store import write_text
+from gapped.comparison.table import DRAWN, Cell, Row, failures, metric_name, own_metric, without_empty
 from gapped.errors import GappedError, listing, reject
-from gapped_lab.records import Curve, Images, Record, Trees, read
-from gapped_lab.records.files import write_text
+from gapped_lab.records import Images, Trees
 from gapped_lab.report.board import Contest, board
 from gapped_lab.report.cells import (
-    Cell,
-    Row,
-    failures,
     finished_runs,
+    gap_of,
     groups,
-    metric_name,
+    higher_is_better,
     rows_of,
+    summary_table,
     verdict_of,
 )
-from gapped_lab.report.explanations import meanings, next_step, unit, with_units
+from gapped_lab.report.markdown import best_rows
 from gapped_lab.report.paper import against_paper, paper, paper_table
-from gapped_lab.report.plots import (
-    colour_key,
-    curve_figures,
-    final_values,
-    heat_map,
-    is_dashed,
-    palette,
-    series_of,
-)
-from gapped_lab.report.rendering import command, duration, hardware
-from gapped_lab.report.svg import VARIABLES
-from gapped_lab.report.tabular import DRAWN, Table, aligned_right, best_rows, summary_table, without_empty
+from gapped_lab.report.plots import curve_figures, palette
+from gapped_lab.report.rendering import command
 from gapped_lab.report.trees import details, tree_pictures
 from gapped_lab.report.triangle import CATEGORIES, COLOURS
 
 Pixels = NDArray[np.uint8]
 
-# A key of the environment, and what a reader calls it; unknown keys show under their own name.
-NAMES = {"gapped": "gapped", "commit": "commit", "torch": "torch", "device": "device", "python": "Python"}
-
 # What the board is called, and the command that fills it.
 FIELD = "field"
 
+OURS_AND_PAPERS = "Our numbers and the paper's"
+
 # Pixels between two images.
 GAP = 1
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure under a name that is unique in its section, fit for a file name."""
-
-    name: str
-    caption: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Strips of images, each under the name of what drew it."""
-
-    title: str
-    strips: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Everything about the cells of one recipe under one protocol."""
-
-    recipe: str
-    protocol: str
-    verdict: str
-    facts: tuple[str, ...]
-    next_step: tuple[str, str]
-    legend: tuple[tuple[str, str, bool], ...]
-    """Name, colour and whether dashed, of each curve in all figures."""
-    pictures: tuple[Picture, ...]
-    table: Table
-    meanings: tuple[tuple[str, str], ...]
-    """What each column of the table means."""
-    against_paper: Table | None
-    details: tuple[tuple[str, Table], ...]
-    galleries: tuple[Gallery, ...]
-    quick: bool
-    records: tuple[Record, ...]
 
 
 @dataclass(frozen=True)
@@ -131,47 +95,17 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
     verdict += f"; {diverged} of them diverged." if diverged else "."
     # No sum of times: fleets that shared a device have none that counts.
     facts = (*([hardware(own)] if own else ()), listing(contest.name for contest in contests))
+    heading = "Every estimator under every protocol"
     section = Section(
-        FIELD,
-        "",
-        verdict,
-        facts,
+        recipe=FIELD,
+        verdict=verdict,
+        facts=facts,
         next_step=following,
-        legend=(),
-        pictures=(),
-        table=Table((), ()),
-        meanings=(),
-        against_paper=None,
-        details=(("Every estimator under every protocol", without_empty(board(own, contests))),),
-        galleries=(),
-        quick=any(record.quick for record in own),
         records=tuple(own),
+        details=((heading, heading, without_empty(board(own, contests))),),
+        quick=any(record.quick for record in own),
     )
     return render_html([section], [], back="../field.html", title="The board")
-
-
-def render_html(sections: Sequence[Section], failed: Sequence[str], back: str = "", title: str = "") -> str:
-    """The page as text; `failed` are lines from `failures`, and `back` is the page that this one belongs to.
-
-    Without a `title` it is called after its recipes. Nothing in it depends on when or where it was made, only
-    on the records.
-    """
-    from markupsafe import Markup
-
-    recipes = list(dict.fromkeys(section.recipe for section in sections))
-    return _fill(
-        "report.html.j2",
-        title=title or (", ".join(recipes) if len(recipes) <= 3 else f"{len(recipes)} recipes"),
-        sections=sections,
-        failed=failed,
-        back=back,
-        environment=_environment([r for section in sections for r in section.records]),
-        citation=paper()["citation"],
-        aligned_right=aligned_right,
-        safe=Markup,
-        css=Markup(_packaged("report.css")),
-        script=Markup(_packaged("report.js")),
-    )
 
 
 def render_playground(logits: Sequence[float], tau: float, gap: float, samples: int) -> str:
@@ -182,43 +116,20 @@ def render_playground(logits: Sequence[float], tau: float, gap: float, samples: 
     """
     from markupsafe import Markup
 
-    return _fill(
-        "simplex.html.j2",
+    return fill(
+        _packaged("simplex.html.j2"),
         categories=list(zip(CATEGORIES, logits, COLOURS, strict=True)),
         tau=tau,
         gap=gap,
         samples=samples,
         citation=paper()["citation"],
-        css=Markup(_packaged("report.css") + _packaged("simplex.css")),
+        css=Markup(packaged("report.css") + _packaged("simplex.css")),
         script=Markup(_packaged("simplex.js")),
     )
 
 
-def _fill(template: str, **values: Any) -> str:
-    """A template of this package with its values; what is not `Markup` is escaped, and all must be given."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_packaged(template)).render(**values).rstrip() + "\n"
-
-
 def _packaged(name: str) -> str:
-    """The text of a file that lies beside this one."""
-    return files("gapped_lab.report").joinpath(name).read_text("utf-8")
-
-
-def _environment(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the runs say about where they ran; where they differ, all of it."""
-    places: dict[str, set[str]] = {}
-    for record in records:
-        for key, value in record.environment.items():
-            if value is not None:
-                places.setdefault(key, set()).add(str(value))
-    order = list(NAMES)
-    keys = sorted(places, key=lambda k: (order.index(k) if k in order else len(order), k))
-    return [(NAMES.get(key, key.replace("_", " ")), ", ".join(sorted(places[key]))) for key in keys]
+    return packaged(name, "gapped_lab.report")
 
 
 def sections(folder: Path) -> list[Section]:
@@ -233,7 +144,11 @@ def sections_of(records: Sequence[Record], folder: Path) -> list[Section]:
         {line.id: line for line in read(folder, Images)},
         {line.id: line for line in read(folder, Trees)},
     )
-    return [_section(*key, cells, logs) for key, cells in groups(records).items()]
+    found: list[Section] = []
+    for key, cells in groups(records).items():
+        own = [r for cell in cells for r in cell.records]
+        found += page.sections_of(own, folder) if own_metric(cells) else [_section(*key, cells, logs)]
+    return found
 
 
 def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> Section:
@@ -245,24 +160,39 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
     salt = f"{recipe}-{protocol}"
     curves = _curves(salt, rows, logs.curves)
-    pictures = [*_final(salt, rows, published), *curves, *_heat(salt, rows)]
+    pictures = [*final_picture(salt, rows, palette(rows), published), *curves, *_heat(salt, rows)]
     table = with_units(best_rows(summary_table(rows)), rows[0].metric)
     return Section(
         recipe=recipe,
         protocol=protocol,
         verdict=verdict_of(cells),
         facts=_facts(records, recipe),
-        next_step=next_step(rows, recipe),
-        legend=_legend(rows) if curves else (),
+        next_step=_next_step(rows, recipe),
+        legend=legend_of(rows, palette(rows)) if curves else (),
         pictures=(*pictures, *(Picture(*each) for each in tree_pictures(best, logs.trees, salt))),
         table=table,
-        meanings=tuple(meanings(table, rows[0])),
-        against_paper=paper_table(beside, recipe) if beside else None,
-        details=tuple((title, best_rows(table)) for title, table in details(rows)),
+        meanings=meanings(table, rows[0]),
+        details=(
+            *([("Beside the paper", OURS_AND_PAPERS, paper_table(beside, recipe))] if beside else ()),
+            *((title, title, best_rows(table)) for title, table in details(rows)),
+        ),
         galleries=tuple(_galleries(best, logs.images)),
         quick=any(r.quick for r in records),
         records=tuple(records),
     )
+
+
+def _next_step(rows: Sequence[Row], recipe: str) -> tuple[str, str]:
+    """What to do next, in words and as a command; the latter may be empty."""
+    runs = rows[0].cell.records
+    if any(run.quick for run in runs):
+        return "For numbers to quote, run it in full:", f"gapped reproduce {recipe}"
+    if recipe != "compare":
+        words = "More seeds make the intervals narrower; finished runs are kept:"
+        return words, f"gapped reproduce {recipe} --seeds {2 * len(runs)}"
+    best = " ".join(f"--estimator {row.label}" for row in rows[:3])
+    words = "More seeds (--seeds) and longer training (--epochs) decide ties. Then ask a model of your own:"
+    return words, f"gapped compare --train module:function {best}"
 
 
 def _facts(records: Sequence[Record], recipe: str) -> tuple[str, ...]:
@@ -272,47 +202,25 @@ def _facts(records: Sequence[Record], recipe: str) -> tuple[str, ...]:
     return (f"{len(records)} runs", *training, duration(records), hardware(records), command(records, recipe))
 
 
-def _final(salt: str, rows: Sequence[Row], published: Mapping[str, float]) -> list[Picture]:
-    """Where the runs end, if any has."""
-    if not any(row.value.count for row in rows):
-        return []
-    best, colours = rows[:DRAWN], palette(rows)
-    dots = {r.name: colours[colour_key(r, rows)] for r in best} if colours else {}
-    what = metric_name(rows[0].metric) + unit(rows[0].metric)
-    svg = final_values(best, what, dots, published, f"{salt}-final")
-    which = f", the best {DRAWN} of {len(rows):,} cells" if len(rows) > DRAWN else ""
-    return [Picture("final", f"Where the runs end, best first{which}.", svg)]
-
-
-def _legend(rows: Sequence[Row]) -> tuple[tuple[str, str, bool], ...]:
-    """One for all figures, best first; none where figures have colours, and legends, of their own."""
-    colours = palette(rows)
-    keys = dict.fromkeys(colour_key(row, rows) for row in rows)
-    return tuple(
-        (key, f"var(--{VARIABLES[c]}, {c})", is_dashed(c)) for key in keys if (c := colours.get(key))
-    )
-
-
 def _curves(salt: str, rows: Sequence[Row], curves: Mapping[str, Curve]) -> list[Picture]:
     """Everything that the runs logged along training."""
-    pictures = []
-    for series in series_of(rows, curves, rows[0].metric):
-        for name, title, svg in curve_figures(rows, curves, series, palette(rows), salt):
-            mean = "geometric mean" if "variance" in series else "mean"
-            caption = f"{title[0].upper()}{title[1:]}{unit(series)}: {mean} and 95% band over seeds."
-            pictures.append(Picture(name, caption, svg))
-    return pictures
+    return [
+        Picture(name, curve_caption(title, series), svg)
+        for series in series_of(rows, curves, rows[0].metric)
+        for name, title, svg in curve_figures(rows, curves, series, palette(rows), salt)
+    ]
 
 
 def _heat(salt: str, rows: Sequence[Row]) -> list[Picture]:
     """GST over gap and temperature, where both vary and no two cells share them: one would hide the other."""
-    cells = [((r.cell.gap, r.tau), r.value.mean) for r in rows if None not in (r.cell.gap, r.tau)]
+    cells = [((gap_of(r.cell), r.tau), r.value.mean) for r in rows if None not in (gap_of(r.cell), r.tau)]
     grid = dict(cells)
     sides = len({gap for gap, _ in grid}), len({tau for _, tau in grid})
     square = min(sides) > 1 and max(sides) <= DRAWN
     if not square or len(grid) < len(cells) or all(np.isnan(mean) for mean in grid.values()):
         return []
-    svg = heat_map(grid, metric_name(rows[0].metric), rows[0].metric, f"{salt}-heat")
+    metric = rows[0].metric
+    svg = heat_map(grid, metric_name(metric), metric, f"{salt}-heat", higher=higher_is_better(metric))
     return [Picture("heat", "GST over its gap and temperature, mean over seeds.", svg)]
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
-from math import isnan
+from math import inf, isnan, nan, sqrt
 from typing import Any
 
-from gapped_lab.records import Record
-from gapped_lab.report.cells import Cell, cells, metric_name, primary
-from gapped_lab.report.statistics import Summary, standard_errors, summary
-from gapped_lab.report.tabular import NOTHING, Entry, Table, number, tau_entry
+from gapped.comparison.records import Record
+from gapped.comparison.statistics import Summary, summary
+from gapped.comparison.table import NOTHING, Cell, Entry, Table, metric_name, number, tau_entry
+from gapped_lab.report.cells import cells, primary
 
 FAILED_ABOVE = 148.67
 """Nats of test negative ELBO above which a run counts as not having converged.
@@ -201,6 +201,19 @@ def _compare(
         disagrees=(far or lost > 0) and not scaled,
         note="; ".join(filter(None, [scaled, losses])),
     )
+
+
+def standard_errors(ours: Summary, paper_mean: float, paper_std: float, paper_count: int) -> float:
+    """How many standard errors of the difference lie between our mean and a published one.
+
+    NaN where our own spread is unknown (one seed).
+
+    >>> round(standard_errors(summary([107.0, 108.0, 109.0]), 107.33, 0.69, 10), 3)
+    1.086
+    """
+    gap = ours.mean - paper_mean
+    error = sqrt(ours.std**2 / ours.count + paper_std**2 / paper_count) if ours.count > 1 else nan
+    return gap / error if error else (0.0 if gap == 0 else inf if gap > 0 else -inf)
 
 
 def _margin(recipe: str) -> float:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING
 
-from gapped.errors import GappedError, printable
-from gapped_lab.records import Record
-from gapped_lab.records.files import write_text
-from gapped_lab.report.cells import cells, failures, groups, rows_of, verdict_of
+from gapped.cli.command import prose
+from gapped.comparison.page import duration, hardware
+from gapped.comparison.records import Record
+from gapped.comparison.store import write_text
+from gapped.comparison.table import Table, failures, to_rich, without_empty
+from gapped.errors import GappedError
+from gapped_lab.report.cells import cells, groups, rows_of, summary_table, verdict_of
+from gapped_lab.report.markdown import as_code, best_rows, escaped, to_markdown
 from gapped_lab.report.paper import against_paper, paper, paper_table
-from gapped_lab.report.tabular import (
-    Table,
-    as_code,
-    best_rows,
-    escaped,
-    summary_table,
-    to_markdown,
-    to_rich,
-    without_empty,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,10 +53,11 @@ def write_tables(records: Iterable[Record], path: Path) -> None:
 def provenance(records: Sequence[Record], recipe: str) -> str:
     """Command, hardware, count and minutes, in a line."""
     quick = "**Quick run**, scaled down. " if any(r.quick for r in records) else ""
-    runs = sum(len(cell.records) for cell in cells(records))
+    own = [record for cell in cells(records) for record in cell.records]
     return (
         f"{quick}{as_code(command(records, recipe))} on {escaped(hardware(records))}: "
-        f"{runs} run{'s' * (runs != 1)} in {duration(records)}.{_shared(records)}{_shorter(records, recipe)}"
+        f"{len(own)} run{'s' * (len(own) != 1)} in {duration(own)}."
+        f"{_shared(records)}{_shorter(records, recipe)}"
     )
 
 
@@ -76,25 +68,6 @@ def command(records: Iterable[Record], recipe: str) -> str:
         return "gapped.compare"
     quick = " --quick" if any(r.quick for r in records) else ""
     return "gapped compare" if recipe == "compare" else f"gapped reproduce {recipe}{quick}"
-
-
-def hardware(records: Iterable[Record]) -> str:
-    """The devices that the records name, and how they multiply where that is not plain float32."""
-    places = [r.environment for r in records]
-    devices = sorted({str(place.get("device") or "an unnamed device") for place in places})
-    tf32 = any(place.get("precision") == "tf32" for place in places)
-    return " and ".join(devices) + " (TF32 products)" * tf32
-
-
-def duration(records: Iterable[Record]) -> str:
-    """The wall time in words; some measurements end before there is an epoch to time.
-
-    A fleet's seconds are shared among its runs, so that a sum over runs counts them once.
-    """
-    seconds = sum(r.seconds / r.runs_in_fleet for cell in cells(records) for r in cell.records)
-    if not seconds:
-        return "a time that was not recorded"
-    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
 
 
 def _shared(records: Iterable[Record]) -> str:
@@ -113,25 +86,6 @@ def _shorter(records: Iterable[Record], recipe: str) -> str:
     if longest >= published:
         return ""
     return f" Trained for {longest} epochs; the paper's runs have {published}."
-
-
-def console(*, quiet: bool = False) -> Console:
-    """The terminal at its width; a file or a pipe gets room enough for every column. Text is never markup."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
-    return Console(width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
-
-
-def say(screen: Console, text: str) -> None:
-    """Print a line that may hold anything, such as a path; it is not broken at the terminal's width."""
-    screen.print(printable(text), soft_wrap=True)
-
-
-def prose(text: str, screen: Console) -> str:
-    """Sentences broken between words at the width of a terminal, or at ``$COLUMNS``; else one line."""
-    has_width = screen.is_terminal or "COLUMNS" in os.environ
-    return fill(text, screen.width, break_on_hyphens=False) if has_width else text
 
 
 def show(records: Iterable[Record], console: Console) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gapped.comparison.figures import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
+from gapped.comparison.table import NOTHING, Entry, Table, without_empty
 from gapped.errors import GappedError
 from gapped_lab.records import Bench, Startup, Work
-from gapped_lab.report.svg import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
-from gapped_lab.report.tabular import NOTHING, Entry, Table, without_empty
 
 L = TypeVar("L", Bench, Work)
 

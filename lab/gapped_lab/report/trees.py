@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
+from gapped.comparison.figures import INK, SERIES, new_figure, style, to_svg
+from gapped.comparison.statistics import summary
+from gapped.comparison.table import NOTHING, Entry, Row, Table, number, tau_entry
 from gapped.errors import GappedError, listing
 from gapped_lab.records import Tree, Trees
-from gapped_lab.report.cells import Row
-from gapped_lab.report.statistics import summary
-from gapped_lab.report.svg import INK, SERIES, new_figure, style, to_svg
-from gapped_lab.report.tabular import NOTHING, Entry, Table, number, tau_entry
 
 ACCURACY = "test_accuracy"
 F1 = "test_tree_f1"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gapped_lab.report.statistics import Floats, summary
-from gapped_lab.report.svg import GRID, INK, SERIES, Tip, new_figure, style, to_svg
+from gapped.comparison.figures import GRID, INK, SERIES, Tip, new_figure, style, to_svg
+from gapped.comparison.statistics import Floats, summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gapped.comparison.table import NOTHING, Entry, Table, number, without_empty
 from gapped_lab.records import Work
-from gapped_lab.report.tabular import NOTHING, Entry, Table, number, without_empty
 from gapped_lab.report.timings import as_milliseconds, as_ratio, device_of, last_runs, ratio, spread, time
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

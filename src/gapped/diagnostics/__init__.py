@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from inspect import isclass, isfunction
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from gapped.diagnostics.moments import LEAST, GradientStream, mean_interval
 from gapped.diagnostics.reference_gradient import Reference, reference_of
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
-from gapped.registry import resolve
+from gapped.registry import label_estimators, label_of, resolve
 from gapped.score import Score
 from gapped.score.exact import Exact
 from gapped.score.trainable import Trainable
@@ -78,7 +76,7 @@ def diagnose(
     check_settings(samples, confidence)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
-    members = _members(labelled(estimators))
+    members = _members(label_estimators(estimators))
     source = CostGradients(f, logits, mask, generator, context)
     target = reference_of(source, reference, samples, progress)
     return _diagnosis(source, members, samples, target, confidence, progress)
@@ -140,7 +138,7 @@ def diagnose_model(
     if reference is not None:
         name = f"mean of {label_of(reference)}"
         target = Reference.of(name, collect(source, _object(reference), 4 * samples, name, progress)[0])
-    members = {label: _object(each) for label, each in labelled(estimators).items()}
+    members = {label: _object(each) for label, each in label_estimators(estimators).items()}
     return _diagnosis(source, members, samples, target, confidence, progress)
 
 
@@ -221,25 +219,6 @@ def _named(
     return tensors
 
 
-def labelled(estimators: Any) -> dict[str, Any]:
-    """Estimators by label, texts under themselves; equal labels get numbers."""
-    accepted = 'a list such as [gapped.GST(), "rloo"], or a mapping from labels to estimators'
-    if isinstance(estimators, str) or not isinstance(estimators, Iterable):
-        raise reject("estimators", estimators, accepted)
-    pairs = estimators.items() if isinstance(estimators, Mapping) else ((label_of(e), e) for e in estimators)
-    members: dict[str, Any] = {}
-    for name, estimator in pairs:
-        if isfunction(estimator) or isclass(estimator):
-            raise reject("estimators", f"the {type(estimator).__name__} {estimator.__name__}", accepted)
-        label, number = str(name), 2
-        while label in members:
-            label, number = f"{name} #{number}", number + 1
-        members[label] = estimator
-    if not members:
-        raise reject("estimators", "none", accepted)
-    return members
-
-
 def _members(given: Mapping[str, Any]) -> dict[str, Any]:
     """Estimators by label; a text that names no temperature says in its label which it has."""
     members = {}
@@ -251,37 +230,3 @@ def _members(given: Mapping[str, Any]) -> dict[str, Any]:
             if longer not in given:
                 members[longer] = members.pop(label)
     return members
-
-
-def _default_options(kind: type[Trainable]) -> str:
-    """The options of an estimator that is made without any; nothing if it needs some."""
-    try:
-        return kind().extra_repr()
-    except TypeError:
-        return ""
-
-
-def label_of(estimator: Any) -> str:
-    """The class and the options that are not its defaults; a text is its own label.
-
-    >>> import gapped
-    >>> label_of(gapped.GST(tau=0.5)), label_of(gapped.REBAR()), label_of(gapped.DoubleCV(4))
-    ('GST(tau=0.5)', 'REBAR', 'DoubleCV(samples=4)')
-    """
-    if isinstance(estimator, str):
-        return estimator
-    name = type(estimator).__name__
-    if isinstance(estimator, Trainable):
-        own = estimator.extra_repr()
-        return f"{name}({own})" if own and own != _default_options(type(estimator)) else name
-    if not is_dataclass(estimator):
-        return name
-    options = []
-    for each in fields(estimator):
-        value = getattr(estimator, each.name)
-        if isinstance(value, Tensor):
-            value = f"tensor of shape {tuple(value.shape)}"
-        elif value == each.default:
-            continue
-        options.append(f"{each.name}={getattr(value, '__name__', value)}")
-    return f"{name}({', '.join(options)})" if options else name

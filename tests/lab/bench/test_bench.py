@@ -14,11 +14,12 @@ from report_records import load_json
 from training_toys import one_line
 
 import gapped
+from gapped.cli.app import main
+from gapped.comparison import records
 from gapped.errors import GappedError
-from gapped_lab import bench, records
+from gapped_lab import bench
 from gapped_lab.bench import cases as jobs
 from gapped_lab.bench import timing
-from gapped_lab.cli.app import main
 from gapped_lab.records import Bench, Startup, Timing, Work
 from gapped_lab.report.timings import (
     Timings,

@@ -19,11 +19,12 @@ from torch.testing import assert_close
 from training_toys import one_line
 
 import gapped
-from gapped_lab import bench, records
+from gapped.cli.app import main
+from gapped.comparison import records
+from gapped_lab import bench
 from gapped_lab.bench import jax_ways, torch_ways, workloads
 from gapped_lab.bench.inputs import Inputs, attempt
 from gapped_lab.bench.workloads import WORKLOADS, task, tasks
-from gapped_lab.cli.app import main
 from gapped_lab.records import Timing, Work
 from gapped_lab.report.work_tables import work_timings
 

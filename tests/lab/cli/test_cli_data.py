@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from training_toys import one_line
 
-from gapped_lab.cli.app import main
+from gapped.cli.app import main
 from gapped_lab.data.images import MNIST
 
 pytestmark = pytest.mark.usefixtures("no_data")

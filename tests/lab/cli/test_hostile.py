@@ -22,14 +22,13 @@ from report_records import append_json, load_json, run_lines
 from tiny_images import TINY_IMAGES, put_tiny_images
 from training_toys import recipe_file
 
+from gapped.cli.app import main
+from gapped.comparison.records import Curve, Within, from_json
 from gapped.errors import GappedError
-from gapped_lab.cli.app import main
 from gapped_lab.listops import examples
 from gapped_lab.planning import prepare
 from gapped_lab.recipe import load_recipe, recipe_from
 from gapped_lab.recipe_files import known_recipes
-from gapped_lab.records import Curve
-from gapped_lab.records.forms import Within, parse
 from gapped_lab.store import Store
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -201,7 +200,7 @@ def test_damaged_logits_are_refused(tmp_path: Path) -> None:
 )
 def test_a_fault_is_named(value: Any, form: Any, problem: str) -> None:
     with pytest.raises(GappedError, match=f"^a.json, line 3: {problem}$"):
-        parse(value, form, "a.json, line 3")
+        from_json(value, form, "a.json, line 3")
 
 
 def test_a_metric_out_of_range_counts_as_a_lost_run(tmp_path: Path, capsys: Any) -> None:

@@ -17,8 +17,8 @@ from report_records import load_json
 from rich.console import Console
 from training_toys import one_line, recipe_file, toy_recipe, train
 
-from gapped_lab import records
-from gapped_lab.cli.app import main
+from gapped.cli.app import main
+from gapped.comparison import records, store
 from gapped_lab.cli.progress_display import Display
 from gapped_lab.planning import plan
 from gapped_lab.progress import Snapshot
@@ -58,7 +58,7 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, call):
         if call == "fsync":
             patch.setattr(records.os, "fsync", full)
         else:
-            patch.setattr(records.files, "open", lambda path, mode: FullFile(path, mode), raising=False)
+            patch.setattr(store, "open", lambda path, mode: FullFile(path, mode), raising=False)
         assert main(command) == 2
     assert "plan.json: No space left on device" in one_line(capsys)
     assert main(command) == 0, "does not recover"

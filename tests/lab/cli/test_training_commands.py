@@ -12,11 +12,12 @@ from report_records import load_json
 from tiny_images import REAL_DATA
 from training_toys import one_line, recipe_file
 
-from gapped_lab import records
-from gapped_lab.cli.app import main
-from gapped_lab.cli.compare import default_recipe
+from gapped.cli.app import main
+from gapped.comparison import records
+from gapped.registry import CANDIDATES
+from gapped_lab.cli.demo import default_recipe
 from gapped_lab.cli.tensorboard import write_events
-from gapped_lab.defaults import CANDIDATES, temperature
+from gapped_lab.estimator_text import temperature
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe
 from gapped_lab.recipe_files import known_recipes

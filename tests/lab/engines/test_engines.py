@@ -16,9 +16,11 @@ import torch
 from engine_fakes import FakeChannel, FakeRay, as_rank
 from training_toys import Recorder, one_line, outcome, recipe_file, toy_recipe, train
 
+from gapped.cli.app import main
+from gapped.comparison import ray_tasks
+from gapped.comparison.records import Record
 from gapped.errors import GappedError, MissingExtra
 from gapped_lab import training
-from gapped_lab.cli.app import main
 from gapped_lab.engines import engine, torchrun
 from gapped_lab.engines import ray as ray_engine
 from gapped_lab.engines.local import Local
@@ -26,7 +28,6 @@ from gapped_lab.engines.ray import Ray
 from gapped_lab.engines.torchrun import Torchrun
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe
-from gapped_lab.records import Record
 from gapped_lab.store import Store
 from gapped_lab.training import Interrupted, Settings
 
@@ -41,9 +42,9 @@ def run(each: Any, folder: Path, recorder: Recorder | None = None, **settings: A
 @pytest.fixture
 def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(ray_engine, "ray", fake)
+    monkeypatch.setattr(ray_tasks, "ray", fake)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for name, value in ray_engine.SETTINGS.items():
+    for name, value in ray_tasks.SETTINGS.items():
         monkeypatch.setenv(name, value)
     return fake
 
@@ -211,10 +212,10 @@ def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ray_engine.ray is None, reason="ray is not installed")
+@pytest.mark.skipif(ray_tasks.ray is None, reason="ray is not installed")
 def test_an_address_where_no_cluster_answers(monkeypatch, tmp_path):
     """Neither a closed port nor one where something else listens; Ray would go on trying."""
-    monkeypatch.setattr(ray_engine, "_ANSWER_SECONDS", 3)
+    monkeypatch.setattr(ray_tasks, "_ANSWER_SECONDS", 3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port in (1, silent.getsockname()[1]):
             with pytest.raises(GappedError, match=f"127.0.0.1:{port}', where no Ray cluster answers within"):
@@ -238,10 +239,10 @@ def test_ray_without_a_shared_folder(monkeypatch, tmp_path):
 def test_ray_gets_gpus_as_resources(fake_ray, tmp_path):
     with pytest.raises(GappedError, match="Ray sees no GPU here"):
         run(Ray("cuda"), tmp_path)
-    assert ray_engine._device_type("auto", None) == "cpu"
-    assert ray_engine._device_type("cuda", "a-cluster-that-grows:6379") == "cuda"
+    assert ray_tasks.device_type("auto", None) == "cpu"
+    assert ray_tasks.device_type("cuda", "a-cluster-that-grows:6379") == "cuda"
     fake_ray.gpus = 4
-    assert ray_engine._device_type("auto", None) == "cuda"
+    assert ray_tasks.device_type("auto", None) == "cuda"
     job = ray_engine._Job(tmp_path / "c" / "plan", "cuda", Settings())
     ray_engine._train_all([], Store(tmp_path), job)
     assert fake_ray.options[-1] == {"num_cpus": 1, "num_gpus": 1, "max_retries": 3}
@@ -344,7 +345,7 @@ ERRORS = {
 def test_errors_are_one_line_and_leave_nothing(monkeypatch, capsys, tmp_path, case):
     arguments, message = ERRORS[case]
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setattr(ray_engine, "ray", None)
+    monkeypatch.setattr(ray_tasks, "ray", None)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "smoke", "--out", str(tmp_path / "o"), *arguments]) == 2
     assert message in one_line(capsys)

@@ -22,8 +22,8 @@ import torch
 from subprocesses import TESTS, environment
 from training_toys import outcome, train
 
-from gapped_lab.cli.app import main
-from gapped_lab.engines import ray as ray_engine
+from gapped.cli.app import main
+from gapped.comparison import ray_tasks
 from gapped_lab.fleet import Trainer
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe
@@ -31,7 +31,7 @@ from gapped_lab.training import Settings
 
 FLEETS, EPOCHS = 8, 3
 FILES = ("records", "curves", "images")
-needs_ray = pytest.mark.skipif(ray_engine.ray is None, reason="ray is not installed")
+needs_ray = pytest.mark.skipif(ray_tasks.ray is None, reason="ray is not installed")
 
 
 def watched(log: Path, nth: int | None) -> None:
@@ -64,8 +64,8 @@ def command(kind: str, folder: str, log: str, nth: str) -> int:
         watched(Path(log), int(nth) or None)
 
     if kind == "ray":
-        ray_engine.ray.init = partial(
-            ray_engine.ray.init, num_cpus=2, runtime_env={"worker_process_setup_hook": hook}
+        ray_tasks.ray.init = partial(
+            ray_tasks.ray.init, num_cpus=2, runtime_env={"worker_process_setup_hook": hook}
         )
     elif os.environ["RANK"] == "1":
         hook()

@@ -24,10 +24,10 @@ import torch
 from subprocesses import TESTS, environment
 from training_toys import TABLE, timeless, train
 
+from gapped.comparison import records
+from gapped.comparison.records import Record
 from gapped_lab import data as data_sets
-from gapped_lab import records
 from gapped_lab.recipe import recipe_from
-from gapped_lab.records import Record
 from gapped_lab.store import Store
 
 # Two tables that share runs; three fleets, one run that diverges, and everything that a run can measure.

@@ -15,9 +15,9 @@ import torch
 from listops_text import decode, encode, spans_of, value_of
 from tiny_images import REAL_DATA
 
+from gapped.cli.app import main
 from gapped.errors import GappedError
 from gapped_lab import data, task_kinds
-from gapped_lab.cli.app import main
 from gapped_lab.data import sources
 from gapped_lab.listops import examples
 from gapped_lab.listops.examples import as_characters, count_tokens, expressions

@@ -25,8 +25,9 @@ from toy_tasks import (
 )
 
 import gapped
+from gapped.comparison import records
 from gapped.errors import GappedError
-from gapped_lab import records, task_kinds
+from gapped_lab import task_kinds
 from gapped_lab.engines.local import Local
 from gapped_lab.fleet import Run, Trainer, derived_seed
 from gapped_lab.fleet.estimator_groups import Grouped

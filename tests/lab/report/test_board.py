@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from report_records import many
 
-from gapped_lab.records import Record
+from gapped.comparison.records import Record
 from gapped_lab.report.board import BEST, TIED, Contest, board
 from gapped_lab.report.page import render_board
 from gapped_lab.report.paper import field

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
 from report_records import ELBO, many, record
 
+from gapped.cli.app import main
+from gapped.comparison.records import Record, write
+from gapped.comparison.statistics import summary
 from gapped.errors import GappedError
-from gapped_lab.cli.app import main
-from gapped_lab.records import Record, write
-from gapped_lab.report.cells import cells, finished_runs, groups, rows_of, verdict_of
+from gapped_lab.report.cells import cells, finished_runs, groups, pace, rows_of, summary_table, verdict_of
+from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import against_paper
 from gapped_lab.report.rendering import render_markdown
-from gapped_lab.report.statistics import summary
-from gapped_lab.report.tabular import summary_table, to_markdown
 
 
 def test_rows_are_best_first_and_count_what_was_lost() -> None:
@@ -24,7 +25,7 @@ def test_rows_are_best_first_and_count_what_was_lost() -> None:
     assert [r.label for r in rows] == ["A", "B", "lost"]
     assert rows[0].value == summary([1.0, 2.0])
     assert [r.diverged for r in rows] == [1, 0, 1]
-    assert rows[0].seconds_per_epoch is None, "the time of a fleet is not its runs' own"
+    assert isnan(pace(rows[0].cell)), "the time of a fleet is not its runs' own"
     assert not any(name.startswith("ms") for name in summary_table(rows).columns)
 
 
@@ -32,10 +33,10 @@ def test_runs_that_trained_alone_have_a_time() -> None:
     # 30 s for 20 epochs.
     runs = many("A", [1.0, 2.0], runs_in_fleet=1)
     rows = rows_of(cells(runs))
-    assert rows[0].seconds_per_epoch == pytest.approx(1.5)
+    assert pace(rows[0].cell) == pytest.approx(1.5)
     assert summary_table(rows).columns[-1] == "ms / epoch"
     measured = [replace(run, metrics={**run.metrics, "seconds_per_epoch": 0.05}) for run in runs]
-    assert rows_of(cells(measured))[0].seconds_per_epoch == pytest.approx(0.05), "without what compiling took"
+    assert pace(cells(measured)[0]) == pytest.approx(0.05), "without what compiling took"
 
 
 def test_a_label_of_two_estimators_is_two_cells() -> None:

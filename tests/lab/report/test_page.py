@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from report_records import ELBO, ENVIRONMENT, many, record, write_compare, write_vae
 
+from gapped.comparison.records import Curve, Record, write
 from gapped.errors import GappedError
-from gapped_lab.records import Curve, Images, Record, write
+from gapped_lab.records import Images
 from gapped_lab.report.cells import finished_runs
 from gapped_lab.report.page import sections, strip, tiles, write_report
 from gapped_lab.report.rendering import render_markdown

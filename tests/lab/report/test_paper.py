@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from report_records import many
 
+from gapped.comparison.records import Record
 from gapped_lab.recipe import find_recipe
-from gapped_lab.records import Record
+from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import FAILED_ABOVE, against_paper, field, paper, paper_table
 from gapped_lab.report.rendering import render_markdown
-from gapped_lab.report.tabular import to_markdown
 
 
 def vae(label: str, tau: float, values: list[float | None], **more: Any) -> list[Record]:

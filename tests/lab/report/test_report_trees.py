@@ -11,8 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 from report_records import record
 
-from gapped_lab.records import Curve, Record, Tree, Trees, write
-from gapped_lab.report import plots
+from gapped.comparison import figures
+from gapped.comparison.records import Curve, Record, write
+from gapped_lab.records import Tree, Trees
 from gapped_lab.report.cells import cells, rows_of
 from gapped_lab.report.page import write_report
 from gapped_lab.report.trees import binned_table, brackets, details, draw_tree, tree_table
@@ -112,8 +113,8 @@ def test_every_run_that_is_drawn_is_in_view(monkeypatch: pytest.MonkeyPatch) -> 
         views.append(figure.axes[0].get_ylim())
         return ""
 
-    monkeypatch.setattr(plots, "to_svg", look)
-    plots.learning_curves([plots.CellCurve("STGS", "STGS", np.arange(1.0, 5.0), values)], "it", runs=True)
+    monkeypatch.setattr(figures, "to_svg", look)
+    figures.learning_curves([figures.CellCurve("STGS", "STGS", np.arange(1.0, 5.0), values)], "it", runs=True)
     ((low, high),) = views
     assert low <= 0.2
     assert high >= 0.72

@@ -16,8 +16,8 @@ from torch.distributions import Binomial, Distribution, NegativeBinomial, Poisso
 from toy_tasks import BATCH, CPU, DOUBLE, PIXELS, toy_images
 
 import gapped
+from gapped.cli.app import main
 from gapped.errors import GappedError
-from gapped_lab.cli.app import main
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.fleet.run_layers import generators

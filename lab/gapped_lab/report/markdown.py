@@ -1,0 +1,58 @@
+"""Tables as Markdown, and texts that stay what they are in it."""
+
+from __future__ import annotations
+
+import re
+
+from gapped.comparison.table import Entry, Table, aligned_right
+
+# How many rows a table for the eye shows: the best ones. tables.md has all.
+LISTED = 200
+
+
+def best_rows(table: Table) -> Table:
+    """The table with no more rows than anybody reads, and a note on how many were left out."""
+    if len(table.rows) <= LISTED:
+        return table
+    note = f"The best {LISTED} of {len(table.rows):,} cells; gapped report writes all of them to tables.md."
+    return Table(table.columns, table.rows[:LISTED], (*table.notes, note))
+
+
+def to_markdown(table: Table) -> str:
+    """A Markdown table: texts to the left, numbers to the right."""
+    # Our own headings may hold code.
+    head = "| " + " | ".join(escaped(name).replace("\\`", "`") for name in table.columns) + " |"
+    rule = "|" + "|".join("---:" if right else ":---" for right in aligned_right(table)) + "|"
+    texts = [[_in_markdown(entry) for entry in row] for row in table.rows]
+    body = ["| " + " | ".join(row) + " |" for row in texts]
+    notes = [f"\n{note}" for note in table.notes]
+    return "\n".join([head, rule, *body, *notes]) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""Text as Markdown that shows it, whatever is in it.
+
+    >>> escaped("GST[/1] | $x$"), escaped("gst:gap=1.2"), escaped("# x_y _z_")
+    ('GST\\[/1\\] \\| \\$x\\$', 'gst:gap=1.2', '\\# x_y \\_z\\_')
+    """
+    text = re.sub(r"([\\`*\[\]<>|$~&#]|\b_|_\b)", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])(?=\s|[-=]|$)", r"\1\\\2", text)
+
+
+def as_code(text: str) -> str:
+    """Text as code in Markdown.
+
+    >>> as_code("vae"), as_code("a`b``")
+    ('`vae`', '``` a`b`` ```')
+    """
+    code, marks = text.replace("|", "\\|"), fence(text)
+    return f"{marks} {code} {marks}" if "`" in text else f"`{code}`"
+
+
+def fence(text: str, least: int = 1) -> str:
+    """Backticks around text that is code: more than stand in a row inside of it."""
+    return "`" * max([least, *(len(marks) + 1 for marks in re.findall("`+", text))])
+
+
+def _in_markdown(entry: Entry) -> str:
+    return ", ".join(map(as_code, entry.text.split(", "))) if entry.code else escaped(entry.text)

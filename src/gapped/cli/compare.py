@@ -1,0 +1,139 @@
+"""`gapped compare`: the same model, several estimators and seeds, one fleet, one verdict."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gapped.cli import command
+from gapped.cli.command import Stopped
+from gapped.errors import GappedError, reject
+
+# Options that a training function of the user has a use for.
+OWN = {
+    "train",
+    "estimator",
+    "seeds",
+    "out",
+    "minutes",
+    "engine",
+    "ray_address",
+    "workers",
+    "maximize",
+    "timeout",
+}
+
+
+def compare(
+    context: typer.Context,
+    train: Annotated[
+        str | None, typer.Option(help="module:function of your own; train(estimator, seed) returns a number.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes that train side by side, with --train and without Ray.")
+    ] = 1,
+    maximize: Annotated[
+        bool, typer.Option("--maximize", help="Higher numbers are better, with --train.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one run may take, with --train.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
+    estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data; each data set has its own default.")
+    ] = None,
+    tau: command.Tau = None,
+    device: command.Device = "auto",
+    out: Annotated[Path, typer.Option(help="Results and report.html go here.")] = Path("runs/compare"),
+    data_dir: command.DataDir = None,
+    tensorboard: command.TensorBoard = False,
+    minutes: command.Minutes = None,
+    engine: command.Engine = "local",
+    ray_address: command.RayAddress = None,
+    runs_per_fleet: command.RunsPerFleet = None,
+) -> None:
+    """Train one model with several estimators; say which is best.
+
+    The model is a small VAE; all estimators and seeds train together, as one fleet.
+
+    With --train, a function of your own trains instead, run by run. If it yields its numbers epoch by epoch,
+    an estimator that is clearly worse after 3, 6, 12, ... seeds gets no further seeds. The best estimator is
+    stopped in this way with a chance of at most 1%. Runs that --out holds are not trained again:
+    after a change of the function, name another folder.
+
+    \b
+    Examples:
+      gapped compare
+      gapped compare --estimator gst:gap=1.2 --estimator reinmax --seeds 5
+      gapped compare --engine ray --runs-per-fleet 5
+      gapped compare --train mymodule:train --estimator gst --estimator reinmax
+    """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    from gapped.registry import CANDIDATES
+
+    if train is not None:
+        if unused := sorted(given - OWN):
+            raise GappedError(f"--train: cannot be combined with --{', --'.join(unused)}".replace("_", "-"))
+        if ray_address is not None and engine != "ray":
+            raise reject("--ray-address", ray_address, "only with --engine ray")
+        function = command.load_function("--train", train)
+        how = {"maximize": maximize, "engine": engine, "workers": workers}
+        how |= {"ray_address": ray_address, "timeout": timeout}
+        _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
+        return
+    if unused := sorted(given & {"workers", "maximize", "timeout"}):
+        raise GappedError(f"--{unused[0]}: only together with --train")
+    train_demo = command.laboratory("demo", "gapped compare without --train")
+    overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
+    how = {"device": device, "data_dir": data_dir, "tensorboard": tensorboard, "minutes": minutes}
+    train_demo(data, estimator, tau, out, overrides, **how, engine=engine, ray_address=ray_address)
+
+
+def _compare_own(
+    train: Callable[..., Any],
+    estimators: Sequence[str],
+    seeds: int,
+    minutes: float | None,
+    out: Path,
+    **how: Any,
+) -> None:
+    """Compare estimators in a function of the user, a line for each run; then table, verdict and page."""
+    from gapped.cli.command import console, say
+    from gapped.comparison.compare import execute as execute_own
+    from gapped.comparison.records import Record
+    from gapped.comparison.workers import adopt_orphans, end_children
+
+    screen = console()
+
+    def report(record: Record) -> None:
+        value = record.metrics.get(record.metric)
+        result = record.error or (record.status if value is None else f"{record.metric} {value:.4g}")
+        say(screen, f"{record.label}, seed {record.seed}: {result}, {record.seconds:.1f} s")
+
+    if minutes == 0:
+        raise reject("--minutes", minutes, "a positive number with --train")
+    budget = None if minutes is None else 60 * minutes
+    adopt_orphans()
+    try:
+        result = execute_own(train, estimators, seeds, report, budget, out=out, **how)
+    except KeyboardInterrupt:
+        raise Stopped("interrupted; the same command goes on from there", 128 + signal.SIGINT) from None
+    finally:
+        end_children()
+    for line in str(result).split("\n"):
+        say(screen, line)
+    say(screen, f"Report: {result.save_html(out / 'report.html')}")
+    failed = sum(record.failed for record in result.records)
+    if failed and failed == len(result.records):
+        raise Stopped(f"all {failed} runs failed: {result.records[0].error}", 1)
+    if result.missing:
+        raise Stopped(f"out of time; the same command trains the {len(result.missing)} missing runs", 3)
+    if failed:
+        raise Stopped(f"{failed} of {len(result.records)} runs failed; the same command tries them again", 1)

@@ -1,0 +1,201 @@
+"""Estimators compared in a training function of the user: runs, records as they finish, and a verdict."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from gapped.checks import check_count
+from gapped.comparison.outcome import Comparison, hopeless
+from gapped.comparison.records import Record
+from gapped.comparison.runs import Train, UserRun, plan
+from gapped.comparison.statistics import looks, losers
+from gapped.comparison.store import Store
+from gapped.comparison.table import cells, own_metric
+from gapped.comparison.workers import executor
+from gapped.errors import reject
+
+
+def compare(
+    train: Train,
+    estimators: Iterable[Any] | Mapping[str, Any],
+    seeds: int | Sequence[int] = 5,
+    *,
+    budget: float | None = None,
+    maximize: bool = False,
+    out: str | Path | None = None,
+    engine: str = "local",
+    workers: int = 1,
+    timeout: float | None = None,
+) -> Comparison:
+    """Train with each estimator and seed, and say which estimator is best.
+
+    Arguments:
+        train: Your own function `train(estimator, seed)`. It returns a number, or a dict of numbers whose
+            first one is compared, or yields one of these per epoch, of which the last counts. Of more than
+            2,000 values the curve keeps some, evenly spaced. All randomness should come from `seed`: gapped
+            itself seeds nothing.
+        estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either. A text without a
+            temperature runs at the recommended one, and its label says so. Every run gets a copy of its own.
+        seeds: How many (0, 1, ...), or which.
+        budget: Seconds after which no further run starts. The verdict says which are missing.
+        maximize: Whether higher is better.
+        out: The folder of the records. The same call again goes on where it was interrupted; runs that failed
+            are tried again. A run is known by the name of `train`, estimator and seed: after a change of
+            `train`, or of what it depends on, use another folder. By default it is a temporary one, which is
+            removed with the result, and stays after an interruption, whose traceback names it.
+        engine: "local", or "ray": a task for each run, on the cluster that this process is connected to, the
+            one that RAY_ADDRESS names, or else one on this machine. A task takes a GPU if the cluster has
+            any, else a CPU; a module that `train` comes from must be importable there.
+        workers: Processes of the local engine that train side by side, each on one thread.
+        timeout: Seconds that one run may take. One that takes longer has failed; its curve is kept. It is
+            interrupted as by a signal; without that (on Windows, or outside of the main thread) `train` is
+            stopped when it yields, and processes side by side are killed.
+
+    Returns:
+        A `gapped.Comparison`. It prints as a table and a verdict: which estimator is best, which ones tie
+        with it, and how many seeds would separate the two best.
+
+    A run that raises an error, or ends with a value that is not finite, costs that run alone. Once every
+    estimator has raised one, two runs or more, and none has finished, no further run starts.
+
+    If `train` is a generator function, clear losers are stopped early: they get no further seeds. After 3, 6,
+    12, ... seeds, an estimator is out if a one-sided t-test on the final values of these seeds finds it worse
+    than the leader. The best estimator, or one that ties for it, is stopped with a chance of at most 1%, all
+    tests together, if final values are normal. No run is cut short, since learning curves cross. Estimators
+    with a run that failed or diverged take no part. A `train` that returns gets all its seeds.
+
+    >>> result = compare(lambda estimator, seed: estimator.tau + seed / 100, ["gst:tau=0.5", "gst:tau=2"], 3)
+    >>> result
+    Comparison(6 runs of 2 estimators, best: gst:tau=0.5)
+    """
+    return execute(train, estimators, seeds, None, budget, maximize, out, engine, workers, timeout=timeout)
+
+
+def execute(
+    train: Train,
+    estimators: Iterable[Any] | Mapping[str, Any],
+    seeds: int | Sequence[int],
+    report: Callable[[Record], object] | None = None,
+    budget: float | None = None,
+    maximize: bool = False,
+    out: str | Path | None = None,
+    engine: str = "local",
+    workers: int = 1,
+    ray_address: str | None = None,
+    timeout: float | None = None,
+) -> Comparison:
+    """`compare` with a callback that gets the record of each run as it finishes, and an address for Ray."""
+    if not callable(train):
+        raise reject("train", train, "a function of an estimator and a seed")
+    for name, seconds in (("budget", budget), ("timeout", timeout)):
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise reject(name, seconds, "a positive number of seconds, or None")
+    check_count("workers", workers)
+    runs = plan(train, estimators, seeds, maximize)
+    deadline = None if budget is None else time.monotonic() + budget
+    with executor(engine, train, runs, workers, ray_address, timeout) as finish, _folder(out) as folder:
+        store = Store(folder)
+        before = store.finished()
+        ended = [before[run.key] for run in runs if run.key in before]
+        labels = {run.label for run in runs}
+        stops: dict[str, tuple[int, str]] = {}
+        for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
+            finished = store.finished()
+            due = [run for run in batch if run.label not in stops and run.key not in finished]
+            with closing(finish(_until(deadline, due, lambda: hopeless(ended, labels)))) as results:
+                for lines in results:
+                    store.add(lines)
+                    record = next(line for line in lines if isinstance(line, Record))
+                    ended.append(record)
+                    if report is not None:
+                        report(record)
+            known = store.records()
+            if not all(run.key in known for run in due):
+                break
+            if tests:
+                stops = {**_losers(runs, known, seeds_done, tests, maximize), **stops}
+        known = store.records()
+    absent = [run for run in runs if run.key not in known]
+    result = Comparison(
+        tuple(replace(known[run.key], maximize=maximize) for run in runs if run.key in known),
+        tuple((run.label, run.seed) for run in absent if run.label not in stops),
+        folder,
+        tuple((label, *stops[label]) for label in dict.fromkeys(r.label for r in absent) if label in stops),
+        sum(run.key in before for run in runs),
+    )
+    if out is None:
+        weakref.finalize(result, _remove, folder, os.getpid())
+    return result
+
+
+def _batches(runs: Sequence[UserRun], stops: bool) -> Iterator[tuple[Sequence[UserRun], int, int]]:
+    """The runs up to each look for losers, how many seeds that makes, and how many tests there are in all.
+
+    The last batch ends without a look: 0 tests. A look has all runs up to it and no others, so what it finds
+    does not depend on which run finished first.
+    """
+    members = len({run.label for run in runs})
+    seeds = len(runs) // members
+    ends = looks(seeds) if stops and members > 1 else []
+    for start, end in pairwise([0, *ends, seeds]):
+        tests = len(ends) * (members - 1) if end < seeds else 0
+        yield runs[start * members : end * members], end, tests
+
+
+def _losers(
+    runs: Sequence[UserRun], known: Mapping[Any, Record], seeds: int, tests: int, maximize: bool
+) -> dict[str, tuple[int, str]]:
+    """What a look after so many seeds finds: the clear losers, each with this number and the leader."""
+    first = set(list(dict.fromkeys(run.seed for run in runs))[:seeds])
+    group = cells(known[run.key] for run in runs if run.seed in first and run.key in known)
+    values = {cell.label: cell.values(own_metric(group)) for cell in group}
+    whole = {label: x for label, x in values.items() if len(x) == seeds and all(map(isfinite, x))}
+    return {label: (seeds, leader) for label, leader in losers(whole, maximize, tests).items()}
+
+
+def _is_generator(train: Train) -> bool:
+    return any(map(inspect.isgeneratorfunction, (train, getattr(train, "__call__", None))))  # noqa: B004
+
+
+def _until(deadline: float | None, runs: Sequence[UserRun], stop: Callable[[], bool]) -> Iterator[UserRun]:
+    """The runs, one after another as they are asked for, up to the deadline, or until `stop` says so."""
+    for run in runs:
+        if stop() or (deadline is not None and time.monotonic() >= deadline):
+            return
+        yield run
+
+
+@contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path]:
+    """The folder of the records; an error that leaves a temporary one behind says where it is."""
+    if out is not None:
+        # A training function may go to another folder.
+        yield Path(out).absolute()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gapped-compare-"))
+    try:
+        yield folder
+    except BaseException as problem:
+        if (folder / Record.FILE).exists():
+            problem.add_note(f"Finished runs are kept: the same call with out={str(folder)!r} goes on.")
+        else:
+            _remove(folder, os.getpid())
+        raise
+
+
+def _remove(folder: Path, process: int) -> None:
+    # A process that was forked has a copy of the object whose end removes the folder.
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,341 @@
+"""A run of a training function of the user: one estimator, one seed; its record and its curve."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
+from math import inf, isfinite
+from numbers import Integral
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gapped._version import __version__
+from gapped.checks import check_count
+from gapped.comparison.records import Curve, Record, RunLine, derived_hash
+from gapped.errors import GappedError, one_line, printable, reject
+from gapped.registry import estimator as make
+from gapped.registry import label_estimators, label_of, recommended_tau, spell
+from gapped.score.trainable import Trainable
+from gapped.texts import split_text
+
+Train = Callable[[Any, int], Any]
+Lines = list[RunLine]
+
+# The longest label that a record holds.
+_LONGEST = 200
+# Values that a label shows in full.
+_PLAIN = (bool, int, float, str, type(None))
+# Fields of a curve, which no series can be called.
+_FIELDS = ("id", "epoch", "schema")
+# Values that a curve keeps; above twice as many, every other one goes.
+LONGEST_CURVE = 1000
+# A function that goes on after its time is interrupted again, this many seconds later.
+_AGAIN = 1.0
+# A commit's digits, and as many of them as records hold.
+_WHOLE, _DIGITS = 40, 12
+
+
+@dataclass(frozen=True)
+class UserRun:
+    """One estimator and seed; `text` says what the estimator is, whatever its label."""
+
+    function: str
+    label: str
+    text: str
+    estimator: Any
+    seed: int
+    maximize: bool
+    contents: str = ""
+    """A hash of what `text` does not say of the estimator, if there is anything."""
+
+    @property
+    def id(self) -> str:
+        more = [self.contents] if self.contents else []
+        return derived_hash(json.dumps([self.function, self.label, self.text, self.seed, *more]))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its record."""
+        return self.function, self.id
+
+    def lines(self, train: Train, timeout: float | None = None) -> Lines:
+        """Train, and return what there is to write: a record, and a curve if `train` yields."""
+        start, error, result = time.perf_counter(), "", None
+        points, process = Points(), os.getpid()
+        try:
+            with time_limit(timeout):
+                result = train(deepcopy(self.estimator), self.seed)
+                yields = isinstance(result, Iterator)
+                deadline = inf if timeout is None else time.monotonic() + timeout
+                for each in until(deadline, result) if yields else [result]:
+                    points.add(_numbers(each))
+            if not points.count:
+                raise GappedError("train yielded nothing, expected a number or a dict of numbers")
+        except KeyboardInterrupt:
+            raise
+        except TimedOut:
+            error = f"out of time: it still trained after {timeout:g} s"
+        except BaseException as problem:
+            error = one_line(problem)
+        if os.getpid() != process:
+            # A fork that `train` made has come back here. The process that was forked writes the record.
+            os._exit(0)
+        seconds = time.perf_counter() - start
+        curve = [self._curve(points)] if points.count and isinstance(result, Iterator) else []
+        if error:
+            return [*curve, self.failure(error, seconds)]
+        last = points.last
+        metric = next(iter(last))
+        record = self._record(
+            status="ok" if isfinite(last[metric]) else "diverged",
+            metrics={name: _finite(value) for name, value in last.items()},
+            metric=metric,
+            seconds=seconds,
+        )
+        return [*curve, record]
+
+    def _curve(self, points: Points) -> Curve:
+        epochs, values = points.curve()
+        names = dict.fromkeys(name for value in values for name in value if name not in _FIELDS)
+        series: Any = {name: [_finite(value.get(name)) for value in values] for name in names}
+        return Curve(id=self.id, epoch=[float(epoch) for epoch in epochs], more=series)
+
+    def failure(self, error: str, seconds: float = 0.0) -> Record:
+        """The record of a run that an error ended."""
+        return self._record(status="failed", error=error, metric="value", seconds=seconds)
+
+    def _record(self, **result: Any) -> Record:
+        device = torch.device("cuda" if uses_cuda() else "cpu")
+        return Record(
+            id=self.id,
+            recipe=self.function,
+            label=self.label,
+            estimator=self.text[:_LONGEST],
+            seed=self.seed,
+            maximize=self.maximize,
+            environment=_environment(device),
+            **result,
+        )
+
+
+@functools.cache
+def _environment(device: torch.device) -> dict[str, Any]:
+    return dict(describe(device))
+
+
+def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bool) -> list[UserRun]:
+    """All runs, seed by seed, so that a budget leaves estimators with about as many runs each."""
+    if not isinstance(seeds, Iterable):
+        check_count("seeds", seeds)
+        seeds = range(seeds)
+    numbers = list(dict.fromkeys(seeds))
+    if not numbers or not all(isinstance(seed, Integral) and seed >= 0 for seed in numbers):
+        raise reject("seeds", seeds, "a count, or integers from 0")
+    members = {}
+    for name, member in label_estimators(estimators).items():
+        label, text = printable(name), label_of(member)
+        if isinstance(member, str):
+            kind, options = split_text(member)
+            if (tau := recommended_tau(member)) is not None:
+                options["tau"] = tau
+            text, contents = spell(kind, options), ""
+            estimator = make(text)
+            # With its temperature, so that it says the same wherever it is given as text.
+            label = text if name == member else label
+        else:
+            estimator, contents = member, contents_hash(member)
+        if len(label) > _LONGEST:
+            raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
+        members[label] = text, estimator, contents
+    home = definition(train)
+    # A script and the module of its name hold the same function.
+    script = getattr(sys.modules["__main__"], "__file__", None) if home.__module__ == "__main__" else None
+    module = Path(script).stem if script else home.__module__
+    function = f"{module}.{home.__qualname__}"[-_LONGEST:]
+    return [
+        UserRun(function, label, text, estimator, int(seed), maximize, contents)
+        for seed in numbers
+        for label, (text, estimator, contents) in members.items()
+    ]
+
+
+def contents_hash(estimator: Any) -> str:
+    """A hash of what the label of an estimator does not say: values of tensors and factors, code of
+    functions, members of a collection. Empty where it says everything."""
+    told = [getattr(estimator, each.name) for each in fields(estimator)] if is_dataclass(estimator) else None
+    hidden = [each for each in told if not isinstance(each, _PLAIN)] if told is not None else [estimator]
+    return derived_hash(*(part for each in hidden for part in _contents(each))) if hidden else ""
+
+
+def _contents(value: Any) -> Iterator[str]:
+    """Texts that differ where values do. Of an object that nothing is known of, its class."""
+    yield type(value).__name__
+    if isinstance(value, Tensor):
+        yield f"{tuple(value.shape)} {value.dtype} {value.detach().reshape(-1).tolist()}"
+    elif isinstance(value, torch.nn.Module):
+        # Not the weights of networks, which start at random: the same call must go on where it was.
+        yield repr(value)
+        own = value.named_parameters(recurse=False) if isinstance(value, Trainable) else ()
+        yield from _contents(dict(own))
+    elif isinstance(value, Mapping):
+        yield from _contents([part for pair in value.items() for part in pair])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _contents(each)
+    elif isinstance(value, CodeType):
+        yield from _contents([value.co_code.hex(), *value.co_names, *value.co_consts])
+    elif isinstance(value, FunctionType):
+        yield from _contents([value.__code__, value.__defaults__, value.__kwdefaults__])
+        held = (cell.cell_contents for cell in value.__closure__ or ())
+        yield from _contents([each for each in held if each is not value])
+    elif isinstance(value, functools.partial):
+        yield from _contents([value.func, value.args, value.keywords])
+    elif is_dataclass(value):
+        yield from _contents([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, _PLAIN):
+        yield repr(value)
+
+
+def definition(train: Train) -> Any:
+    """What has the name of a training function: itself, what it is a partial of, or its class."""
+    inner: Any = train.func if isinstance(train, functools.partial) else train
+    return inner if hasattr(inner, "__qualname__") else type(inner)
+
+
+def uses_cuda() -> bool:
+    """Whether this process has begun to use a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _numbers(result: Any) -> dict[str, float]:
+    """What `train` returned, as numbers by name; what is no number in a dict is left out."""
+    values = result if isinstance(result, Mapping) else {"value": result}
+    numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
+    if not numbers:
+        raise GappedError(f"train returned {type(result).__name__}, expected a number or a dict of numbers")
+    if not all(0 < len(name) <= _LONGEST for name in numbers):
+        raise GappedError(f"train returned a dict, expected names of 1 to {_LONGEST} characters in it")
+    return numbers
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+class TimedOut(BaseException):
+    """A run has taken too long. No Exception: training functions may pass over those."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """A block that `TimedOut` interrupts, where the system has alarms and this is the main thread."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not on_main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise TimedOut
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def until(deadline: float, values: Iterable[object]) -> Iterator[object]:
+    """The values up to a deadline, for where nothing interrupts the function that yields them."""
+    for value in values:
+        yield value
+        if time.monotonic() > deadline:
+            raise TimedOut
+
+
+class Points:
+    """The values that a run has yielded: all of up to twice `LONGEST_CURVE`, beyond that evenly spaced ones.
+
+    The last value is kept in any case.
+    """
+
+    def __init__(self) -> None:
+        self.count, self._stride = 0, 1
+        self._kept: list[tuple[int, Mapping[str, float]]] = []
+        self.last: Mapping[str, float] = {}
+
+    def add(self, value: Mapping[str, float]) -> None:
+        self.count, self.last = self.count + 1, value
+        if (self.count - 1) % self._stride == 0:
+            self._kept.append((self.count, value))
+        if len(self._kept) > 2 * LONGEST_CURVE:
+            self._kept, self._stride = self._kept[::2], 2 * self._stride
+
+    def curve(self) -> tuple[list[int], list[Mapping[str, float]]]:
+        """The numbers of the values that are kept, from 1, and the values."""
+        end = [(self.count, self.last)] if self._kept and self._kept[-1][0] < self.count else []
+        kept = [*self._kept, *end]
+        return [number for number, _ in kept], [value for _, value in kept]
+
+
+def describe(device: torch.device) -> dict[str, str | None]:
+    """Versions, hardware and the commit of the code."""
+    on_gpu = device.type == "cuda"
+    return {
+        "gapped": __version__,
+        "commit": _commit(),
+        "torch": torch.__version__.split("+")[0],
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "python": platform.python_version(),
+        "precision": "tf32" if on_gpu else "float32",
+    }
+
+
+def _commit() -> str | None:
+    """``$GAPPED_COMMIT`` if it is set, else the commit of this package's own checkout, if it is in one.
+
+    A checkout of something else that it is installed or copied into says nothing about this code.
+    """
+    if commit := os.environ.get("GAPPED_COMMIT"):
+        return commit[:_DIGITS] if len(commit) == _WHOLE else commit[:_WHOLE]
+    root = Path(__file__).resolve().parents[3]
+    # A hook's GIT_DIR would be asked in place of the folder.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        if 'name = "gapped"' not in (root / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+            return None
+        answer = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--show-prefix", f"--short={_DIGITS}", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+            env=plain,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    prefix, commit = answer.stdout.split("\n")[:2]
+    return commit if not prefix else None

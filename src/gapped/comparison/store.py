@@ -1,0 +1,206 @@
+"""A folder of results that several processes may write: locked, atomic, and never overwritten."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar
+
+from gapped.comparison import records
+from gapped.comparison.records import Record, RunLine, naming
+from gapped.errors import GappedError
+
+L = TypeVar("L", bound=RunLine)
+V = TypeVar("V")
+
+# How often a folder may vanish between its making and its first file.
+_ATTEMPTS = 100
+
+
+class Store:
+    """The records and curves of a folder. What is in it is never recomputed and never overwritten."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records = _Index(folder, Record, lambda record: record)
+        self._others: dict[type[RunLine], _Index[Any, int]] = {}
+        self._probe()
+
+    def records(self) -> Mapping[Hashable, Record]:
+        """Records by recipe and id, the last of each; those of failed runs, too."""
+        return self._records.entries()
+
+    def finished(self) -> dict[Hashable, Record]:
+        """The records of finished runs, by recipe and id."""
+        return {key: record for key, record in self.records().items() if not record.failed}
+
+    def add(self, lines: Iterable[RunLine]) -> None:
+        """Add what is not there yet, each line to its file.
+
+        Records come last: a run whose record exists has everything else too. That of a failed run may be
+        followed by those of later attempts. A run that is trained again, since its record was removed, adds
+        its other lines again: the last line of a run counts. Several processes may add to one folder at the
+        same time.
+        """
+        kinds: dict[type[RunLine], dict[Hashable, RunLine]] = {}
+        for line in lines:
+            kinds.setdefault(type(line), {})[line.key] = line
+        if not kinds:
+            return
+        with locked(self.folder):
+            own = kinds.pop(Record, {})
+            for kind, others in kinds.items():
+                self._add_others(kind, others)
+            known = self.records()
+            new = [line for key, line in own.items() if key not in known or known[key].failed]
+            records.write(self.folder, new)
+
+    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine]) -> None:
+        index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
+        known, finished = index.entries(), {record.id for record in self.finished().values()}
+        again = {key for key in known.keys() & lines.keys() - finished if known[key] != _digest(lines[key])}
+        records.write(self.folder, [line for key, line in lines.items() if key not in known or key in again])
+
+    def _probe(self) -> None:
+        """Fail before any work is done if nothing can be written here."""
+        probe = self.folder / f".probe.{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"x")
+            probe.unlink()
+            self._sweep()
+        except OSError as problem:
+            raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
+
+    def _sweep(self) -> None:
+        sweep(self.folder)
+
+
+class _Index(Generic[L, V]):
+    """A value of each line of a growing file by key, the last of each; only new lines are read again."""
+
+    def __init__(self, folder: Path, kind: type[L], value: Callable[[L], V]) -> None:
+        self.path, self._kind, self._value = folder / kind.FILE, kind, value
+        self._entries: dict[Hashable, V] = {}
+        self._file, self._size = 0, 0
+
+    def entries(self) -> Mapping[Hashable, V]:
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file or status.st_size < self._size:
+                    # Another file than before, or one that was cut: lines are otherwise only appended.
+                    self._forget()
+                file.seek(self._size)
+                raw = file.read()
+        except FileNotFoundError:
+            self._forget()
+            return self._entries
+        try:
+            lines, size = records.parse(self.path, raw, self._kind)
+        except GappedError:
+            records.read(self.path.parent, self._kind)  # raises the same with the number of the line
+            raise
+        self._file, self._size = status.st_ino, self._size + size
+        self._entries.update((line.key, self._value(line)) for line in lines)
+        return self._entries
+
+    def _forget(self) -> None:
+        self._entries, self._file, self._size = {}, 0, 0
+
+
+def _digest(line: RunLine) -> int:
+    """A number in place of a line, to tell whether another one is the same."""
+    return hash(line.encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the block while this one is in it. The lock goes with the process."""
+    from filelock import FileLock
+
+    # A file that holds nothing: to lock one may mean to empty it.
+    with FileLock(folder / ".lock"):
+        yield
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name complete or not at all."""
+    partial = partial_path(path)
+    try:
+        with naming(path):
+            with _new_file(partial) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file by `atomic_write`; an error is one line."""
+    try:
+        with atomic_write(path) as file:
+            file.write(text.encode("utf-8"))
+    except OSError as problem:
+        raise GappedError(f"{path}: cannot be written ({problem.strerror})") from None
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """A file in a folder that another process may remove as long as it is empty."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "w+b")
+        except (FileNotFoundError, FileExistsError):
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+def partial_path(path: Path) -> Path:
+    """What a file is called while this process writes it."""
+    return path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
+
+
+def writers(path: Path) -> list[int]:
+    """The other live processes of this machine that have a file under `partial_path`."""
+    owners = [owner for _, owner in _partials(path.parent, path.name)]
+    return [owner for owner in owners if owner != os.getpid() and _is_running(owner)]
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes of this machine left of their `atomic_write`s in `folder`."""
+    for partial, owner in _partials(folder, "*"):
+        if not _is_running(owner):
+            partial.unlink(missing_ok=True)
+
+
+def _partials(folder: Path, name: str) -> list[tuple[Path, int]]:
+    """The partial files of this machine's processes in `folder`, each with the number of its process."""
+    try:
+        partials = list(folder.glob(f".{name}.{_machine()}.*.part"))
+    except FileNotFoundError:  # gone since it was looked for
+        return []
+    owners = [(partial, partial.name.rsplit(".", 2)[1]) for partial in partials]
+    return [(partial, int(owner)) for partial, owner in owners if owner.isdigit()]
+
+
+def _machine() -> str:
+    """A folder may be shared by machines, each with process numbers of its own."""
+    return platform.node().partition(".")[0] or "localhost"
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,60 @@
+"""The commands of a user where the laboratory is not installed: what needs it says so in one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from subprocesses import environment
+
+# No distribution has an entry point for `gapped`.
+PROGRAM = """
+import importlib.metadata, sys
+importlib.metadata.entry_points = lambda **_: ()
+sys.modules["gapped_lab"] = None
+from gapped.cli.app import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (["reproduce", "vae", "--quick"], "gapped reproduce"),
+        (["report", "--help"], "gapped report"),
+        (["data"], "gapped data"),
+        (["bench", "--seconds", "1"], "gapped bench"),
+        (["compare"], "gapped compare without --train"),
+        (["compare", "--data", "mnist"], "gapped compare without --train"),
+        (["diagnose", "--problem", "vae"], "--problem vae"),
+    ],
+)
+def test_what_needs_the_laboratory_says_so(call: list[str], what: str, tmp_path: Path) -> None:
+    done = run(*call, where=tmp_path)
+    advice = "pip install ./lab in a clone of gapped"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"gapped: {what} needs the laboratory, gapped-lab: {advice}\n"
+
+
+def test_help_lists_what_is_there(tmp_path: Path) -> None:
+    text = run("--help", where=tmp_path).stdout
+    names = re.findall(r"^  (\w+) ", text[text.index("Commands:") :], flags=re.M)
+    assert names == ["compare", "estimators", "diagnose", "properties", "doctor"]
+
+
+def test_a_users_own_training_needs_no_laboratory(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def train(estimator, seed):\n    yield seed / 10 + estimator.tau\n")
+    done = run("compare", "--train", "mine:train", "--seeds", "2", "--out", "out", where=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Learning curves" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    doctor = run("doctor", where=tmp_path)
+    assert doctor.returncode == 0
+    assert re.search(r"^laboratory +absent", doctor.stdout, flags=re.M)
