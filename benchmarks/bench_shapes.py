@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from gapped.kernels.gating import gate_launch
 from torch import Tensor
 
 import gapped
 from gapped.kernels import runner
-from gapped.kernels.gating import gate_launch
 from gapped.kernels.masks import mask_launch
 from gapped.kernels.subsets import subset_launch
 from gapped.kernels.tables import table_launch

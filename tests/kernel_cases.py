@@ -27,10 +27,10 @@ import triton.language as tl
 import gapped
 from gapped import simplex
 from gapped.gradient import with_points
-from gapped.kernels import partition
+from gapped.kernels import runner
 from gapped.kernels.primitives import gumbel, row_block, row_uniforms, store_rows
-from gapped.kernels.sampling import launch, rao_sizes, split_rows, strip_sizes
-from gapped.kernels.sampling.rao_weights import log2_uniform, rao_bits
+from gapped.kernels.sampling import launch, long, rao, strips
+from gapped.kernels.sampling.rao import log2_uniform, rao_bits
 from gapped.pathwise import Draw
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -38,19 +38,19 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPU_MARKS = [pytest.mark.gpu] if torch.cuda.is_available() else []
 if DEVICE.type == "cpu":
     # The interpreter takes milliseconds for every program, whatever its size.
-    partition.BLOCK = rao_sizes.BLOCK = (1 << 16, 4)
-    partition.PROGRAMS = 1
-    split_rows.SEGMENT_BYTES = 1 << 16
-    rao_sizes.VECTOR = 32
-    strip_sizes.FORWARD_WARPS, strip_sizes.FEWEST_STRIPS = 64, 1
-    strip_sizes.HELD_SIMPLE = strip_sizes.HELD_OTHERS = 1 << 12
-    strip_sizes.HELD_WARPS, strip_sizes.TILES, strip_sizes.SEGMENT = (
+    runner.BLOCK = rao.BLOCK = (1 << 16, 4)
+    runner.PROGRAMS = 1
+    long.SEGMENT_BYTES = 1 << 16
+    rao.VECTOR = 32
+    strips.FORWARD_WARPS, strips.FEWEST_STRIPS = 64, 1
+    strips.HELD_SIMPLE = strips.HELD_OTHERS = 1 << 12
+    strips.HELD_WARPS, strips.TILES, strips.SEGMENT = (
         256,
         {4: (256, 2, 1), 2: (256, 2, 1)},
         2048,
     )
 # The examples have few rows, and tests of their own for what that changes.
-rao_sizes.SPREAD_ELEMENTS = 0
+rao.SPREAD_ELEMENTS = 0
 
 
 ESTIMATORS: dict[str, gapped.Pathwise] = {
@@ -95,10 +95,10 @@ def make_strips_small(patch: pytest.MonkeyPatch) -> None:
 
     The first tile is written before the last one is summed.
     """
-    sizes = {"LONGEST_BLOCK": 8, "FORWARD_WARPS": 1, "PIECES": 2, "MOST_BYTES": 64}
+    sizes = {"LONGEST_HELD": 8, "FORWARD_WARPS": 1, "PIECES": 2, "MOST_BYTES": 64}
     sizes |= {"HELD_SIMPLE": 0, "HELD_OTHERS": 0, "TILE_BYTES": 64, "SEGMENT": 16, "AHEAD": 1}
     for name, value in (sizes | {"TILES": {4: (1, 1, 1), 2: (1, 1, 1)}}).items():
-        patch.setattr(strip_sizes, name, value)
+        patch.setattr(strips, name, value)
 
 
 def backward(logits: Tensor, sample: launch.Forward, grad: Tensor, fused: Any, **how: Any) -> Tensor:
@@ -129,9 +129,9 @@ def noise(rows: int, categories: int, draw: int | None = None, fine: bool | None
     It is `fine` where rows are long.
     """
     out = torch.full((rows, categories), torch.nan, device=DEVICE)
-    programs, block = partition.partition(rows, categories)
+    programs, block = runner.partition(rows, categories)
     flags = {"CONDITIONAL": draw is not None, "DRAW": (draw or 0) % 4}
-    fine = categories > launch.LONGEST_BLOCK if fine is None else fine
+    fine = categories > runner.LONGEST_BLOCK if fine is None else fine
     flags |= {"FINE": fine, "FAST": out.is_cuda, **block}
     _noise_kernel[(programs,)](key(), out, rows, categories, (draw or 0) // 4, **flags)
     return out
@@ -147,7 +147,7 @@ def _uniform_kernel(p_seed, p_out, s_rows, BLOCK: tl.constexpr):
 def uniforms(rows: int) -> Tensor:
     """The kernels' uniforms, one for each row."""
     out = torch.full((rows,), torch.nan, dtype=torch.float64, device=DEVICE)
-    _uniform_kernel[(1,)](key(), out, rows, BLOCK=partition.power(rows))
+    _uniform_kernel[(1,)](key(), out, rows, BLOCK=runner.power(rows))
     return out
 
 

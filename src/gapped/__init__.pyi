@@ -17,7 +17,7 @@ from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.drop_in import replacing_torch as replacing_torch
 from gapped.errors import GappedError as GappedError
 from gapped.gates import gate as gate
-from gapped.kernels.sampling.launch import backend_used as backend_used
+from gapped.kernels.backend import backend_used as backend_used
 from gapped.mixtures import unimix as unimix
 from gapped.nm_masks import nm_mask as nm_mask
 from gapped.objective import expectation as expectation

@@ -23,8 +23,8 @@ from gapped.gradient import (
     transformable,
     versions,
 )
-from gapped.kernels.sampling import launch
-from gapped.kernels.tables import table_launch
+from gapped.kernels import backend
+from gapped.kernels.sampling.fused import AVERAGED, Fused
 
 Pull = Callable[..., Tensor]
 """``pull(logits, index, grad, at_index, *tensors)``: the gradient of the logits for one of the sample, which
@@ -105,8 +105,11 @@ class Choice:
             )
 
 
-def fused_choice(rows: Tensor, kernel: launch.Fused, key: Tensor) -> Choice:
+def fused_choice(rows: Tensor, kernel: Fused, generator: torch.Generator | None) -> Choice:
     """A choice drawn by the kernels."""
+    from gapped.kernels.sampling import launch
+
+    key = launch.key_of(rows, kernel, generator)
     logits = launch.readable(rows, kernel)
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
     # A tuple: torch reads its own sizes slowly.
@@ -129,11 +132,13 @@ def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice
 
 
 def _pull_kernel(
-    kernel: launch.Fused, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *tensors: Any
+    kernel: Fused, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *tensors: Any
 ) -> Tensor:
+    from gapped.kernels.sampling import launch
+
     stats, key = tensors[:2]
     # Short rows are read as a whole before they are written, except where draws are averaged.
-    is_read = kernel.mode not in launch.AVERAGED and stats is None and logits.is_contiguous()
+    is_read = kernel.mode not in AVERAGED and stats is None and logits.is_contiguous()
     out = grad if is_read and not at_index and grad.is_contiguous() else None
     return launch.backward(logits, index, stats, key, grad, kernel, at_index=at_index, out=out)
 
@@ -211,8 +216,10 @@ def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
 
 def _summed(grad: Tensor, table: Tensor, index: Tensor, categories: int, is_grouped: bool) -> Tensor:
     """The gradient of the tables, by that at the selected rows."""
-    if table_launch.applies(table, index) and not torch.are_deterministic_algorithms_enabled():
-        return table_launch.gradient(grad, index, table, categories, is_grouped)
+    if backend.takes_table(table, index) and not torch.are_deterministic_algorithms_enabled():
+        from gapped.kernels import tables
+
+        return tables.gradient(grad, index, table, categories, is_grouped)
     index, entries = index.long(), math.prod(table.shape[: 1 + is_grouped])
     width = math.prod(table.shape[1 + is_grouped :])
     flat = _only_sampled(grad.reshape(*index.shape, width), index, categories)
@@ -235,8 +242,11 @@ class _Select(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         _save(ctx, (logits, table, index, is_grouped, pull, *tensors))
-        use = table_launch.select if table_launch.applies(table, index) else _look_up
-        return use(table, index, ctx.categories, is_grouped)
+        if not backend.takes_table(table, index):
+            return _look_up(table, index, ctx.categories, is_grouped)
+        from gapped.kernels import tables
+
+        return tables.select(table, index, ctx.categories, is_grouped)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:

@@ -17,7 +17,8 @@ from gapped import gradient, simplex
 from gapped.checks import check_table, in_eager_mode, is_autocast
 from gapped.errors import reject
 from gapped.gradient import connect, one_by_one
-from gapped.kernels.sampling import launch
+from gapped.kernels import backend
+from gapped.kernels.sampling.fused import Fused
 from gapped.linear import chunk_sizes
 from gapped.linear.linear_choices import uncompiled
 from gapped.linear.parts import seeded
@@ -53,7 +54,7 @@ def mix(
         return _dense(estimator.sample(logits, mask=mask, generator=generator), tables).view((*shape, *rest))
     logits = logits if shape else logits.unsqueeze(0)
     step = _rows_of_a_block(estimator, is_fused, logits, groups)
-    keys = launch.draw_key(logits, generator, -(-logits.shape[:-1].numel() // step))
+    keys = backend.draw_key(logits, generator, -(-logits.shape[:-1].numel() // step))
     learned = estimator.tau if estimator.has_learned_tau() else None
     blocks = _Blocks(estimator, is_fused, logits.shape[:-1], step)
     result, _ = _Mix.apply(blocks, keys, logits, tables, learned, mask)  # type: ignore[no-untyped-call]
@@ -100,11 +101,13 @@ class _Block(NamedTuple):
     estimator: Any
     """The estimator with the temperatures of these rows."""
     key: Tensor
-    kernel: launch.Fused | None
+    kernel: Fused | None
 
     def sample(self) -> Tensor:
         """The soft sample."""
         if self.kernel is not None:
+            from gapped.kernels.sampling import launch
+
             return launch.forward(self.logits, self.key, self.kernel).value
         value: Tensor = self.estimator.outcome(self.logits, seeded(self.key), False).value
         return value
@@ -115,6 +118,8 @@ class _Block(NamedTuple):
         A kernel returns it if `dense`, and else no entries.
         """
         if self.kernel is not None:
+            from gapped.kernels.sampling import launch
+
             drawn = launch.forward(self.logits, self.key, self.kernel, dense=dense)
             _, index, stats = drawn
             launch.backward(self.logits, index, stats, self.key, grad, self.kernel, out=out)

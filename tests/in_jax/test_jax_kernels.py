@@ -29,7 +29,8 @@ from torch import Tensor
 import gapped
 import gapped.jax
 from gapped.jax import kernels
-from gapped.kernels.sampling import launch, long_rows, split_rows
+from gapped.kernels import runner
+from gapped.kernels.sampling import long
 
 pytestmark = pytest.mark.skipif(
     DEVICE.type != "cpu", reason="a GPU compiles kernels and does not interpret them"
@@ -95,11 +96,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def long(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 8 categories are long, and read 16 at a time."""
-    monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(kernels, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(long_rows, "FEW_CHUNK", 16)
+    monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(long, "FEW_CHUNK", 16)
 
 
 def assert_launched(estimator: Any, logits: Tensor, weight: Tensor, ours: Any = None) -> None:
@@ -121,22 +121,22 @@ def test_short_rows_are_torchs(name: str, hard: bool) -> None:
     assert_launched(replace(ESTIMATORS[name], hard=hard), logits, incoming(6, 7))
 
 
-@pytest.mark.usefixtures("long")
+@pytest.mark.usefixtures("long_rows")
 @every_case
 def test_long_rows_are_torchs(name: str, hard: bool) -> None:
     """Read in chunks forward; backward too, but for those that programs share."""
     assert_launched(replace(ESTIMATORS[name], hard=hard), example(5, 37), incoming(5, 37))
 
 
-@pytest.mark.usefixtures("long")
+@pytest.mark.usefixtures("long_rows")
 def test_long_rows_in_segments_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three programs share a row; on a GPU too small for that, one reads it twice."""
-    monkeypatch.setattr(split_rows, "SEGMENT_BYTES", 16 * 4)
+    monkeypatch.setattr(long, "SEGMENT_BYTES", 16 * 4)
     estimator, logits, weight = ESTIMATORS["reinmax"], example(3, 37), incoming(3, 37)
-    assert split_rows.segments_of(logits, "reinmax")[0] == 3
+    assert long.segments_of(logits, "reinmax")[0] == 3
     assert_launched(estimator, logits, weight)
     monkeypatch.setattr(kernels, "_multiprocessors", lambda: 2)
-    monkeypatch.setattr(split_rows, "most_segments", lambda device: 2)
+    monkeypatch.setattr(long, "most_segments", lambda device: 2)
     assert_launched(estimator, logits, weight)
 
 

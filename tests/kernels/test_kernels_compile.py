@@ -22,14 +22,9 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.kernels.gating import gate_kernels
-from gapped.kernels.sampling import flow_rows, flow_sizes, log_prob_rows, long_rows, rao_chunks, rao_rows
-from gapped.kernels.sampling import short_rows, split_rows, strip_sizes, strip_tiles, strips
+from gapped.kernels import gates, masks, scores, subsets, tables
+from gapped.kernels.sampling import long, rao, short, strips
 from gapped.kernels.sampling.surrogates import MODES
-from gapped.kernels.masks import mask_kernels
-from gapped.kernels.scores import score_kernels
-from gapped.kernels.subsets import subset_kernels
-from gapped.kernels.tables import table_kernels
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
@@ -62,15 +57,15 @@ flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENS
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "CHUNKS": 2, "BLOCK": 1024}
 flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True, "LAW": True, "IN_PLACE": True, "ARGMAX": False}
 flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
-compiles(short_rows.forward_kernel, "*bf16", 4, flags)
-compiles(short_rows.backward_kernel, "*bf16", 4, flags)
-compiles(long_rows.streamed_forward_kernel, "*bf16", 4, flags)
-compiles(long_rows.streamed_backward_kernel, "*bf16", 4, flags)
+compiles(short.forward_kernel, "*bf16", 4, flags)
+compiles(short.backward_kernel, "*bf16", 4, flags)
+compiles(long.streamed_forward_kernel, "*bf16", 4, flags)
+compiles(long.streamed_backward_kernel, "*bf16", 4, flags)
 POINTERS["p_index"] = "*i64"
-compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
-compiles(split_rows.split_backward_kernel, "*bf16", 4, flags)
-compiles(log_prob_rows.log_prob_backward_kernel, "*bf16", 4, flags)
-compiles(long_rows.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False, "ARGMAX": True})
+compiles(long.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False})
+compiles(long.split_backward_kernel, "*bf16", 4, flags)
+compiles(long.log_prob_backward_kernel, "*bf16", 4, flags)
+compiles(long.streamed_forward_kernel, "*fp32", 4, flags | {"SOFT": False, "ARGMAX": True})
 """
 
 STRIPS = r"""
@@ -79,14 +74,14 @@ size = 4 if dtype == "*fp32" else 2
 flags = {"MODE": MODES[name], "EXPECTED_GAP": False, "FAST": True, "DENSE": True, "DETACHED": True}
 flags |= {"TAU_PER_ROW": False, "GAP_PER_ROW": False, "TAU_FORWARD_PER_ROW": False, "AT_INDEX": False}
 flags |= {"SOFT": False, "ARGMAX": False, "WAITS": True}
-_, forward = strip_sizes.forward_sizes(65_536, 8192, size)
-_, _, tiles = strip_sizes.backward_sizes(65_536, 8192, size, name)
-_, _, held = strip_sizes.backward_sizes(65_536, 100, size, name)
+_, forward = strips.forward_sizes(65_536, 8192, size)
+_, _, tiles = strips.backward_sizes(65_536, 8192, size, name)
+_, _, held = strips.backward_sizes(65_536, 100, size, name)
 assert (tiles["SEGMENTS"] > 1, held["SEGMENTS"]) == (True, 1)
 short = {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 64, "num_warps": 4}
-backward = strip_tiles.tile_backward_kernel
+backward = strips.tile_backward_kernel
 cases = (strips.strip_forward_kernel, forward), (backward, tiles), (backward, held)
-cases += (short_rows.forward_kernel, short), (short_rows.backward_kernel, short)
+cases += (short.forward_kernel, short), (short.backward_kernel, short)
 for kernel, sizes in cases:
     code = compiles(kernel, dtype, sizes["num_warps"], flags | sizes, True)
     # Neighbouring rows are read and written 16 bytes at a time.
@@ -103,22 +98,22 @@ power, soft, per_row = (int(word) for word in sys.argv[1:])
 flags = {"POWER": power, "SOFT": bool(soft), "TAU_PER_ROW": bool(per_row), "AT_INDEX": False, "FAST": True}
 flags |= {"IN_PLACE": True, "REINMAX": False}
 short = flags | {"LEFT": 2, "SPREAD": False, "PIECES": 2, "BLOCK_ROWS": 4, "WIDTH": 32}
-code = compiles(rao_rows.rao_kernel, "*fp32", 1, short)
+code = compiles(rao.rao_kernel, "*fp32", 1, short)
 # Noise is drawn by the threads that use it: a block of it would take a kilobyte to exchange.
 assert code.metadata.shared < 256, code.metadata
-compiles(rao_rows.rao_kernel, "*bf16", 1, short | {"SPREAD": True, "BLOCK_ROWS": 8})
+compiles(rao.rao_kernel, "*bf16", 1, short | {"SPREAD": True, "BLOCK_ROWS": 8})
 if not soft:
-    code = compiles(rao_rows.rao_kernel, "*fp32", 1, short | {"REINMAX": True})
+    code = compiles(rao.rao_kernel, "*fp32", 1, short | {"REINMAX": True})
     assert code.metadata.shared < 256, code.metadata
-    compiles(rao_rows.rao_kernel, "*bf16", 1, short | {"REINMAX": True, "SPREAD": True, "AT_INDEX": True})
-compiles(rao_chunks.streamed_rao_kernel, "*bf16", 4, flags | {"BATCH": 10, "VECTOR": 4, "BLOCK": 512})
+    compiles(rao.rao_kernel, "*bf16", 1, short | {"REINMAX": True, "SPREAD": True, "AT_INDEX": True})
+compiles(rao.streamed_rao_kernel, "*bf16", 4, flags | {"BATCH": 10, "VECTOR": 4, "BLOCK": 512})
 """
 
 GATES = """
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "BLOCK": 1024}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "SOFT": name != "reinmax"}
-for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kernel):
+for kernel in (gates.gate_forward_kernel, gates.gate_backward_kernel):
     code = compiles(kernel, "*bf16", 4, flags)
     # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
     assert name == "gumbel-rao" or not re.search(r"arith\\.muli .*: i32", code.asm["ttir"]), code.asm["ttir"]
@@ -128,7 +123,7 @@ for kernel in (gate_kernels.gate_forward_kernel, gate_kernels.gate_backward_kern
 
 SCORES = """
 POINTERS["p_index"] = "*i64"
-for name, kernel in list(vars(score_kernels).items()):
+for name, kernel in list(vars(scores).items()):
     if name.endswith("_kernel"):
         code = compiles(kernel, "*fp32", 4, {"DEPTH": 4, "BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16})
         # Rows times samples may need more bits.
@@ -141,8 +136,8 @@ for n, m in ((2, 4), (4, 8)):
     for soft in (False, True):
         flags = {"N": n, "M": m, "GAPPED": True, "SOFT": soft, "FAST": True}
         flags |= {"BLOCK_ROWS": 1024 // m, "BLOCK_COLUMNS": m}
-        forward = compiles(mask_kernels.mask_forward_kernel, "*fp32", 4, flags, True)
-    backward = compiles(mask_kernels.mask_backward_kernel, "*bf16", 4, flags, True)
+        forward = compiles(masks.mask_forward_kernel, "*fp32", 4, flags, True)
+    backward = compiles(masks.mask_backward_kernel, "*bf16", 4, flags, True)
     if m == 4:
         # A group lies within a thread, so that sums over it need no other thread.
         for code in (forward, backward):
@@ -153,46 +148,20 @@ SUBSETS = """
 POINTERS |= {"p_chosen": "*u8", "p_base": "*fp64", "p_rare": "*fp32", "p_out": "*fp32"}
 for rows, columns in ((32, 32), (1, 1024)):
     size = {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
-    draw = compiles(subset_kernels.subset_draw_kernel, "*fp32", 4, size)
-    rare = compiles(subset_kernels.subset_rare_kernel, "*fp32", 4, size)
+    draw = compiles(subsets.subset_draw_kernel, "*fp32", 4, size)
+    rare = compiles(subsets.subset_rare_kernel, "*fp32", 4, size)
     # Loops are not unrolled, so that kernels stay in the cache of instructions.
     assert all(code.asm["ptx"].count("\\n") < 6000 for code in (draw, rare))
 for what in range(3):
     flags = {"WHAT": what, "FREQUENCIES": 32, "PART": 32, "FAST": True, "BLOCK": 1024}
-    compiles(subset_kernels.subset_sums_kernel, "*bf16", 4, flags)
+    compiles(subsets.subset_sums_kernel, "*bf16", 4, flags)
 """
 
 TABLES = """
-for kernel in (table_kernels.table_select_kernel, table_kernels.table_sum_kernel):
+for kernel in (tables.table_select_kernel, tables.table_sum_kernel):
     code = compiles(kernel, "*bf16", 4, {"ROWS": 16, "WIDTH": 128}, True)
     # Rows times their width, and groups times their tables, may need more bits.
     assert not re.search(r"arith\\.muli .*tensor<.*i32>", code.asm["ttir"]), code.asm["ttir"]
-"""
-
-
-FLOWS = """
-import subprocess
-import tempfile
-from pathlib import Path
-
-flags = {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "SMOOTH": True, "AT_INDEX": False, "FAST": True}
-for categories in (2, 4, 10, 32, 64, 128):
-    _, sizes = flow_sizes.block_of(65_536, categories)
-    code = compiles(flow_rows.flow_kernel, "*bf16", sizes["num_warps"], flags | sizes)
-    # Weights stay in registers: those of a thread would take 512 bytes.
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code.asm["cubin"])
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        used, listed = (
-            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-res-usage", "-sass")
-        )
-    assert int(re.search(r"STACK:(\\d+)", used)[1]) <= 64, (categories, used)
-    # The compiler knows that the threads of a warp leave the loop of steps together: one that leaves alone
-    # would wait for the others for ever, and they for it.
-    assert "SHFL" in listed, listed
-    assert "BRA.DIV" not in listed, (categories, listed)
 """
 
 
@@ -219,10 +188,6 @@ def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("gst", "*bf16"), *slow(("reinmax", "*fp32"))])
 def test_rows_side_by_side_are_read_16_bytes_at_a_time(name: str, dtype: str) -> None:
     run(STRIPS, name, dtype)
-
-
-def test_the_kernel_of_flows_compiles_for_a_gpu() -> None:
-    run(FLOWS)
 
 
 @pytest.mark.parametrize("name", ["gst", *slow("decoupled", "gumbel-rao")])

@@ -160,6 +160,8 @@ def test_rows_in_blocks_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(pull(estimator, theta, g)[1], expected)
 
 
-def test_gates_have_no_kernel() -> None:
-    with pytest.raises(gapped.GappedError, match=r"backend: got 'triton', .*: MVE has no kernel for gates"):
-        gapped.MVE(backend="triton").gate(torch.zeros(3))
+def test_it_has_no_kernel() -> None:
+    estimator, message = gapped.MVE(backend="triton"), r"backend: got 'triton', .* has no kernel"
+    for draw in (estimator.sample, estimator.choose, estimator.gate):
+        with pytest.raises(gapped.GappedError, match=message):
+            draw(torch.zeros(3))

@@ -16,7 +16,8 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import values_unseen
 from gapped.errors import GappedError, reject
-from gapped.kernels.sampling import launch
+from gapped.kernels import backend, runner
+from gapped.kernels.sampling.fused import Fused
 from gapped.objective import expectation
 from gapped.pathwise import Pathwise
 from gapped.registry import Estimator
@@ -149,7 +150,9 @@ class Grouped:
         pieces = torch.split(logits, self._sizes)
         kernels = self._kernels(pieces)
         if kernels is not None:
-            return launch.sample_side_by_side(logits, self._sizes, kernels, generator)
+            from gapped_lab.fleet import side_by_side
+
+            return side_by_side.sample(logits, self._sizes, kernels, generator)
         samples = [
             _sample(each, piece, generator) for (_, _, each), piece in zip(self.groups, pieces, strict=True)
         ]
@@ -211,17 +214,17 @@ class Grouped:
             for _, each in self.stateful:
                 each.train()
 
-    def _kernels(self, pieces: Sequence[Tensor]) -> list[launch.Fused] | None:
+    def _kernels(self, pieces: Sequence[Tensor]) -> list[Fused] | None:
         """The kernels of all groups; None if one of them has none."""
-        if torch.compiler.is_compiling() or pieces[0].shape[-1] > launch.LONGEST_BLOCK:
+        if torch.compiler.is_compiling() or pieces[0].shape[-1] > runner.LONGEST_BLOCK:
             return None
-        kernels: list[launch.Fused] = []
+        kernels: list[Fused] = []
         for (_, _, each), piece in zip(self.groups, pieces, strict=True):
             kernel = each.kernel(piece) if isinstance(each, Pathwise) else None
             if kernel is None:
                 return None
             kernels.append(kernel)
-        launch.note_backend("triton")
+        backend.note("triton")
         return kernels
 
     @cached_property

@@ -19,6 +19,7 @@ from jax import Array
 from gapped.errors import one_line
 from gapped.jax.gradient import attach
 from gapped.jax.simplex import rows_of
+from gapped.kernels import runner
 
 if TYPE_CHECKING:
     from gapped.jax.pathwise import Pathwise
@@ -30,8 +31,6 @@ PLATFORM = "cuda"
 """Where the kernels run; on other platforms the same program is compiled by XLA."""
 FAST = True
 """Whether kernels use instructions of a GPU, which an interpreter lacks."""
-LONGEST_BLOCK = 4096
-"""Rows up to this length are held by one program at once, as in torch; longer ones are read in chunks."""
 _DTYPES = ("float32", "bfloat16", "float16")
 # What the kernels can do besides: rows side by side, parts of a batch, results in place of the logits,
 # ReinMax-Rao.
@@ -128,13 +127,12 @@ def _plain_backward(
 
 def stats_shape(scores: Array) -> tuple[int, ...]:
     """The shape of the numbers per row that the backward pass of long rows needs; short rows need none."""
-    return (*scores.shape[:-1], 2 if scores.shape[-1] > LONGEST_BLOCK else 0)
+    return (*scores.shape[:-1], 2 if scores.shape[-1] > runner.LONGEST_BLOCK else 0)
 
 
 def forward(plain: Pathwise, levels: Levels, key: Array, scores: Array) -> tuple[Array, Array, Array]:
     """Sample, category of each row in int32, and numbers for the backward pass, of logits `(*rows, K)`."""
-    from gapped.kernels.partition import partition
-    from gapped.kernels.sampling import long_rows, short_rows
+    from gapped.kernels.sampling import long, short
 
     fused, (*rows, categories) = _fused_of(plain, levels), scores.shape
     count, shape = scores.size // categories, stats_shape(scores)
@@ -144,11 +142,11 @@ def forward(plain: Pathwise, levels: Levels, key: Array, scores: Array) -> tuple
     outputs = {"p_value": _output(scores.shape, scores.dtype), "p_index": _output((count,), "int32")}
     if shape[-1]:
         outputs |= {"p_stats": _output((count, 2), "float32"), "p_law": _output((1,), "float32")}
-        values |= long_rows.chunk_sizes(count, categories)
-        kernel, programs = long_rows.streamed_forward_kernel, count
+        values |= long.chunk_sizes(count, categories)
+        kernel, programs = long.streamed_forward_kernel, count
     else:
-        programs, block = partition(count, categories)
-        kernel, values = short_rows.forward_kernel, values | block
+        programs, block = runner.partition(count, categories)
+        kernel, values = short.forward_kernel, values | block
     value, index, *stats = _call(kernel, programs, inputs, outputs, values)
     kept = stats[0].reshape(shape) if stats else jnp.zeros(shape, jnp.float32)
     if averages:
@@ -160,8 +158,7 @@ def backward(
     plain: Pathwise, grad: Array, levels: Levels, key: Array, scores: Array, category: Array, stats: Array
 ) -> Array:
     """The gradient of the logits in their dtype; `grad` is that of the sample."""
-    from gapped.kernels.partition import partition
-    from gapped.kernels.sampling import long_rows, short_rows, split_rows
+    from gapped.kernels.sampling import long, short
 
     fused, categories = _fused_of(plain, levels), scores.shape[-1]
     count = scores.size // categories
@@ -172,14 +169,14 @@ def backward(
     outputs, zeroed = {"p_out": _output(scores.shape, scores.dtype)}, False
     if not stats.shape[-1]:
         del inputs["p_stats"]
-        programs, block = partition(count, categories)
-        kernel, values = short_rows.backward_kernel, values | block
+        programs, block = runner.partition(count, categories)
+        kernel, values = short.backward_kernel, values | block
     else:
-        segments, sizes = split_rows.segments_of(scores, fused.mode)
-        kernel, programs = split_rows.split_backward_kernel, count * segments
-        if segments > min(split_rows.MOST_SEGMENTS, _multiprocessors()):
-            kernel, programs = long_rows.streamed_backward_kernel, count
-            sizes = {"BLOCK": long_rows.BACKWARD_CHUNK, "num_warps": long_rows.BACKWARD_WARPS}
+        segments, sizes = long.segments_of(scores, fused.mode)
+        kernel, programs = long.split_backward_kernel, count * segments
+        if segments > min(long.MOST_SEGMENTS, _multiprocessors()):
+            kernel, programs = long.streamed_backward_kernel, count
+            sizes = {"BLOCK": long.BACKWARD_CHUNK, "num_warps": long.BACKWARD_WARPS}
         else:
             # Two words for each segment, which are 0 before.
             outputs["p_words"], zeroed = _output((count, 2, segments), "int64"), True
@@ -197,24 +194,23 @@ def _average_draws(
     fused: Fused, key: Array, scores: Array, category: Array, stats: Array, grad: Array | None
 ) -> Array:
     """The mean of Gumbel-Rao's draws, or with `grad` the gradient of the logits."""
-    from gapped.kernels.sampling import rao_chunks, rao_rows, rao_sizes
+    from gapped.kernels.sampling import rao
 
     categories, tau = scores.shape[-1], fused.levels["tau"]
     count = scores.size // categories
     inputs, values = _describe(fused, scores, key, ("tau",))
     incoming = scores if grad is None else grad
     inputs = {"p_logits": scores, "p_index": category, "p_stats": stats, "p_grad": incoming, **inputs}
-    exponent = {1.0: 1, 0.5: 2}.get(tau, 0) if isinstance(tau, int | float) else 0
-    values |= {"s_samples": fused.samples, "POWER": exponent, "SOFT": grad is None}
+    values |= {"s_samples": fused.samples, "POWER": rao.power_of(tau), "SOFT": grad is None}
     outputs = {"p_out": _output(scores.shape, scores.dtype)}
     if not stats.shape[-1]:
         del inputs["p_stats"]
-        programs, sizes = rao_sizes.block_of(count, categories, scores.itemsize)
+        programs, sizes = rao.block_of(count, categories, scores.itemsize)
         values |= {"LEFT": fused.samples % 4, **sizes}
-        return _call(rao_rows.rao_kernel, programs, inputs, outputs, values)[0]
-    batches, sizes = rao_sizes.batches_of(fused.samples)
+        return _call(rao.rao_kernel, programs, inputs, outputs, values)[0]
+    batches, sizes = rao.batches_of(fused.samples)
     outputs = {"p_draws": _output((count, batches * sizes["BATCH"], 3), "float32"), **outputs}
-    return _call(rao_chunks.streamed_rao_kernel, count, inputs, outputs, values | sizes)[1]
+    return _call(rao.streamed_rao_kernel, count, inputs, outputs, values | sizes)[1]
 
 
 def _describe(

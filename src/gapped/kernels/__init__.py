@@ -1,13 +1,14 @@
-"""Triton kernels, one folder per operation; Triton itself is imported only when a kernel is launched.
+"""Triton kernels: one file for each operation, from kernels to launches to the function that others call.
 
 - `sampling`: samples of the pathwise estimators and their gradients.
+- `gates`: gates, one number each.
 - `masks`: subsets of small groups, as in N:M masks, and their gradients.
 - `subsets`: subsets of longer rows, and the sums over all subsets that their gradients need.
 - `tables`: rows of a table that choices select, and the table's gradient.
-- `gating`: gates, one number each.
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 
-Each folder has its kernels, their launcher, and says where the reference in plain torch is. They share
-`primitives` (functions called inside of kernels), `partition` (grids and block sizes) and `runner`
-(launches). Only what launches imports torch, since `gapped.jax` calls the kernels too.
+Callers ask `backend`, and for samples `sampling.fused`, whether kernels apply. These two import no Triton; the
+files of operations do, and are imported once the answer is yes. All share `primitives`, functions called inside
+of kernels, and `runner`, which divides rows among programs and launches them. Only launches import torch, since
+`gapped.jax` calls the kernels too.
 """

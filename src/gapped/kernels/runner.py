@@ -1,18 +1,40 @@
-"""Launching kernels: launches that cost the host little."""
+"""Low-overhead launches: how rows are divided among programs, and compiled kernels kept for each shape.
+
+Importing this file needs no torch, as `gapped.jax` divides rows by it, too.
+"""
 
 from __future__ import annotations
 
 from functools import cache, lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from gapped.kernels.partition import partition as partition
-from gapped.kernels.partition import power as power
+# Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
+BLOCK = (1024, 4)
+# This many programs fill the GPU. With fewer rows, blocks are smaller.
+PROGRAMS = 256
+LONGEST_BLOCK = 4096
+"""Rows up to this length are held by one program at once; longer ones are read in chunks."""
 
 _DTYPE = attrgetter("dtype")
+
+
+def power(count: int) -> int:
+    """The next power of two, at least 2."""
+    return max(1 << (count - 1).bit_length(), 2)
+
+
+def partition(rows: int, categories: int, block: tuple[int, int] | None = None) -> tuple[int, dict[str, int]]:
+    """The number of programs, and the size of their blocks; `block` stands in for `BLOCK`."""
+    elements, warps = block or BLOCK
+    columns = power(categories)
+    height = max(min(elements // columns, 1 << (-(-rows // PROGRAMS) - 1).bit_length()), 1)
+    # A row that is longer than a block has more threads instead.
+    warps = min(max(height * columns * warps // elements, 1), 16)
+    return -(-rows // height), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
 
 
 class Launch:
@@ -32,12 +54,14 @@ class Launch:
         if not tensors[0].is_cuda:
             self.kernel[(self.programs,)](*tensors, *self.sizes, *numbers, **self.flags)
             return
+        import torch
+
         device = tensors[0].get_device()
         if device != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(tensors, numbers)
             return
-        addresses = [*map(Tensor.data_ptr, tensors)]
+        addresses = [*map(torch.Tensor.data_ptr, tensors)]
         key = (device, *map(_DTYPE, tensors), *[address % 16 == 0 for address in addresses])
         entry = self._compiled.get(key)
         if entry is None:
@@ -51,8 +75,7 @@ class Launch:
         if _has_hooks():
             code[(self.programs, 1, 1)](*tensors, *self.sizes, *numbers, *constants)
             return
-        # What Triton does in the line above, without hooks, and with addresses: for a tensor it would ask the
-        # driver.
+        # Triton does this in the line above, besides hooks, and asks the driver for the address of a tensor.
         code.run(
             self.programs, 1, 1, torch._C._cuda_getCurrentRawStream(device), code.function,
             code.packed_metadata, None, None, None, *addresses, *self.sizes, *numbers, *constants,

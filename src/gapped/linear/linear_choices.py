@@ -13,7 +13,7 @@ from torch import Tensor
 from gapped.checks import ROWS, check_fit, check_generator, check_linear, check_mask, without_autocast
 from gapped.errors import reject
 from gapped.gradient import connect, one_by_one, versions
-from gapped.kernels.sampling import launch
+from gapped.kernels import backend, runner
 from gapped.linear.chunk_sizes import rows_of_a_chunk
 from gapped.linear.chunks import Gradients, Head, Layer
 from gapped.linear.parts import Chunk, Draws, Whole
@@ -151,10 +151,10 @@ def choose(
     check_generator(generator, hidden)
     levels = _levels(estimator, shape)
     has_kernel = part.kernel(estimator, logits) is not None
-    streams = has_kernel and part.here > launch.LONGEST_BLOCK
+    streams = has_kernel and part.here > runner.LONGEST_BLOCK
     rows = shape.numel()
     step = max(rows, 1) if streams else rows_of_a_chunk(estimator, part.largest, hidden.device, has_kernel)
-    keys = part.agreed(launch.draw_key(hidden, generator, -(-rows // step)))
+    keys = part.agreed(backend.draw_key(hidden, generator, -(-rows // step)))
     # The kernels of short rows do not write the law: decoding does not wait until torch has computed it.
     keeps_law = streams or not has_kernel or torch.is_grad_enabled()
     head = Head(part, estimator, levels, shape, dtype, keys, step, streams, keeps_law)

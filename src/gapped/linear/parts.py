@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.gradient import jacobian_product
-from gapped.kernels.sampling import launch
+from gapped.kernels import backend
+from gapped.kernels.sampling.fused import Fused
 from gapped.linear.chunk_sizes import of_rows
 
 
@@ -68,20 +69,24 @@ class Whole:
         """Keys that all parts of the vocabulary share, which may overwrite `keys`."""
         return keys
 
-    def kernel(self, estimator: Any, logits: Tensor) -> launch.Fused | None:
+    def kernel(self, estimator: Any, logits: Tensor) -> Fused | None:
         """The arguments of the kernels if they compute these rows, else None."""
-        kernel: launch.Fused | None = estimator.kernel(logits)
+        kernel: Fused | None = estimator.kernel(logits)
         return kernel
 
     def draw(self, chunk: Chunk, draws: Draws) -> None:
         """Draw the categories of a chunk, and write what is known of its rows to `draws`."""
         kernel = self.kernel(chunk.estimator, chunk.logits)
-        launch.note_backend("torch" if kernel is None else "triton")
+        backend.note("torch" if kernel is None else "triton")
         if kernel is not None and draws.stats is not None:
+            from gapped.kernels.sampling import launch
+
             to = launch.Streamed(draws.category, draws.stats, draws.law)
             launch.stream(chunk.logits, chunk.key, kernel, to, first=chunk.first)
             return
         if kernel is not None:
+            from gapped.kernels.sampling import launch
+
             launch.forward(chunk.logits, chunk.key, kernel, dense=False, indices=draws.category)
         else:
             draws.category.copy_(self.index(chunk.estimator, chunk.logits, chunk.key))
@@ -109,6 +114,8 @@ class Whole:
         """
         kernel = self.kernel(chunk.estimator, chunk.logits)
         if kernel is not None:
+            from gapped.kernels.sampling import launch
+
             how: dict[str, Any] = {"at_index": at_index}
             if draws.stats is not None:
                 how |= {"out": chunk.logits, "first": chunk.first}
@@ -133,6 +140,8 @@ class Whole:
         assert draws.law is not None
         kernel = self.kernel(chunk.estimator, chunk.logits)
         if kernel is not None and draws.stats is not None:
+            from gapped.kernels.sampling import launch
+
             drawn = launch.Streamed(draws.category, draws.stats, draws.law)
             launch.pull_log_prob(chunk.logits, drawn, grad, kernel)
             return

@@ -47,8 +47,8 @@ from gapped.gradient import (
     with_gradient,
     with_points,
 )
-from gapped.kernels.gating import gate_launch
-from gapped.kernels.sampling import launch
+from gapped.kernels import backend
+from gapped.kernels.sampling.fused import Fused, refusal
 from gapped.linear import linear_choices
 from gapped.linear.linear_choices import LinearChoice
 
@@ -122,8 +122,8 @@ class Pathwise(ABC):
             raise reject("hard", self.hard, f"True: {type(self).__name__} has no soft sample")
         if self.draw not in ("sample", "argmax"):
             raise reject("draw", self.draw, "'sample' or 'argmax'")
-        if self.backend not in launch.BACKENDS:
-            raise reject("backend", self.backend, f"one of {', '.join(launch.BACKENDS)}")
+        if self.backend not in backend.BACKENDS:
+            raise reject("backend", self.backend, f"one of {', '.join(backend.BACKENDS)}")
 
     def sample(
         self,
@@ -156,6 +156,8 @@ class Pathwise(ABC):
         fitted = self._fitted(logits, dim)
         kernel = fitted._backend_for(rows)
         if kernel is not None:
+            from gapped.kernels.sampling import launch
+
             value = launch.sample(rows, kernel, generator)
         else:
             rows = rows if is_last else rows.contiguous()
@@ -202,7 +204,7 @@ class Pathwise(ABC):
         wants_gradient = is_differentiated(rows)
         rows = rows if wants_gradient else rows.detach()
         if kernel is not None:
-            return fused_choice(rows, kernel, launch.key_of(rows, kernel, generator))
+            return fused_choice(rows, kernel, generator)
         _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
         return plain_choice(rows, index, gradient)
 
@@ -277,13 +279,15 @@ class Pathwise(ABC):
         if not self.has_plain_gradient():
             return self.sample(simplex.pairs(odds), generator=generator)[..., 0]
         kernel = self._gate_kernel(odds)
-        launch.note_backend("torch" if kernel is None else "triton")
+        backend.note("torch" if kernel is None else "triton")
         if kernel is not None:
-            return gate_launch.gate(odds, kernel, generator)
+            from gapped.kernels import gates
+
+            return gates.gate(odds, kernel, generator)
         value, slopes = self._gates(odds.detach(), generator, is_differentiated(odds))
         return value if slopes is None else with_gradient(value, simplex.computed(odds), slopes)
 
-    def _gate_kernel(self, odds: Tensor) -> launch.Fused | None:
+    def _gate_kernel(self, odds: Tensor) -> Fused | None:
         """The arguments of the fused kernels if they draw these gates, else None."""
         where = "in compiled code" if torch.compiler.is_compiling() else "for their argmax"
         if not torch.compiler.is_compiling() and self.draw == "sample":
@@ -358,12 +362,12 @@ class Pathwise(ABC):
                 levels[name] = level.squeeze(dim)
         return replace(self, **levels) if levels else self
 
-    def _backend_for(self, rows: Tensor) -> launch.Fused | None:
+    def _backend_for(self, rows: Tensor) -> Fused | None:
         """The kernel that computes, or None for torch, once options given as tensors are known to fit."""
         for name in self.levels:
             check_fit(name, getattr(self, name), rows.shape[:-1], ROWS)
         kernel = self.kernel(rows)
-        launch.note_backend("torch" if kernel is None else "triton")
+        backend.note("torch" if kernel is None else "triton")
         return kernel
 
     def outcome(
@@ -449,26 +453,26 @@ class Pathwise(ABC):
             gradient = gradient._replace(points=points)
         return Outcome(value, index, gradient)
 
-    def kernel(self, rows: Tensor) -> launch.Fused | None:
+    def kernel(self, rows: Tensor) -> Fused | None:
         """The arguments of the fused kernels if they compute these rows, else None."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
             return None
         fused = self._fused_draw() if torch.compiler.is_compiling() else self._fused
-        why_not = launch.refusal(rows, fused)
+        why_not = refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
         return fused if why_not is None else None
 
-    def fused(self) -> launch.Fused | None:
+    def fused(self) -> Fused | None:
         """The arguments of the fused kernels for this estimator's own draws; None if it has no kernel."""
         return None
 
-    def _fused_draw(self) -> launch.Fused | None:
+    def _fused_draw(self) -> Fused | None:
         fused = self.fused()
         return fused if fused is None or self.draw == "sample" else fused.at_argmax()
 
     @cached_property
-    def _fused(self) -> launch.Fused | None:
+    def _fused(self) -> Fused | None:
         return self._fused_draw()
 
     def draw_category(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:

@@ -11,7 +11,7 @@ from gapped import simplex
 from gapped.checks import check_level, ignore_eps
 from gapped.docstrings import documented
 from gapped.gradient import Points
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
 
 

@@ -15,7 +15,7 @@ from gapped.choice import Choice
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import Points
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]

@@ -11,7 +11,7 @@ from gapped import simplex
 from gapped.checks import has_tangent, ignore_eps, requires_grad
 from gapped.docstrings import documented
 from gapped.gradient import Points, with_points
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import (
     Draw,
     Outcome,

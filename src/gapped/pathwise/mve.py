@@ -11,9 +11,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_level, ignore_eps, in_eager_mode, without_autocast
 from gapped.docstrings import documented
-from gapped.errors import reject
 from gapped.gradient import Points, Weights
-from gapped.kernels.sampling.launch import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 
 # Steps of conjugate gradients. The eigenvalues of the preconditioned system are of order one, so each step
@@ -48,14 +46,6 @@ class MVE(Pathwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_level("smoothing", self.smoothing, positive=False)
-
-    def fused(self) -> Fused:
-        smooth = isinstance(self.smoothing, Tensor) or self.smoothing != 0
-        return Fused("mve", self.tau, self.smoothing if smooth else None)
-
-    def _gate_kernel(self, odds: Tensor) -> None:
-        if self.backend == "triton":
-            raise reject("backend", "triton", "torch or auto here: MVE has no kernel for gates")
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         p = torch.softmax(divide(logits, per_row(self.tau, logits)), -1)
@@ -99,7 +89,7 @@ def mve(
 
     where A is the graph Laplacian of the weights p_i p_j / (s + p_i + p_j) plus the diagonal matrix of
     s Σ_j p_j / (s + p_i + p_j). One system is solved for each row, in at most 24 steps in float64
-    and 10 in float32, by the kernel in at most 8.
+    and 10 in float32. It has no kernel: on a GPU, torch solves it.
 
     - Law of hard samples: exactly softmax(θ).
     - Bias: none for costs up to quadratic at τ = 1, s = 0; none for linear ones at any s.

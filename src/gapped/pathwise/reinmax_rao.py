@@ -12,7 +12,7 @@ from gapped.checks import ignore_eps
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import Points, Weights, jacobian_product
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Source, cached_estimator, divide, per_row
 from gapped.pathwise.gumbel_rao import GumbelRao
 

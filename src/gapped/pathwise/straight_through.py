@@ -10,7 +10,7 @@ from torch import Tensor
 from gapped.checks import ignore_eps
 from gapped.docstrings import documented
 from gapped.gradient import Points
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
 
 

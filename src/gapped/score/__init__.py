@@ -20,7 +20,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import holds, in_eager_mode, may_decide
 from gapped.errors import GappedError, reject
-from gapped.kernels.scores import score_launch
+from gapped.kernels import backend
 
 
 @dataclass
@@ -193,23 +193,29 @@ def without_derivative(hint: str = "") -> GappedError:
 
 def one_hot_rows(logits: Tensor, index: Tensor) -> Tensor:
     """Categories of rows of `logits` as one-hot rows."""
-    if score_launch.applies(logits):
-        return score_launch.one_hot(index, logits.shape[-1])
+    if backend.takes_scores(logits):
+        from gapped.kernels import scores
+
+        return scores.one_hot(index, logits.shape[-1])
     return simplex.one_hot(index, logits.shape[-1], logits.dtype)
 
 
 def score_product(cost: Cost, draws: Draws, signal: Tensor) -> Tensor:
     """The mean of `s (D - p)` over the samples, for signals `(n, *batch)`."""
-    if score_launch.applies(cost.logits):
-        return score_launch.score(cost.logits, draws.category, signal.to(cost.logits.dtype))
+    if backend.takes_scores(cost.logits):
+        from gapped.kernels import scores
+
+        return scores.score(cost.logits, draws.category, signal.to(cost.logits.dtype))
     points = one_hot_rows(cost.logits, draws.category)
     return (cost.spread(signal) * (points - simplex.normalised(cost.logits))).mean(0)
 
 
 def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """`samples` independent draws for each row, `(samples, *rows)`."""
-    if score_launch.applies(logits):
-        return score_launch.draw(logits, samples, generator)
+    if backend.takes_scores(logits):
+        from gapped.kernels import scores
+
+        return scores.draw(logits, samples, generator)
     weights = logits.exp()
     return simplex.inverse_cdf(weights, generator, samples) + weights[..., 0].isnan()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.kernels.scores import score_launch
+from gapped.kernels import backend
 from gapped.score import Cost, Draws, Score, one_hot_rows
 
 ORDERS = ("ascending", "descending", "given")
@@ -100,25 +100,30 @@ class DisARMTree(_Pair):
     name = "disarm-tree"
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        nodes = (1 << score_launch.depth(logits.shape[-1])) - 1
+        nodes = (1 << _depth(logits.shape[-1])) - 1
         return fine_uniform((*logits.shape[:-1], nodes), logits, generator)
 
     def index(self, logits: Tensor, noise: Tensor) -> Tensor:
-        if score_launch.applies(logits):
-            return score_launch.tree_index(logits, noise)
+        depth = _depth(logits.shape[-1])
+        if backend.takes_scores(logits):
+            from gapped.kernels import scores
+
+            return scores.tree_index(logits, noise, depth)
         bits = torch.stack(antithetic_bits(node_probabilities(logits), noise))
         # The children of node t are 2 t + 1 and 2 t + 2.
         step = bits.long() + 1
         node = step.new_zeros((2, *logits.shape[:-1], 1))
-        for _ in range(score_launch.depth(logits.shape[-1])):
+        for _ in range(depth):
             node = torch.add(step.gather(-1, node), node, alpha=2)
         return mark_absent(node.squeeze(-1) - bits.shape[-1], logits)
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
-        if not score_launch.applies(cost.logits):
+        if not backend.takes_scores(cost.logits):
             return super().gradient(cost, draws)
+        from gapped.kernels import scores
+
         delta = (draws.costs[:1] - draws.costs[1:]).to(cost.logits.dtype)
-        return score_launch.tree_gradient(cost.logits, draws.category, delta)
+        return scores.tree_gradient(cost.logits, draws.category, delta, _depth(cost.logits.shape[-1]))
 
     def direction(self, logits: Tensor, category: Tensor) -> Tensor:
         # The paths part where the highest bit in which the two leaves differ is decided.
@@ -235,6 +240,11 @@ def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
     return 0.5 * (apart[0] - apart[1])
 
 
+def _depth(categories: int) -> int:
+    """How many decisions lead to one of these leaves of a balanced tree."""
+    return (categories - 1).bit_length()
+
+
 def node_probabilities(logits: Tensor) -> Tensor:
     """The probabilities of going right, level by level from the root, `(*rows, nodes)`.
 
@@ -242,7 +252,7 @@ def node_probabilities(logits: Tensor) -> Tensor:
     """
     categories = logits.shape[-1]
     masses = torch.nn.functional.pad(
-        simplex.accumulated(logits.exp()), (0, (1 << score_launch.depth(categories)) - categories)
+        simplex.accumulated(logits.exp()), (0, (1 << _depth(categories)) - categories)
     )
     rights, totals = [masses[..., :0]], [masses[..., :0]]
     while masses.shape[-1] > 1:

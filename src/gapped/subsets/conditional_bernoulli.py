@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gapped.checks import in_eager_mode
 from gapped.errors import reject
-from gapped.kernels.subsets import subset_launch
+from gapped.kernels.backend import without_subsets
 from gapped.subsets import option_table, size_tree
 from gapped.subsets.trials import trials_of
 
@@ -37,7 +37,7 @@ def runs_on_kernels(scores: Tensor, k: int, *others: Tensor, backend: str = "aut
         return False
     if backend == "auto" and (not scores.is_cuda or _is_enumerated(scores, k)):
         return False
-    why_not = subset_launch.refused(scores, *others)
+    why_not = without_subsets(scores, *others)
     if why_not is not None and backend == "triton":
         raise reject("backend", "triton", f"torch or auto here: {why_not}")
     return why_not is None
@@ -48,7 +48,9 @@ def draw(
 ) -> Tensor:
     """Draw a subset: a boolean tensor of the shape of `scores`."""
     if runs_on_kernels(scores, k, backend=backend):
-        return subset_launch.draw(scores, k, generator)
+        from gapped.kernels import subsets
+
+        return subsets.draw(scores, k, generator)
 
     def block(scores: Tensor) -> Tensor:
         exists = scores != -torch.inf
@@ -69,7 +71,9 @@ def draw(
 def marginals(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
     """The probability that each element is selected, in the shape and dtype of `scores`."""
     if runs_on_kernels(scores, k, backend=backend):
-        return subset_launch.marginals(scores, k)
+        from gapped.kernels import subsets
+
+        return subsets.marginals(scores, k)
 
     def block(scores: Tensor) -> Tensor:
         exists = torch.where(scores.isnan(), torch.nan, (scores != -torch.inf).to(scores.dtype))
@@ -96,7 +100,9 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int, *, backend: str = "
     product is the gradient of :math:`\mathbb{E}\langle g, S\rangle`. `grad` has the shape of `scores`.
     """
     if runs_on_kernels(scores, k, grad, backend=backend):
-        return subset_launch.covariance_product(grad, scores, k)
+        from gapped.kernels import subsets
+
+        return subsets.covariance_product(grad, scores, k)
 
     def block(grad: Tensor, scores: Tensor) -> Tensor:
         if k in (0, scores.shape[-1]):
@@ -128,7 +134,9 @@ def log_normaliser(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
     :math:`k \lambda + \sum_i \log(1 + e^{\theta_i - \lambda}) + \log P_\lambda(k)`.
     """
     if runs_on_kernels(scores, k, backend=backend):
-        return subset_launch.log_normaliser(scores, k)
+        from gapped.kernels import subsets
+
+        return subsets.log_normaliser(scores, k)
 
     def block(scores: Tensor) -> Tensor:
         total = torch.where(scores == -torch.inf, 0.0, scores).sum(-1)

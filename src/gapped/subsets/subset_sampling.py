@@ -20,8 +20,7 @@ from gapped.checks import (
 )
 from gapped.errors import reject
 from gapped.gradient import is_differentiated
-from gapped.kernels.masks import mask_launch
-from gapped.kernels.sampling.launch import note_backend
+from gapped.kernels.backend import note, takes_groups
 from gapped.pathwise import divide, per_row
 from gapped.pathwise.gst import GST, Gap
 from gapped.pathwise.straight_through import StraightThrough
@@ -108,9 +107,11 @@ def subset(
     check_fit("tau", tau, rows.shape[:-1], ROWS)
     check_fit("gap", gap, rows.shape[:-1], ROWS)
     backend = "auto" if gapped is None else gapped.backend
-    if backend != "torch" and mask_launch.applies(rows, tau, gap):
-        options = mask_launch.Options(k, tau, gap, not hard)  # type: ignore[arg-type]
-        return mask_launch.sample(rows, options, generator).movedim(-1, dim)
+    if backend != "torch" and takes_groups(rows, tau, gap):
+        from gapped.kernels import masks
+
+        options = masks.Options(k, tau, gap, not hard)  # type: ignore[arg-type]
+        return masks.sample(rows, options, generator).movedim(-1, dim)
     return _sample(rows, k, tau, hard, gap, generator, backend).movedim(-1, dim)
 
 
@@ -164,7 +165,7 @@ def _sample(
     wants_gradient = is_differentiated(rows)
     scores = simplex.shift(simplex.computed(rows.detach()))
     backend = "triton" if law.runs_on_kernels(scores, k, backend=backend) else "torch"
-    note_backend(backend)
+    note(backend)
     tau = per_row(tau, scores)
     if not hard and gap is None:
         surrogate = divide(scores, tau)

@@ -18,7 +18,8 @@ from kernel_cases import (
 from torch import Tensor
 
 import gapped
-from gapped.kernels.sampling import launch, long_rows
+from gapped.kernels import runner
+from gapped.kernels.sampling import launch, long
 
 pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -45,8 +46,8 @@ def test_the_largest_logit_and_its_gradient(
     """Rows in one block, in chunks, and side by side; only rows without categories have no argmax."""
     estimator = replace(ESTIMATORS[name], draw="argmax")
     if name != "nz-gst":
-        monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-        monkeypatch.setattr(long_rows, "CHUNK", 16)
+        monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
+        monkeypatch.setattr(long, "CHUNK", 16)
         make_strips_small(monkeypatch)
     logits = rows(categories, beside)
     sample = assert_equals_reference(estimator, logits)

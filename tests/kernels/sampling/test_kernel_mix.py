@@ -14,6 +14,7 @@ from torch import Tensor
 
 import gapped
 from gapped.kernels.sampling import launch
+from gapped.kernels.sampling.fused import Fused
 from gapped.linear import chunk_sizes
 
 pytestmark = GPU_MARKS
@@ -97,7 +98,7 @@ def test_groups_half_precision_and_levels_per_row(categories: int, dtype: torch.
     )
     rows, levels = logits.view(10, categories).split(STEP), taus.view(10).split(STEP)
     blocks = [
-        launch._Sample.apply(own, key, launch.Fused("gst-auto", tau, soft=True))
+        launch._Sample.apply(own, key, Fused("gst-auto", tau, soft=True))
         for own, key, tau in zip(rows, keys.split(1), levels, strict=True)
     ]
     sample = torch.cat(blocks).view_as(logits)

@@ -12,7 +12,7 @@ from kernel_cases import DEVICE, backward, key
 
 import gapped
 from gapped.kernels.sampling import launch
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import cached_estimator
 
 

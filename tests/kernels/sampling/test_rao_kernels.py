@@ -25,9 +25,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gapped
-from gapped.kernels.sampling import launch, rao_sizes
-from gapped.kernels.sampling.launch import Fused
-from gapped.kernels.sampling.rao_weights import ROUNDS, log2_uniform, rao_bits
+from gapped.kernels import runner
+from gapped.kernels.sampling import launch, rao
+from gapped.kernels.sampling.fused import Fused
+from gapped.kernels.sampling.rao import ROUNDS, log2_uniform, rao_bits
 
 pytestmark = GPU_MARKS
 
@@ -36,17 +37,17 @@ TAUS = (0.1, 0.5, 0.7, 1.0, 2.0)
 LENGTHS = (1, 2, 3, 63, 65, 1000)
 
 
-def rao(tau: Any, samples: int = 6) -> Fused:
+def gumbel_rao(tau: Any, samples: int = 6) -> Fused:
     return Fused("gumbel-rao", tau, samples=samples)
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 8 categories are long, and read in chunks, four draws at a time."""
-    monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(rao_sizes, "VECTOR", 1)
-    monkeypatch.setattr(rao_sizes, "WARPS", 1)
-    monkeypatch.setattr(rao_sizes, "DRAWS", 4)
+    monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(rao, "VECTOR", 1)
+    monkeypatch.setattr(rao, "WARPS", 1)
+    monkeypatch.setattr(rao, "DRAWS", 4)
 
 
 # Noise
@@ -114,7 +115,7 @@ def test_draws_have_the_conditional_law(tau: float, p: float) -> None:
 
     rows = 60_000
     logits = torch.tensor([np.log1p(-p), np.log(p)], dtype=torch.float32, device=DEVICE).expand(rows, 2)
-    soft = launch.forward(logits.contiguous(), key(), replace(rao(tau, 4), soft=True))
+    soft = launch.forward(logits.contiguous(), key(), replace(gumbel_rao(tau, 4), soft=True))
     weights = soft.value[soft.indices == 0, 1].cpu()
     require_law(mean_is(weights, mean_weight(p)))
     require_rejected(mean_is(weights, mean_weight(1.5 * p)))
@@ -145,8 +146,8 @@ def test_masked_categories_get_nothing_at_all(
     logits = example(5, 37)
     logits[0, 3:] = logits[4, ::2] = filling
     sample = assert_equals_reference(gapped.GumbelRao(tau=tau, samples=3), logits)
-    soft = launch.forward(logits, key(), replace(rao(tau, 3), soft=True)).value
-    gradient = backward(logits, sample, incoming(5, 37), rao(tau, 3))
+    soft = launch.forward(logits, key(), replace(gumbel_rao(tau, 3), soft=True)).value
+    gradient = backward(logits, sample, incoming(5, 37), gumbel_rao(tau, 3))
     for result in (soft, gradient):
         assert not result[0, 3:].any()
         assert not result[4, ::2].any()
@@ -161,11 +162,11 @@ def test_masked_categories_get_nothing_at_all(
 def test_chunks_and_batches_of_draws_equal_one_block(
     samples: int, at_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits, fused = example(4, 37), rao(0.7, samples)
+    logits, fused = example(4, 37), gumbel_rao(0.7, samples)
     grad = incoming(4) if at_index else incoming(4, 37)
     sample = launch.forward(logits, key(), replace(fused, soft=True))
     chunked = backward(logits, sample, grad, fused, at_index=at_index)
-    monkeypatch.setattr(launch, "LONGEST_BLOCK", 4096)
+    monkeypatch.setattr(runner, "LONGEST_BLOCK", 4096)
     torch.testing.assert_close(chunked, backward(logits, sample, grad, fused, at_index=at_index))
     soft = torch.empty_like(logits)
     launch._average_draws(logits, sample.indices, None, key(), None, fused, soft)
@@ -177,10 +178,10 @@ def test_a_temperature_for_each_row_equals_a_row_by_row_loop(categories: int) ->
     """Also where a number would have a kernel of its own."""
     taus = torch.tensor([0.5, 0.1, 1.0, 2.0], device=DEVICE)
     logits, grad = incoming(4, categories), incoming(4, categories)
-    sample = launch.forward(logits, key(), rao(taus, 2))
-    together = backward(logits, sample, grad, rao(taus, 2))
+    sample = launch.forward(logits, key(), gumbel_rao(taus, 2))
+    together = backward(logits, sample, grad, gumbel_rao(taus, 2))
     for row in (0, 2):
-        alone = backward(logits, sample, grad, rao(taus[row].item(), 2))
+        alone = backward(logits, sample, grad, gumbel_rao(taus[row].item(), 2))
         torch.testing.assert_close(together[row], alone[row], rtol=1e-4, atol=1e-6)
 
 
@@ -189,7 +190,7 @@ def test_a_temperature_for_each_row_equals_a_row_by_row_loop(categories: int) ->
 )
 def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dtype, categories: int) -> None:
     logits, grad = example(2, categories).to(dtype), incoming(2, categories).to(dtype)
-    soft = replace(rao(0.5, 3), soft=True)
+    soft = replace(gumbel_rao(0.5, 3), soft=True)
     sample, exact = launch.forward(logits, key(), soft), launch.forward(logits.float(), key(), soft)
     assert torch.equal(sample.indices, exact.indices)
     gradient = backward(logits, sample, grad, soft)
@@ -225,7 +226,7 @@ class Allocated(TorchDispatchMode):
 )
 def test_memory_is_the_sample_and_the_gradient(dtype: torch.dtype, hard: bool) -> None:
     logits, grad = example(1, 10_000).to(dtype), incoming(1, 10_000).to(dtype)
-    fused = replace(rao(0.5, 2), soft=not hard)
+    fused = replace(gumbel_rao(0.5, 2), soft=not hard)
     with Allocated() as allocated:
         sample = launch.forward(logits, key(), fused)
         gradient = backward(logits, sample, grad, fused)
@@ -240,14 +241,14 @@ def test_draws_of_few_rows_are_shared_out(
     samples: int, categories: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draws of one program are spread over several, and so added up in another order."""
-    fused = rao(0.5, samples)
+    fused = gumbel_rao(0.5, samples)
     logits, grad = example(6, categories), incoming(6, categories)
     logits[5, 1] = torch.nan
     sample = launch.forward(logits, key(), fused, dense=False)
     alone = backward(logits, sample, grad, fused)
-    monkeypatch.setattr(rao_sizes, "SPREAD_ELEMENTS", 1 << 17)
+    monkeypatch.setattr(rao, "SPREAD_ELEMENTS", 1 << 17)
     launch._rao.cache_clear()
-    assert rao_sizes.shares_of(*logits.shape) == 8
+    assert rao.shares_of(*logits.shape) == 8
     spread = backward(logits, sample, grad, fused)
     launch._rao.cache_clear()
     torch.testing.assert_close(spread, alone, rtol=1e-5, atol=1e-6, equal_nan=True)

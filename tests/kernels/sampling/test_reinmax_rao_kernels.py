@@ -16,7 +16,8 @@ from statistical import mean_is, require_law, require_rejected
 from torch import Tensor
 
 import gapped
-from gapped.kernels.sampling import launch, rao_sizes
+from gapped.kernels.sampling import launch, rao
+from gapped.kernels.sampling.fused import refusal
 
 pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -28,7 +29,7 @@ TAUS = (0.5, 0.7, 1.0, torch.tensor([0.5, 0.3, 1.0, 2.0, 0.7]))
 def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether the draws of a row are spread over copies of it."""
     if request.param:
-        monkeypatch.setattr(rao_sizes, "SPREAD_ELEMENTS", 1 << 17)
+        monkeypatch.setattr(rao, "SPREAD_ELEMENTS", 1 << 17)
     # Launches are kept, with the sizes that were set when they were made.
     launch._rao.cache_clear()
     yield request.param
@@ -85,7 +86,7 @@ def drawn(estimator: gapped.ReinMaxRao, logits: Tensor, grad: Tensor) -> tuple[T
 def test_the_gradient_is_the_formula_s(categories: int, samples: int, spread: bool) -> None:
     logits, grad = example(5, categories), incoming(5, categories)
     logits[4, 1:] -= 200
-    assert (rao_sizes.shares_of(5, categories) > 1) == spread
+    assert (rao.shares_of(5, categories) > 1) == spread
     for tau in TAUS:
         level: Any = tau.to(DEVICE) if isinstance(tau, Tensor) else tau
         estimator = gapped.ReinMaxRao(tau=level, samples=samples)
@@ -188,7 +189,7 @@ def test_the_mean_slope_of_a_linear_cost() -> None:
 
 def test_long_rows_and_gates_have_no_kernel() -> None:
     fused = gapped.ReinMaxRao().fused()
-    assert launch.refusal(torch.zeros(2, 4096, device=DEVICE), fused) is None
+    assert refusal(torch.zeros(2, 4096, device=DEVICE), fused) is None
     logits = torch.zeros(2, 4097, device=DEVICE, requires_grad=True)
     with pytest.raises(gapped.GappedError, match="ReinMax-Rao has no kernel for rows longer than 4096"):
         gapped.reinmax_rao(logits, backend="triton")

@@ -29,8 +29,9 @@ from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
 from gapped import simplex
-from gapped.kernels.sampling import launch, long_rows, split_rows
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels import backend, runner
+from gapped.kernels.sampling import launch, long
+from gapped.kernels.sampling.fused import Fused
 
 pytestmark = GPU_MARKS
 
@@ -51,8 +52,8 @@ def cases() -> list[Any]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 8 categories are long, and read 16 at a time."""
-    monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(long_rows, "CHUNK", 16)
+    monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(long, "CHUNK", 16)
 
 
 # Every estimator with a short row, and with a long one where it has a kernel for that.
@@ -204,7 +205,7 @@ def test_samples_follow_the_logits(
 def test_a_level_is_read_as_it_broadcasts(shape: tuple[int, ...], every: int) -> None:
     """A level that is constant over the last axes of the rows is not expanded over them."""
     level = torch.randn(shape, generator=seeded())
-    entries, rows = launch._per_row(level, torch.zeros(2, 3, 5, 7))
+    entries, rows = backend.per_row(level, torch.zeros(2, 3, 5, 7))
     assert rows == every
     assert torch.equal(entries.reshape(-1)[torch.arange(30) // rows], level.expand(2, 3, 5).reshape(-1))
 
@@ -252,10 +253,10 @@ def test_what_comes_in_at_a_masked_category_does_not_count(
         make_strips_small(monkeypatch)
         logits, grad = (each.T.contiguous().T for each in (logits, grad))
     elif layout != "short":
-        monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-        monkeypatch.setattr(split_rows, "SEGMENT_BYTES", 16 * 4)
+        monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
+        monkeypatch.setattr(long, "SEGMENT_BYTES", 16 * 4)
         if layout == "chunks":
-            monkeypatch.setattr(split_rows, "most_segments", lambda device: 0)
+            monkeypatch.setattr(long, "most_segments", lambda device: 0)
     absent = logits == -torch.inf
     sample = launch.forward(logits, key(), fused, dense=False)
     expected = backward(logits, sample, grad.masked_fill(absent, 0.0), fused)
@@ -272,15 +273,15 @@ def test_a_row_split_over_programs_equals_one_read_twice(
     name: str, at_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four programs to a row, the last one's segment not full; rows without a sample, and one with a NaN."""
-    monkeypatch.setattr(launch, "LONGEST_BLOCK", 8)
-    monkeypatch.setattr(split_rows, "SEGMENT_BYTES", 16 * 4)
+    monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
+    monkeypatch.setattr(long, "SEGMENT_BYTES", 16 * 4)
     logits, fused = example(6, 53), FUSED[name]
     logits[5, 40] = torch.nan
     sample = launch.forward(logits, key(), fused, dense=False)
     grad = incoming(6) if at_index else incoming(6, 53)
-    assert split_rows.segments_of(logits, fused.mode)[0] == 4
+    assert long.segments_of(logits, fused.mode)[0] == 4
     split = backward(logits, sample, grad, fused, at_index=at_index)
-    monkeypatch.setattr(split_rows, "most_segments", lambda device: 0)
+    monkeypatch.setattr(long, "most_segments", lambda device: 0)
     twice = backward(logits, sample, grad, fused, at_index=at_index)
     torch.testing.assert_close(split, twice, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert split[5].isnan().all()
@@ -294,7 +295,7 @@ def test_rows_are_split_where_their_programs_fit(
 ) -> None:
     properties = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert split_rows.most_segments.__wrapped__(torch.device("cuda")) == most
+    assert long.most_segments.__wrapped__(torch.device("cuda")) == most
 
 
 @pytest.mark.gpu
@@ -312,7 +313,7 @@ def test_programs_that_share_a_row_give_the_same_bits_every_time(name: str) -> N
     first = gradient()
     assert all(torch.equal(first, gradient()) for _ in range(20))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split_rows, "most_segments", lambda device: 0)
+        patch.setattr(long, "most_segments", lambda device: 0)
         torch.testing.assert_close(first, gradient())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

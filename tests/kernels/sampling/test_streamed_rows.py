@@ -10,7 +10,7 @@ import torch
 from kernel_cases import DEVICE, FUSED, GPU_MARKS, LONG, TOLERANCE, example, incoming, key
 from torch import Tensor
 
-from gapped.kernels.sampling import launch, split_rows
+from gapped.kernels.sampling import launch, long
 
 pytestmark = GPU_MARKS
 ROWS, CATEGORIES = 6, 4100
@@ -49,7 +49,7 @@ def test_rows_in_parts_are_the_rows_of_one_launch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gst-expected", "reinmax", "gumbel-softmax"])
 def test_rows_that_are_read_twice_are_written_in_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_rows, "most_segments", lambda device: 0)
+    monkeypatch.setattr(long, "most_segments", lambda device: 0)
     logits, fused = example(ROWS, CATEGORIES), FUSED[name]
     grad = incoming(ROWS)
     _, index, stats = launch.forward(logits, key(), fused, dense=False)

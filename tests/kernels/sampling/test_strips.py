@@ -21,13 +21,16 @@ from kernel_cases import (
     key,
     make_strips_small,
     noise,
+    tl,
+    triton,
 )
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
 from gapped import simplex
-from gapped.kernels.sampling import launch, strip_sizes
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling import launch, strips
+from gapped.kernels.sampling.fused import Fused
+from gapped.kernels.sampling.strips import task_of
 
 # The interpreter warns of what a row without a law makes of itself, before that is overwritten.
 pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -63,10 +66,10 @@ def test_awkward_sizes_equal_the_reference(name: str, categories: int, inner: in
     assert torch.equal(sample.value, one_hot)
     assert sample.value.stride() == logits.stride()
     if name == "gumbel-softmax":
-        fine = categories > strip_sizes.LONGEST_BLOCK
+        fine = categories > strips.LONGEST_HELD
         scores = simplex.shift(logits).reshape(-1, categories) + noise(len(index), categories, fine=fine)
         assert torch.equal(index, simplex.argmax_index(scores))
-    elif categories <= strip_sizes.LONGEST_BLOCK:
+    elif categories <= strips.LONGEST_HELD:
         assert torch.equal(index, launch.forward(logits.contiguous(), key(), FUSED[name]).indices.long())
 
 
@@ -221,7 +224,7 @@ def test_bits_do_not_depend_on_which_program_is_first(name: str, monkeypatch: py
     logits, fused = side_by_side(9, 147), FUSED[name]
     sample = launch.forward(logits, key(), fused, dense=False)
     grad, place = incoming(9, 147), builder.set_grid_idx
-    monkeypatch.setattr(strip_sizes, "AHEAD", 1 << 30)
+    monkeypatch.setattr(strips, "AHEAD", 1 << 30)
     expected = backward(logits, sample, grad, fused)
 
     def shuffled(x: int, y: int, z: int) -> None:
@@ -245,7 +248,7 @@ def test_sizes_of_strips(size: int, mode: str) -> None:
 
     Of the constants as they are, which other tests change: they are read once more.
     """
-    spec = importlib.util.spec_from_file_location("constants", strip_sizes.__file__)
+    spec = importlib.util.spec_from_file_location("constants", strips.__file__)
     assert spec is not None
     assert spec.loader is not None
     own = importlib.util.module_from_spec(spec)
@@ -256,15 +259,15 @@ def test_sizes_of_strips(size: int, mode: str) -> None:
             assert forward["CHUNKS"] * forward["BLOCK"] >= categories
             assert own.LEAST_BYTES <= forward["STRIP"] * size <= own.MOST_BYTES
             programs, lag, sizes = own.backward_sizes(count, categories, size, mode)
-            strips = -(-count // sizes["STRIP"])
+            number = -(-count // sizes["STRIP"])
             length = sizes["TURNS"] * sizes["PIECES"] * sizes["BLOCK"]
             assert own.LEAST_BYTES <= sizes["STRIP"] * size <= own.TILE_BYTES
             assert (sizes["SEGMENTS"] - 1) * length < categories <= sizes["SEGMENTS"] * length
             assert sizes["SEGMENTS"] <= min(sizes["SLOTS"], own.MOST_SEGMENTS)
             if sizes["SEGMENTS"] == 1:
-                assert (programs, lag, sizes["TURNS"]) == (strips, 0, 1)
+                assert (programs, lag, sizes["TURNS"]) == (number, 0, 1)
             else:
-                assert programs == 2 * strips * sizes["SEGMENTS"]
+                assert programs == 2 * number * sizes["SEGMENTS"]
                 assert sizes["SEGMENTS"] <= lag <= programs // 2
 
 
@@ -279,7 +282,41 @@ def test_tiles_have_the_same_bits_every_time(name: str) -> None:
     first = backward(logits, sample, grad, fused)
     assert all(torch.equal(first, backward(logits, sample, grad, fused)) for _ in range(10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strip_sizes, "AHEAD", 0)
+        patch.setattr(strips, "AHEAD", 0)
         assert all(torch.equal(first, backward(logits, sample, grad, fused)) for _ in range(10))
     copied = backward(logits.contiguous(), sample, grad.contiguous(), fused)
     assert_equal_but_for_order(first, copied, logits, grad, sample.indices, fused)
+
+
+# The order of the programs that share strips, by enumeration.
+
+
+@triton.jit
+def _order_kernel(p_out, s_strips, s_lag, SEGMENTS: tl.constexpr):
+    s_program = tl.program_id(0)
+    s_tile, s_writes = task_of(s_program, s_strips * SEGMENTS, s_lag)
+    tl.store(p_out + 3 * s_program, s_writes.to(tl.int32))
+    tl.store(p_out + 3 * s_program + 1, s_tile // SEGMENTS)
+    tl.store(p_out + 3 * s_program + 2, s_tile % SEGMENTS)
+
+
+@pytest.mark.parametrize(
+    ("count", "segments", "ahead"), [(1, 2, 0), (5, 3, 0), (5, 3, 1), (6, 4, 3), (7, 2, 100), (3, 5, 2)]
+)
+def test_a_program_waits_for_lower_numbers_only(count: int, segments: int, ahead: int) -> None:
+    """Every tile is summed once and written once, after all tiles of its strip were summed."""
+    tiles = count * segments
+    lag = min(segments + ahead, tiles)
+    out = torch.empty(2 * tiles, 3, dtype=torch.int32, device=DEVICE)
+    _order_kernel[(2 * tiles,)](out, count, lag, SEGMENTS=segments)
+    tasks = [tuple(task) for task in out.tolist()]
+    wanted = [
+        (writes, strip, segment) for writes in (0, 1) for strip in range(count) for segment in range(segments)
+    ]
+    assert sorted(tasks) == wanted
+    number = {task: program for program, task in enumerate(tasks)}
+    for (writes, strip, segment), program in number.items():
+        if writes:
+            assert all(number[0, strip, other] < program for other in range(segments))
+            # Not much later than it was summed: the cache would have lost it.
+            assert program - number[0, strip, segment] <= 2 * lag + 1

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gapped.kernels.sampling import launch
-from gapped.kernels.sampling.launch import Fused
-from gapped.kernels.sampling.row_layout import empty_rows
+from gapped.kernels.sampling.fused import Fused
+from gapped.kernels.sampling.layout import empty_rows
 
 # The fields of `Fused`: a temperature or gap is a tensor or else a number.
 _OPTIONS = (

@@ -1,22 +1,144 @@
-"""Samples of rows that lie side by side in memory, as those of a category axis that is not the last.
+"""Rows that lie side by side in memory, as those of a category axis that is not the last: sizes and kernels.
 
-A program has a strip of neighbouring rows, wide enough that what it reads of one category is a whole piece of
-memory. Blocks have rows on the first axis and categories on the second, as in `short_rows`, which reads rows
-that are short enough for a block, side by side or not; the mathematics is that of `long_rows`. A strip is read
-once, in chunks, and every row has lanes of its own. `strip_tiles` has the backward pass. Results are written
-in the order of the logits, without anything between their rows.
+A program has a strip of neighbouring rows, wide enough that it reads one category of them as a whole piece of
+memory. Blocks have rows on the first axis and categories on the second, as in `short`, which reads rows that
+are short enough for a block, side by side or not; the mathematics is in `long`. Forward, a strip is read once,
+in chunks, and every row has lanes of its own. Results are written in the order of the logits, without anything
+between their rows.
+
+Backward, a strip is cut into tiles, a segment of the categories each. One program reads a tile and publishes
+its sums. Another one adds up the sums of all tiles of these rows, always in the same order, reads the tile
+again and writes the gradient. Several programs share a multiprocessor, and some read memory while others write
+or wait. With `T` tiles and a lag of `L`, programs are numbered
+
+    sum 0, ..., sum L-1,   sum L, write 0, sum L+1, write 1, ..., sum T-1, write T-L-1,   ..., write T-1,
+
+so that a tile is written while the cache can still hold it, and memory need not be read twice. A program that
+writes waits for those that sum its strip. The lag is so long that all of these have lower numbers, a GPU starts
+programs in the order of their numbers (as in `long`), and a program that sums never waits. So one that waits
+does so for programs that run already or have ended: a strip may have any number of tiles, and none of them need
+to be on the GPU at the same time. Rows that a program can hold are a single tile, which it reads once.
+
+On an H200, GST of (64, 8192, 1024) logits in float32 with `dim=1` takes 1.32 ms forward and 1.98 backward
+(docs/performance.md). The simplest form in this package is `long` between two transposed copies of 1.01 ms
+each; its 4.5 to 5.5 ms are an estimate, not a measurement.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import gumbel, row_starts, row_uniforms, safe_reciprocal
-from gapped.kernels.sampling.long_rows import LOWEST, NORMAL, Row, add_scores, add_weights, row_gap, weights
-from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, lawless, level
+from gapped.kernels.primitives import (
+    LOG2_E,
+    existing,
+    exp2,
+    gumbel,
+    row_starts,
+    row_uniforms,
+    safe_reciprocal,
+)
+from gapped.kernels.runner import power
+from gapped.kernels.sampling.long import (
+    LOWEST,
+    NORMAL,
+    Row,
+    add_scores,
+    add_weights,
+    centres,
+    gradient,
+    row_gap,
+    row_of_sample,
+    weights,
+)
+from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, REINMAX, lawless, level
+
+# Sizes are chosen by what the compiler needs for them: so few registers that two or more programs fit on a
+# multiprocessor. `benchmarks/bench_axis.py` measures others.
+# Rows up to this length are held by one program at once, at least 16 of them; longer ones are read in strips.
+LONGEST_HELD = 64
+# Forward: bytes of a strip's width, warps, chunks read at a time, how many times that is read ahead, and the
+# registers of a thread. In each chunk a thread has what it can read at once, 16 bytes.
+FORWARD_BYTES, FORWARD_WARPS, PIECES, STAGES, FORWARD_REGISTERS = 128, 16, 4, 1, 64
+# Forward, strips are wider where a row would have fewer chunks: drawing from the lanes of a strip takes as
+# long as reading some chunks, however many rows it has.
+FEWEST_CHUNKS = 16
+# Backward: bytes of a tile's width and the categories of a segment. Segments are longer where there would be
+# more of them: every program that writes adds up the sums of all.
+TILE_BYTES, SEGMENT, MOST_SEGMENTS = 128, 256, 64
+# By the bytes of an entry: a program's warps, the chunks that it reads at a time, and how many times that is
+# read ahead. What is read ahead waits in shared memory, else in registers.
+TILES = {4: (8, 4, 1), 2: (4, 1, 4)}
+# The registers of a thread for float32 and simple weights: a third program fits on a multiprocessor.
+TILE_REGISTERS = 80
+# How many more tiles than a strip's are summed before the first is written: about as many as a GPU sums at the
+# same time. The cache must hold all of these.
+AHEAD = 192
+# What the cache is told of a tile that is read for the first and for the last time.
+FIRST_USE, LAST_USE = "evict_last", "evict_first"
+# Of shorter rows: elements that a program holds, with simple weights and with others; its warps; registers
+# of a thread, for simple weights; the least width of its strip in bytes.
+HELD_SIMPLE, HELD_OTHERS, HELD_WARPS, HELD_REGISTERS, HELD_BYTES = 8192, 4096, 8, 128, 64
+# Strips are narrower where there would be too few programs, but no narrower than what memory delivers at a
+# time. Forward, those of short rows are no wider than that, in bytes.
+FEWEST_STRIPS, LEAST_BYTES, MOST_BYTES = 256, 32, 256
+
+
+def forward_sizes(count: int, categories: int, size: int) -> tuple[int, dict[str, Any]]:
+    """The number of strips of `count` rows with entries of `size` bytes, and the sizes of the launch."""
+    width, read = FORWARD_BYTES // size, FORWARD_WARPS * 512 // size
+    while categories * width < FEWEST_CHUNKS * read and width * size < MOST_BYTES:
+        width *= 2
+    width = _narrowed(width, count, size)
+    sizes = {"BLOCK": read // width, "PIECES": PIECES, "STRIP": width, "STAGES": STAGES}
+    sizes |= {"CHUNKS": power(-(-categories * width // read)), "num_warps": FORWARD_WARPS}
+    return -(-count // width), sizes | {"maxnreg": FORWARD_REGISTERS}
+
+
+class Partition(NamedTuple):
+    """How the rows of a backward pass are divided."""
+
+    programs: int
+    lag: int
+    """Of tiles that are written after those that are summed (`task_of`); 0 where rows are held."""
+    sizes: dict[str, Any]
+    """Constants of the launch."""
+
+
+def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partition:
+    """The partition of `count` rows with entries of `size` bytes, for an estimator."""
+    simple = mode in ("gst", "straight-through")
+    most, width = HELD_SIMPLE if simple else HELD_OTHERS, TILE_BYTES // size
+    while categories * width > most and width * size > HELD_BYTES:
+        width //= 2
+    hints = {"FIRST_USE": FIRST_USE, "LAST_USE": LAST_USE, "SUMS": 3 if mode == "reinmax" else 2}
+    if categories * width <= most:
+        width = _narrowed(width, count, size)
+        block = HELD_WARPS * 512 // (width * size)
+        sizes = {"SEGMENTS": 1, "SLOTS": 2, "TURNS": 1, "PIECES": -(-categories // block)}
+        sizes |= {"BLOCK": block, "STRIP": width, "STAGES": 1, "num_warps": HELD_WARPS}
+        sizes |= {"maxnreg": HELD_REGISTERS} if simple else {}
+        return Partition(-(-count // width), 0, hints | sizes)
+    segment = max(min(SEGMENT, power(categories) // 2), power(-(-categories // MOST_SEGMENTS)))
+    segments = -(-categories // segment)
+    width = _narrowed(TILE_BYTES // size, count * segments, size)
+    warps, pieces, stages = TILES[size]
+    block = min(warps * 512 // (width * size), segment)
+    pieces = min(pieces, segment // block)
+    sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "PIECES": pieces}
+    sizes |= {"TURNS": segment // (pieces * block), "BLOCK": block, "STRIP": width, "STAGES": stages}
+    sizes |= {"num_warps": warps} | ({"maxnreg": TILE_REGISTERS} if simple and size == 4 else {})
+    tiles = -(-count // width) * segments
+    return Partition(2 * tiles, min(segments + AHEAD, tiles), hints | sizes)
+
+
+def _narrowed(width: int, count: int, size: int) -> int:
+    """`width`, or less where `count` rows would make too few strips."""
+    while count < width * FEWEST_STRIPS and width * size > LEAST_BYTES:
+        width //= 2
+    return width
 
 
 class Strip(NamedTuple):
@@ -216,3 +338,270 @@ def strip_forward_kernel(
                 write_strip(
                     p_value, b_columns, b_nan, s_categories, s_out, strip.inside & (b_index > s_categories)
                 )
+
+
+@triton.jit
+def task_of(s_program, s_tiles, s_lag):
+    """The tile of a program, and whether it is the second one of the tile."""
+    s_turn = s_program - s_lag
+    s_turns = 2 * (s_tiles - s_lag)
+    s_writes = (s_turn >= 0) & ((s_turn % 2 == 1) | (s_turn >= s_turns))
+    s_summed = tl.minimum(s_program, s_lag + s_turn // 2)
+    s_written = tl.maximum(s_turn // 2, s_turn - s_turns // 2)
+    return tl.where(s_writes, s_written, s_summed), s_writes
+
+
+@triton.jit
+def publish_tile(p_sums, p_done, sums, SUMS: tl.constexpr, STRIP: tl.constexpr):
+    """Store the sums of a tile, and count it once they can be seen."""
+    for s_sum in tl.static_range(SUMS):
+        tl.store(p_sums + s_sum * STRIP + tl.arange(0, STRIP), tl.sum(sums[s_sum], 1))
+    # What the other threads have stored is released by the one that counts.
+    tl.debug_barrier()
+    tl.atomic_add(p_done, 1, sem="release")
+
+
+@triton.jit
+def collect_strip(
+    p_sums, p_done, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr, SUMS: tl.constexpr, STRIP: tl.constexpr
+):
+    """Wait for the sums of all tiles of the strip, and add them up in the order of the segments."""
+    s_done = tl.atomic_add(p_done, 0, sem="acquire")
+    while s_done < SEGMENTS:
+        s_done = tl.atomic_add(p_done, 0, sem="acquire")
+    b_segments = tl.arange(0, SLOTS)[None, :]
+    p_sums += b_segments * (SUMS * STRIP) + tl.arange(0, STRIP)[:, None]
+    parts = ()
+    for s_sum in tl.static_range(SUMS):
+        b_part = tl.load(p_sums + s_sum * STRIP, mask=b_segments < SEGMENTS, other=0.0, cache_modifier=".cg")
+        parts = parts + (b_part,)
+    sums = ()
+    for s_sum in tl.static_range(SUMS):
+        sums = sums + (tl.sum(parts[s_sum], 1)[:, None],)
+    return sums
+
+
+class Given(NamedTuple):
+    """Where a program reads: rows of logits and of the incoming gradient."""
+
+    logits: tl.tensor
+    """The first categories of the rows, ``(rows, 1)``."""
+    step: tl.tensor
+    """From one category to the next."""
+    grads: tl.tensor
+    grad_step: tl.tensor
+
+
+class Known(NamedTuple):
+    """What a program knows of its rows."""
+
+    row: Row
+    gap: tl.tensor
+    selected: tl.tensor
+    """The gradient at the selected category, if only that is given."""
+
+
+class Output(NamedTuple):
+    """Where a program writes."""
+
+    rows: tl.tensor
+    step: tl.tensor
+    inside: tl.tensor
+    """Which rows exist, ``(rows, 1)``."""
+
+
+@triton.jit
+def _read(
+    given, s_start, s_categories, strip, AT_INDEX: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    EVICTION: tl.constexpr,
+):  # fmt: skip
+    """Chunks of logits and gradients, all of them read before the first is used.
+
+    Those of the gradients are empty if they are given at the selected categories alone.
+    """
+    logits = chunks(
+        given.logits, s_start, s_categories, given.step, strip, -float("inf"), BLOCK, PIECES, EVICTION
+    )
+    grads = ()
+    if not AT_INDEX:
+        grads = chunks(
+            given.grads, s_start, s_categories, given.grad_step, strip, 0.0, BLOCK, PIECES, EVICTION
+        )
+    return logits, grads
+
+
+@triton.jit
+def _piece(pieces, known, NUMBER: tl.constexpr, AT_INDEX: tl.constexpr):
+    """Columns, logits relative to the row's largest, and gradients of one of the chunks."""
+    logits, grads = pieces
+    b_columns, b_logits = logits[NUMBER]
+    if AT_INDEX:
+        b_grad = tl.where(b_columns == known.row.index, known.selected, 0.0)
+    else:
+        _, b_grad = grads[NUMBER]
+        b_grad = existing(b_grad, b_logits)
+    return b_columns, b_logits - known.row.shift, b_grad
+
+
+@triton.jit
+def _add(
+    sums, pieces, known, MODE: tl.constexpr, AT_INDEX: tl.constexpr, FAST: tl.constexpr, PIECES: tl.constexpr
+):
+    """Sums of lanes, with those of some chunks: weights, weights times gradient, that of plain softmax."""
+    b_sum, b_dot, b_plain_dot = sums
+    for s_piece in tl.static_range(PIECES):
+        b_columns, b_shifted, b_grad = _piece(pieces, known, s_piece, AT_INDEX)
+        b_weight = weights(b_shifted, b_columns, known.row, known.gap, MODE, FAST)
+        b_sum += b_weight
+        b_dot += b_weight * b_grad
+        if MODE == REINMAX:
+            b_plain_dot += exp2(b_shifted * LOG2_E, FAST) * b_grad
+    return b_sum, b_dot, b_plain_dot
+
+
+@triton.jit
+def _write(
+    out, pieces, known, b_centres, MODE: tl.constexpr, AT_INDEX: tl.constexpr, FAST: tl.constexpr,
+    PIECES: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of some chunks."""
+    row = known.row
+    for s_piece in tl.static_range(PIECES):
+        b_columns, b_shifted, b_grad = _piece(pieces, known, s_piece, AT_INDEX)
+        b_weight = weights(b_shifted, b_columns, row, known.gap, MODE, FAST)
+        b_out = gradient(b_weight, b_shifted, b_grad, b_columns, row, b_centres, MODE, FAST)
+        write_strip(out.rows, b_columns, b_out, row.categories, out.step, out.inside)
+
+
+@triton.jit
+def _write_lawless(out, s_start, s_categories, b_index, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Overwrite what was written of rows without a sample: zeros if they have no category, else NaN."""
+    if tl.max(b_index) >= s_categories:
+        # Perhaps other threads wrote it.
+        tl.debug_barrier()
+        b_lawless = out.inside & (b_index >= s_categories)
+        b_nothing = tl.where(b_index > s_categories, float("nan"), 0.0)
+        for s_from in range(s_start, s_start + LENGTH, BLOCK):
+            b_columns = s_from + tl.arange(0, BLOCK)[None, :]
+            b_values = b_nothing + tl.zeros([1, BLOCK], tl.float32)
+            write_strip(out.rows, b_columns, b_values, s_categories, out.step, b_lawless)
+
+
+@triton.jit(do_not_specialize=["s_lag", "s_tau_every", "s_gap_every"])
+def tile_backward_kernel(
+    p_logits,
+    p_index,
+    p_stats,
+    p_grad,
+    p_seed,
+    p_tau,
+    p_gap,
+    p_out,
+    p_sums,
+    p_done,
+    s_rows,
+    s_categories,
+    s_inner,
+    s_stride,
+    s_step,
+    s_grad_stride,
+    s_grad_step,
+    s_lag,
+    s_tau_every,
+    s_gap_every,
+    s_tau,
+    s_gap,
+    MODE: tl.constexpr,
+    TAU_PER_ROW: tl.constexpr,
+    GAP_PER_ROW: tl.constexpr,
+    EXPECTED_GAP: tl.constexpr,
+    AT_INDEX: tl.constexpr,
+    FAST: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SUMS: tl.constexpr,
+    TURNS: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIP: tl.constexpr,
+    STAGES: tl.constexpr,
+    FIRST_USE: tl.constexpr,
+    LAST_USE: tl.constexpr,
+):
+    """One program for each strip that is a single tile; else two for each tile, with a lag of `s_lag` tiles.
+
+    A segment has `TURNS * PIECES * BLOCK` categories, of which `PIECES * BLOCK` are read at a time. `p_sums`
+    has room for `SUMS` numbers of each row in each segment, `p_done` a zero for each strip. `FIRST_USE` and
+    `LAST_USE` tell the cache what to keep.
+    """
+    s_strip, s_segment, s_writes = tl.program_id(0), 0, False
+    if SEGMENTS > 1:
+        s_strips = (s_rows + STRIP - 1) // STRIP
+        s_tile, s_writes = task_of(tl.program_id(0), s_strips * SEGMENTS, s_lag)
+        s_strip, s_segment = s_tile // SEGMENTS, s_tile % SEGMENTS
+    strip = strip_of(s_strip, s_rows, STRIP)
+    # Offsets of categories may need 64 bits.
+    s_step = tl.cast(s_step, tl.int64)
+    s_grad_step = tl.cast(s_grad_step, tl.int64)
+    s_out = tl.cast(s_inner, tl.int64)
+    p_rows = row_starts(p_logits, strip.rows, s_stride, s_inner)
+    given = Given(p_rows, s_step, row_starts(p_grad, strip.rows, s_grad_stride, s_inner), s_grad_step)
+    out = Output(row_starts(p_out, strip.rows, s_out * s_categories, s_inner), s_out, strip.inside)
+    LENGTH: tl.constexpr = TURNS * PIECES * BLOCK
+    s_start = s_segment * LENGTH
+    if SEGMENTS == 1:
+        pieces = _read(given, 0, s_categories, strip, AT_INDEX, BLOCK, PIECES, LAST_USE)
+        # What is needed to use some of it is read after all of it, or the compiler would wait in between.
+        tl.debug_barrier()
+    # What is read of single rows must be there: a row that does not exist is the last one again, and one
+    # without a sample has some category. What comes of it is overwritten.
+    b_number = tl.reshape(strip.number, [STRIP])
+    b_index = tl.load(p_index + strip.number).to(tl.int32)
+    row = row_of_sample(
+        strip.number, 0, s_categories, tl.minimum(b_index, s_categories - 1), p_stats, p_seed,
+        (p_tau, s_tau, s_tau_every), TAU_PER_ROW,
+    )  # fmt: skip
+    p_first = row_starts(p_logits, b_number, s_stride, s_inner)
+    b_gap = row_gap((p_gap, s_gap, s_gap_every), p_first, row, MODE, EXPECTED_GAP, GAP_PER_ROW, s_step)
+    if AT_INDEX:
+        p_selected = p_grad + strip.number
+        known = Known(row, b_gap, tl.load(p_selected).to(tl.float32))
+    else:
+        p_selected = row_starts(p_grad, b_number, s_grad_stride, s_inner)
+        known = Known(row, b_gap, b_gap)
+    b_sum = tl.zeros([STRIP, BLOCK], tl.float32)
+    b_dot = b_sum
+    b_plain_dot = b_sum
+    if SEGMENTS == 1:
+        sums = _add((b_sum, b_dot, b_plain_dot), pieces, known, MODE, AT_INDEX, FAST, PIECES)
+        b_sum, b_dot, b_plain_dot = tl.sum(sums[0], 1), tl.sum(sums[1], 1), tl.sum(sums[2], 1)
+        b_centres = centres(
+            row, b_sum[:, None], b_dot[:, None], b_plain_dot[:, None], p_selected, MODE, AT_INDEX, s_grad_step
+        )
+        _write(out, pieces, known, b_centres, MODE, AT_INDEX, FAST, PIECES)
+        _write_lawless(out, s_start, s_categories, b_index, LENGTH, BLOCK)
+    else:
+        p_done += s_strip
+        p_sums += tl.cast(s_strip, tl.int64) * (SEGMENTS * SUMS * STRIP)
+        if s_writes:
+            # The first chunks are read before it waits.
+            pieces = _read(given, s_start, s_categories, strip, AT_INDEX, BLOCK, PIECES, LAST_USE)
+            totals = collect_strip(p_sums, p_done, SEGMENTS, SLOTS, SUMS, STRIP)
+            b_centres = centres(
+                row, totals[0], totals[1], totals[SUMS - 1], p_selected, MODE, AT_INDEX, s_grad_step
+            )
+            _write(out, pieces, known, b_centres, MODE, AT_INDEX, FAST, PIECES)
+            for s_turn in tl.range(1, TURNS, num_stages=STAGES):
+                s_from = s_start + s_turn * (PIECES * BLOCK)
+                pieces = _read(given, s_from, s_categories, strip, AT_INDEX, BLOCK, PIECES, LAST_USE)
+                _write(out, pieces, known, b_centres, MODE, AT_INDEX, FAST, PIECES)
+            _write_lawless(out, s_start, s_categories, b_index, LENGTH, BLOCK)
+        else:
+            for s_turn in tl.range(TURNS, num_stages=STAGES):
+                s_from = s_start + s_turn * (PIECES * BLOCK)
+                pieces = _read(given, s_from, s_categories, strip, AT_INDEX, BLOCK, PIECES, FIRST_USE)
+                b_sum, b_dot, b_plain_dot = _add(
+                    (b_sum, b_dot, b_plain_dot), pieces, known, MODE, AT_INDEX, FAST, PIECES
+                )
+            sums = (b_sum, b_dot, b_plain_dot)
+            publish_tile(p_sums + s_segment * (SUMS * STRIP), p_done, sums, SUMS, STRIP)

@@ -1,4 +1,4 @@
-"""What the kernels of short and long rows share: estimators by number, temperatures, gaps."""
+"""Estimators by number, temperatures and gaps, for the kernels of rows of any length and of gates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import triton.language as tl
 from gapped.kernels.primitives import LN_2, exp2, log2, reciprocal
 
 _NAMES = (
-    *("gst", "gst-auto", "straight-through", "reinmax", "gumbel-softmax", "decoupled", "gumbel-rao", "mve"),
+    "gst",
+    "gst-auto",
+    "straight-through",
+    "reinmax",
+    "gumbel-softmax",
+    "decoupled",
+    "gumbel-rao",
     "reinmax-rao",
 )
 MODES = {name: number for number, name in enumerate(_NAMES)}

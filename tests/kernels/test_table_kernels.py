@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gapped
 from gapped import choice as choices
-from gapped.kernels.tables import table_launch
+from gapped.kernels import backend, tables
 
 pytestmark = GPU_MARKS
 
@@ -24,8 +24,8 @@ GROUPS = [1, 3]
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks of rows, and several of them side by side."""
-    monkeypatch.setattr(table_launch, "BLOCK", 64)
-    monkeypatch.setattr(table_launch, "WIDEST", 16)
+    monkeypatch.setattr(tables, "BLOCK", 64)
+    monkeypatch.setattr(tables, "WIDEST", 16)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -50,10 +50,10 @@ def equal(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("rest", [(), (1,), (5,), (40,), (2, 3)], ids=str)
 def test_rows_and_sums_equal_torch(groups: int, rest: tuple[int, ...]) -> None:
     index, table, how = drawn(9, groups), table_of(groups, *rest), (K, groups > 1)
-    equal(table_launch.select(table, index, *how), choices._look_up(table, index, *how), 0.0)
+    equal(tables.select(table, index, *how), choices._look_up(table, index, *how), 0.0)
     grad = incoming(9, groups, *rest)
     expected = choices._summed(grad, table, index.long(), *how)
-    equal(table_launch.gradient(grad, index, table, *how), expected, 1e-6)
+    equal(tables.gradient(grad, index, table, *how), expected, 1e-6)
     assert expected.isnan().any()
 
 
@@ -61,31 +61,31 @@ def test_rows_and_sums_equal_torch(groups: int, rest: tuple[int, ...]) -> None:
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     index, table = drawn(40, 3), table_of(3, 6, dtype=dtype)
     index[:2] = 0
-    equal(table_launch.select(table, index, K, True), choices._look_up(table, index, K, True), 0.0)
+    equal(tables.select(table, index, K, True), choices._look_up(table, index, K, True), 0.0)
     grad = incoming(40, 3, 6).to(dtype)
     expected = choices._summed(grad.float(), table.float(), index.long(), K, True).to(dtype)
-    equal(table_launch.gradient(grad, index, table, K, True), expected, 1e-3)
+    equal(tables.gradient(grad, index, table, K, True), expected, 1e-3)
 
 
 def test_layouts_and_nothing() -> None:
     index, table = drawn(9, 3), table_of(4, 3)[:3].mT.contiguous().mT
     grad = incoming(4, 3, 9).permute(2, 1, 0)[..., :3]
-    equal(table_launch.select(table, index, K, True), choices._look_up(table, index, K, True), 0.0)
+    equal(tables.select(table, index, K, True), choices._look_up(table, index, K, True), 0.0)
     expected = choices._summed(grad, table, index.long(), K, True)
-    equal(table_launch.gradient(grad, index, table, K, True), expected, 1e-6)
+    equal(tables.gradient(grad, index, table, K, True), expected, 1e-6)
     none = drawn(9, 3)[:0]
-    assert table_launch.select(table, none, K, True).shape == (0, 3, 3)
-    assert not table_launch.gradient(grad[:0], none, table, K, True).any()
+    assert tables.select(table, none, K, True).shape == (0, 3, 3)
+    assert not tables.gradient(grad[:0], none, table, K, True).any()
 
 
 def test_where_the_kernels_apply() -> None:
     index, table = drawn(4), table_of(1, 2)
-    assert table_launch.applies(table, index)
+    assert backend.takes_table(table, index)
     for other in (table.double(), table[:, :0]):
-        assert not table_launch.applies(other, index)
-    assert not table_launch.applies(table, index.long())
-    torch.func.vmap(lambda each: each.sum() + table_launch.applies(table, index))(table)
-    assert not torch.func.vmap(lambda each: torch.tensor(table_launch.applies(table, index)))(table).any()
+        assert not backend.takes_table(other, index)
+    assert not backend.takes_table(table, index.long())
+    torch.func.vmap(lambda each: each.sum() + backend.takes_table(table, index))(table)
+    assert not torch.func.vmap(lambda each: torch.tensor(backend.takes_table(table, index)))(table).any()
 
 
 def pulled(estimator: Any, logits: Tensor, table: Tensor, by_hand: bool) -> tuple[Tensor, ...]:
@@ -113,8 +113,8 @@ def test_a_choice_of_the_kernels_equals_the_one_hot_product(
     expected = pulled(estimator, logits, table, by_hand=True)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     calls: list[int] = []
-    whole = table_launch.gradient
-    monkeypatch.setattr(table_launch, "gradient", lambda *given: calls.append(1) or whole(*given))
+    whole = tables.gradient
+    monkeypatch.setattr(tables, "gradient", lambda *given: calls.append(1) or whole(*given))
     for ours, theirs in zip(pulled(estimator, logits, table, by_hand=False), expected, strict=True):
         assert_close(ours, theirs, 1e-5)
     assert bool(calls) is not deterministic

@@ -1,4 +1,7 @@
-"""Subsets of up to eight elements: a program has many groups, and goes through their subsets one by one.
+"""Masks: subsets of groups of up to eight elements, as in N:M masks, and their gradients.
+
+The reference is `gapped.subsets.option_table`, with the gapped logits of `gapped.subsets.subset_sampling`. A
+program has many groups, and goes through their subsets one by one.
 
 A subset is an integer whose bit `j` says whether element `j` belongs to it. Groups are contiguous, so that
 each lies within a thread, if it has up to four elements, and sums over it stay in registers. Arithmetic is in
@@ -8,9 +11,15 @@ samples, gradients and one byte per group.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from gapped.gradient import first_order
+from gapped.kernels import backend
 from gapped.kernels.primitives import (
     LOG2_E,
     exp2,
@@ -20,8 +29,11 @@ from gapped.kernels.primitives import (
     safe_reciprocal,
     store_rows,
 )
+from gapped.kernels.runner import partition, run
 from gapped.kernels.sampling.surrogates import lawless
 
+# Elements of a block and warps that share it; None for those of other kernels, the default.
+BLOCK: tuple[int, int] | None = None
 _INF = tl.constexpr(float("inf"))
 
 
@@ -231,3 +243,119 @@ def mask_backward_kernel(
     b_out = tl.where(b_certain[:, None], 0.0, b_out)
     b_out = tl.where(b_lawless[:, None], float("nan"), b_out)
     store_rows(p_out, block, M, b_out)
+
+
+class Options(NamedTuple):
+    """What the kernels need to know of a call."""
+
+    k: int
+    """How many elements of a group are selected."""
+    tau: float
+    gap: float | None
+    """The gap of GST; None for SIMPLE."""
+    soft: bool = False
+    """Whether the sample is the surrogate itself."""
+
+
+def forward(rows: Tensor, key: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """A sample, and the subsets as bytes, ``(groups,)``: bit `j` stands for element `j`."""
+    value = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    chosen = torch.empty(rows.shape[:-1].numel(), dtype=torch.uint8, device=rows.device)
+    pointers = (rows.contiguous(), key, value, chosen)
+    _run(mask_forward_kernel, pointers, options, SOFT=options.soft)
+    return value, chosen
+
+
+def backward(rows: Tensor, chosen: Tensor, grad: Tensor, options: Options) -> Tensor:
+    """The gradient of the logits."""
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    _run(mask_backward_kernel, (rows.contiguous(), chosen, grad.contiguous(), out), options)
+    return out
+
+
+def _run(kernel: Any, pointers: tuple[Tensor, ...], options: Options, **flags: bool) -> None:
+    """Launch a kernel over the groups of its first tensor, if there are any."""
+    groups, size = pointers[0].shape[:-1].numel(), pointers[0].shape[-1]
+    if groups:
+        programs, block = partition(groups, size, BLOCK)
+        # Groups come in pairs that share their noise.
+        block["BLOCK_ROWS"] = max(block["BLOCK_ROWS"], 2)
+        # As floats: a whole number would be compiled as such.
+        numbers = float(options.tau), float(options.gap or 0.0)
+        named = {"N": options.k, "M": size, "GAPPED": options.gap is not None, **flags}
+        named |= {"FAST": pointers[0].is_cuda, **block}
+        run(kernel, programs, pointers, (groups,), numbers, named)
+
+
+class _Sample(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, key: Tensor, options: Options) -> Tensor:
+        value, chosen = forward(rows, key, options)
+        ctx.options = options
+        ctx.save_for_backward(rows, chosen)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        rows, chosen = ctx.saved_tensors
+
+        def product(grad: Tensor) -> Tensor:
+            return backward(rows, chosen, grad, ctx.options)
+
+        return first_order(product, rows, grad), None, None
+
+
+# The kernels as operators that a compiler puts into its graph without looking inside: the fields of `Options`.
+_OPTIONS = "int k, float tau, float? gap, bool soft"
+
+
+@torch.library.custom_op(
+    "gapped::mask",
+    mutates_args=(),
+    schema=f"(Tensor rows, Tensor key, {_OPTIONS}) -> (Tensor, Tensor)",
+)
+def _mask(rows: Tensor, key: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return forward(rows, key, Options(*options))
+
+
+@_mask.register_fake
+def _(rows: Tensor, key: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    groups = rows.numel() // rows.shape[-1]
+    return rows.new_empty(rows.shape), rows.new_empty((groups,), dtype=torch.uint8)
+
+
+@torch.library.custom_op(
+    "gapped::mask_backward",
+    mutates_args=(),
+    schema=f"(Tensor rows, Tensor chosen, Tensor grad, {_OPTIONS}) -> Tensor",
+)
+def _mask_backward(rows: Tensor, chosen: Tensor, grad: Tensor, *options: Any) -> Tensor:
+    return backward(rows, chosen, grad, Options(*options))
+
+
+@_mask_backward.register_fake
+def _(rows: Tensor, *rest: Any) -> Tensor:
+    return rows.new_empty(rows.shape)
+
+
+def _save_mask(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    rows, _, *ctx.options = inputs
+    ctx.save_for_backward(rows, output[1])
+
+
+def _pull_mask(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    gradient = torch.ops.gapped.mask_backward(*ctx.saved_tensors, grad, *ctx.options)
+    return gradient, None, *(None for _ in ctx.options)
+
+
+_mask.register_autograd(_pull_mask, setup_context=_save_mask)
+
+
+def sample(rows: Tensor, options: Options, generator: torch.Generator | None) -> Tensor:
+    """A sample of groups ``(*rows, m)`` that carries its gradient."""
+    key = backend.draw_key(rows, generator)
+    backend.note("triton")
+    if torch.compiler.is_compiling():
+        value: Tensor = torch.ops.gapped.mask(rows, key, *options)[0]
+        return value
+    return _Sample.apply(rows, key, options)  # type: ignore[no-any-return, no-untyped-call]

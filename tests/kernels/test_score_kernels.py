@@ -11,9 +11,9 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
+from gapped.kernels import backend, runner, scores
 from gapped.kernels.sampling import launch
-from gapped.kernels.scores import score_launch
-from gapped.score import Cost, Draws, score_product
+from gapped.score import Cost, Draws, disarm, score_product
 from gapped_lab.fleet.estimator_groups import Grouped, Part
 
 SIZES = [1, 2, 3, 10, 63, 64, 65, 300]
@@ -26,7 +26,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6, "equal_nan": True}
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernels, also on a GPU, until a test turns them on."""
-    monkeypatch.setattr(score_launch, "applies", lambda logits: False)
+    monkeypatch.setattr(backend, "takes_scores", lambda logits: False)
 
 
 def example(*shape: int) -> Tensor:
@@ -51,15 +51,15 @@ def indices(categories: int, *shape: int) -> Tensor:
 
 def gradients(logits: Tensor, index: Tensor, signal: Tensor) -> list[Tensor]:
     """The products with the score of two samples, and of an antithetic pair."""
-    product = score_launch.score(logits, index, signal)
-    return [product, score_launch.tree_gradient(logits, index, signal[0])]
+    product = scores.score(logits, index, signal)
+    return [product, scores.tree_gradient(logits, index, signal[0], disarm._depth(logits.shape[-1]))]
 
 
 @every_size
 def test_one_hot_rows(categories: int) -> None:
     index = indices(categories, 2, 37).transpose(0, 1)
     expected = simplex.one_hot(index, categories, torch.float32)
-    actual = score_launch.one_hot(index, categories)
+    actual = scores.one_hot(index, categories)
     assert actual.is_contiguous()
     torch.testing.assert_close(actual, expected, **EXACT)
 
@@ -70,10 +70,10 @@ def test_one_hot_rows(categories: int) -> None:
 def test_products_with_the_score(categories: int, samples: int) -> None:
     logits = example(4, 3, categories)
     signal = torch.randn(samples, 4, generator=seeded(2)).to(DEVICE)
-    index = score_launch.draw(logits, samples, on_device(4))
+    index = scores.draw(logits, samples, on_device(4))
     cost = Cost(lambda z: z, logits, logits.dtype)
     expected = score_product(cost, Draws(None, index, signal), signal)
-    torch.testing.assert_close(score_launch.score(logits, index, signal), expected, **CLOSE)
+    torch.testing.assert_close(scores.score(logits, index, signal), expected, **CLOSE)
 
 
 @every_size
@@ -86,7 +86,7 @@ def test_pairs_on_a_tree(categories: int, monkeypatch: pytest.MonkeyPatch) -> No
     costs = torch.randn(2, 40, generator=seeded(2)).to(DEVICE)
     arguments = Cost(lambda z: z, logits, logits.dtype), Draws(noise, pair, costs)
     expected = estimator.gradient(*arguments)
-    monkeypatch.setattr(score_launch, "applies", lambda logits: True)
+    monkeypatch.setattr(backend, "takes_scores", lambda logits: True)
     assert torch.equal(estimator.index(logits, noise), pair)
     torch.testing.assert_close(estimator.gradient(*arguments), expected, **CLOSE)
 
@@ -96,7 +96,7 @@ def test_the_default_dtype_changes_nothing() -> None:
     index = indices(5, 2, 8)
 
     def results() -> list[Tensor]:
-        return [score_launch.one_hot(index, 5), *gradients(logits, index, signal)]
+        return [scores.one_hot(index, 5), *gradients(logits, index, signal)]
 
     expected = results()
     torch.set_default_dtype(torch.float64)
@@ -111,14 +111,14 @@ def test_strided_rows_and_no_rows() -> None:
     wide = example(40, 14)
     narrow, signal = wide[:, 2:9], torch.ones(2, 40, device=DEVICE)
     noise = torch.rand(40, 7, generator=seeded()).to(DEVICE)
-    index = score_launch.tree_index(narrow.contiguous(), noise)
-    assert torch.equal(score_launch.tree_index(narrow, noise), index)
+    index = scores.tree_index(narrow.contiguous(), noise, 4)
+    assert torch.equal(scores.tree_index(narrow, noise, 4), index)
     expected = gradients(narrow.contiguous(), index, signal)
     torch.testing.assert_close(gradients(narrow, index, signal), expected, **EXACT)
     none = wide[:0]
-    assert score_launch.draw(none, 2, None).shape == (2, 0)
-    assert score_launch.one_hot(index[:, :0], 14).shape == (2, 0, 14)
-    assert score_launch.tree_index(none, none).shape == (2, 0)
+    assert scores.draw(none, 2, None).shape == (2, 0)
+    assert scores.one_hot(index[:, :0], 14).shape == (2, 0, 14)
+    assert scores.tree_index(none, none, 4).shape == (2, 0)
     assert all(each.shape == (0, 14) for each in gradients(none, index[:, :0], signal[:, :0]))
 
 
@@ -126,11 +126,11 @@ def test_draws_follow_the_logits_independently() -> None:
     logits = torch.tensor([0.3, -1.0, 0.0, -torch.inf]) - 0.3
     p = logits.double().softmax(-1)
     generator = on_device(5)
-    one, other = score_launch.draw(logits.to(DEVICE).expand(30_000, 4), 2, generator).cpu()
+    one, other = scores.draw(logits.to(DEVICE).expand(30_000, 4), 2, generator).cpu()
     joint = torch.outer(p, p).flatten()
     require_law(chi_squared(counts_of(4 * one + other, 16), joint))
     require_rejected(chi_squared(counts_of(4 * one + one, 16), joint))
-    marked = score_launch.draw(example(8, 5), 3, generator)
+    marked = scores.draw(example(8, 5), 3, generator)
     assert bool((marked[:, 1] == 5).all())
     assert bool((marked[:, 2] == 0).all())
     assert bool((marked[:, 5] == 6).all())
@@ -157,8 +157,8 @@ def test_a_fleet_estimates_with_the_kernels_as_without(monkeypatch: pytest.Monke
     def draw(x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         return simplex.inverse_cdf(x.exp().expand(samples, *x.shape), generator)
 
-    monkeypatch.setattr(score_launch, "draw", draw)
-    monkeypatch.setattr(score_launch, "applies", lambda logits: True)
+    monkeypatch.setattr(scores, "draw", draw)
+    monkeypatch.setattr(backend, "takes_scores", lambda logits: True)
     assert expected[1].abs().amax((1, 2, 3)).min() > 0.01
     torch.testing.assert_close(estimate(), expected, rtol=1e-5, atol=1e-6)
 
@@ -178,7 +178,7 @@ def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
     (gradient,) = torch.autograd.grad(sample, leaf, grad, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         gradient.sum().backward()
-    keys = launch.draw_key(logits, on_device(3), 3).split(1)
+    keys = backend.draw_key(logits, on_device(3), 3).split(1)
     for (a, b, each), key in zip(grouped.groups, keys, strict=True):
         fused = each.fused()  # type: ignore[union-attr]
         value, index, stats = launch.forward(logits[a:b], key, fused)
@@ -189,7 +189,7 @@ def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
 def test_the_kernels_apply_on_a_gpu_where_they_can() -> None:
     rows = torch.zeros(3, 5, device=DEVICE)
-    assert score_launch.applies(rows)
-    assert not score_launch.applies(rows.double())
-    assert not score_launch.applies(rows.expand(3, 5).cpu())
-    assert not score_launch.applies(torch.zeros(1, launch.LONGEST_BLOCK + 1, device=DEVICE))
+    assert backend.takes_scores(rows)
+    assert not backend.takes_scores(rows.double())
+    assert not backend.takes_scores(rows.expand(3, 5).cpu())
+    assert not backend.takes_scores(torch.zeros(1, runner.LONGEST_BLOCK + 1, device=DEVICE))

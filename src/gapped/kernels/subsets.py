@@ -1,5 +1,7 @@
 """Subsets of `k` of `n` elements: choices of blocks of rows, and sums over subsets of one row each.
 
+The reference is `gapped.subsets.conditional_bernoulli`, whose functions and arguments these are, for 0 < k < n.
+
 As in `gapped.subsets.trials`, a subset is the result of independent choices, given that `k` are made, with
 scores shifted so that about `k` are made on average. Each element then has one *rare* event, of probability
 P <= 1/2: to be chosen, or not to be chosen. It is held as one number, -P where the rare event is not to be
@@ -10,18 +12,32 @@ chosen, and 0 for an element that does not exist.
 - A sum over all subsets of `k` elements is a coefficient of the product of (1 - P + P w) over the elements,
   with 1/w for w where the rare event is not to be chosen. The product is evaluated at 2 F points w of the
   unit circle, and the coefficient is their Fourier sum. It has the coefficients of `k` plus or minus 2 F, 4 F
-  and so on in it, and F is such that no float32 notices (`subset_launch.frequencies`). One of w and its
+  and so on in it, and F is such that no float32 notices (`frequencies`). One of w and its
   conjugate suffices; neither 1 nor -1 is among them, so no factor is 0, and leaving out an element is a
   division.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from math import log1p
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from gapped.kernels.backend import draw_key
 from gapped.kernels.primitives import load_rows, reciprocal, row_block, store_rows, words
+from gapped.kernels.runner import partition, power, run
 
+# Of sums over subsets: the warps of a program, and the elements times points of the unit circle that it
+# computes at once. The default.
+WARPS = 4
+TILE = 1024
+# Aliases of the size of a subset have a probability of at most exp(-25), 1e-11.
+_ALIAS = 25.0
 _INF = tl.constexpr(float("inf"))
 _PI = tl.constexpr(3.141592653589793)
 # The last word of a counter, as in `primitives`: what the noise is for. Odd ones belong to Gumbel-Rao.
@@ -73,7 +89,7 @@ def _shift(b_relative, s_k, s_elements):
 
 
 @triton.jit
-def _rare(b_scores, s_k, s_elements):
+def _rare_choices(b_scores, s_k, s_elements):
     """The rare events, the score of each row that has even odds, and which rows have something to choose."""
     b_exists = b_scores != -_INF
     b_open = (_count(b_scores != b_scores) == 0) & (_count(b_exists) > s_k)
@@ -107,7 +123,7 @@ def subset_draw_kernel(
 ):  # fmt: skip
     """Draw a subset of each row: zeros and ones."""
     block = row_block(s_rows, s_elements, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_rare, _, b_open = _rare(load_rows(p_scores, block, s_elements, -_INF), s_k, s_elements)
+    b_rare, _, b_open = _rare_choices(load_rows(p_scores, block, s_elements, -_INF), s_k, s_elements)
     b_usual = b_rare < 0
     # Of 2^32 equally probable words, so many are the rare event.
     b_threshold = (tl.abs(b_rare) * 4294967296.0).to(tl.uint32)
@@ -136,7 +152,7 @@ def subset_rare_kernel(
     """
     block = row_block(s_rows, s_elements, BLOCK_ROWS, BLOCK_COLUMNS)
     b_scores = load_rows(p_scores, block, s_elements, -_INF)
-    b_rare, b_even, b_open = _rare(b_scores, s_k, s_elements)
+    b_rare, b_even, b_open = _rare_choices(b_scores, s_k, s_elements)
     b_usual = b_rare < 0
     # Each usual choice has its score; those that are missing from k, or too many, count as even ones.
     b_base = tl.sum(tl.where(b_usual, b_scores, 0.0).to(tl.float64), 1)
@@ -259,3 +275,76 @@ def subset_sums_kernel(
                 b_out = tl.where(b_sign < 0, 1.0 - b_out, b_out)
             b_columns = s_first + tl.arange(0, PART)
             tl.store(p_out + s_row + b_columns, b_out, mask=b_columns < s_elements)
+
+
+@cache
+def frequencies(n: int, k: int) -> int:
+    """How many pairs of points of the unit circle a sum over subsets takes: a power of two.
+
+    With twice as many points, the coefficient of the size `k` also has those of sizes that are twice as far
+    away, and further. Sums of independent choices of variance v exceed their mean by d with a probability of
+    at most exp(-v h(d / v)), where h(u) = (1 + u) log(1 + u) - u (Bennett), and v is at most k (n - k) / n.
+    """
+    variance, count = k * (n - k) / n, 4
+    while variance * _excess(2 * count / variance) < _ALIAS:
+        count *= 2
+    return count
+
+
+def _excess(u: float) -> float:
+    return (1 + u) * log1p(u) - u
+
+
+def _rare(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The rare events of the elements, and the logarithm of the choices' normaliser, ``(*rows)``."""
+    rare = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    base = torch.empty(scores.shape[:-1], dtype=torch.float64, device=scores.device)
+    _choose(subset_rare_kernel, (scores.contiguous(), rare, base), k)
+    return rare, base
+
+
+def _choose(kernel: Any, pointers: tuple[Tensor, ...], k: int) -> None:
+    """Launch a kernel that makes the choices of the rows of its first tensor, if there are any."""
+    n = pointers[0].shape[-1]
+    if rows := pointers[0].numel() // n:
+        programs, block = partition(rows, n)
+        # Noise comes four words at a time.
+        block["BLOCK_COLUMNS"] = max(block["BLOCK_COLUMNS"], 4)
+        run(kernel, programs, pointers, (rows, n, k), (), block)
+
+
+def _sums(rare: Tensor, grad: Tensor, out: Tensor, k: int, what: Any) -> Tensor:
+    """Fill `out` with a sum over all subsets."""
+    n = rare.shape[-1]
+    count = frequencies(n, k)
+    part = min(max(TILE // count, 1), power(n))
+    flags = {"WHAT": what.value, "FREQUENCIES": count, "PART": part, "FAST": rare.is_cuda}
+    flags |= {"BLOCK": power(n), "num_warps": WARPS if n > 64 else 1}
+    if rows := rare.numel() // n:
+        run(subset_sums_kernel, rows, (rare, grad, out), (n, k), (), flags)
+    return out
+
+
+def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a subset: a boolean tensor of the shape of `scores`."""
+    chosen = torch.empty(scores.shape, dtype=torch.uint8, device=scores.device)
+    _choose(subset_draw_kernel, (scores.contiguous(), draw_key(scores, generator), chosen), k)
+    return chosen.view(torch.bool)
+
+
+def marginals(scores: Tensor, k: int) -> Tensor:
+    """The probability that each element is selected."""
+    rare, _ = _rare(scores, k)
+    return _sums(rare, rare, torch.empty_like(rare), k, MARGINALS)
+
+
+def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
+    """The covariances of the selections times a vector."""
+    rare, _ = _rare(scores, k)
+    return _sums(rare, grad.contiguous(), torch.empty_like(rare), k, COVARIANCES)
+
+
+def log_normaliser(scores: Tensor, k: int) -> Tensor:
+    """The logarithm of the sum of the weights of all subsets, ``(*rows)``."""
+    rare, base = _rare(scores, k)
+    return (base + _sums(rare, rare, torch.empty_like(base), k, NORMALISER)).to(scores.dtype)

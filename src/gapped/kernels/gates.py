@@ -1,4 +1,8 @@
-"""Gates forward and backward: the pair of logits (phi, 0) of each estimator, with one number in memory.
+"""Gates: one number read and one written forward, two read and one written backward.
+
+The reference is `Pathwise.gate` in plain torch. The kernels compute for the pair of logits (phi, 0) of each
+estimator. Noise is a function of a key and of the gate's number, so the backward pass draws it again, and
+nothing is kept beside the logits and the key.
 
 The surrogate of a gate is the softmax of two scores. It is held as the `loss`, the score of the lesser less
 that of the greater, at most 0: with e = exp(loss) the masses are 1/(1 + e) and e/(1 + e), and their product,
@@ -7,11 +11,19 @@ the slope of either, is e/(1 + e)^2, with all digits wherever they lie.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from gapped.gradient import first_order
+from gapped.kernels.backend import draw_key
 from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, reciprocal, words
-from gapped.kernels.sampling.rao_weights import ROUNDS, rao_bits
+from gapped.kernels.runner import run
+from gapped.kernels.sampling.fused import Fused
+from gapped.kernels.sampling.rao import ROUNDS, rao_bits
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
     GST,
@@ -24,6 +36,9 @@ from gapped.kernels.sampling.surrogates import (
     selected_gap,
 )
 
+# Gates of a program, and its warps: the default.
+BLOCK = 2048
+WARPS = 4
 RAO = tl.constexpr(MODES["gumbel-rao"])
 # The last word of a counter, as in `primitives`: what the noise is for.
 _GATES = tl.constexpr(2)
@@ -193,3 +208,64 @@ def gate_backward_kernel(
             b_slope = b_greater * b_lesser / b_tau
     b_slope = tl.where(b_phi == b_phi, b_slope, float("nan"))
     tl.store(p_out + b_gates, (b_slope * b_grad).to(p_out.dtype.element_ty), mask=b_inside)
+
+
+def forward(logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
+    """Draw gates."""
+    value = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    _run(gate_forward_kernel, logits, (key,), value, fused, SOFT=fused.soft)
+    return value
+
+
+def backward(logits: Tensor, grad: Tensor, key: Tensor, fused: Fused) -> Tensor:
+    """The gradient of the logits."""
+    out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    _run(gate_backward_kernel, logits, (grad.contiguous(), key), out, fused)
+    return out
+
+
+def _run(
+    kernel: Any, logits: Tensor, pointers: tuple[Tensor, ...], out: Tensor, fused: Fused, **more: Any
+) -> None:
+    """Launch a kernel over all gates, if there are any."""
+    count = logits.numel()
+    if count == 0:
+        return
+    # Each gate is a row to its temperature and gap.
+    levels, every = fused.level_tensors(logits.unsqueeze(-1))
+    flags: dict[str, Any] = {
+        "MODE": MODES[fused.mode],
+        "EXPECTED_GAP": fused.gap is None,
+        "FAST": logits.is_cuda,
+        "TAU_PER_ROW": every[0] > 0,
+        "GAP_PER_ROW": every[1] > 0,
+        "TAU_FORWARD_PER_ROW": every[2] > 0,
+        **more,
+        "BLOCK": BLOCK,
+        "num_warps": WARPS,
+    }
+    tensors = (logits.contiguous(), *pointers, *levels, out)
+    run(kernel, -(-count // BLOCK), tensors, (count, *every), (*fused.numbers, fused.samples), flags)
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, key: Tensor, fused: Fused) -> Tensor:
+        ctx.fused = fused
+        # Temperatures and gaps too, so that autograd notices if they are changed before the backward pass.
+        ctx.save_for_backward(logits, key, *fused.tensors)
+        return forward(logits, key, fused)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, key, *_ = ctx.saved_tensors
+
+        def product(grad: Tensor) -> Tensor:
+            return backward(logits, grad, key, ctx.fused)
+
+        return first_order(product, logits, grad), None, None
+
+
+def gate(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
+    """Gates of these log-odds, of any shape, that carry the gradient of the estimator `fused`."""
+    return _Gate.apply(logits, draw_key(logits, generator), fused)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,4 +1,6 @@
-"""Selected rows of tables, one table for each group, and the sums of the rows' gradients.
+"""Selected rows of tables, one table for each group, and the sums of the rows' gradients: one kernel each.
+
+The reference is in `gapped.choice`, which calls these where `backend.takes_table` says so.
 
 Row r of the choices belongs to group r modulo the number of groups. Its index is `K` if it has no category,
 and then its entries are zero; `K + 1` if it holds a NaN, and then they are NaN.
@@ -6,8 +8,20 @@ and then its entries are zero; `K + 1` if it holds a NaN, and then they are NaN.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from gapped.kernels.runner import Launch, power
+
+# Numbers of a program's block, the most of them in a row, and warps: the default.
+BLOCK = 2048
+WIDEST = 512
+WARPS = 4
 
 
 @triton.jit
@@ -50,3 +64,44 @@ def table_sum_kernel(
     b_grad = _only_sampled(b_grad, b_index, s_categories)
     # A row without a sample adds nothing, not even a zero.
     tl.atomic_add(p_sums + b_to, b_grad, mask=b_inside & (b_index != s_categories), sem="relaxed")
+
+
+def _run(
+    kernel: Any, pointers: tuple[Tensor, Tensor, Tensor], table: Tensor, categories: int, is_grouped: bool
+) -> None:
+    """Launch a kernel over all numbers of the selected rows, if there are any."""
+    if rows := pointers[1].numel():
+        groups = table.shape[0] if is_grouped else 1
+        _launch(kernel, rows, groups, categories, table.numel(), BLOCK, WIDEST)(pointers, ())
+
+
+# Launches are kept: working out how to launch takes the host longer than a small kernel runs.
+@lru_cache(maxsize=1024)
+def _launch(
+    kernel: Any, rows: int, groups: int, categories: int, numbers: int, block: int, widest: int
+) -> Launch:
+    """The launch of a kernel for tables of so many numbers in all."""
+    width = numbers // (groups * categories)
+    part = min(power(width), widest)
+    height = max(block // part, 1)
+    flags = {"ROWS": height, "WIDTH": part, "num_warps": WARPS}
+    programs = -(-rows // height) * -(-width // part)
+    return Launch(kernel, programs, (rows, groups, categories, width), flags)
+
+
+def select(table: Tensor, index: Tensor, categories: int, is_grouped: bool) -> Tensor:
+    """The rows of a table that indices select.
+
+    A table ``(K, *rest)`` and indices ``(*rows)`` give ``(*rows, *rest)``; where there is one for each group,
+    ``(G, K, *rest)`` and ``(..., G)`` give ``(..., G, *rest)``.
+    """
+    out = table.new_empty((*index.shape, *table.shape[1 + is_grouped :]))
+    _run(table_select_kernel, (table.contiguous(), index, out), table, categories, is_grouped)
+    return out
+
+
+def gradient(grad: Tensor, index: Tensor, table: Tensor, categories: int, is_grouped: bool) -> Tensor:
+    """The gradient of such a table by that of the selected rows: sums in float32, added in any order."""
+    sums = torch.zeros_like(table, dtype=torch.float32, memory_format=torch.contiguous_format)
+    _run(table_sum_kernel, (grad.contiguous(), index, sums), table, categories, is_grouped)
+    return sums.to(table.dtype)

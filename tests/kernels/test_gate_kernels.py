@@ -15,9 +15,9 @@ from torch import Tensor
 import gapped
 from gapped import simplex
 from gapped.gradient import pair_slopes
-from gapped.kernels.gating import gate_launch
-from gapped.kernels.gating.gate_kernels import gate_bits
-from gapped.kernels.sampling.rao_weights import rao_bits
+from gapped.kernels import gates
+from gapped.kernels.gates import gate_bits
+from gapped.kernels.sampling.rao import rao_bits
 from gapped.pathwise import Draw
 
 pytestmark = GPU_MARKS
@@ -30,7 +30,7 @@ every_name = pytest.mark.parametrize("name", NAMES)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_launch, "BLOCK", BLOCK)
+    monkeypatch.setattr(gates, "BLOCK", BLOCK)
 
 
 def example(count: int = 300) -> Tensor:
@@ -93,17 +93,17 @@ def assert_equals_reference(name: str, estimator: Any, odds: Tensor, tolerance: 
     gates, soft, slopes = (each.view(odds.shape) for each in reference(name, estimator, flat))
     grad = normal(*odds.shape, dtype=torch.float32).to(DEVICE).to(odds.dtype)
     fused = estimator.fused()
-    value = gate_launch.forward(odds, key(), fused)
+    value = gates.forward(odds, key(), fused)
     assert value.dtype == odds.dtype
     inside = finite.view(odds.shape)
     assert torch.equal(value[inside].double(), gates[inside])
-    gradient = gate_launch.backward(odds, grad, key(), fused)
+    gradient = gates.backward(odds, grad, key(), fused)
     expected = (slopes * grad.double()).to(odds.dtype)
     torch.testing.assert_close(gradient[inside], expected[inside], **tolerance)
     assert value[~inside].isnan().all()
     assert gradient[~inside].isnan().all()
     if name != "reinmax":
-        value = gate_launch.forward(odds, key(), replace(fused, soft=True))
+        value = gates.forward(odds, key(), replace(fused, soft=True))
         torch.testing.assert_close(value[inside], soft[inside].to(odds.dtype), **tolerance)
         assert value[~inside].isnan().all()
 
@@ -137,7 +137,7 @@ def test_a_level_per_gate(name: str, level: str, shape: tuple[int, ...]) -> None
     estimator = replace(ESTIMATORS[name], **{level: levels})
     per_gate = replace(ESTIMATORS[name], **{level: levels.expand(odds.shape).reshape(-1)})
     _, _, slopes = reference(name, per_gate, odds.reshape(-1))
-    gradient = gate_launch.backward(odds, torch.ones_like(odds), key(), estimator.fused())
+    gradient = gates.backward(odds, torch.ones_like(odds), key(), estimator.fused())
     torch.testing.assert_close(gradient, slopes.view(odds.shape).float(), **TOLERANCE)
 
 
@@ -181,11 +181,11 @@ def test_where_there_is_no_kernel() -> None:
 @pytest.mark.parametrize("name", ["gst", "gumbel-softmax"])
 @pytest.mark.parametrize("odds", [-2.0, 0.3])
 def test_the_law_of_gates(name: str, odds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_launch, "BLOCK", 4096)
+    monkeypatch.setattr(gates, "BLOCK", 4096)
     count = 60_000
-    gates = gate_launch.forward(torch.full((count,), odds, device=DEVICE), key(3), ESTIMATORS[name].fused())
+    drawn = gates.forward(torch.full((count,), odds, device=DEVICE), key(3), ESTIMATORS[name].fused())
     p = float(torch.sigmoid(torch.tensor(odds, dtype=torch.float64)))
-    require_law(binomial(int(gates.sum()), count, p))
-    require_rejected(binomial(int(gates.sum()), count, 1.1 * p))
-    neighbours = int((gates[:-1] * gates[1:])[::2].sum())
+    require_law(binomial(int(drawn.sum()), count, p))
+    require_rejected(binomial(int(drawn.sum()), count, 1.1 * p))
+    neighbours = int((drawn[:-1] * drawn[1:])[::2].sum())
     require_law(binomial(neighbours, count // 2, p * p))

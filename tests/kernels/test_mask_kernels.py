@@ -12,9 +12,8 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.kernels.masks import mask_launch, mask_operators
-from gapped.kernels.masks.mask_kernels import group_uniforms
-from gapped.kernels.masks.mask_launch import Options
+from gapped.kernels import backend, masks
+from gapped.kernels.masks import Options, group_uniforms
 from gapped.kernels.primitives import row_block
 from gapped.kernels.runner import partition
 from gapped.subsets import conditional_bernoulli, subset_sampling
@@ -66,7 +65,7 @@ def uniforms(groups: int, m: int) -> Tensor:
 @every_size
 def test_the_same_uniforms_give_the_same_subsets(n: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, groups = example(300, m), 300
-    value, chosen = mask_launch.forward(logits, key(), Options(n, 1.0, None))
+    value, chosen = masks.forward(logits, key(), Options(n, 1.0, None))
     u = uniforms(groups, m)
     assert 0.4 < u.mean() < 0.6
     assert len(u.unique()) == groups
@@ -84,10 +83,10 @@ def test_the_same_uniforms_give_the_same_subsets(n: int, m: int, monkeypatch: py
 @every_gap
 def test_surrogate_and_gradient(n: int, m: int, gap: float | None) -> None:
     logits, grad, options = example(40, m), incoming(40, m), Options(n, 0.7, gap)
-    value, chosen = mask_launch.forward(logits, key(), options)
-    soft, same = mask_launch.forward(logits, key(), options._replace(soft=True))
+    value, chosen = masks.forward(logits, key(), options)
+    soft, same = masks.forward(logits, key(), options._replace(soft=True))
     assert torch.equal(chosen, same)
-    gradient = mask_launch.backward(logits, chosen, grad, options)
+    gradient = masks.backward(logits, chosen, grad, options)
     surrogate, expected = reference(logits, value, grad, options)
     torch.testing.assert_close(soft, surrogate, **CLOSE)
     torch.testing.assert_close(gradient, expected, **CLOSE)
@@ -96,8 +95,8 @@ def test_surrogate_and_gradient(n: int, m: int, gap: float | None) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     logits, grad, options = example(40, 4).to(dtype), incoming(40, 4).to(dtype), Options(2, 0.7, 1.0)
-    value, chosen = mask_launch.forward(logits, key(), options)
-    gradient = mask_launch.backward(logits, chosen, grad, options)
+    value, chosen = masks.forward(logits, key(), options)
+    gradient = masks.backward(logits, chosen, grad, options)
     assert value.dtype == gradient.dtype == dtype
     _, expected = reference(logits, value.float(), grad, options)
     torch.testing.assert_close(gradient, expected.to(dtype), rtol=1e-2, atol=1e-3, equal_nan=True)
@@ -106,24 +105,21 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
 def test_groups_that_are_not_contiguous_and_none_at_all() -> None:
     wide, options = example(40, 8), Options(2, 0.7, 1.0)
     grad = incoming(8, 20).T[:, :4]
-    value, chosen = mask_launch.forward(wide[::2, :4], key(), options)
-    plain, same = mask_launch.forward(wide[::2, :4].contiguous(), key(), options)
+    value, chosen = masks.forward(wide[::2, :4], key(), options)
+    plain, same = masks.forward(wide[::2, :4].contiguous(), key(), options)
     torch.testing.assert_close(value, plain, rtol=0, atol=0, equal_nan=True)
-    ours = mask_launch.backward(wide[::2, :4], chosen, grad, options)
-    theirs = mask_launch.backward(wide[::2, :4].contiguous(), same, grad.contiguous(), options)
+    ours = masks.backward(wide[::2, :4], chosen, grad, options)
+    theirs = masks.backward(wide[::2, :4].contiguous(), same, grad.contiguous(), options)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    one, _ = mask_launch.forward(example(40, 4)[7:8], key(), options)
+    one, _ = masks.forward(example(40, 4)[7:8], key(), options)
     assert one.sum() == 2
     empty = torch.empty(0, 4, device=DEVICE)
-    assert (
-        mask_launch.backward(empty, mask_launch.forward(empty, key(), options)[1], empty, options).numel()
-        == 0
-    )
+    assert masks.backward(empty, masks.forward(empty, key(), options)[1], empty, options).numel() == 0
 
 
 def test_the_sample_carries_its_gradient_once() -> None:
     logits, options = example(40, 4)[7:].requires_grad_(), Options(2, 0.7, 1.0)
-    sample = mask_launch.sample(logits, options, torch.Generator(DEVICE).manual_seed(0))
+    sample = masks.sample(logits, options, torch.Generator(DEVICE).manual_seed(0))
     assert gapped.backend_used() == "triton"
     assert (sample.sum(-1) == 2).all()
     grad = incoming(33, 4)
@@ -141,15 +137,15 @@ def test_one_graph_with_the_kernel_inside() -> None:
     logits, grad, options = example(20, 4)[7:].requires_grad_(), incoming(13, 4), Options(2, 0.7, 1.2)
 
     def program(x: Tensor) -> Tensor:
-        return mask_operators.sample(2 * x, key(), options)
+        return torch.ops.gapped.mask(2 * x, key(), *options)[0]
 
     double = (2 * logits).detach()
-    plain, chosen = mask_launch.forward(double, key(), options)
+    plain, chosen = masks.forward(double, key(), options)
     for run in (torch.compile(program, backend="aot_eager", fullgraph=True), program):
         value = run(logits)
         (gradient,) = torch.autograd.grad(value, logits, grad)
         assert torch.equal(value, plain)
-        assert torch.equal(gradient, 2 * mask_launch.backward(double, chosen, grad, options))
+        assert torch.equal(gradient, 2 * masks.backward(double, chosen, grad, options))
     torch.compiler.reset()
 
 
@@ -157,14 +153,14 @@ def test_when_the_kernels_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA alone, up to eight elements, for numbers; a call that they serve goes to them."""
     rows = torch.zeros(2, 4, device=DEVICE)
     on_gpu = DEVICE.type == "cuda"
-    assert mask_launch.applies(rows, 1.0, None) == on_gpu
-    assert not mask_launch.applies(rows.double(), 1.0, None)
-    assert not mask_launch.applies(torch.zeros(2, 9, device=DEVICE), 1.0, None)
-    assert not mask_launch.applies(rows, torch.ones(2), None)
-    assert not mask_launch.applies(rows, 1.0, torch.ones(2))
+    assert backend.takes_groups(rows, 1.0, None) == on_gpu
+    assert not backend.takes_groups(rows.double(), 1.0, None)
+    assert not backend.takes_groups(torch.zeros(2, 9, device=DEVICE), 1.0, None)
+    assert not backend.takes_groups(rows, torch.ones(2), None)
+    assert not backend.takes_groups(rows, 1.0, torch.ones(2))
     calls: list[Any] = []
-    monkeypatch.setattr(mask_launch, "applies", lambda *_: True)
-    monkeypatch.setattr(mask_launch, "sample", lambda rows, options, generator: calls.append(options) or rows)
+    monkeypatch.setattr(subset_sampling, "takes_groups", lambda *_: True)
+    monkeypatch.setattr(masks, "sample", lambda rows, options, generator: calls.append(options) or rows)
     gapped.nm_mask(rows, 2, 4, 0.5, False, estimator=gapped.GST(gap=2.0))
     gapped.nm_mask(rows, 2, 4)
     assert calls == [Options(2, 0.5, 2.0, True), Options(2, 1.0, None, False)]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
+from gapped.kernels import backend, subsets
 from gapped.kernels.primitives import row_block, store_rows
 from gapped.kernels.runner import power
-from gapped.kernels.subsets import subset_launch
-from gapped.kernels.subsets.subset_kernels import subset_bits
+from gapped.kernels.subsets import subset_bits
 from gapped.subsets import conditional_bernoulli as law
 
 pytestmark = GPU_MARKS
@@ -34,7 +34,7 @@ LARGE = [(33, 5), (129, 120)]
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(subset_launch, "TILE", 128)
+        monkeypatch.setattr(subsets, "TILE", 128)
 
 
 def scores_of(n: int, *scales: float) -> Tensor:
@@ -60,11 +60,11 @@ def test_every_size_equals_enumeration(n: int) -> None:
     theta, weight = scores[0].double().cpu(), grad[0].double().cpu()
     for k in range(1, n):
         exact = subset_enumeration.enumerate_law(theta, k)
-        assert_close(subset_launch.log_normaliser(scores, k)[0].cpu(), exact.log_normaliser.float(), CLOSE)
+        assert_close(subsets.log_normaliser(scores, k)[0].cpu(), exact.log_normaliser.float(), CLOSE)
         expected = subset_enumeration.marginals(theta, k)
-        assert_close(subset_launch.marginals(scores, k)[0].cpu().double(), expected, CLOSE)
+        assert_close(subsets.marginals(scores, k)[0].cpu().double(), expected, CLOSE)
         expected = subset_enumeration.covariances(theta, k) @ weight
-        assert_close(subset_launch.covariance_product(grad, scores, k)[0].cpu().double(), expected, CLOSE)
+        assert_close(subsets.covariance_product(grad, scores, k)[0].cpu().double(), expected, CLOSE)
 
 
 @pytest.mark.parametrize(("n", "k"), [(9, 4), *LARGE])
@@ -73,9 +73,9 @@ def test_long_and_awkward_rows_equal_torch_in_float64(n: int, k: int) -> None:
     grad = incoming(*scores.shape)
     exact = scores.double()
     for ours, theirs in (
-        (subset_launch.marginals(scores, k), law.marginals(exact, k)),
-        (subset_launch.covariance_product(grad, scores, k), law.covariance_product(grad.double(), exact, k)),
-        (subset_launch.log_normaliser(scores, k), law.log_normaliser(exact, k)),
+        (subsets.marginals(scores, k), law.marginals(exact, k)),
+        (subsets.covariance_product(grad, scores, k), law.covariance_product(grad.double(), exact, k)),
+        (subsets.log_normaliser(scores, k), law.log_normaliser(exact, k)),
     ):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=CLOSE, equal_nan=True)
@@ -84,7 +84,7 @@ def test_long_and_awkward_rows_equal_torch_in_float64(n: int, k: int) -> None:
 def test_the_gradient_of_what_does_not_exist_does_not_matter() -> None:
     scores = awkward(9)[:5]
     absent = scores == -torch.inf
-    product = subset_launch.covariance_product(torch.where(absent, torch.nan, incoming(5, 9)), scores, 4)
+    product = subsets.covariance_product(torch.where(absent, torch.nan, incoming(5, 9)), scores, 4)
     assert product.isfinite().all()
     assert not product[absent].any()
     assert not product[3:].any()
@@ -92,7 +92,7 @@ def test_the_gradient_of_what_does_not_exist_does_not_matter() -> None:
 
 def test_a_constant_in_the_gradient_costs_no_digits() -> None:
     scores, grad = scores_of(33, 1.0), incoming(1, 33)
-    product, shifted = (subset_launch.covariance_product(each, scores, 5) for each in (grad, grad + 1024))
+    product, shifted = (subsets.covariance_product(each, scores, 5) for each in (grad, grad + 1024))
     assert_close(product, shifted, 1e-4)
     assert_close(product.sum(-1), torch.zeros(1, device=DEVICE), CLOSE)
 
@@ -102,10 +102,10 @@ def test_how_many_points_sums_take() -> None:
     for n, k in [*SIZES, *LARGE, (1024, 64), (1024, 512), (8192, 4096)]:
         binomial = torch.distributions.Binomial(n, torch.tensor(k / n, dtype=torch.float64))
         sizes = torch.arange(n + 1, dtype=torch.float64)
-        alias = (sizes != k) & ((sizes - k) % (2 * subset_launch.frequencies(n, k)) == 0)
+        alias = (sizes != k) & ((sizes - k) % (2 * subsets.frequencies(n, k)) == 0)
         p = binomial.log_prob(sizes).exp()
         assert p[alias].sum() < 1e-9 * p[k]
-    assert subset_launch.frequencies(1024, 64) == 32
+    assert subsets.frequencies(1024, 64) == 32
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="takes minutes in the interpreter")
@@ -113,11 +113,11 @@ def test_how_many_points_sums_take() -> None:
 def test_thousands_of_elements(n: int, k: int) -> None:
     scores = torch.cat([awkward(n)[:3], scores_of(n, 1.0, 0.1)])
     grad, exact = incoming(*scores.shape), scores.double()
-    assert_close(subset_launch.marginals(scores, k).double(), law.marginals(exact, k), 5e-6)
+    assert_close(subsets.marginals(scores, k).double(), law.marginals(exact, k), 5e-6)
     expected = law.covariance_product(grad.double(), exact, k)
-    assert_close(subset_launch.covariance_product(grad, scores, k).double(), expected, 1e-5)
+    assert_close(subsets.covariance_product(grad, scores, k).double(), expected, 1e-5)
     generator = torch.Generator(DEVICE).manual_seed(1)
-    chosen = subset_launch.draw(scores.repeat(2000, 1), k, generator).view(2000, 5, n)
+    chosen = subsets.draw(scores.repeat(2000, 1), k, generator).view(2000, 5, n)
     assert (chosen.sum(-1) == k).all()
     # Each mean within six standard deviations, for all of 40,000 elements.
     p = law.marginals(exact, k)
@@ -138,7 +138,7 @@ def _bits_kernel(p_seed, p_out, s_rows, s_attempt, BLOCK_ROWS: tl.constexpr, BLO
 def replayed(scores: Tensor, k: int, most: int = 60) -> Tensor:
     """The first of several attempts that gives `k` elements, from the kernel's noise, row by row."""
     rows, n = scores.shape
-    rare, _ = subset_launch._rare(scores, k)
+    rare, _ = subsets._rare(scores, k)
     words = (rare.abs().double() * 2**32).floor()
     chosen = torch.full_like(scores, -1.0)
     size = {"BLOCK_ROWS": power(rows), "BLOCK_COLUMNS": max(power(n), 4)}
@@ -151,8 +151,8 @@ def replayed(scores: Tensor, k: int, most: int = 60) -> Tensor:
 
 
 def drawn(scores: Tensor, k: int, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    monkeypatch.setattr(subset_launch, "draw_key", lambda *_: key())
-    return subset_launch.draw(scores, k)
+    monkeypatch.setattr(subsets, "draw_key", lambda *_: key())
+    return subsets.draw(scores, k)
 
 
 @pytest.mark.parametrize(("n", "k"), [(9, 4), (33, 30)])
@@ -178,7 +178,7 @@ def test_the_law_of_an_attempt_that_is_taken(n: int) -> None:
     """Exactly: independent rare events, given that k elements are chosen, have the law of the subsets."""
     scores = scores_of(n, 3.0)
     for k in range(1, n):
-        rare, _ = subset_launch._rare(scores, k)
+        rare, _ = subsets._rare(scores, k)
         words = (rare[0].abs().double() * 2**32).floor().cpu()
         p = torch.where(rare[0].cpu() < 0, 2**32 - words, words) / 2**32
         # About k elements are chosen, so k is a probable number.
@@ -236,7 +236,7 @@ def test_marginals_are_differentiated_by_kernels_once_and_by_torch_twice(
     backends: list[bool] = []
 
     def recorded(*tensors: Any, backend: str = "auto") -> bool:
-        why_not = subset_launch.refused(tensors[0], *tensors[2:])
+        why_not = backend.without_subsets(tensors[0], *tensors[2:])
         backends.append(why_not is None)
         return runs(*tensors, backend="torch" if why_not else "triton")
 
@@ -266,10 +266,10 @@ def test_when_the_kernels_apply() -> None:
     assert not law.runs_on_kernels(scores, 12, backend="triton")
     for refused, why in (
         (scores.double(), "float64"),
-        (torch.zeros(1, subset_launch.LONGEST_ROW + 1, device=DEVICE), "at most 8192 elements"),
+        (torch.zeros(1, backend.LONGEST_SUBSET + 1, device=DEVICE), "at most 8192 elements"),
         (scores.clone().requires_grad_(), "cannot be differentiated"),
     ):
         with pytest.raises(gapped.GappedError, match=f"backend: got 'triton', expected torch or .*{why}"):
             law.runs_on_kernels(refused, 4, backend="triton")
-    assert subset_launch.draw(torch.zeros(0, 12, device=DEVICE), 4).shape == (0, 12)
-    assert subset_launch.log_normaliser(torch.zeros(0, 12, device=DEVICE), 4).shape == (0,)
+    assert subsets.draw(torch.zeros(0, 12, device=DEVICE), 4).shape == (0, 12)
+    assert subsets.log_normaliser(torch.zeros(0, 12, device=DEVICE), 4).shape == (0,)

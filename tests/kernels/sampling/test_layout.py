@@ -12,8 +12,8 @@ from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, incoming, key, make_stri
 from torch import Tensor
 
 import gapped
-from gapped.kernels.sampling import launch, row_layout
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling import launch, layout
+from gapped.kernels.sampling.fused import Fused
 
 pytestmark = GPU_MARKS
 
@@ -92,15 +92,15 @@ def test_where_rows_lie() -> None:
         "one category": (x[:, :1].movedim(1, -1), 2, (24, 12, 60, 12)),
     }
     for name, (view, axes, geometry) in cases.items():
-        assert row_layout.inner_axes(view) == axes, name
-        rows = row_layout.rows_of(view, axes)
+        assert layout.inner_axes(view) == axes, name
+        rows = layout.rows_of(view, axes)
         if geometry is not None:
             assert rows[1:] == geometry, name
             assert rows.tensor is view, name
-            out = row_layout.empty_rows(view, axes)
-            assert row_layout.rows_of(out, axes).tensor is out, name
+            out = layout.empty_rows(view, axes)
+            assert layout.rows_of(out, axes).tensor is out, name
     crossed = x.movedim(0, 1).movedim(2, -1)
-    copied = row_layout.rows_of(crossed, 1)
+    copied = layout.rows_of(crossed, 1)
     assert copied.tensor is not crossed
     assert torch.equal(copied.tensor, crossed)
     starts = [r // copied.inner * copied.stride + r % copied.inner for r in range(copied.number)]
