@@ -1,4 +1,4 @@
-"""Rows side by side, as of (B, K, S) at dim=1, on a GPU: times over the sizes in `strip_sizes`.
+"""Rows side by side, as of (B, K, S) at dim=1, on a GPU: times over the sizes in `strips`.
 
 Every variant of the backward pass is compared with that of a transposed copy before it is timed. One that
 fails is named, and the others go on; after a minute no more are begun. The table has the median time, how
@@ -22,9 +22,10 @@ from torch import Tensor
 from triton.testing import do_bench
 
 import gapped
+from gapped.kernels.backend import draw_key
 from gapped.kernels.runner import Launch
-from gapped.kernels.sampling import launch, long_launch, strip_sizes
-from gapped.kernels.sampling.launch import Fused
+from gapped.kernels.sampling import launch, strips
+from gapped.kernels.sampling.fused import Fused
 
 SECONDS = 60
 SHAPE = (64, 8192, 1024)
@@ -93,7 +94,7 @@ def compiled(call: Callable[[], Tensor]) -> tuple[Tensor, Any]:
         one(tensors, levels)
         codes.extend(code for code, _ in one._compiled.values())
 
-    with sizes(long_launch, {"run": run}):
+    with sizes(launch, {"run": run}):
         result = call()
     return result, codes[-1]
 
@@ -103,7 +104,7 @@ def time_backward() -> Iterator[str]:
     for shape, dtype, mode, variants in CASES:
         tensor, one_pass = stored(shape, dtype)
         logits, grad = tensor.movedim(1, -1), torch.randn_like(tensor).movedim(1, -1)
-        fused, key = Fused(mode, 0.5, gap=1.0), launch.draw_key(tensor, None)
+        fused, key = Fused(mode, 0.5, gap=1.0), draw_key(tensor, None)
         _, index, stats = launch.forward(logits, key, fused, dense=False)
         copied = launch.backward(logits.contiguous(), index, stats, key, grad.contiguous(), fused)
         name = f"{shape} {str(dtype).removeprefix('torch.')}, {mode}"
@@ -123,8 +124,8 @@ def time_backward() -> Iterator[str]:
 def measured(call: Callable[[], Tensor], copied: Tensor, changes: dict[str, Any], one_pass: float) -> str:
     """One variant: whether it is right, how long it takes, what it compiles to."""
     if "TILES" in changes:
-        changes = changes | {"TILES": strip_sizes.TILES | changes["TILES"]}
-    with sizes(strip_sizes, changes):
+        changes = changes | {"TILES": strips.TILES | changes["TILES"]}
+    with sizes(strips, changes):
         result, code = compiled(call)
         differs = float((result - copied).abs().max() / copied.abs().max())
         same = torch.equal(call(), result)
@@ -140,11 +141,11 @@ def measured(call: Callable[[], Tensor], copied: Tensor, changes: dict[str, Any]
 def time_forward() -> Iterator[str]:
     for dtype in (torch.float32, torch.bfloat16):
         tensor, one_pass = stored(SHAPE, dtype)
-        logits, fused, key = tensor.movedim(1, -1), Fused("gst", 0.5, gap=1.0), launch.draw_key(tensor, None)
+        logits, fused, key = tensor.movedim(1, -1), Fused("gst", 0.5, gap=1.0), draw_key(tensor, None)
         yield f"\n{SHAPE} {str(dtype).removeprefix('torch.')}, forward: two passes {2 * one_pass:.3f} ms"
         names, values = FORWARD
         for value in values:
-            with sizes(strip_sizes, dict(zip(names, value, strict=True))):
+            with sizes(strips, dict(zip(names, value, strict=True))):
                 milliseconds = median(partial(launch.forward, logits, key, fused))
             how = ", ".join(f"{name} {each}" for name, each in zip(names, value, strict=True))
             yield f"{how}: {milliseconds:.3f} ms"

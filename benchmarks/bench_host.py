@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.runtime import JITFunction
 
 import gapped
-from gapped.kernels.sampling import launch
+from gapped.kernels import runner
 
 
 class Code:
@@ -49,7 +49,7 @@ def calls() -> dict[str, Callable[[], object]]:
     logits, tables = (torch.randn(size, requires_grad=True) for size in ((4, 2, 8), (2, 8, 4)))
     grad, estimator = torch.randn(4, 2, 4), gapped.GST(0.85, gap="auto")
     hidden, rows, some = torch.randn(2, 4), torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
-    weight, long = (torch.randn(size, requires_grad=True) for size in ((8, 4), (launch.LONGEST_BLOCK + 1, 1)))
+    weight, long = (torch.randn(size, requires_grad=True) for size in ((8, 4), (runner.LONGEST_BLOCK + 1, 1)))
 
     def soft() -> Tensor:
         return torch.einsum("ngk,gkd->ngd", F.gumbel_softmax(logits, hard=True), tables)

@@ -18,14 +18,14 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from gapped.kernels.gating import gate_launch
 from torch import Tensor
 
 import gapped
+from gapped.kernels import gates as gate_kernels
+from gapped.kernels import masks as mask_kernels
 from gapped.kernels import runner
-from gapped.kernels.masks import mask_launch
-from gapped.kernels.subsets import subset_launch
-from gapped.kernels.tables import table_launch
+from gapped.kernels import subsets as subset_kernels
+from gapped.kernels import tables as table_kernels
 from gapped.subsets import conditional_bernoulli
 from gapped_lab.bench.timing import CLOCKS, interleaved, peak_memory
 from gapped_lab.bench.torch_ways import first_of_pairs, product_and_sum, recursion, six_options
@@ -71,7 +71,7 @@ def variants(
 
 def gates(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
     logits = (torch.randn(10**8 if device.type == "cuda" else 10**5, device=device),)
-    names = ((gate_launch, "BLOCK"), (gate_launch, "WARPS"))
+    names = ((gate_kernels, "BLOCK"), (gate_kernels, "WARPS"))
     sizes = [(512, 1), (1024, 4), (4096, 4)]
 
     def ours(logits: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def gates(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
 
 def masks(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
     logits = (torch.randn(25 * 10**6 if device.type == "cuda" else 1 << 16, 4, device=device),)
-    names = ((mask_launch, "BLOCK"),)
+    names = ((mask_kernels, "BLOCK"),)
     sizes = [((512, 2),), ((1024, 2),), ((2048, 4),)]
 
     def ours(logits: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def masks(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
 
 def subsets(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
     logits = (torch.randn(4096 if device.type == "cuda" else 16, 1024, device=device),)
-    names = ((subset_launch, "WARPS"), (subset_launch, "TILE"), (runner, "BLOCK"))
+    names = ((subset_kernels, "WARPS"), (subset_kernels, "TILE"), (runner, "BLOCK"))
     blocks = (1024, 1), (1024, 2)
     sizes = [(4, 1024, block) for block in blocks]
     sizes += [(warps, tile, runner.BLOCK) for warps, tile in ((1, 256), (2, 512), (4, 2048))]
@@ -131,7 +131,7 @@ def subsets(device: torch.device, more: bool) -> dict[str, Callable[[], object]]
 def quantizer(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
     frames = 999 if device.type == "cuda" else 50
     inputs = torch.randn(8 * frames, 2, 320, device=device), torch.rand(2, 320, 128, device=device)
-    names = ((table_launch, "BLOCK"), (table_launch, "WIDEST"), (table_launch, "WARPS"))
+    names = ((table_kernels, "BLOCK"), (table_kernels, "WIDEST"), (table_kernels, "WARPS"))
     sizes = [(1024, 128, 4), (512, 64, 2), (4096, 128, 8)]
     estimator = gapped.GST(0.85, gap="auto")
 

@@ -138,15 +138,15 @@ def line_of(record: LinearTiming) -> str:
 
 def tune(device: torch.device, dtype: str, seconds: float) -> Iterator[str]:
     """`linear_choice` with other sizes, one at a time, where they matter."""
-    from gapped.kernels.sampling import long_rows
+    from gapped.kernels.sampling import long
 
     training = [replace(case, ways=(LINEAR,)) for case in TARGETS]
     decoding = [Case(DECODED, 4096, 128_256, "none", (LINEAR,))]
     sizes: list[tuple[Any, str, tuple[int, ...], list[Case]]] = [
         (chunk_sizes, "MEMORY", tuple(mib << 20 for mib in (160, 256, 384, 512)), training),
         (chunk_sizes, "TILE", (128, 256, 512), training),
-        (long_rows, "FEW_ROWS", (0, 128), decoding),
-        (long_rows, "FEW_CHUNK", (4096, 8192, 16_384), decoding),
+        (long, "FEW_ROWS", (0, 128), decoding),
+        (long, "FEW_CHUNK", (4096, 8192, 16_384), decoding),
     ]
     for module, name, values, cases in sizes:
         before = getattr(module, name)

@@ -1,10 +1,7 @@
-"""Machine instructions of two backward passes, compiled for an H200.
-
-Of MVE's, those of a warp before, in and after the steps of its solver; of Gumbel-Rao's, those for each
-element and draw.
+"""Machine instructions of Gumbel-Rao's backward pass for each element and draw, compiled for an H200.
 
 Needs Triton but no GPU: the kernels are compiled ahead of time, with the sizes of
-`gapped.kernels.sampling.rao_sizes`, and disassembled. Instructions of a loop are divided by the elements and
+`gapped.kernels.sampling.rao`, and disassembled. Instructions of a loop are divided by the elements and
 draws of one turn; "program" is all that a program of ten draws executes, what is outside of its loop too.
 
 Usage: python benchmarks/count_instructions.py [tau ...]
@@ -24,8 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gapped.kernels.sampling import flow_rows, flow_sizes, rao_chunks, rao_rows, rao_sizes
-from gapped.kernels.sampling.launch import _power
+from gapped.kernels.sampling import rao
 
 DRAWS = 10
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -104,40 +100,25 @@ def report(what: str, code: Any, turns: dict[str, tuple[int, int]]) -> None:
         print(f"  program: {described(names + names[first:last] * (DRAWS // 4 - 1), times)}")
 
 
-def report_flows() -> None:
-    """Print what the rows of a program cost MVE."""
-    flags = {"TAU_PER_ROW": False, "GAP_PER_ROW": False, "AT_INDEX": False, "SMOOTH": False, "FAST": True}
-    flags |= {"s_inner": 1, "s_step": 1, "s_grad_step": 1}
-    for categories in (10, 64, 128):
-        _, sizes = flow_sizes.block_of(65_536, categories)
-        code = compiled(flow_rows.flow_kernel, "*fp32", flags | sizes)
-        names, loops = instructions(code)
-        used = dict(re.findall(r"(REG|STACK):(\d+)", tool("cuobjdump", "-res-usage", code)))
-        first, last = next(loop for loop in loops if loop[1] - loop[0] > 50)
-        end = last + names[last:].index("EXIT")
-        held = f"{sizes['BLOCK_ROWS']} rows, {sizes['num_warps']} warps"
-        print(
-            f"MVE, {categories} categories, {held}: {used['REG']} registers, {used['STACK']} bytes of stack"
-        )
-        for part, which in (("before", names[:first]), ("a step", names[first : last + 1])):
-            print(f"  {part}: {described(which, 1)}")
-        print(f"  after: {described(names[last + 1 : end], 1)}")
-
-
 def main() -> None:
-    report_flows()
     shapes = (("1,048,576 x 64 float32", "*fp32", 4), ("1,048,576 x 64 bfloat16", "*bf16", 2))
     for tau in [float(word) for word in sys.argv[1:]] or [0.5, 0.7]:
-        flags = {"TAU_PER_ROW": False, "POWER": _power(tau), "SOFT": False, "AT_INDEX": False, "FAST": True}
+        flags = {
+            "TAU_PER_ROW": False,
+            "POWER": rao.power_of(tau),
+            "SOFT": False,
+            "AT_INDEX": False,
+            "FAST": True,
+        }
         for what, dtype, size in shapes:
-            _, sizes = rao_sizes.block_of(1_048_576, 64, size)
+            _, sizes = rao.block_of(1_048_576, 64, size)
             own = {"REINMAX": False, "LEFT": DRAWS % 4}
-            code = compiled(rao_rows.rao_kernel, dtype, flags | own | sizes)
+            code = compiled(rao.rao_kernel, dtype, flags | own | sizes)
             held = sizes["PIECES"] * sizes["BLOCK_ROWS"] * sizes["WIDTH"] // (32 * sizes["num_warps"])
             report(f"tau {tau}, {what}", code, {"four draws": (0, 4 * held)})
         for what, dtype in (("8,192 x 32,000 float32", "*fp32"), ("4,096 x 128,256 bfloat16", "*bf16")):
-            _, sizes = rao_sizes.batches_of(DRAWS)
-            code = compiled(rao_chunks.streamed_rao_kernel, dtype, flags | sizes | {"IN_PLACE": False})
+            _, sizes = rao.batches_of(DRAWS)
+            code = compiled(rao.streamed_rao_kernel, dtype, flags | sizes | {"IN_PLACE": False})
             times = DRAWS * sizes["VECTOR"]
             # Those of a chunk: within that over batches for the sums, around it for the gradient.
             report(f"tau {tau}, {what}", code, {"sums": (0, times), "gradient": (3, times)})
