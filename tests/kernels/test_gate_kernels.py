@@ -90,13 +90,13 @@ def reference(name: str, estimator: Any, odds: Tensor) -> tuple[Tensor, Tensor, 
 def assert_equals_reference(name: str, estimator: Any, odds: Tensor, tolerance: dict[str, float]) -> None:
     flat = odds.reshape(-1)
     finite = flat == flat
-    gates, soft, slopes = (each.view(odds.shape) for each in reference(name, estimator, flat))
+    on, soft, slopes = (each.view(odds.shape) for each in reference(name, estimator, flat))
     grad = normal(*odds.shape, dtype=torch.float32).to(DEVICE).to(odds.dtype)
     fused = estimator.fused()
     value = gates.forward(odds, key(), fused)
     assert value.dtype == odds.dtype
     inside = finite.view(odds.shape)
-    assert torch.equal(value[inside].double(), gates[inside])
+    assert torch.equal(value[inside].double(), on[inside])
     gradient = gates.backward(odds, grad, key(), fused)
     expected = (slopes * grad.double()).to(odds.dtype)
     torch.testing.assert_close(gradient[inside], expected[inside], **tolerance)

@@ -4,8 +4,8 @@ The reference is `Pathwise.gate` in plain torch. The kernels compute for the pai
 estimator. Noise is a function of a key and of the gate's number, so the backward pass draws it again, and
 nothing is kept beside the logits and the key.
 
-The surrogate of a gate is the softmax of two scores. It is held as the `loss`, the score of the lesser less
-that of the greater, at most 0: with e = exp(loss) the masses are 1/(1 + e) and e/(1 + e), and their product,
+The surrogate of a gate is the softmax of two scores. It is held as the `loss`, the lesser score minus the
+greater one, at most 0: with e = exp(loss) the masses are 1/(1 + e) and e/(1 + e), and their product,
 the slope of either, is e/(1 + e)^2, with all digits wherever they lie.
 """
 
@@ -40,7 +40,7 @@ from gapped.kernels.sampling.surrogates import (
 BLOCK = 2048
 WARPS = 4
 RAO = tl.constexpr(MODES["gumbel-rao"])
-# The last word of a counter, as in `primitives`: what the noise is for.
+# The last word of a counter separates the noise of gates from other noise, as in `primitives`.
 _GATES = tl.constexpr(2)
 
 
@@ -55,7 +55,7 @@ def gate_bits(s_seed, BLOCK: tl.constexpr):
 
 @triton.jit
 def uniforms(b_bits):
-    """A uniform and what is left of it to 1, both never 0, each with all its digits next to 0."""
+    """A uniform u and 1 - u, both never 0, each with all its digits next to 0."""
     b_u = (b_bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     b_v = ((b_bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     return b_u, b_v
@@ -102,7 +102,7 @@ def _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE: tl.constexpr, EXPECTED: tl.c
         b_loss, b_first = tl.minimum(tl.minimum(-b_lead, 0.0), -b_gap) / b_tau, b_on
     elif MODE == GST_AUTO:
         b_greater, b_lesser = _masses(-tl.abs(b_phi), FAST)
-        # The value that was not drawn, and how much is missing from it to 1, with all digits.
+        # The probability p of the value that was not drawn, and 1 - p, with all digits.
         b_log2_p = tl.maximum(log2(b_greater, FAST) - tl.maximum(b_lead * LOG2_E, 0.0), -1e30)
         b_rest = tl.where(b_lead > 0, b_greater, b_lesser)
         b_loss, b_first = (b_log2_p + log2_odds_ratio(b_log2_p, b_rest, FAST)) * LN_2 / b_tau, b_on
@@ -268,4 +268,4 @@ class _Gate(torch.autograd.Function):
 
 def gate(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> Tensor:
     """Gates of these log-odds, of any shape, that carry the gradient of the estimator `fused`."""
-    return _Gate.apply(logits, draw_key(logits, generator), fused)  # type: ignore[no-any-return, no-untyped-call]
+    return _Gate.apply(logits, draw_key(logits, generator), fused)  # type: ignore[no-any-return]

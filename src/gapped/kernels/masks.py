@@ -32,7 +32,7 @@ from gapped.kernels.primitives import (
 from gapped.kernels.runner import partition, run
 from gapped.kernels.sampling.surrogates import lawless
 
-# Elements of a block and warps that share it; None for those of other kernels, the default.
+# Elements of a block and warps that share it; None, the default, for `runner.BLOCK`.
 BLOCK: tuple[int, int] | None = None
 _INF = tl.constexpr(float("inf"))
 
@@ -246,7 +246,7 @@ def mask_backward_kernel(
 
 
 class Options(NamedTuple):
-    """What the kernels need to know of a call."""
+    """The options of a call."""
 
     k: int
     """How many elements of a group are selected."""
@@ -358,4 +358,4 @@ def sample(rows: Tensor, options: Options, generator: torch.Generator | None) ->
     if torch.compiler.is_compiling():
         value: Tensor = torch.ops.gapped.mask(rows, key, *options)[0]
         return value
-    return _Sample.apply(rows, key, options)  # type: ignore[no-any-return, no-untyped-call]
+    return _Sample.apply(rows, key, options)  # type: ignore[no-any-return]

@@ -131,14 +131,14 @@ def load_rows(p, block, s_stride, other, s_inner=1, s_step=1):
 
 @triton.jit
 def store_rows(p, block, s_stride, b_values, s_inner=1, s_step=1):
-    """Write what `load_rows` would read."""
+    """Write a block of rows placed as in `load_rows`."""
     p_to = row_starts(p, block.rows, s_stride, s_inner) + block.columns[None, :].to(tl.int64) * s_step
     tl.store(p_to, b_values.to(p.dtype.element_ty), mask=block.inside)
 
 
 @triton.jit
-def existing(b_grad, b_logits):
-    """An incoming gradient, 0 at categories that do not exist: what stands there may be anything."""
+def drop_absent(b_grad, b_logits):
+    """An incoming gradient, 0 at categories that do not exist, where the caller may give any value."""
     return tl.where(b_logits == -float("inf"), tl.zeros_like(b_grad), b_grad)
 
 

@@ -40,8 +40,8 @@ def partition(rows: int, categories: int, block: tuple[int, int] | None = None) 
 class Launch:
     """A kernel with its number of programs, its sizes and its flags; called with tensors and numbers.
 
-    At every launch, Triton finds out what a kernel has to be compiled for, which takes longer than a small
-    kernel runs. Here that is done once for each combination of device, dtypes and alignments. Numbers have
+    At every launch, Triton finds out how a kernel has to be specialised, which takes longer than a small
+    kernel runs. `Launch` does it once for each combination of device, dtypes and alignments. Numbers have
     the same types at every call.
     """
 

@@ -40,13 +40,14 @@ TILE = 1024
 _ALIAS = 25.0
 _INF = tl.constexpr(float("inf"))
 _PI = tl.constexpr(3.141592653589793)
-# The last word of a counter, as in `primitives`: what the noise is for. Odd ones belong to Gumbel-Rao.
+# The last word of a counter separates the noise of subsets from other noise, as in `primitives`; odd ones belong
+# to Gumbel-Rao.
 _SUBSETS = tl.constexpr(4)
 # The rare event of a certain choice: never drawn, without weight in a sum, but with a sign.
 _NEVER = tl.constexpr(2.0**-100)
 # Halvings of the interval of the shift, which is at most 64 + 1 + log n long.
 _HALVINGS = tl.constexpr(14)
-# What the sums are for.
+# The results of the sums.
 NORMALISER = tl.constexpr(0)
 MARGINALS = tl.constexpr(1)
 COVARIANCES = tl.constexpr(2)
@@ -75,7 +76,7 @@ def _kth_largest(b_scores, s_k):
 
 @triton.jit
 def _shift(b_relative, s_k, s_elements):
-    """What to subtract from scores relative to the `s_k`-th largest, for about `s_k` choices on average."""
+    """The shift to subtract from scores relative to the `s_k`-th largest, for about `s_k` choices on average."""
     # At the lower end the first k are chosen for certain; at the upper end less than one of the others is.
     b_low = tl.max(b_relative, 1) * 0.0 - 64.0
     b_high = b_low * 0.0 + 1.0 + tl.log(s_elements.to(tl.float32))
@@ -125,7 +126,7 @@ def subset_draw_kernel(
     block = row_block(s_rows, s_elements, BLOCK_ROWS, BLOCK_COLUMNS)
     b_rare, _, b_open = _rare_choices(load_rows(p_scores, block, s_elements, -_INF), s_k, s_elements)
     b_usual = b_rare < 0
-    # Of 2^32 equally probable words, so many are the rare event.
+    # How many of 2^32 equally probable words are the rare event.
     b_threshold = (tl.abs(b_rare) * 4294967296.0).to(tl.uint32)
     s_seed = tl.load(p_seed)
     b_chosen = b_usual
@@ -148,7 +149,7 @@ def subset_rare_kernel(
 ):  # fmt: skip
     """Write the rare events of each row, and the logarithm of the normaliser of the choices.
 
-    That is what remains of the law's normaliser when the probability of `k` choices is divided out.
+    It is the law's normaliser divided by the probability of `k` choices.
     """
     block = row_block(s_rows, s_elements, BLOCK_ROWS, BLOCK_COLUMNS)
     b_scores = load_rows(p_scores, block, s_elements, -_INF)
@@ -213,7 +214,7 @@ def subset_sums_kernel(
     WHAT: tl.constexpr, FREQUENCIES: tl.constexpr, PART: tl.constexpr, FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write what `WHAT` says: the logarithm of the probability of `k` choices, one number per row, or the
+    """Write the sum that `WHAT` names: the logarithm of the probability of `k` choices, one number per row, or the
     probabilities that elements are chosen, or the covariances of the choices times the gradient."""
     s_row = tl.program_id(0).to(tl.int64) * s_elements
     b_rare = _row(p_rare, s_elements, BLOCK)
@@ -281,8 +282,8 @@ def subset_sums_kernel(
 def frequencies(n: int, k: int) -> int:
     """How many pairs of points of the unit circle a sum over subsets takes: a power of two.
 
-    With twice as many points, the coefficient of the size `k` also has those of sizes that are twice as far
-    away, and further. Sums of independent choices of variance v exceed their mean by d with a probability of
+    With twice as many points, the coefficient of the size `k` contains the coefficients of sizes that are twice as
+    far away, and further. Sums of independent choices of variance v exceed their mean by d with a probability of
     at most exp(-v h(d / v)), where h(u) = (1 + u) log(1 + u) - u (Bennett), and v is at most k (n - k) / n.
     """
     variance, count = k * (n - k) / n, 4

@@ -25,7 +25,7 @@ WARPS = 4
 
 
 @triton.jit
-def _selected(p_index, s_rows, s_groups, s_categories, s_width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _locate(p_index, s_rows, s_groups, s_categories, s_width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The entries of a block of rows: indices, their places in the tables, their own places, which exist."""
     s_parts = tl.cdiv(s_width, WIDTH)
     b_rows = (tl.program_id(0) // s_parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -48,7 +48,7 @@ def table_select_kernel(
     p_table, p_index, p_out, s_rows, s_groups, s_categories, s_width, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Write the rows that are selected."""
-    b_index, b_from, b_to, b_inside = _selected(p_index, s_rows, s_groups, s_categories, s_width, ROWS, WIDTH)
+    b_index, b_from, b_to, b_inside = _locate(p_index, s_rows, s_groups, s_categories, s_width, ROWS, WIDTH)
     b_values = tl.load(p_table + b_from, mask=b_inside, other=0.0).to(tl.float32)
     b_values = _only_sampled(b_values, b_index, s_categories)
     tl.store(p_out + b_to, b_values.to(p_out.dtype.element_ty), mask=b_inside)
@@ -58,8 +58,8 @@ def table_select_kernel(
 def table_sum_kernel(
     p_grad, p_index, p_sums, s_rows, s_groups, s_categories, s_width, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Add the gradients of rows to those of the tables' entries that were selected, in any order."""
-    b_index, b_to, b_from, b_inside = _selected(p_index, s_rows, s_groups, s_categories, s_width, ROWS, WIDTH)
+    """Add the gradients of rows to the gradients of the selected entries of the tables, in any order."""
+    b_index, b_to, b_from, b_inside = _locate(p_index, s_rows, s_groups, s_categories, s_width, ROWS, WIDTH)
     b_grad = tl.load(p_grad + b_from, mask=b_inside, other=0.0).to(tl.float32)
     b_grad = _only_sampled(b_grad, b_index, s_categories)
     # A row without a sample adds nothing, not even a zero.
@@ -80,7 +80,7 @@ def _run(
 def _launch(
     kernel: Any, rows: int, groups: int, categories: int, numbers: int, block: int, widest: int
 ) -> Launch:
-    """The launch of a kernel for tables of so many numbers in all."""
+    """The launch of a kernel for tables of `numbers` entries in all."""
     width = numbers // (groups * categories)
     part = min(power(width), widest)
     height = max(block // part, 1)
@@ -101,7 +101,7 @@ def select(table: Tensor, index: Tensor, categories: int, is_grouped: bool) -> T
 
 
 def gradient(grad: Tensor, index: Tensor, table: Tensor, categories: int, is_grouped: bool) -> Tensor:
-    """The gradient of such a table by that of the selected rows: sums in float32, added in any order."""
+    """The gradient of such a table: sums of the rows' gradients in float32, added in any order."""
     sums = torch.zeros_like(table, dtype=torch.float32, memory_format=torch.contiguous_format)
     _run(table_sum_kernel, (grad.contiguous(), index, sums), table, categories, is_grouped)
     return sums.to(table.dtype)

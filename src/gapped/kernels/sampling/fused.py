@@ -67,7 +67,7 @@ class Fused:
         """The same estimator given the category of the largest logit; None if that has no kernel."""
         if self.mode == "decoupled":
             return None
-        # Gumbel noise given its winner is what Gumbel-Rao draws.
+        # Gumbel-Rao draws Gumbel noise given its winner.
         given = "gumbel-rao" if self.mode == "gumbel-softmax" else self.mode
         return replace(self, mode=given, argmax=True)
 

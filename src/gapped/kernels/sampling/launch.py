@@ -158,7 +158,7 @@ def backward(
     first: int = 0,
     axes: int | None = None,
 ) -> Tensor:
-    """The gradient of the logits; with `at_index` that of the sample is given for the selected entries only.
+    """The gradient of the logits; with `at_index`, `grad` has the selected entries only.
 
     It may be written to `out` where rows are contiguous, which may be the logits themselves if they are long.
     Of long rows, `first` is the number of the first among those that share the key. The gradient lies as
@@ -236,7 +236,7 @@ def _backward_strips(
 
 
 def pull_log_prob(logits: Tensor, drawn: Streamed, grad: Tensor, fused: Fused) -> None:
-    """Write the gradient of long rows of logits in their place, by that of the drawn log-probabilities."""
+    """Overwrite long rows of logits by their gradient, for a gradient of the drawn log-probabilities."""
     assert drawn.law is not None
     count, categories = logits.shape
     if count == 0:

@@ -8,7 +8,7 @@ Backward, the gradient needs sums of the whole row before it can be written. `sp
 row over several programs. Each keeps its segment in registers: it reads the segment, computes sums, publishes
 them, waits for those of the row's other segments, and writes. So logits and gradient are read once, whatever
 the cache holds. Longer rows take `streamed_backward_kernel`: one program computes the sums in a first pass and
-writes the gradient in a second one, in reverse order, so that it starts with what the cache still holds.
+writes the gradient in a second one, in reverse order, so that it starts with chunks that the cache still holds.
 
 Programs that wait for each other must all be running. Those of a row have consecutive numbers, and a GPU
 starts programs in the order of their numbers (the scans of CUB rely on it too). So a program waits only for
@@ -40,7 +40,7 @@ import triton.language as tl
 from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
-    existing,
+    drop_absent,
     exp2,
     gumbel,
     load_key,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 # Elements of a chunk and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
 CHUNK, WARPS = 4096, 16
-# With no more than so many rows, most of the GPU is idle and a program waits for its memory: larger chunks.
+# With `FEW_ROWS` or fewer, most of the GPU is idle and a program waits for its memory: larger chunks.
 FEW_ROWS, FEW_CHUNK, FEW_WARPS = 128, 8192, 32
 # Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
@@ -120,7 +120,7 @@ def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
 
 
 class Row(NamedTuple):
-    """What a program knows of its row once the sample is drawn."""
+    """The row of a program once the sample is drawn."""
 
     place: tl.tensor
     """Its number in the launch."""
@@ -160,7 +160,7 @@ def gradient_chunk(
         b_grad = tl.where(s_start + tl.arange(0, BLOCK) == row.index, tl.load(p).to(tl.float32), 0.0)
     else:
         _, b_grad = chunk(p, s_start, row.categories, 0.0, BLOCK, EVICTION)
-        b_grad = existing(b_grad, b_logits)
+        b_grad = drop_absent(b_grad, b_logits)
     return b_grad
 
 
@@ -184,7 +184,7 @@ def row_of_sample(s_row, s_first, s_categories, s_index, p_stats, p_seed, tau, T
 def row_gap(
     source, p_logits, row, MODE: tl.constexpr, EXPECTED: tl.constexpr, PER_ROW: tl.constexpr, s_step=1
 ):
-    """The gap of GST; a number without use for the other estimators. Categories are `s_step` apart."""
+    """The gap of GST, unused by the other estimators. Categories are `s_step` apart."""
     s_gap = row.tau
     if MODE == GST:
         if EXPECTED:
@@ -219,7 +219,7 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
 
 @triton.jit
 def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr, s_step=1):
-    """From a row's sums, what `gradient` takes: 1 / sum and mean gradient, of the surrogate and of softmax."""
+    """1 / sum and mean gradient, of the surrogate and of softmax, from a row's sums: for `gradient`."""
     s_scale = safe_reciprocal(s_sum)
     s_mean = s_dot * s_scale
     s_plain = safe_reciprocal(row.second)
@@ -233,7 +233,7 @@ def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX
 
 @triton.jit
 def gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE: tl.constexpr, FAST: tl.constexpr):
-    """The gradient of the logits: the points' Jacobians times that of the sample."""
+    """The gradient of the logits: the points' Jacobians times the gradient of the sample."""
     s_scale, s_mean, s_plain, s_plain_mean = s_centres
     if MODE == REINMAX:
         # The first point is the mean of the surrogate and the one-hot sample, and counts twice.
@@ -246,7 +246,7 @@ def gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE: tl.co
 
 
 @triton.jit
-def _grown(b_sum, b_lead):
+def _grow(b_sum, b_lead):
     """Sums relative to a running maximum, with one more element: `b_lead` is how far above it that is."""
     b_weight = tl.exp(-tl.abs(b_lead))
     return tl.where(b_lead > 0, b_sum * b_weight + 1.0, b_sum + b_weight)
@@ -254,7 +254,7 @@ def _grown(b_sum, b_lead):
 
 @triton.jit
 def _shares(b_sum, b_lead):
-    """Sums of lanes relative to the row's maximum, which that of a lane is above by `b_lead`."""
+    """Sums of lanes relative to the row's maximum; a lane's maximum exceeds it by `b_lead`."""
     return tl.where(b_sum > 0, b_sum * tl.exp(b_lead), 0.0)
 
 
@@ -280,9 +280,9 @@ def add_weights(b_max, b_sum, b_where, b_logits, b_columns, ARGMAX: tl.constexpr
     """
     b_lead = b_logits - b_max
     if ARGMAX:
-        # The lowest finite logit is no larger than what a lane begins with, but it may be the first.
+        # The lowest finite logit does not exceed a lane's initial maximum, but it may be its first.
         b_where = tl.where((b_lead > 0) | ((b_lead == 0) & (b_sum == 0)), b_columns, b_where)
-    return tl.maximum(b_max, b_logits), _grown(b_sum, b_lead), b_where
+    return tl.maximum(b_max, b_logits), _grow(b_sum, b_lead), b_where
 
 
 @triton.jit(do_not_specialize=["s_tau_every", "s_gap_every", "s_tau_forward_every", "s_first"])
@@ -338,7 +338,7 @@ def streamed_forward_kernel(
             b_broken |= lawless(b_logits).to(tl.int32)
             b_noise = gumbel(s_seed, s_number * s_categories + b_columns, FAST, True)
             if LAW:
-                b_sum = _grown(b_sum, tl.minimum(b_logits - b_max, _FAR) / s_tau_forward)
+                b_sum = _grow(b_sum, tl.minimum(b_logits - b_max, _FAR) / s_tau_forward)
             b_max, b_best, b_where = add_scores(
                 b_max, b_best, b_where, b_logits, b_noise * s_tau_forward, b_columns
             )
@@ -517,7 +517,7 @@ def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr):
     b_inside = b_segments < SEGMENTS
     b_words = tl.zeros([SLOTS], tl.int64)
     while tl.max(tl.where(b_inside, b_words, -1), 0) >= 0:
-        # An atomic operation that changes nothing reads what is there now, not what a cache holds.
+        # An atomic operation that changes nothing reads memory and not a cache.
         b_words = tl.atomic_or(p_words + b_segments, 0, mask=b_inside, sem="relaxed")
     b_sums, b_dots = unpack(b_words, b_inside)
     return tl.sum(b_sums, 0), tl.sum(b_dots, 0)
@@ -527,7 +527,7 @@ def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr):
 def again(b_x, FAST: tl.constexpr):
     """Values in float32, converted once more: a half takes up half of the registers while a program waits.
 
-    The compiler must not see that the result is known, or else that is what it keeps.
+    The compiler must not see that the result is known, or else it keeps the result.
     """
     if FAST and b_x.dtype.primitive_bitwidth == 16:
         b_x = tl.inline_asm_elementwise(
@@ -608,7 +608,7 @@ def split_backward_kernel(
     """`p_words` are two zeros for each segment. Without `WAITS` a program ends where it would begin to wait.
 
     The gradient may take the place of the logits: a program writes its segment once all programs of the row
-    have published, and what they publish depends on all that they read of the logits.
+    have published, and their sums depend on all that they read of the logits.
     """
     s_program = tl.program_id(0)
     s_row = (s_program // SEGMENTS).to(tl.int64)
@@ -640,12 +640,12 @@ def split_backward_kernel(
         s_dot = weighted[3]
         # A sum is the same for all threads of a program, which get it from shared memory.
         if (s_dot != s_dot) & (not AT_INDEX):
-            # What comes in at a category that does not exist counts for nothing. Where it is not finite, its product
+            # The gradient of a category that does not exist counts for nothing. If it is not finite, its product
             # with the weight 0 is NaN, and so is the sum. Only then is each element looked at, after reading it
             # again; and each branch finishes by itself, so that the other one needs no registers for this.
             b_logits = tl.load(p_logits + b_columns, mask=b_inside, other=-float("inf"))
             if not AT_INDEX:
-                b_grad = existing(tl.load(p_grad + b_columns, mask=b_inside, other=0.0), b_logits)
+                b_grad = drop_absent(tl.load(p_grad + b_columns, mask=b_inside, other=0.0), b_logits)
             weighted = _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
             _finish(
                 p_words, p_grad, p_out, b_logits, b_grad, b_columns, weighted, row, s_segment,
@@ -675,7 +675,7 @@ def log_prob_backward_kernel(
 ):
     """Logits of a law at a temperature become (e_i - p) u / tau for a gradient u of each log-probability.
 
-    `p_law` is what `streamed_forward_kernel` writes there. Each of `s_blocks` programs has a part of a row.
+    `streamed_forward_kernel` wrote `p_law`. Each of `s_blocks` programs has a part of a row.
     """
     s_row = (tl.program_id(0) // s_blocks).to(tl.int64)
     s_start = (tl.program_id(0) % s_blocks) * BLOCK

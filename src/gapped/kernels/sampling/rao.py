@@ -14,7 +14,7 @@ A row that fits into a block is read once. A program reads a longer row in chunk
 batch of draws, which its threads add up apart, and once more for the result of all draws, which it writes in
 the dtype of the row. So noise is drawn twice, and of each draw three numbers are kept.
 
-Every element has noise of its own, drawn again wherever it is needed. These kernels spend their time on it,
+No two elements share noise, and it is drawn again wherever it is needed. These kernels spend their time on it,
 so each instruction counts (`benchmarks/count_instructions.py`).
 """
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LOG2_E, existing, exp2, load_key, log2, reciprocal, safe_reciprocal
+from gapped.kernels.primitives import LOG2_E, drop_absent, exp2, load_key, log2, reciprocal, safe_reciprocal
 from gapped.kernels.runner import partition, power
 from gapped.kernels.sampling.long import chunk, fill, gradient_chunk, row_of_sample, write
 from gapped.kernels.sampling.surrogates import level
@@ -36,7 +36,7 @@ from gapped.kernels.sampling.surrogates import level
 BLOCK, PIECES = (256, 1), 2
 # Registers of a thread, for these and longer rows: four of its kind then share a scheduler.
 REGISTERS = 128
-# So many elements fill the GPU. Where there are fewer, a row's draws are shared out in a block of so many.
+# `SPREAD_ELEMENTS` fill the GPU. With fewer, a block of `SPREAD_BLOCK` shares the draws of a row.
 SPREAD_ELEMENTS, SPREAD_BLOCK = 1 << 17, 512
 # Longer rows: warps of a program, elements of a chunk for each thread, and the most draws for one reading of
 # the row.
@@ -56,7 +56,7 @@ def shares_of(rows: int, categories: int) -> int:
 def block_of(rows: int, categories: int, size: int) -> tuple[int, dict[str, Any]]:
     """How many programs there are for rows that fit into a block, and the sizes of the launch.
 
-    `size` is that of an element in bytes.
+    `size` is the number of bytes of an element.
     """
     programs, sizes = partition(rows, categories, BLOCK)
     columns = sizes.pop("BLOCK_COLUMNS")
@@ -91,7 +91,7 @@ ROUNDS = tl.constexpr(7)
 _WIDE = "{{ .reg .b64 t; mul.wide.u32 t, $2, {}; mov.b64 {{$1, $0}}, t; }}"
 _A, _B = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _TIMES_A, _TIMES_B = tl.constexpr(_WIDE.format(0xD2511F53)), tl.constexpr(_WIDE.format(0xCD9E8D57))
-# What `log2_uniform` says. The last instruction is executed for the smallest noise only.
+# `log2_uniform` as instructions. The last one is executed for the smallest noise only.
 _LOG2_UNIFORM = tl.constexpr(
     "{ .reg .f32 u, s; .reg .pred p; sub.f32 u, 0f40000000, $1; fma.rn.f32 s, $1, $1, 0fBF7FFFFE; "
     "setp.lt.f32 p, $1, 0f3F808000; lg2.approx.ftz.f32 $0, u; @p mul.f32 $0, s, 0fBF38AA3B; }"
@@ -115,8 +115,8 @@ def _product(b_x, FACTOR: tl.constexpr, ASSEMBLY: tl.constexpr, FAST: tl.constex
 def rao_bits(s_seed, b_row, b_column, b_block, FAST: tl.constexpr):
     """Bits for four conditional draws of each element, by Philox 4x32.
 
-    Row and draws meet the column in the third round only: what comes before is computed once for a row, or
-    once for all draws. The last word of the counter is odd; that of other noise is 0.
+    Row and draws meet the column in the third round only: the rounds before are computed once for a row, or
+    once for all draws. The last word of the counter is odd; other noise has an even one.
     """
     b_0 = b_column.to(tl.uint32)
     b_1 = b_row.to(tl.uint32)
@@ -157,8 +157,8 @@ def log2_uniform(b_bits, FAST: tl.constexpr):
 def rao_odds(b_log2_odds, b_selected, b_slope, POWER: tl.constexpr, FAST: tl.constexpr):
     """1/p, and a logarithm to subtract, as `rao_weight` takes them; 0 and 0 for the selected category.
 
-    Beyond 2^90 it is so large that E_i does not count, and logarithms add up: the rest, over tau, is what to
-    subtract. With a `POWER` such weights are below 2^-60 and taken for 0, which a square is without more ado.
+    Beyond 2^90 it is so large that E_i does not count, and logarithms add up: the rest, over tau, is
+    subtracted. With a `POWER` such weights are below 2^-60 and taken for 0 (squaring underflows by itself).
     """
     b_odds = exp2(tl.minimum(b_log2_odds, 90.0), FAST)
     b_drop = b_odds
@@ -195,7 +195,7 @@ def rao_weight(b_bits, b_winner, b_odds, b_drop, b_slope, POWER: tl.constexpr, F
 
 
 class Given(NamedTuple):
-    """What all draws have in common. A block's axes are pieces of a row, rows, and elements of a piece."""
+    """The values that all draws share. A block's axes are pieces of a row, rows, and elements of a piece."""
 
     seed: tl.tensor
     rows: tl.tensor
@@ -210,7 +210,7 @@ class Given(NamedTuple):
 
 @triton.jit
 def _total(b_x):
-    """Sums of the rows, first over what a thread has of them."""
+    """Sums of the rows, first within each thread."""
     return tl.sum(tl.sum(b_x, 0), 1)[None, :, None]
 
 
@@ -291,7 +291,7 @@ def rao_kernel(
         p_row = p_grad + b_row * s_grad_stride
         b_one = tl.load(p_row + b_index, mask=b_drawn, other=0.0).to(tl.float32)
         b_grad = tl.load(p_row + b_columns, mask=b_inside & b_drawn, other=0.0).to(tl.float32) - b_one
-    b_grad = existing(b_grad, b_logits)
+    b_grad = drop_absent(b_grad, b_logits)
     b_shifted = (b_logits - tl.max(tl.max(b_logits, 0), 1)[None, :, None]) * LOG2_E
     b_log2_odds = log2(_total(exp2(b_shifted, FAST)), FAST) - b_shifted
     b_slope = -1.0 / b_tau
@@ -341,7 +341,7 @@ def _bits(row, b_columns, s_batch, BATCH: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def _chunk_odds(p_logits, s_start, row, POWER: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr):
-    """Columns and logits of a chunk, and what `rao_odds` says of them."""
+    """Columns, logits and `rao_odds` of a chunk."""
     b_columns, b_logits = chunk(p_logits, s_start, row.categories, -float("inf"), BLOCK)
     b_log2_odds = tl.log2(row.second) - (b_logits - row.shift) * LOG2_E
     b_odds, b_drop = rao_odds(b_log2_odds, b_columns == row.index, -1.0 / row.tau, POWER, FAST)
@@ -349,7 +349,7 @@ def _chunk_odds(p_logits, s_start, row, POWER: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _within_threads(b_x, VECTOR: tl.constexpr):
+def _sum_neighbours(b_x, VECTOR: tl.constexpr):
     """Sums of neighbours, which one thread has."""
     return tl.sum(tl.reshape(b_x, [b_x.shape[0] // VECTOR, VECTOR]), 1)
 
@@ -373,8 +373,8 @@ def _sums(
         b_new_dots = ()
         for i in tl.static_range(BATCH):
             b_weight = rao_weight(b_bits[i], s_winners[i], b_odds, b_drop, -1.0 / row.tau, POWER, FAST)
-            b_new_sums = b_new_sums + (b_sums[i] + _within_threads(b_weight, VECTOR),)
-            b_dot = b_zero if SOFT else _within_threads(b_weight * b_grad, VECTOR)
+            b_new_sums = b_new_sums + (b_sums[i] + _sum_neighbours(b_weight, VECTOR),)
+            b_dot = b_zero if SOFT else _sum_neighbours(b_weight * b_grad, VECTOR)
             b_new_dots = b_new_dots + (b_dots[i] + b_dot,)
         b_sums = b_new_sums
         b_dots = b_new_dots

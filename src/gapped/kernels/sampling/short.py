@@ -13,8 +13,8 @@ import triton.language as tl
 from gapped.kernels.primitives import (
     LN_2,
     LOG2_E,
+    drop_absent,
     exceeds,
-    existing,
     gumbel,
     load_key,
     load_rows,
@@ -38,7 +38,7 @@ from gapped.kernels.sampling.surrogates import (
 
 @triton.jit
 def _write(p, block, s_categories, s_inner, b_values):
-    """Write rows in the order in which those of the logits lie, without anything between them."""
+    """Write rows in the order of the logits, without anything between them."""
     store_rows(p, block, tl.cast(s_categories, tl.int64) * s_inner, b_values, s_inner, s_inner)
 
 
@@ -205,7 +205,7 @@ def backward_kernel(
         b_grad = tl.where(b_selected, b_one[:, None], 0.0)
     else:
         b_grad = load_rows(p_grad, block, s_grad_stride, 0.0, s_inner, s_grad_step).to(tl.float32)
-        b_grad = existing(b_grad, b_logits)
+        b_grad = drop_absent(b_grad, b_logits)
     b_tau = level((p_tau, s_tau, s_tau_every), block.rows, block.row_inside, TAU_PER_ROW)[:, None]
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]

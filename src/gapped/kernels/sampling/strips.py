@@ -1,9 +1,9 @@
-"""Rows that lie side by side in memory, as those of a category axis that is not the last: sizes and kernels.
+"""Rows that lie side by side in memory, since the category axis is not the last: sizes and kernels.
 
 A program has a strip of neighbouring rows, wide enough that it reads one category of them as a whole piece of
 memory. Blocks have rows on the first axis and categories on the second, as in `short`, which reads rows that
 are short enough for a block, side by side or not; the mathematics is in `long`. Forward, a strip is read once,
-in chunks, and every row has lanes of its own. Results are written in the order of the logits, without anything
+in chunks, and no two rows share a lane. Results are written in the order of the logits, without anything
 between their rows.
 
 Backward, a strip is cut into tiles, a segment of the categories each. One program reads a tile and publishes
@@ -33,7 +33,7 @@ import triton.language as tl
 
 from gapped.kernels.primitives import (
     LOG2_E,
-    existing,
+    drop_absent,
     exp2,
     gumbel,
     row_starts,
@@ -55,12 +55,11 @@ from gapped.kernels.sampling.long import (
 )
 from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, REINMAX, lawless, level
 
-# Sizes are chosen by what the compiler needs for them: so few registers that two or more programs fit on a
-# multiprocessor. `benchmarks/bench_axis.py` measures others.
+# Sizes leave a program so few registers that two or more programs fit on a multiprocessor. `benchmarks/bench_axis.py` measures others.
 # Rows up to this length are held by one program at once, at least 16 of them; longer ones are read in strips.
 LONGEST_HELD = 64
 # Forward: bytes of a strip's width, warps, chunks read at a time, how many times that is read ahead, and the
-# registers of a thread. In each chunk a thread has what it can read at once, 16 bytes.
+# registers of a thread. In each chunk a thread has 16 bytes, the most that it reads at once.
 FORWARD_BYTES, FORWARD_WARPS, PIECES, STAGES, FORWARD_REGISTERS = 128, 16, 4, 1, 64
 # Forward, strips are wider where a row would have fewer chunks: drawing from the lanes of a strip takes as
 # long as reading some chunks, however many rows it has.
@@ -69,14 +68,14 @@ FEWEST_CHUNKS = 16
 # more of them: every program that writes adds up the sums of all.
 TILE_BYTES, SEGMENT, MOST_SEGMENTS = 128, 256, 64
 # By the bytes of an entry: a program's warps, the chunks that it reads at a time, and how many times that is
-# read ahead. What is read ahead waits in shared memory, else in registers.
+# read ahead. Chunks read ahead wait in shared memory, others in registers.
 TILES = {4: (8, 4, 1), 2: (4, 1, 4)}
 # The registers of a thread for float32 and simple weights: a third program fits on a multiprocessor.
 TILE_REGISTERS = 80
 # How many more tiles than a strip's are summed before the first is written: about as many as a GPU sums at the
 # same time. The cache must hold all of these.
 AHEAD = 192
-# What the cache is told of a tile that is read for the first and for the last time.
+# Hints to the cache for the first and for the last reading of a tile.
 FIRST_USE, LAST_USE = "evict_last", "evict_first"
 # Of shorter rows: elements that a program holds, with simple weights and with others; its warps; registers
 # of a thread, for simple weights; the least width of its strip in bytes.
@@ -91,7 +90,7 @@ def forward_sizes(count: int, categories: int, size: int) -> tuple[int, dict[str
     width, read = FORWARD_BYTES // size, FORWARD_WARPS * 512 // size
     while categories * width < FEWEST_CHUNKS * read and width * size < MOST_BYTES:
         width *= 2
-    width = _narrowed(width, count, size)
+    width = _narrow(width, count, size)
     sizes = {"BLOCK": read // width, "PIECES": PIECES, "STRIP": width, "STAGES": STAGES}
     sizes |= {"CHUNKS": power(-(-categories * width // read)), "num_warps": FORWARD_WARPS}
     return -(-count // width), sizes | {"maxnreg": FORWARD_REGISTERS}
@@ -115,7 +114,7 @@ def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partiti
         width //= 2
     hints = {"FIRST_USE": FIRST_USE, "LAST_USE": LAST_USE, "SUMS": 3 if mode == "reinmax" else 2}
     if categories * width <= most:
-        width = _narrowed(width, count, size)
+        width = _narrow(width, count, size)
         block = HELD_WARPS * 512 // (width * size)
         sizes = {"SEGMENTS": 1, "SLOTS": 2, "TURNS": 1, "PIECES": -(-categories // block)}
         sizes |= {"BLOCK": block, "STRIP": width, "STAGES": 1, "num_warps": HELD_WARPS}
@@ -123,7 +122,7 @@ def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partiti
         return Partition(-(-count // width), 0, hints | sizes)
     segment = max(min(SEGMENT, power(categories) // 2), power(-(-categories // MOST_SEGMENTS)))
     segments = -(-categories // segment)
-    width = _narrowed(TILE_BYTES // size, count * segments, size)
+    width = _narrow(TILE_BYTES // size, count * segments, size)
     warps, pieces, stages = TILES[size]
     block = min(warps * 512 // (width * size), segment)
     pieces = min(pieces, segment // block)
@@ -134,7 +133,7 @@ def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partiti
     return Partition(2 * tiles, min(segments + AHEAD, tiles), hints | sizes)
 
 
-def _narrowed(width: int, count: int, size: int) -> int:
+def _narrow(width: int, count: int, size: int) -> int:
     """`width`, or less where `count` rows would make too few strips."""
     while count < width * FEWEST_STRIPS and width * size > LEAST_BYTES:
         width //= 2
@@ -178,7 +177,7 @@ def chunks(
     p_rows, s_start, s_categories, s_step, strip, other, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     EVICTION: tl.constexpr = NORMAL,
 ):  # fmt: skip
-    """So many chunks, all of them read before the first is used."""
+    """`PIECES` chunks, all of them read before the first is used."""
     read = ()
     for s_piece in tl.static_range(PIECES):
         s_from = s_start + s_piece * BLOCK
@@ -195,7 +194,7 @@ def write_strip(p_rows, b_columns, b_values, s_categories, s_step, b_row_inside)
 
 
 @triton.jit
-def _drawn(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+def _draw(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """Sums of weights and drawn categories: first a lane by its share of its row, then one of its elements."""
     b_lanes = tl.arange(0, BLOCK)[None, :]
     b_running = tl.cumsum(b_share.to(tl.float64), 1)
@@ -215,7 +214,7 @@ def _drawn(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS: tl.co
 
 
 @triton.jit
-def lawful(b_values, b_index, s_categories):
+def _mark_lawless(b_values, b_index, s_categories):
     """`b_values`, but zero where a row has no category, and NaN where it has no law."""
     b_values = tl.where(b_index == s_categories, 0.0, b_values)
     return tl.where(b_index > s_categories, float("nan"), b_values)
@@ -306,7 +305,7 @@ def strip_forward_kernel(
             b_second = tl.sum(b_share, 1)[:, None]
             b_index = tl.min(tl.where(b_max == b_shift, b_where, s_categories), 1)[:, None]
         else:
-            b_second, b_index = _drawn(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS, BLOCK)
+            b_second, b_index = _draw(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS, BLOCK)
     b_index = tl.where(b_lawless, s_categories + 1, b_index)
     tl.store(p_index + strip.number, b_index, mask=strip.inside)
     tl.store(p_stats + 2 * strip.number, b_shift, mask=strip.inside)
@@ -324,7 +323,7 @@ def strip_forward_kernel(
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = _chunk(p_logits, s_start, s_categories, s_step, strip, -float("inf"), BLOCK)
             b_weight = weights(b_logits - b_shift, b_columns, row, b_gap, MODE, FAST)
-            b_value = lawful(b_weight * b_scale, b_index, s_categories)
+            b_value = _mark_lawless(b_weight * b_scale, b_index, s_categories)
             write_strip(p_value, b_columns, b_value, s_categories, s_out, strip.inside)
     elif DENSE:
         # The zeros at these places were written by other threads.
@@ -356,7 +355,7 @@ def publish_tile(p_sums, p_done, sums, SUMS: tl.constexpr, STRIP: tl.constexpr):
     """Store the sums of a tile, and count it once they can be seen."""
     for s_sum in tl.static_range(SUMS):
         tl.store(p_sums + s_sum * STRIP + tl.arange(0, STRIP), tl.sum(sums[s_sum], 1))
-    # What the other threads have stored is released by the one that counts.
+    # The thread that counts releases the sums that the other threads have stored.
     tl.debug_barrier()
     tl.atomic_add(p_done, 1, sem="release")
 
@@ -393,7 +392,7 @@ class Given(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a program knows of its rows."""
+    """The rows of a program once the sample is drawn."""
 
     row: Row
     gap: tl.tensor
@@ -439,7 +438,7 @@ def _piece(pieces, known, NUMBER: tl.constexpr, AT_INDEX: tl.constexpr):
         b_grad = tl.where(b_columns == known.row.index, known.selected, 0.0)
     else:
         _, b_grad = grads[NUMBER]
-        b_grad = existing(b_grad, b_logits)
+        b_grad = drop_absent(b_grad, b_logits)
     return b_columns, b_logits - known.row.shift, b_grad
 
 
@@ -447,7 +446,7 @@ def _piece(pieces, known, NUMBER: tl.constexpr, AT_INDEX: tl.constexpr):
 def _add(
     sums, pieces, known, MODE: tl.constexpr, AT_INDEX: tl.constexpr, FAST: tl.constexpr, PIECES: tl.constexpr
 ):
-    """Sums of lanes, with those of some chunks: weights, weights times gradient, that of plain softmax."""
+    """Add some chunks to the sums of lanes: weights, weights times gradient, plain softmax times gradient."""
     b_sum, b_dot, b_plain_dot = sums
     for s_piece in tl.static_range(PIECES):
         b_columns, b_shifted, b_grad = _piece(pieces, known, s_piece, AT_INDEX)
@@ -475,9 +474,9 @@ def _write(
 
 @triton.jit
 def _write_lawless(out, s_start, s_categories, b_index, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Overwrite what was written of rows without a sample: zeros if they have no category, else NaN."""
+    """Overwrite rows without a sample: by zeros if they have no category, else by NaN."""
     if tl.max(b_index) >= s_categories:
-        # Perhaps other threads wrote it.
+        # Other threads may have written it.
         tl.debug_barrier()
         b_lawless = out.inside & (b_index >= s_categories)
         b_nothing = tl.where(b_index > s_categories, float("nan"), 0.0)
@@ -532,7 +531,7 @@ def tile_backward_kernel(
 
     A segment has `TURNS * PIECES * BLOCK` categories, of which `PIECES * BLOCK` are read at a time. `p_sums`
     has room for `SUMS` numbers of each row in each segment, `p_done` a zero for each strip. `FIRST_USE` and
-    `LAST_USE` tell the cache what to keep.
+    `LAST_USE` are hints to the cache.
     """
     s_strip, s_segment, s_writes = tl.program_id(0), 0, False
     if SEGMENTS > 1:
@@ -551,10 +550,10 @@ def tile_backward_kernel(
     s_start = s_segment * LENGTH
     if SEGMENTS == 1:
         pieces = _read(given, 0, s_categories, strip, AT_INDEX, BLOCK, PIECES, LAST_USE)
-        # What is needed to use some of it is read after all of it, or the compiler would wait in between.
+        # Issue all loads of the tile before any other, or the compiler would wait in between.
         tl.debug_barrier()
-    # What is read of single rows must be there: a row that does not exist is the last one again, and one
-    # without a sample has some category. What comes of it is overwritten.
+    # Rows out of range read the last row again, and rows without a sample some category. Their results are
+    # masked, or overwritten below.
     b_number = tl.reshape(strip.number, [STRIP])
     b_index = tl.load(p_index + strip.number).to(tl.int32)
     row = row_of_sample(

@@ -62,7 +62,7 @@ def log2_odds(b_log2_p, FAST: tl.constexpr):
 
 @triton.jit
 def log2_odds_ratio(b_log2_p, b_rest, FAST: tl.constexpr):
-    """What `log2_odds` adds to log2 p, by p and what is left of it to 1."""
+    """The term that `log2_odds` adds to log2 p, by log2 p and 1 - p."""
     # Next to 1 the quotient has no digits left of the fast exponential; the series of -log(1 - x) does.
     b_near = b_rest < 0.25
     b_square = tl.where(b_near, 1.0, b_rest * b_rest)
