@@ -7,8 +7,8 @@
 - `tables`: rows of a table that choices select, and the table's gradient.
 - `scores`: draws, one-hot rows and gradients of the score-function estimators.
 
-Callers ask `backend`, and for samples `sampling.fused`, whether kernels apply. These two import no Triton; the
-files of operations do, and are imported once the answer is yes. All share `primitives`, functions called inside
-of kernels, and `runner`, which divides rows among programs and launches them. Only launches import torch, since
-`gapped.jax` calls the kernels too.
+Callers ask `backend`, and for samples `sampling.fused`, whether kernels apply. These two import no Triton;
+the files of operations do, and are imported once the answer is yes. All share `primitives`, functions that
+kernels call, and `runner`, which divides rows among programs and launches them. Kernels of samples import no
+torch, since `gapped.jax` calls them too.
 """

@@ -1,4 +1,4 @@
-"""When kernels run, and what every operation gives them: keys and levels. Importing this file needs no Triton.
+"""When kernels run, and keys and levels for them. Importing this file needs no Triton.
 
 The file of an operation imports Triton. So whoever calls an operation asks here first, or, for samples, in
 `sampling.fused`, and imports the operation's file only if the kernels apply.
@@ -98,7 +98,7 @@ def without_subsets(scores: Tensor, *others: Tensor) -> str | None:
 
 
 def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
-    """Random keys for the noise of calls, drawn on the device: a CUDA graph draws new ones at every replay."""
+    """Random keys for calls, drawn on the device: a CUDA graph draws new ones at every replay."""
     return torch.randint(2**62, (count,), device=logits.device, generator=generator)
 
 

@@ -305,7 +305,8 @@ class _Sample(torch.autograd.Function):
         return first_order(product, rows, grad), None, None
 
 
-# The kernels as operators that a compiler puts into its graph without looking inside: the fields of `Options`.
+# The kernels as operators that a compiler puts into its graph without looking inside. These are the fields
+# of `Options`.
 _OPTIONS = "int k, float tau, float? gap, bool soft"
 
 

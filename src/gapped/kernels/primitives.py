@@ -42,8 +42,8 @@ def exp2(b_x, FAST: tl.constexpr):
 def exponential(b_bits, FAST: tl.constexpr, FINE: tl.constexpr = False):
     """Exponential noise of mean 1 / ln 2, that is -log2 of a uniform; never 0, never inf.
 
-    The uniform is the middle of one of 2^23 equal pieces of (0, 1); with `FINE` those next to 1, from which the
-    smallest noise comes, are cut into 512 each. The smallest of K such numbers is there twice with a chance
+    The uniform is the middle of one of 2^23 equal pieces of (0, 1); with `FINE` those next to 1, which
+    give the smallest noise, are cut into 512 each. The smallest of K such numbers occurs twice with a chance
     of about K / 2^24, or K / 2^33.
     """
     # In [1, 2), made of the bits themselves: converting an integer is as slow as a logarithm.

@@ -2,8 +2,8 @@
 
 Each kernel is the twin of a function in plain torch, which calls it where `backend.takes_scores` says so:
 `draw_independent`, `one_hot_rows` and `score_product` in `gapped.score`, `DisARMTree.index` and
-`DisARMTree.gradient`. A step of the coupled-estimator protocol, 32 x 64 latents and both families of estimators,
-takes 2.29 ms on an H200, and 3.93 without these kernels (docs/performance.md).
+`DisARMTree.gradient`. A step of the coupled-estimator protocol, 32 x 64 latents and both families of
+estimators, takes 2.29 ms on an H200, and 3.93 without these kernels (docs/performance.md).
 
 Logits are float32 and relative to the largest of their row; an index of `K` or `K + 1` stands for a row
 without a sample, as in `gapped.simplex`. `gapped.kernels.primitives` explains names and blocks.

@@ -1,6 +1,6 @@
 """Subsets of `k` of `n` elements: choices of blocks of rows, and sums over subsets of one row each.
 
-The reference is `gapped.subsets.conditional_bernoulli`, whose functions and arguments these are, for 0 < k < n.
+The reference is `gapped.subsets.conditional_bernoulli`, with the same functions and arguments, for 0 < k < n.
 
 As in `gapped.subsets.trials`, a subset is the result of independent choices, given that `k` are made, with
 scores shifted so that about `k` are made on average. Each element then has one *rare* event, of probability
@@ -40,8 +40,8 @@ TILE = 1024
 _ALIAS = 25.0
 _INF = tl.constexpr(float("inf"))
 _PI = tl.constexpr(3.141592653589793)
-# The last word of a counter separates the noise of subsets from other noise, as in `primitives`; odd ones belong
-# to Gumbel-Rao.
+# The last word of a counter separates the noise of subsets from other noise, as in `primitives`; odd ones
+# belong to Gumbel-Rao.
 _SUBSETS = tl.constexpr(4)
 # The rare event of a certain choice: never drawn, without weight in a sum, but with a sign.
 _NEVER = tl.constexpr(2.0**-100)
@@ -76,7 +76,7 @@ def _kth_largest(b_scores, s_k):
 
 @triton.jit
 def _shift(b_relative, s_k, s_elements):
-    """The shift to subtract from scores relative to the `s_k`-th largest, for about `s_k` choices on average."""
+    """The shift of scores relative to the `s_k`-th largest, for about `s_k` choices on average."""
     # At the lower end the first k are chosen for certain; at the upper end less than one of the others is.
     b_low = tl.max(b_relative, 1) * 0.0 - 64.0
     b_high = b_low * 0.0 + 1.0 + tl.log(s_elements.to(tl.float32))
@@ -214,8 +214,11 @@ def subset_sums_kernel(
     WHAT: tl.constexpr, FREQUENCIES: tl.constexpr, PART: tl.constexpr, FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum that `WHAT` names: the logarithm of the probability of `k` choices, one number per row, or the
-    probabilities that elements are chosen, or the covariances of the choices times the gradient."""
+    """Write the sum that `WHAT` names.
+
+    It is the logarithm of the probability of `k` choices, one number per row, or the probabilities that
+    elements are chosen, or the covariances of the choices times the gradient.
+    """
     s_row = tl.program_id(0).to(tl.int64) * s_elements
     b_rare = _row(p_rare, s_elements, BLOCK)
     s_exist, s_usual = tl.sum((b_rare != 0).to(tl.int32), 0), tl.sum((b_rare < 0).to(tl.int32), 0)
@@ -282,9 +285,10 @@ def subset_sums_kernel(
 def frequencies(n: int, k: int) -> int:
     """How many pairs of points of the unit circle a sum over subsets takes: a power of two.
 
-    With twice as many points, the coefficient of the size `k` contains the coefficients of sizes that are twice as
-    far away, and further. Sums of independent choices of variance v exceed their mean by d with a probability of
-    at most exp(-v h(d / v)), where h(u) = (1 + u) log(1 + u) - u (Bennett), and v is at most k (n - k) / n.
+    With twice as many points, the coefficient of the size `k` contains the coefficients of sizes that are
+    twice as far away, and further. Sums of independent choices of variance v exceed their mean by d with a
+    probability of at most exp(-v h(d / v)), where h(u) = (1 + u) log(1 + u) - u (Bennett), and v is at most
+    k (n - k) / n.
     """
     variance, count = k * (n - k) / n, 4
     while variance * _excess(2 * count / variance) < _ALIAS:

@@ -6,9 +6,10 @@ elements by its share of the lane: the row is read once and written once.
 
 Backward, the gradient needs sums of the whole row before it can be written. `split_backward_kernel` splits a
 row over several programs. Each keeps its segment in registers: it reads the segment, computes sums, publishes
-them, waits for those of the row's other segments, and writes. So logits and gradient are read once, whatever
-the cache holds. Longer rows take `streamed_backward_kernel`: one program computes the sums in a first pass and
-writes the gradient in a second one, in reverse order, so that it starts with chunks that the cache still holds.
+them, waits for the sums of the row's other segments, and writes. So logits and gradient are read once,
+whatever the cache holds. Longer rows take `streamed_backward_kernel`: one program computes the sums in a
+first pass and writes the gradient in a second one, in reverse order, so that it begins with chunks that the
+cache still holds.
 
 Programs that wait for each other must all be running. Those of a row have consecutive numbers, and a GPU
 starts programs in the order of their numbers (the scans of CUB rely on it too). So a program waits only for
@@ -72,7 +73,7 @@ BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 # Bytes of logits in a segment, and warps of its program. With so few registers one more program fits on a
 # multiprocessor; only simple weights need no more. The fastest on an H200 (benchmarks/bench_blocks.py).
 SEGMENT_BYTES, SEGMENT_WARPS, REGISTERS = 16384, 8, 64
-# The registers of other weights: as many programs fit beside each other as without the path that is rarely taken.
+# The registers of other weights: as many programs fit beside each other as without the path rarely taken.
 REINMAX_REGISTERS, MOST_REGISTERS = 80, 128
 # No more segments to a row, so that a large GPU works on several rows at a time.
 MOST_SEGMENTS = 32
@@ -492,7 +493,7 @@ def streamed_backward_kernel(
 def publish(p_words, s_place, s_sum, s_dot):
     """Publish two sums of a segment in one word, so that no flag is needed to say that they are there.
 
-    A word is 0 before. The first sum is never negative, so its sign bit can mark the word: it is negative after.
+    A word is 0 before. The first sum is never negative, so its sign bit marks the word: it is negative after.
     """
     s_high = (s_sum.to(tl.uint32, bitcast=True) | _SIGN).to(tl.uint64) << 32
     s_word = (s_high | s_dot.to(tl.uint32, bitcast=True).to(tl.uint64)).to(tl.int64, bitcast=True)
@@ -538,7 +539,7 @@ def again(b_x, FAST: tl.constexpr):
 
 @triton.jit
 def _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE: tl.constexpr, FAST: tl.constexpr):
-    """Logits relative to the largest and their weights, the weights' sum, and their products' with the gradient.
+    """Relative logits, their weights, and the sums of weights and of weights times gradient.
 
     The last sum has ReinMax's other weights.
     """
@@ -640,9 +641,9 @@ def split_backward_kernel(
         s_dot = weighted[3]
         # A sum is the same for all threads of a program, which get it from shared memory.
         if (s_dot != s_dot) & (not AT_INDEX):
-            # The gradient of a category that does not exist counts for nothing. If it is not finite, its product
-            # with the weight 0 is NaN, and so is the sum. Only then is each element looked at, after reading it
-            # again; and each branch finishes by itself, so that the other one needs no registers for this.
+            # The gradient of a category that does not exist counts for nothing. If it is not finite, its
+            # product with the weight 0 is NaN, and so is the sum. Only then is each element read again and
+            # checked; each branch finishes by itself, so that the other one needs no registers for this.
             b_logits = tl.load(p_logits + b_columns, mask=b_inside, other=-float("inf"))
             if not AT_INDEX:
                 b_grad = drop_absent(tl.load(p_grad + b_columns, mask=b_inside, other=0.0), b_logits)

@@ -1,4 +1,4 @@
-"""Gumbel-Rao and ReinMax-Rao given the drawn category: sizes, conditional noise, and a kernel for each length.
+"""Gumbel-Rao and ReinMax-Rao given the drawn category: sizes, conditional noise, kernels for both lengths.
 
 Given that category i is drawn, and with exponential noise E, the surrogate's weight of category j is
 w_j = (E_j / p_j + E_i)^(-1/tau), and E_i^(-1/tau) for i itself: `simplex.conditional_gumbel` in another form.
@@ -14,8 +14,8 @@ A row that fits into a block is read once. A program reads a longer row in chunk
 batch of draws, which its threads add up apart, and once more for the result of all draws, which it writes in
 the dtype of the row. So noise is drawn twice, and of each draw three numbers are kept.
 
-No two elements share noise, and it is drawn again wherever it is needed. These kernels spend their time on it,
-so each instruction counts (`benchmarks/count_instructions.py`).
+No two elements share noise, which is drawn again wherever it is needed. These kernels spend their time on
+it, so each instruction counts (`benchmarks/count_instructions.py`).
 """
 
 from __future__ import annotations

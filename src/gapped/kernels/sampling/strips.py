@@ -2,22 +2,23 @@
 
 A program has a strip of neighbouring rows, wide enough that it reads one category of them as a whole piece of
 memory. Blocks have rows on the first axis and categories on the second, as in `short`, which reads rows that
-are short enough for a block, side by side or not; the mathematics is in `long`. Forward, a strip is read once,
-in chunks, and no two rows share a lane. Results are written in the order of the logits, without anything
-between their rows.
+are short enough for a block, side by side or not; the mathematics is in `long`. Forward, a program reads its
+strip once, in chunks, and no two rows share a lane. Results are written in the order of the logits, without
+anything between their rows.
 
 Backward, a strip is cut into tiles, a segment of the categories each. One program reads a tile and publishes
 its sums. Another one adds up the sums of all tiles of these rows, always in the same order, reads the tile
-again and writes the gradient. Several programs share a multiprocessor, and some read memory while others write
-or wait. With `T` tiles and a lag of `L`, programs are numbered
+again and writes the gradient. Several programs share a multiprocessor, and some read memory while others
+write or wait. With `T` tiles and a lag of `L`, programs are numbered
 
     sum 0, ..., sum L-1,   sum L, write 0, sum L+1, write 1, ..., sum T-1, write T-L-1,   ..., write T-1,
 
 so that a tile is written while the cache can still hold it, and memory need not be read twice. A program that
-writes waits for those that sum its strip. The lag is so long that all of these have lower numbers, a GPU starts
-programs in the order of their numbers (as in `long`), and a program that sums never waits. So one that waits
-does so for programs that run already or have ended: a strip may have any number of tiles, and none of them need
-to be on the GPU at the same time. Rows that a program can hold are a single tile, which it reads once.
+writes waits for those that sum its strip. The lag is so long that all of these have lower numbers, a GPU
+starts programs in the order of their numbers (as in `long`), and a program that sums never waits. So one that
+waits does so for programs that run already or have ended: a strip may have any number of tiles, and none of
+them need to be on the GPU at the same time. Rows that a program can hold are a single tile, which it reads
+once.
 
 On an H200, GST of (64, 8192, 1024) logits in float32 with `dim=1` takes 1.32 ms forward and 1.98 backward
 (docs/performance.md). The simplest form in this package is `long` between two transposed copies of 1.01 ms
@@ -55,7 +56,8 @@ from gapped.kernels.sampling.long import (
 )
 from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, REINMAX, lawless, level
 
-# Sizes leave a program so few registers that two or more programs fit on a multiprocessor. `benchmarks/bench_axis.py` measures others.
+# Sizes leave a program so few registers that two or more programs fit on a multiprocessor.
+# `benchmarks/bench_axis.py` measures others.
 # Rows up to this length are held by one program at once, at least 16 of them; longer ones are read in strips.
 LONGEST_HELD = 64
 # Forward: bytes of a strip's width, warps, chunks read at a time, how many times that is read ahead, and the
@@ -72,8 +74,8 @@ TILE_BYTES, SEGMENT, MOST_SEGMENTS = 128, 256, 64
 TILES = {4: (8, 4, 1), 2: (4, 1, 4)}
 # The registers of a thread for float32 and simple weights: a third program fits on a multiprocessor.
 TILE_REGISTERS = 80
-# How many more tiles than a strip's are summed before the first is written: about as many as a GPU sums at the
-# same time. The cache must hold all of these.
+# How many more tiles than a strip's are summed before the first is written: about as many as a GPU sums at
+# the same time. The cache must hold all of these.
 AHEAD = 192
 # Hints to the cache for the first and for the last reading of a tile.
 FIRST_USE, LAST_USE = "evict_last", "evict_first"
@@ -195,7 +197,7 @@ def write_strip(p_rows, b_columns, b_values, s_categories, s_step, b_row_inside)
 
 @triton.jit
 def _draw(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of weights and drawn categories: first a lane by its share of its row, then one of its elements."""
+    """Sums of weights and drawn categories: first a lane by its share of the row, then one of its elements."""
     b_lanes = tl.arange(0, BLOCK)[None, :]
     b_running = tl.cumsum(b_share.to(tl.float64), 1)
     b_total = tl.max(b_running, 1)[:, None]
