@@ -78,10 +78,10 @@ _, forward = strips.forward_sizes(65_536, 8192, size)
 _, _, tiles = strips.backward_sizes(65_536, 8192, size, name)
 _, _, held = strips.backward_sizes(65_536, 100, size, name)
 assert (tiles["SEGMENTS"] > 1, held["SEGMENTS"]) == (True, 1)
-short = {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 64, "num_warps": 4}
+block = {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 64, "num_warps": 4}
 backward = strips.tile_backward_kernel
 cases = (strips.strip_forward_kernel, forward), (backward, tiles), (backward, held)
-cases += (short.forward_kernel, short), (short.backward_kernel, short)
+cases += (short.forward_kernel, block), (short.backward_kernel, block)
 for kernel, sizes in cases:
     code = compiles(kernel, dtype, sizes["num_warps"], flags | sizes, True)
     # Neighbouring rows are read and written 16 bytes at a time.

@@ -197,7 +197,7 @@ def write_strip(p_rows, b_columns, b_values, s_categories, s_step, b_row_inside)
 
 @triton.jit
 def _draw(p_logits, s_seed, strip, b_share, s_categories, s_step, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of weights and drawn categories: first a lane by its share of the row, then one of its elements."""
+    """Sums of weights and drawn categories: first a lane by its share of the row, then an element."""
     b_lanes = tl.arange(0, BLOCK)[None, :]
     b_running = tl.cumsum(b_share.to(tl.float64), 1)
     b_total = tl.max(b_running, 1)[:, None]
