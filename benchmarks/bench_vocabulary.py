@@ -30,7 +30,7 @@ from torch import Tensor
 import gapped
 from gapped.comparison.records import write
 from gapped.comparison.runs import describe
-from gapped.linear import chunk_sizes
+from gapped.vocabulary import head
 from gapped_lab.bench.cases import DTYPES
 from gapped_lab.bench.timing import CLOCKS, interleaved, peak_memory, quantiles
 from gapped_lab.environment import pick_device
@@ -143,8 +143,8 @@ def tune(device: torch.device, dtype: str, seconds: float) -> Iterator[str]:
     training = [replace(case, ways=(LINEAR,)) for case in TARGETS]
     decoding = [Case(DECODED, 4096, 128_256, "none", (LINEAR,))]
     sizes: list[tuple[Any, str, tuple[int, ...], list[Case]]] = [
-        (chunk_sizes, "MEMORY", tuple(mib << 20 for mib in (160, 256, 384, 512)), training),
-        (chunk_sizes, "TILE", (128, 256, 512), training),
+        (head, "MEMORY", tuple(mib << 20 for mib in (160, 256, 384, 512)), training),
+        (head, "TILE", (128, 256, 512), training),
         (long, "FEW_ROWS", (0, 128), decoding),
         (long, "FEW_CHUNK", (4096, 8192, 16_384), decoding),
     ]

@@ -1,6 +1,7 @@
 """The picture of the rooms of the package: `python docs/layers.py` writes docs/figures/layers.svg.
 
-The order is computed from the import statements themselves: a room stands above every room that it imports.
+The order is computed from the import statements themselves: a room stands above every room that it imports,
+but for the uses of a base class, which stand above it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,13 @@ WORDS = {
     "jax": "the same in JAX, no torch",
     "checks": "of arguments",
     "simplex": "softmax, draws, Gumbel noise",
-    "mixtures": "with the uniform law",
     "gradient": "a value forward, an estimate backward",
     "kernels": "fused Triton kernels",
     "choice": "an index instead of a one-hot",
     "counts": "Poisson, binomial",
-    "linear": "hidden states to an index",
-    "soft_lookup": "a soft sample times a table",
     "pathwise": "the sample carries the gradient",
     "score": "the gradient comes from the cost",
     "subsets": "k of n, their law",
-    "nm_masks": "n of each m",
     "registry": "estimators by name",
     "objective": "expectation of a cost",
     "drop_in": "in torch's place",
@@ -80,10 +77,18 @@ def room_of(name: str) -> str | None:
     return inner if inner in WORDS else names[0] if names[0] in WORDS else None
 
 
-def imports(source: str, module: str) -> set[str]:
-    """Absolute names of everything that a module imports, wherever in the file the statement stands."""
+# Methods of the base class call these rooms, which it does not import itself.
+USES = {"pathwise": {"choice", "gates", "vocabulary"}}
+
+
+def imports(source: str, module: str, loading: bool = False) -> set[str]:
+    """Absolute names of everything that a module imports, wherever in the file the statement stands.
+
+    With `loading`, of what it imports as soon as it is loaded itself.
+    """
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in tree.body if loading else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -112,9 +117,9 @@ def graph(sources: dict[str, str]) -> dict[str, set[str]]:
         room = room_of(module)
         if room is None:
             raise ValueError(f"{module}: give its room a line in WORDS of docs/layers.py")
-        edges[room] |= {
-            other for name in imports(source, module) if (other := room_of(name)) not in (None, room)
-        }
+        uses = USES.get(room, set()) - {room_of(name) for name in imports(source, module, loading=True)}
+        others = {room_of(name) for name in imports(source, module)} - {None, room} - uses
+        edges[room] |= {other for other in others if other is not None}
     return dict(edges)
 
 

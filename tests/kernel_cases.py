@@ -26,12 +26,11 @@ import triton.language as tl
 
 import gapped
 from gapped import simplex
-from gapped.gradient import with_points
 from gapped.kernels import runner
 from gapped.kernels.primitives import gumbel, row_block, row_uniforms, store_rows
 from gapped.kernels.sampling import launch, long, rao, strips
 from gapped.kernels.sampling.rao import log2_uniform, rao_bits
-from gapped.pathwise import Draw
+from gapped.pathwise import Draw, Outcome
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # For `pytestmark`: the files that run kernels belong to `pytest -m gpu` where there is a GPU.
@@ -170,12 +169,12 @@ def _reference(
         winner = log_e.gather(-1, where)
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
-    points, weights, _ = estimator.points(relative, Draw(index.clamp(max=categories - 1), extra))
-    points = torch.where(exists, points, 0.0)
+    gradient = estimator.points(relative, Draw(index.clamp(max=categories - 1), extra))
+    gradient = gradient._replace(points=torch.where(exists, gradient.points, 0.0), product=None)
     leaf = logits.clone().requires_grad_()
-    with_points(torch.zeros_like(logits), estimator.carrier(leaf, index), points, weights).backward(grad)
+    estimator.attach(leaf, Outcome(torch.zeros_like(logits), index, gradient)).backward(grad)
     assert leaf.grad is not None
-    return points.mean(0), leaf.grad
+    return gradient.points.mean(0), leaf.grad
 
 
 def assert_equals_reference(estimator: gapped.Pathwise, logits: Tensor) -> launch.Forward:

@@ -33,7 +33,7 @@ def problem(rows: tuple[int, ...] = ROWS, categories: int = V, dtype: torch.dtyp
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of `STEP` rows, whatever the estimator."""
-    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: STEP)
+    monkeypatch.setattr("gapped.vocabulary.rows_of_a_chunk", lambda *_: STEP)
 
 
 class Dense(NamedTuple):

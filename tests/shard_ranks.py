@@ -23,7 +23,7 @@ from variants import VARIANTS, make
 import gapped
 from gapped import simplex
 from gapped.gradient import Points
-from gapped.vocabulary.shards import SURROGATES
+from gapped.vocabulary.sharded import SURROGATES
 
 WORLD, ROWS, D, V, STEP = 4, (2, 3), 4, 11, 4
 SPLIT = [kind.name for kind in SURROGATES]
@@ -83,7 +83,7 @@ def error_of(name: str, case: str, group: Any) -> float:
     estimator = make(name, **options)
     chunks_of = STEP if name not in NOISY else 100
     # The last rank has fewer categories: left to itself, it would take other chunks than the others.
-    gapped.linear.linear_choices.rows_of_a_chunk = lambda _, categories, *__: (
+    gapped.vocabulary.rows_of_a_chunk = lambda _, categories, *__: (
         chunks_of if categories in (V, max(sizes)) else 1
     )
     whole = head()
@@ -197,7 +197,7 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    import gapped.vocabulary.shards
+    import gapped.vocabulary.sharded
 
     folder = Path(sys.argv[1])
     children = []

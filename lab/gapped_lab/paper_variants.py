@@ -11,9 +11,10 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
-from gapped.pathwise import Draw, Pathwise, per_row
+from gapped.pathwise import Draw, Pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.gumbel_rao import GumbelRao
+from gapped.simplex import per_row
 from gapped_lab.listops.variants import LateMaskGumbelSoftmax, TreeShape
 from gapped_lab.tasks.count_vae import Fini
 

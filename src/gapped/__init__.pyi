@@ -18,8 +18,6 @@ from gapped.drop_in import replacing_torch as replacing_torch
 from gapped.errors import GappedError as GappedError
 from gapped.gates import gate as gate
 from gapped.kernels.backend import backend_used as backend_used
-from gapped.mixtures import unimix as unimix
-from gapped.nm_masks import nm_mask as nm_mask
 from gapped.objective import expectation as expectation
 from gapped.pathwise import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax
@@ -56,6 +54,8 @@ from gapped.score.reinforce import RLOO as RLOO
 from gapped.score.reinforce import Reinforce as Reinforce
 from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
+from gapped.simplex import unimix as unimix
+from gapped.subsets.nm_masks import nm_mask as nm_mask
 from gapped.subsets.subset_sampling import subset as subset
 from gapped.vocabulary import linear_choice as linear_choice
 

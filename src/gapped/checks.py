@@ -20,7 +20,7 @@ from torch.autograd.graph import Node
 
 from gapped.errors import reject
 
-# Half precision is computed in float32: what that cannot hold is no level. Its subnormals have no reciprocal.
+# Temperatures and gaps outside float32's normal range are rejected: 1/x of a subnormal overflows.
 _FLOAT32 = torch.finfo(torch.float32)
 
 
@@ -186,7 +186,7 @@ def _leads_to(result: Tensor, sources: set[Node], oldest: int) -> bool:
 
 
 def may_decide(values: Tensor) -> bool:
-    """Whether the values of a tensor may decide anything: those of a GPU would have to be waited for."""
+    """Whether Python may branch on these values without synchronising a GPU or breaking a trace."""
     is_recorded = torch.compiler.is_compiling() or torch._C._is_tracing()
     return values.device.type == "cpu" and not is_recorded and not _unseen.get()
 
@@ -216,7 +216,11 @@ _unseen: ContextVar[bool] = ContextVar("_unseen", default=False)
 
 @contextmanager
 def values_unseen() -> Iterator[None]:
-    """Skip checks of values, as on a GPU: the NaN of one run must not end the runs that train beside it."""
+    """Skip checks of values, as on a GPU.
+
+    Where several runs train in one program, the NaN of one must not end the others. The checks stand in all
+    parts of the library, so their switch stands here.
+    """
     token = _unseen.set(True)
     try:
         yield
@@ -303,8 +307,8 @@ def checkpoint_function() -> str | None:
 def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:
     """Check a table for logits of this shape, and return whether it has one for each group of them.
 
-    It has if it has at least three axes, of which the first two are the last two of the logits. What a table
-    of whole numbers is good for, `else_take` says.
+    Grouped tables have at least three axes, the first two equal to the last two of the logits. `else_take` is
+    appended to the error for tables of integers.
     """
     shape, last = tuple(getattr(table, "shape", ())), tuple(logits[-2:])
     is_grouped = len(shape) >= 3 and shape[:2] == last

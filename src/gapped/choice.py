@@ -1,4 +1,4 @@
-"""A sample known by its index alone, for look-ups and routing, where most of a one-hot vector is idle."""
+"""A categorical sample that is stored as an index, for look-ups and routers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from gapped.gradient import (
 )
 from gapped.kernels import backend
 from gapped.kernels.sampling.fused import AVERAGED, Fused
+
+if TYPE_CHECKING:
+    from gapped.pathwise import Pathwise
 
 Pull = Callable[..., Tensor]
 """``pull(logits, index, grad, at_index, *tensors)``: the gradient of the logits for one of the sample, which
@@ -105,8 +108,32 @@ class Choice:
             )
 
 
-def fused_choice(rows: Tensor, kernel: Fused, generator: torch.Generator | None) -> Choice:
-    """A choice drawn by the kernels."""
+def choose(
+    estimator: Pathwise, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
+) -> Choice:
+    """Draw one category per row: see `gapped.Pathwise.choose`."""
+    estimator.check_choice()
+    rows, fitted = estimator.prepare(logits, dim, mask, generator)
+    kernel, wants_gradient = fitted.kernel(rows), is_differentiated(rows)
+    rows = rows if wants_gradient else rows.detach()
+    if kernel is not None:
+        return _choose_by_kernel(rows, kernel, generator)
+    _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
+    return with_points(rows, index, gradient)
+
+
+def with_points(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
+    """A choice of the categories `index` whose gradient, if it has one, comes from points of the simplex."""
+    if gradient is None:
+        return Choice(index, rows, _pull_points, ())
+    points, weights, product = gradient
+    pull = _pull_points if product is None else partial(_pull_points, product=product)
+    if isinstance(weights, Tensor):
+        return Choice(index, handle(rows), pull, (points, weights))
+    return Choice(index, handle(rows), partial(pull, number=weights), (points,))
+
+
+def _choose_by_kernel(rows: Tensor, kernel: Fused, generator: torch.Generator | None) -> Choice:
     from gapped.kernels.sampling import launch
 
     key = launch.key_of(rows, kernel, generator)
@@ -118,17 +145,6 @@ def fused_choice(rows: Tensor, kernel: Fused, generator: torch.Generator | None)
         return Choice(index, rows, _pull_points, ())
     tensors = (stats, key, *kernel.tensors)
     return Choice(index, logits, partial(_pull_kernel, kernel), tensors, versions((logits, *tensors)))
-
-
-def plain_choice(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
-    """A choice drawn by torch."""
-    if gradient is None:
-        return Choice(index, rows, _pull_points, ())
-    points, weights, product = gradient
-    pull = _pull_points if product is None else partial(_pull_points, product=product)
-    if isinstance(weights, Tensor):
-        return Choice(index, handle(rows), pull, (points, weights))
-    return Choice(index, handle(rows), partial(pull, number=weights), (points,))
 
 
 def _pull_kernel(

@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gapped import simplex
+from gapped.checks import GATES, check_fit, check_generator, check_mask, check_scores
+from gapped.errors import reject
+from gapped.gradient import blocks, is_differentiated, needs_blocks, pair_slopes, with_gradient
+from gapped.kernels import backend
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve_pathwise
 
@@ -53,3 +59,60 @@ def gate(
     References: Maddison, Mnih, Teh (2017) and Jang, Gu, Poole (2017) for the relaxation.
     """
     return resolve_pathwise(estimator, tau, hard).gate(logits, mask=mask, generator=generator)
+
+
+def draw(
+    estimator: Pathwise, logits: Tensor, mask: Tensor | None, generator: torch.Generator | None
+) -> Tensor:
+    """Gates of these log-odds that carry the estimator's gradient: see `gapped.Pathwise.gate`."""
+    check_scores(logits)
+    check_mask(mask, logits)
+    check_generator(generator, logits)
+    for name in estimator.levels:
+        check_fit(name, getattr(estimator, name), logits.shape, GATES)
+    odds = simplex.masked(logits, mask)
+    if estimator.has_learned_tau() or not estimator.is_rowwise():
+        return estimator.sample(simplex.pairs(odds), generator=generator)[..., 0]
+    kernel = _kernel(estimator, odds)
+    if kernel is not None:
+        from gapped.kernels import gates
+
+        return gates.gate(odds, kernel, generator)
+    value, slopes = _gates(estimator, odds.detach(), generator, is_differentiated(odds))
+    return value if slopes is None else with_gradient(value, simplex.computed(odds), slopes)
+
+
+def _kernel(estimator: Pathwise, odds: Tensor) -> Fused | None:
+    """The arguments of the fused kernels if they draw these gates, else None."""
+    kernel = estimator.kernel(odds.unsqueeze(-1))
+    if kernel is None:
+        return None
+    why_not = None
+    if not estimator.has_gate_kernel:
+        why_not = f"{type(estimator).__name__} has no kernel for gates"
+    elif torch.compiler.is_compiling() or estimator.draw == "argmax":
+        where = "in compiled code" if torch.compiler.is_compiling() else "for their argmax"
+        why_not = f"gates have no kernel {where}"
+    if why_not is None:
+        return kernel
+    if estimator.backend == "triton":
+        raise reject("backend", "triton", f"torch or auto here: {why_not}")
+    backend.note("torch")
+    return None
+
+
+def _gates(
+    estimator: Pathwise, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gates, and the slopes of their gradients if wanted: one number each, whatever the estimator."""
+    if not needs_blocks(odds, 2):
+        value, _, gradient = estimator.outcome(simplex.pairs(odds), generator, wants_gradient)
+        return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
+    flat, value = odds.reshape(-1), torch.empty(odds.shape, dtype=odds.dtype, device=odds.device)
+    slopes = torch.empty_like(value, dtype=simplex.computed(flat[:0]).dtype) if wants_gradient else None
+    for block in blocks(odds.numel(), 2):
+        own = estimator.of_rows(odds.shape, block)
+        value.view(-1)[block], own_slopes = _gates(own, flat[block], generator, wants_gradient)
+        if slopes is not None and own_slopes is not None:
+            slopes.view(-1)[block] = own_slopes
+    return value, slopes

@@ -21,8 +21,8 @@ Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against `(*rows, K)`."""
 Product = Callable[[Tensor, Tensor, Weights], Tensor]
 """`product(grad, points, weights)`: the gradient of the logits, linear in `grad`, row by row."""
-# On a CPU, larger inputs are computed so many numbers at a time: intermediate results take little memory and
-# stay in the cache.
+# On a CPU, larger inputs are computed in blocks of so many numbers: intermediate results take little memory
+# and stay in the cache.
 BLOCK = 1 << 17
 
 _R = TypeVar("_R")
@@ -56,33 +56,29 @@ def versions(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
 
 
 def first_order(
-    product: Callable[..., Tensor], anchor: Tensor | tuple[Tensor, ...], grad: Tensor, *rest: Any
-) -> Tensor:
-    """The gradient `product(grad, *rest)` of some logits, which refuses to be differentiated again.
+    product: Callable[..., _R], anchor: Tensor | tuple[Tensor, ...], grad: Tensor, *rest: Any
+) -> _R:
+    """The gradients `product(grad, *rest)`, a tensor or a tuple of tensors and None, of first order only.
 
-    It stays connected to the logits and all else that it depends on, through themselves or an `anchor` that
-    depends on them, and to the incoming gradient `grad`: else a second derivative would silently be zero.
+    They stay connected to the inputs that they depend on, through these or an `anchor` that depends on them,
+    and to the incoming gradient `grad`. So a second derivative is an error; else it would silently be zero.
     """
     if not torch.is_grad_enabled():
-        return one_by_one(product, grad, *rest)
+        return _one_by_one(product, grad, *rest)
     with torch.no_grad():
-        gradient = one_by_one(product, grad, *rest)
-    return connect(gradient, anchor, grad)
-
-
-def connect(gradient: Tensor, anchor: Tensor | tuple[Tensor, ...], grad: Tensor) -> Tensor:
-    """`gradient`, which has no graph, in the graph of what it depends on: see `first_order`."""
-    if not torch.is_grad_enabled():
-        return gradient
+        gradients: Any = _one_by_one(product, grad, *rest)
     anchors = anchor if isinstance(anchor, tuple) else (anchor,)
-    return _FirstOrder.apply(gradient, grad, *anchors)  # type: ignore[no-any-return, no-untyped-call]
+
+    def connect(gradient: Tensor | None) -> Any:
+        return None if gradient is None else _FirstOrder.apply(gradient, grad, *anchors)  # type: ignore[no-untyped-call]
+
+    return tuple(map(connect, gradients)) if isinstance(gradients, tuple) else connect(gradients)  # type: ignore[return-value]
 
 
-def one_by_one(product: Callable[..., _R], grad: Tensor, *rest: Any) -> _R:
-    """`product(grad, *rest)`; where autograd carries a batch of gradients, that of each of them.
+def _one_by_one(product: Callable[..., _R], grad: Tensor, *rest: Any) -> _R:
+    """`product(grad, *rest)`, called for each gradient where autograd carries a batch of them.
 
     `torch.autograd.grad(..., is_grads_batched=True)` does, which allows neither kernels nor writing in place.
-    The product is a tensor, or a tuple of tensors and None.
     """
     if torch.compiler.is_compiling() or not functorch.is_legacy_batchedtensor(grad):
         return product(grad, *rest)
@@ -211,9 +207,27 @@ def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
 
 
 def blocks(rows: int, numbers: int) -> Iterator[slice]:
-    """Slices of so many `rows`, of so many `numbers` each, that make up at most `BLOCK` numbers."""
+    """Slices of `rows` that have `numbers` each: a slice has one row or at most `BLOCK` numbers."""
     step = max(BLOCK // max(numbers, 1), 1)
     return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def row_entries(values: Tensor, shape: torch.Size, rows: slice, further: int = 0) -> Tensor:
+    """The entries that `values` have for some of the rows, which are `shape` in all and counted in order.
+
+    `values` broadcast to ``(*shape, ...)``, with so many `further` axes behind those of the rows. Contiguous
+    ones that have an entry for each row are not copied.
+
+    >>> row_entries(torch.tensor([[1.0], [2.0]]), torch.Size([2, 3]), slice(1, 4))
+    tensor([1., 1., 2.])
+    """
+    values = values[(None,) * (len(shape) + further - values.dim())]
+    rest = values.shape[len(shape) :]
+    if values.shape[: len(shape)] == shape and values.is_contiguous():
+        return values.view(shape.numel(), *rest)[rows]
+    every = values.expand(*shape, *rest)
+    numbers = torch.arange(rows.start, rows.stop, device=values.device)
+    return every[torch.unravel_index(numbers, shape)]
 
 
 def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
@@ -284,8 +298,8 @@ def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = 
     """Return `value`, bit for bit, as a function of `logits` whose derivative is `gradient`.
 
     `value` has the shape `batch`; `logits` and `gradient` are `(*batch, *variables, K)` and each example
-    depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. A gradient to
-    `keep` is out of reach of what replaces saved tensors, such as activation checkpointing.
+    depends on its own logits alone. Whatever `value` depends on besides keeps its own gradient. `keep=True`
+    hides the gradient from saved-tensor hooks, such as activation checkpointing.
     """
     hidden = (gradient,) if keep and in_eager_mode() else gradient
     value = batched_with(value, gradient)
@@ -320,7 +334,7 @@ class _WithGradient(torch.autograd.Function):
 def handle(logits: Tensor) -> Tensor:
     """A tensor without entries of its own in the place of `logits`: its gradient is theirs.
 
-    It stays connected to the logits as they are now, whatever is written into them later.
+    Later in-place writes to the logits do not affect it.
     """
     return _Handle.apply(logits)  # type: ignore[no-any-return, no-untyped-call]
 

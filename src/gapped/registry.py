@@ -215,7 +215,7 @@ def resolve(
     Text is read as `gapped.estimator` reads it, and None is the recommended default, `DEFAULT`, at `tau` or
     else at `DEFAULT_TAU`. A caller whose own arguments are `tau` and `hard`, with the defaults of
     `F.gumbel_softmax`, passes them on: they are used where text leaves them open. An object has both itself;
-    arguments that say otherwise, and are not those defaults, are refused.
+    an explicit `tau` or `hard` that contradicts it is an error.
 
     >>> resolve(None)
     GST(tau=0.85, hard=True, draw='sample', gap='auto', detach=True)

@@ -11,12 +11,16 @@ if it holds a NaN or +inf.
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from functools import lru_cache
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from gapped.checks import batched_with, in_eager_mode
+from gapped.checks import batched_with, check_logits, check_mask, in_eager_mode
+from gapped.errors import reject
 
 _GAP_GUARD = 1e-5
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
@@ -47,8 +51,24 @@ def shift(logits: Tensor) -> Tensor:
     """Logits relative to the largest of their row, which becomes 0; a row with a NaN or +inf becomes NaN."""
     # The clamp is for rows without categories: -inf minus a finite number stays -inf.
     top = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-    # Nothing is added but to +inf, which becomes NaN.
+    # Adding 0 * top changes +inf only, which becomes NaN. `torch.where` would lose the gradient's NaN.
     return logits - (top + 0 * top)
+
+
+def per_row(level: float | Tensor, like: Tensor) -> float | Tensor:
+    """A temperature or gap in a form that broadcasts against `(*rows, K)`.
+
+    A negative entry, which only a tensor on a device can still hold, becomes NaN and so does its row.
+    """
+    if not isinstance(level, Tensor):
+        return float(level)
+    level = level.detach().to(device=like.device, dtype=like.dtype).unsqueeze(-1)
+    return torch.where(level >= 0, level, torch.nan)
+
+
+def divide(logits: Tensor, tau: float | Tensor) -> Tensor:
+    """`logits` over a temperature that `per_row` returned; a no-op for 1."""
+    return logits / tau if isinstance(tau, Tensor) or tau != 1 else logits
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -68,6 +88,47 @@ def log_softmax(logits: Tensor) -> Tensor:
     exists = logits.amax(-1, keepdim=True) != -torch.inf
     # Replaced before, too: what is not selected must have a gradient that zero can be multiplied with.
     return torch.where(exists, torch.log_softmax(torch.where(exists, logits, 0.0), -1), -torch.inf)
+
+
+def unimix(logits: Tensor, amount: float = 0.01, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Mix a categorical distribution with the uniform one, in its logits.
+
+    No category becomes impossible. World models such as DreamerV3 take 1% of it before sampling:
+    `gapped.gst(gapped.unimix(logits))`.
+
+    Arguments:
+        logits: Unnormalised log-probabilities θ, the categories on the axis `dim`.
+        amount: The share a of the uniform distribution, from 0 to 1. 0 returns the log-softmax.
+        dim: The category axis.
+        mask: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
+            -inf, do not exist, and theirs is -inf: masking equals deleting.
+
+    Returns:
+        Normalised logits in the shape and dtype of `logits`, with their ordinary gradient. Half precision is
+        computed in float32 and rounded once.
+
+    For n categories that exist the result is computed in log space::
+
+        log((1 - a) softmax(θ)_k + a/n)
+
+    >>> unimix(torch.tensor([100.0, 0.0]), 0.5).exp()
+    tensor([0.7500, 0.2500])
+
+    References: Hafner, Pasukonis, Ba, Lillicrap (2023).
+    """
+    check_logits(logits, dim)
+    check_mask(mask, logits, dim)
+    if isinstance(amount, bool) or not isinstance(amount, Real) or not 0 <= amount <= 1:
+        raise reject("amount", amount, "a number from 0 to 1")
+    rows = computed(masked(logits, mask)).movedim(dim, -1)
+    exists = rows.detach() != -torch.inf
+    log_p = log_softmax(rows)
+    if amount > 0:
+        count = exists.sum(-1, keepdim=True).to(log_p.dtype)
+        # Replaced before adding: the slope of a sum of two zeros is NaN in log space.
+        kept = torch.where(exists, log_p, 0.0) + (math.log1p(-amount) if amount < 1 else -math.inf)
+        log_p = torch.where(exists, torch.logaddexp(kept, math.log(amount) - count.log()), -torch.inf)
+    return log_p.movedim(-1, dim).to(logits.dtype)
 
 
 def draw_index(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -176,6 +237,24 @@ def conditional_gumbel(
     where = place(index, log_p.shape[-1]).expand(samples, *index.shape, 1)
     winner = log_e.gather(-1, where)
     return torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg_()
+
+
+def conditional_noise(
+    log_p: Tensor, category: Tensor, samples: int, generator: torch.Generator | None, wanted: bool
+) -> Tensor | None:
+    """`conditional_gumbel` if `wanted`.
+
+    The generator's state after this call must not depend on whether the noise is wanted: activation
+    checkpointing repeats a forward pass that wanted none. So noise that may be omitted has a generator of its
+    own; where that is impossible, it is never omitted.
+    """
+    if log_p.device.type == "cpu" and in_eager_mode():
+        seed = torch.randint(2**63 - 1, (), generator=generator, device="cpu")
+        if not wanted:
+            return None
+        with suppress(RuntimeError):  # a fake tensor has no values
+            generator = torch.Generator("cpu").manual_seed(int(seed))
+    return conditional_gumbel(log_p, category, samples, generator)
 
 
 def expected_gap(p: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ _ALSO_CALLED = MappingProxyType(
         "zgr": "reinmax",
     }
 )
-# What a function that takes the place of `F.gumbel_softmax` takes where nothing is said.
-_UNSAID = MappingProxyType({"tau": 1.0, "hard": False})
+# The defaults of `F.gumbel_softmax`.
+_TORCH_DEFAULTS = MappingProxyType({"tau": 1.0, "hard": False})
 _E = TypeVar("_E")
 
 
@@ -91,13 +91,13 @@ def build(
 def check_agreement(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a `tau` or `hard` that differs from the estimator's own and is not a function's default."""
     for name in given.keys() & own.keys():
-        if not any(_same(given[name], value) for value in (own[name], _UNSAID[name])):
+        if not any(_same(given[name], value) for value in (own[name], _TORCH_DEFAULTS[name])):
             got = f"{given[name]}, but the estimator has {name}={own[name]} of its own"
             raise reject(name, got, "one of them")
 
 
 def _same(a: object, b: object) -> bool:
-    # Only numbers are compared: the comparison of two arrays is no answer.
+    # `==` of two arrays is not a bool.
     return a is b or (isinstance(a, Number) and isinstance(b, Number) and a == b)
 
 

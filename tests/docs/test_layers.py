@@ -92,3 +92,10 @@ def test_a_file_for_jax_is_the_twin_of_a_room(module: str) -> None:
 def test_what_jax_imports_needs_no_package(module: str) -> None:
     roots = {name.split(".")[0] for name in LAYERS["imports"](MODULES[module], module)}
     assert roots <= {"gapped"} | set(sys.stdlib_module_names)
+
+
+def test_a_base_class_loads_none_of_its_uses() -> None:
+    edges = {"gapped.pathwise.gst": "def f():\n    from gapped import gates", "gapped.gates": ""}
+    assert LAYERS["graph"](edges)["pathwise"] == set()
+    loaded = {**edges, "gapped.pathwise.mve": "from gapped.gates import gate"}
+    assert LAYERS["graph"](loaded)["pathwise"] == {"gates"}

@@ -9,17 +9,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gapped
-from gapped.linear import chunk_sizes, chunks, row_sums
-from gapped.linear.chunk_sizes import (
+from gapped.vocabulary import head
+from gapped.vocabulary.head import (
     MEMORY,
     MOST_ROUNDINGS,
-    Pass,
+    add_rows,
     equal_rows,
+    least_rows,
     rows_of_a_chunk,
     spans_of_chunks,
     spans_of_kernels,
 )
-from gapped.linear.row_sums import add_rows
 
 # Rows, width and vocabulary, in bfloat16.
 SHAPES = [
@@ -31,35 +31,32 @@ SHAPES = [
 @pytest.mark.parametrize(("rows", "width", "categories"), SHAPES)
 def test_a_quarter_of_a_gigabyte_beyond_the_gradients(rows: int, width: int, categories: int) -> None:
     """With a table whose gradient has room to spare: the selected rows, and a part of incoming gradients."""
-    row, result = 2 * categories, 2 * rows * width
-    this = Pass(rows, row, 2 * width * categories, result, is_dense=True, is_rounded=True)
-    part, span = spans_of_kernels(this)
-    assert span * row <= max(this.spare, -(-rows // 32) * row)
+    row, result, spare = 2 * categories, 2 * rows * width, 2 * width * categories
+    part, span = spans_of_kernels(rows, row, least_rows(rows), spare, result, is_dense=True)
+    assert span * row <= max(spare, -(-rows // 32) * row)
     assert part <= span
     # A result of more than 0.25 GiB is the caller's.
-    assert part * row + result <= max(MEMORY - chunk_sizes.MARGIN, result + MEMORY // 4)
+    assert part * row + result <= max(MEMORY - head.MARGIN, result + MEMORY // 4)
     assert -(-rows // span) <= MOST_ROUNDINGS
     assert equal_rows(rows, MEMORY // row) * row <= MEMORY
 
 
 @pytest.mark.parametrize(("rows", "width", "categories"), SHAPES)
 def test_without_a_table_spans_come_out_of_the_same_memory(rows: int, width: int, categories: int) -> None:
-    row = 2 * categories
-    this = Pass(rows, row, 0, 2 * rows * width, is_dense=True, is_rounded=True)
-    part, span = spans_of_kernels(this)
+    row, least, result = 2 * categories, least_rows(rows), 2 * rows * width
+    part, span = spans_of_kernels(rows, row, least, 0, result, is_dense=True)
     assert -(-rows // span) <= MOST_ROUNDINGS
-    if span > this.least:
-        assert (part + span) * row + this.result <= max(MEMORY, this.result + MEMORY // 4)
-    single = spans_of_kernels(this._replace(is_dense=False))
+    if span > least:
+        assert (part + span) * row + result <= max(MEMORY, result + MEMORY // 4)
+    single = spans_of_kernels(rows, row, least, 0, result, is_dense=False)
     assert single.part == single.span >= span
 
 
 def test_chunks_with_noise_of_their_own_are_kept_whole() -> None:
-    this = Pass(1000, 100, 0, 0, is_dense=True, is_rounded=False)
-    assert spans_of_chunks(this, 7) == (7, 7)
-    assert spans_of_chunks(this._replace(spare=2500), 7) == (7, 21)
+    assert spans_of_chunks(7, 100, least=1, spare=0) == (7, 7)
+    assert spans_of_chunks(7, 100, least=1, spare=2500) == (7, 21)
     # No more than 32 roundings of 1000 rows: 128 rows, the multiple of a tile, and of a chunk.
-    assert spans_of_chunks(this._replace(is_rounded=True), 7) == (7, 133)
+    assert spans_of_chunks(7, 100, least_rows(1000), spare=0) == (7, 133)
 
 
 @pytest.mark.parametrize("name", ["gumbel-rao", "reinmax-rao"])
@@ -97,7 +94,7 @@ def test_a_choice_on_a_gpu_divides_where_torch_computes(
     """Beyond 4,096 categories ReinMax-Rao has no kernel, in float64 no estimator has one."""
     pytest.importorskip("triton")
     steps = []
-    monkeypatch.setattr(chunks.Head, "draw", lambda head, _: steps.append(head.step))
+    monkeypatch.setattr(head.Head, "draw", lambda own, _: steps.append(own.step))
     with FakeTensorMode():
         hidden, weight = (torch.empty(n, 2, device="cuda", dtype=dtype) for n in (3, categories))
         gapped.linear_choice(hidden, weight, estimator=text)
@@ -110,10 +107,10 @@ def test_a_choice_on_a_gpu_divides_where_torch_computes(
 def weight_gradient(rows: int, span: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """That of a weight whose gradient is added up in its own dtype, as on a GPU, in spans of `span` rows."""
     categories, width = 32, 16
-    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: span)
-    monkeypatch.setattr(chunks, "_sum_dtype", lambda weight: weight.dtype)
-    monkeypatch.setattr(chunk_sizes, "MOST_ROUNDINGS", rows)
-    monkeypatch.setattr(chunk_sizes, "TILE", 1)
+    monkeypatch.setattr("gapped.vocabulary.rows_of_a_chunk", lambda *_: span)
+    monkeypatch.setattr(head, "_sum_dtype", lambda weight: weight.dtype)
+    monkeypatch.setattr(head, "MOST_ROUNDINGS", rows)
+    monkeypatch.setattr(head, "TILE", 1)
     # Hidden states have few digits, and logits gradients of 31/32 and -1/32: only sums are rounded.
     hidden = (normal(rows, width) * 4).round().div(4).add(1).to(dtype)
     weight = torch.zeros(categories, width, dtype=dtype).requires_grad_()
@@ -144,7 +141,7 @@ def test_rows_of_one_place_are_added_up_before_they_are_rounded(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4096 ones among others, in blocks that end anywhere: one by one, the sum would stop at 256 or 2048."""
-    monkeypatch.setattr(row_sums, "SUM_BYTES", 4 * 3 * 1000)
+    monkeypatch.setattr(head, "SUM_BYTES", 4 * 3 * 1000)
     place = torch.cat([torch.full((4096,), 5), torch.arange(7), torch.zeros(300, dtype=torch.int64)])
     shuffled = place[torch.randperm(len(place), generator=seeded())]
     total = torch.zeros(8, 3, dtype=dtype)
@@ -161,7 +158,7 @@ def test_rows_of_one_place_are_added_up_before_they_are_rounded(
 
 def test_a_span_of_several_chunks_is_the_choice_of_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wide table makes room for more rows; index and gradients do not notice."""
-    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: 4)
+    monkeypatch.setattr("gapped.vocabulary.rows_of_a_chunk", lambda *_: 4)
     results = []
     for width in (3, 30):
         hidden, weight = (normal(n, 5, seed=n).requires_grad_() for n in (22, 9))

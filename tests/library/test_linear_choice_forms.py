@@ -15,7 +15,7 @@ from torch import Tensor
 from variants import make
 
 import gapped
-from gapped.linear import chunk_sizes
+from gapped.vocabulary import head
 from gapped_lab.bench.timing import peak_memory
 
 __all__ = ["small_chunks"]
@@ -201,8 +201,8 @@ def test_nothing_of_the_size_of_the_logits_is_kept_or_allocated(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, categories, width = 40, 20_000, 2
-    monkeypatch.setattr(chunk_sizes, "CHUNK_BYTES", 4 * categories)
-    monkeypatch.setattr(chunk_sizes, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * categories)
+    monkeypatch.setattr(head, "FEWEST_ROWS", 1)
     hidden = normal(rows, width, dtype=torch.float32).requires_grad_()
     weight = normal(categories, width, seed=2, dtype=torch.float32).requires_grad_()
     estimator = make(name, **({"samples": 1} if name in RAO else {}))
@@ -219,7 +219,7 @@ def test_nothing_of_the_size_of_the_logits_is_kept_or_allocated(
     assert saved_bytes(dense) > logits
     # The gradients, and a few tensors of the size of a chunk.
     peak = peak_memory(lambda: torch.autograd.grad(chunked(), [hidden, weight]), torch.device("cpu"))
-    assert peak <= inputs + 12 * chunk_sizes.CHUNK_BYTES < logits / 2
+    assert peak <= inputs + 12 * head.CHUNK_BYTES < logits / 2
 
 
 # Errors

@@ -23,7 +23,7 @@ Use = Callable[[Tensor, Tensor], Tensor]
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of `STEP` rows, whatever the estimator."""
-    monkeypatch.setattr("gapped.linear.chunk_sizes.rows_of_a_chunk", lambda *_: STEP)
+    monkeypatch.setattr("gapped.vocabulary.mix.rows_of_a_chunk", lambda *_: STEP)
 
 
 several_blocks = pytest.mark.usefixtures("small_blocks")
@@ -36,7 +36,7 @@ def sampled(estimator: Any, logits: Tensor, mask: Tensor | None = None) -> Tenso
     flat = logits.reshape(-1, logits.shape[-1])
     levels = {name: getattr(estimator, name) for name in estimator.levels}
     levels = {name: v.expand(shape).reshape(-1) for name, v in levels.items() if isinstance(v, Tensor)}
-    step = STEP if estimator.is_divisible() else max(len(flat), 1)
+    step = STEP if estimator.is_rowwise() else max(len(flat), 1)
     keys = torch.randint(2**62, (-(-len(flat) // step),), generator=seeded())
     blocks = []
     for number, key in enumerate(keys.tolist()):
@@ -206,7 +206,7 @@ def test_the_generator_moves_alike_with_and_without_a_gradient() -> None:
 
 
 def test_blocks_have_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gapped.linear.chunk_sizes.rows_of_a_chunk", lambda *_: 2)
+    monkeypatch.setattr("gapped.vocabulary.mix.rows_of_a_chunk", lambda *_: 2)
     rows = gapped.GumbelSoftmax().mix(torch.zeros(8, K), torch.eye(K), generator=seeded())
     assert len(rows.unique(dim=0)) == 8
 
@@ -398,7 +398,9 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
 
 @pytest.mark.parametrize("name", SOFT)
 @pytest.mark.parametrize("form", ["plain", "masked", "axis"])
-def test_nothing_of_the_size_of_the_logits_but_their_gradient(name: str, form: str) -> None:
+def test_nothing_of_the_size_of_the_logits_but_their_gradient(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, categories, width = 4096, 1024, 4
     logits = torch.zeros(rows, categories).requires_grad_()
     table = torch.zeros(categories, width).requires_grad_()
@@ -412,6 +414,8 @@ def test_nothing_of_the_size_of_the_logits_but_their_gradient(name: str, form: s
         return torch.autograd.grad(estimator.mix(logits, table, **how), (logits, table), upstream)
 
     results = bytes_of(logits, table, upstream)
+    # Blocks of a few rows: a hundredth of the logits.
+    monkeypatch.setattr("gapped.vocabulary.mix.rows_of_a_chunk", lambda *_: 48)
     peak = peak_of(call, logits, table, upstream, mask)
     # The gradients and the result, and what a block needs.
     assert results <= peak <= results + logits.nbytes / 2

@@ -13,8 +13,9 @@ from torch import Tensor
 from gapped import simplex
 from gapped.errors import reject
 from gapped.gradient import Points
-from gapped.pathwise import Draw, Pathwise, per_row
+from gapped.pathwise import Draw, Pathwise
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
+from gapped.simplex import per_row
 from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.listops.reference_tree import Greedy, Sampler
 

@@ -1,8 +1,7 @@
 """Modules that sample, `schedules` of their temperature, and `Usage`, which watches them train."""
 
-from gapped.nm_masks import Mask
 from gapped.nn import schedules
-from gapped.nn.layers import Gate, Sample
+from gapped.nn.layers import Gate, Mask, Sample
 from gapped.nn.quantizers import Quantized, Quantizer
 from gapped.nn.usage import Usage
 

@@ -1,17 +1,22 @@
-"""Modules that sample: one of several categories, or gates."""
+"""Modules that sample: one of several categories, gates, or masks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gapped import simplex
+from gapped.checks import check_level
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
+from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
 from gapped.registry import resolve_pathwise
+from gapped.subsets.nm_masks import check_groups, nm_mask
 
 # The most likely outcome: of the estimators, the one whose gradient, which is not wanted here, has no noise.
 _MODE = StraightThrough(draw="argmax")
@@ -172,3 +177,74 @@ class Gate(_Sampler):
             return self.estimator.gate(logits, mask=mask, generator=generator)
         with torch.no_grad():
             return _MODE.gate(logits, mask=mask, generator=generator)
+
+
+class Mask(torch.nn.Module):
+    """Module that learns which n of each m entries of a weight to keep.
+
+    It holds a logit for each entry, zeros at first. While training, a call draws a mask that carries the
+    gradient; in eval mode it returns the most probable one, without a gradient. To begin with the largest
+    weights, write their magnitudes into `logits`.
+
+    Arguments:
+        shape: The shape of the weight, whose last axis is a multiple of `m`; a number is that of a vector.
+        n: How many entries of each group are kept.
+        m: The size of a group of consecutive entries.
+        tau: Temperature of the gradient; it may be set while training, but it is not learned.
+        hard: True for masks of zeros and ones, False for the surrogate.
+        estimator: "simple", "gst", "gst:gap=1.2" or a `gapped.GST` object, as for `gapped.subset`; None is
+            "simple".
+
+    >>> mask = Mask((2, 8), n=2, m=4)
+    >>> mask.tau = 0.5
+    >>> (torch.ones(2, 8) * mask()).sum()
+    tensor(8., grad_fn=<SumBackward0>)
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        n: int,
+        m: int,
+        tau: float | Tensor = 1.0,
+        hard: bool = True,
+        *,
+        estimator: str | GST | None = None,
+    ) -> None:
+        super().__init__()
+        # The gradient has no derivative by its temperature: a Parameter would be stored, and refused later.
+        check_level("tau", tau, positive=True)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not shape:
+            raise reject("shape", shape, "the shape of a weight, with at least one axis")
+        n, m = check_groups(shape[-1], n, m, "shape")
+        self.logits = torch.nn.Parameter(torch.zeros(*shape))
+        self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator
+
+    def forward(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw a mask of the module's `shape`; in eval mode, return the most probable one.
+
+        Arguments:
+            generator: Where random numbers come from; None is torch's default generator.
+
+        Returns:
+            The mask. It carries a gradient to the module's `logits`, except in eval mode.
+        """
+        if self.training:
+            return nm_mask(
+                self.logits,
+                self.n,
+                self.m,
+                self.tau,
+                self.hard,
+                estimator=self.estimator,
+                generator=generator,
+            )
+        # Relative to the largest: a group without a law is NaN as a whole.
+        groups = simplex.shift(simplex.computed(torch.unflatten(self.logits.detach(), -1, (-1, self.m))))
+        best = torch.zeros_like(groups).scatter(-1, groups.topk(self.n).indices, 1.0)
+        best = best.masked_fill(groups == -torch.inf, 0.0)
+        return best.masked_fill(groups.isnan(), torch.nan).flatten(-2).to(self.logits.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.logits.shape)}, n={self.n}, m={self.m}, tau={self.tau}, hard={self.hard}"

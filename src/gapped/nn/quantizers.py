@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from gapped import simplex
 from gapped.checks import check_count, check_level
-from gapped.choice import plain_choice
+from gapped.choice import with_points
 from gapped.errors import reject
 from gapped.nn.layers import Estimated
 from gapped.pathwise import Pathwise
@@ -160,7 +160,7 @@ class Quantizer(Estimated):
         logits = self.projection(x.movedim(self.dim, -1)).unflatten(-1, (groups, codes))
         if not self.training:
             index = simplex.argmax_index(logits.detach())
-            entries = plain_choice(logits.detach(), index, None).select(self.codebook)
+            entries = with_points(logits.detach(), index, None).select(self.codebook)
         elif self.estimator.hard:
             choice = self.estimator.choose(logits, generator=generator)
             index, entries = choice.index, choice.select(self.codebook)

@@ -24,8 +24,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count, check_level, check_logits
 from gapped.errors import reject
-from gapped.nm_masks import Mask
-from gapped.nn.layers import Estimated
+from gapped.nn.layers import Estimated, Mask
 
 
 def _set(module: torch.nn.Module, tau: float) -> float:

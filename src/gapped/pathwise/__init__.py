@@ -12,18 +12,15 @@ straight-through glue.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from gapped import simplex, soft_lookup
+from gapped import simplex
 from gapped.checks import (
-    GATES,
     ROWS,
     check_fit,
     check_flag,
@@ -31,26 +28,16 @@ from gapped.checks import (
     check_level,
     check_logits,
     check_mask,
-    check_scores,
-    in_eager_mode,
     is_known_finite,
 )
-from gapped.choice import Choice, fused_choice, plain_choice
 from gapped.errors import reject
-from gapped.gradient import (
-    Points,
-    Product,
-    blocks,
-    is_differentiated,
-    needs_blocks,
-    pair_slopes,
-    with_gradient,
-    with_points,
-)
+from gapped.gradient import Points, Product, blocks, is_differentiated, needs_blocks, row_entries, with_points
 from gapped.kernels import backend
 from gapped.kernels.sampling.fused import Fused, refusal
-from gapped.linear import linear_choices
-from gapped.linear.linear_choices import LinearChoice
+
+if TYPE_CHECKING:
+    from gapped.choice import Choice
+    from gapped.vocabulary import LinearChoice
 
 Source = Literal["sample", "argmax"]
 """Where a category comes from: the softmax of the logits, or their argmax."""
@@ -99,6 +86,8 @@ class Pathwise(ABC):
     """Whether there is a surrogate, and hence a soft sample; else `hard` must be True."""
     is_consistent: ClassVar[bool] = True
     """Whether the surrogate is largest at the drawn category (property 1 of the paper), by default."""
+    has_gate_kernel: ClassVar[bool] = True
+    """Whether the kernels of gates know it, if it has kernels at all."""
     learns_tau: ClassVar[bool] = False
     """Whether a temperature that requires a gradient gets one."""
 
@@ -150,19 +139,15 @@ class Pathwise(ABC):
         be changed in place, and so may the logits after it is drawn, except where a kernel draws it: kernels
         keep the logits and the temperatures for the backward pass, and autograd notices.
         """
-        rows, is_last = self._masked(logits, dim, mask, generator), dim in (-1, logits.dim() - 1)
-        if not is_last:
-            rows = rows.movedim(dim, -1)
-        fitted = self._fitted(logits, dim)
-        kernel = fitted._backend_for(rows)
+        rows, fitted = self.prepare(logits, dim, mask, generator)
+        is_last = dim in (-1, logits.dim() - 1)
+        kernel = fitted.kernel(rows)
         if kernel is not None:
             from gapped.kernels.sampling import launch
 
             value = launch.sample(rows, kernel, generator)
         else:
-            rows = rows if is_last else rows.contiguous()
-            wants_gradient = is_differentiated(rows) or fitted.has_learned_tau()
-            value = fitted.attach(rows, fitted.outcome(rows.detach(), generator, wants_gradient))
+            value = fitted.sample_in_torch(rows if is_last else rows.contiguous(), generator)
         return value if is_last else value.movedim(-1, dim)
 
     def __call__(
@@ -196,17 +181,9 @@ class Pathwise(ABC):
             An object with `index`, of the shape of the logits without the category axis; `select(table)`,
             which looks entries up; and `gate()`, a 1 for each row. The last two carry the gradient.
         """
-        self.check_choice()
-        rows, fitted = self._masked(logits, dim, mask, generator), self._fitted(logits, dim)
-        # A view less for autograd, where nothing moves.
-        rows = rows if dim in (-1, rows.dim() - 1) else rows.movedim(dim, -1)
-        kernel = fitted._backend_for(rows)
-        wants_gradient = is_differentiated(rows)
-        rows = rows if wants_gradient else rows.detach()
-        if kernel is not None:
-            return fused_choice(rows, kernel, generator)
-        _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
-        return plain_choice(rows, index, gradient)
+        from gapped.choice import choose
+
+        return choose(self, logits, dim, mask, generator)
 
     def mix(
         self,
@@ -245,17 +222,9 @@ class Pathwise(ABC):
         >>> gapped.StraightThrough().mix(logits, torch.tensor([10.0, 20.0]))
         tensor([15., 10.], grad_fn=<ViewBackward0>)
         """
-        if not self.has_surrogate:
-            accepted = "one with soft samples; for hard ones there is choose(logits).select(table)"
-            raise reject("estimator", type(self).__name__, accepted)
-        check_logits(logits, dim)
-        check_mask(mask, logits, dim)
-        check_generator(generator, logits)
-        fitted = (replace(self, hard=False) if self.hard else self)._fitted(logits, dim)
-        if dim not in (-1, logits.dim() - 1):
-            logits, mask = logits.movedim(dim, -1), None if mask is None else mask.movedim(dim, -1)
-        is_fused = fitted._backend_for(logits) is not None
-        return soft_lookup.mix(fitted, is_fused, logits, table, mask, generator)
+        from gapped.vocabulary.mix import mix
+
+        return mix(self, logits, table, dim, mask, generator)
 
     def gate(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
@@ -270,46 +239,9 @@ class Pathwise(ABC):
         Returns:
             A tensor of the shape and dtype of `logits`, of zeros and ones if the estimator is hard.
         """
-        check_scores(logits)
-        check_mask(mask, logits)
-        check_generator(generator, logits)
-        for name in self.levels:
-            check_fit(name, getattr(self, name), logits.shape, GATES)
-        odds = simplex.masked(logits, mask)
-        if not self.has_plain_gradient():
-            return self.sample(simplex.pairs(odds), generator=generator)[..., 0]
-        kernel = self._gate_kernel(odds)
-        backend.note("torch" if kernel is None else "triton")
-        if kernel is not None:
-            from gapped.kernels import gates
+        from gapped.gates import draw
 
-            return gates.gate(odds, kernel, generator)
-        value, slopes = self._gates(odds.detach(), generator, is_differentiated(odds))
-        return value if slopes is None else with_gradient(value, simplex.computed(odds), slopes)
-
-    def _gate_kernel(self, odds: Tensor) -> Fused | None:
-        """The arguments of the fused kernels if they draw these gates, else None."""
-        where = "in compiled code" if torch.compiler.is_compiling() else "for their argmax"
-        if not torch.compiler.is_compiling() and self.draw == "sample":
-            return self.kernel(odds.unsqueeze(-1))
-        if self.backend == "triton":
-            raise reject("backend", "triton", f"torch or auto here: gates have no kernel {where}")
-        return None
-
-    def _gates(
-        self, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Gates, and the slopes of their gradients if wanted: one number each, whatever the estimator."""
-        if not (needs_blocks(odds, 2) and self.is_divisible()):
-            value, _, gradient = self._block(simplex.pairs(odds), generator, wants_gradient, dense=True)
-            return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
-        flat, value = odds.reshape(-1), torch.empty(odds.shape, dtype=odds.dtype, device=odds.device)
-        slopes = torch.empty_like(value, dtype=simplex.computed(flat[:0]).dtype) if wants_gradient else None
-        for block, estimator in self._blocks(odds.shape, 2):
-            value.view(-1)[block], own = estimator._gates(flat[block], generator, wants_gradient)
-            if slopes is not None and own is not None:
-                slopes.view(-1)[block] = own
-        return value, slopes
+        return draw(self, logits, mask, generator)
 
     def choose_linear(
         self,
@@ -332,8 +264,9 @@ class Pathwise(ABC):
         Returns:
             An object with `index`, `select`, `gate` and `log_prob`: see `gapped.linear_choice`.
         """
-        self.check_choice()
-        return linear_choices.choose(self, hidden, weight, bias, mask, generator)
+        from gapped.vocabulary import choose
+
+        return choose(self, hidden, weight, bias, mask, generator)
 
     def check_choice(self) -> None:
         """Raise an error unless the samples can be given by their index."""
@@ -344,37 +277,40 @@ class Pathwise(ABC):
                 "tau", "a tensor that requires grad", "one without: choose and gst_index learn no temperature"
             )
 
-    def _masked(
+    def prepare(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """The logits, masked, once all arguments are checked."""
+    ) -> tuple[Tensor, Self]:
+        """The masked logits `(*rows, K)`, and this estimator with levels that broadcast against `rows`.
+
+        All arguments of `sample` are checked. A level with as many axes as the logits, `dim` of size 1, loses
+        that axis.
+        """
         check_logits(logits, dim)
         check_mask(mask, logits, dim)
         check_generator(generator, logits)
-        return simplex.masked(logits, mask)
-
-    def _fitted(self, logits: Tensor, dim: int) -> Self:
-        """This estimator with levels that have as many axes as the logits, `dim` of size 1, without `dim`."""
         levels: dict[str, Any] = {}
         for name in self.levels:
             level = getattr(self, name)
             if isinstance(level, Tensor) and level.dim() == logits.dim() and level.shape[dim] == 1:
                 levels[name] = level.squeeze(dim)
-        return replace(self, **levels) if levels else self
-
-    def _backend_for(self, rows: Tensor) -> Fused | None:
-        """The kernel that computes, or None for torch, once options given as tensors are known to fit."""
+        fitted, rows = replace(self, **levels) if levels else self, simplex.masked(logits, mask)
+        # Where nothing moves, autograd is spared a view.
+        rows = rows if dim in (-1, rows.dim() - 1) else rows.movedim(dim, -1)
         for name in self.levels:
-            check_fit(name, getattr(self, name), rows.shape[:-1], ROWS)
-        kernel = self.kernel(rows)
-        backend.note("torch" if kernel is None else "triton")
-        return kernel
+            check_fit(name, getattr(fitted, name), rows.shape[:-1], ROWS)
+        return rows, fitted
+
+    def sample_in_torch(self, rows: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The sample of masked logits `(*rows, K)`, with its gradient."""
+        wants_gradient = is_differentiated(rows) or self.has_learned_tau()
+        outcome = self.outcome(rows.detach(), generator, wants_gradient)
+        return outcome.value if outcome.gradient is None else self.attach(rows, outcome)
 
     def outcome(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
     ) -> Outcome:
         """A sample of these rows; its index alone unless `dense`. Large inputs are computed in blocks."""
-        if not (needs_blocks(rows) and self.is_divisible()):
+        if not (needs_blocks(rows) and self.is_rowwise()):
             return self._block(rows, generator, wants_gradient, dense)
         shape, categories = rows.shape, rows.shape[-1]
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
@@ -383,7 +319,8 @@ class Pathwise(ABC):
         product: Product | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
-        for block, estimator in self._blocks(shape[:-1], categories):
+        for block in blocks(len(matrix), categories):
+            estimator = self.of_rows(shape[:-1], block)
             own, indices[block], gradient = estimator._block(matrix[block], generator, wants_gradient, dense)
             if dense:
                 values[block] = own
@@ -398,16 +335,14 @@ class Pathwise(ABC):
         every = torch.cat(weights).view(*shape[:-1], 1) if isinstance(weights[0], Tensor) else weights[0]
         return Outcome(value, index, Points(points.view(-1, *shape), every, product))
 
-    def _blocks(self, shape: torch.Size, numbers: int) -> Iterator[tuple[slice, Self]]:
-        """Blocks of rows, `shape` in all and of so many `numbers` each, with the estimator of each block."""
-        options = {name: getattr(self, name) for name in self.levels}
+    def of_rows(self, shape: torch.Size, rows: slice) -> Self:
+        """This estimator with the levels of some rows, `shape` in all and counted in order."""
         levels: dict[str, Any] = {
-            name: level.expand(shape).reshape(-1)
-            for name, level in options.items()
-            if isinstance(level, Tensor)
+            name: row_entries(level, shape, rows)
+            for name in self.levels
+            if isinstance(level := getattr(self, name), Tensor)
         }
-        for block in blocks(shape.numel(), numbers):
-            yield block, replace(self, **{name: level[block] for name, level in levels.items()})
+        return replace(self, **levels) if levels else self
 
     def _block(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, dense: bool
@@ -454,13 +389,15 @@ class Pathwise(ABC):
         return Outcome(value, index, gradient)
 
     def kernel(self, rows: Tensor) -> Fused | None:
-        """The arguments of the fused kernels if they compute these rows, else None."""
+        """The arguments of the fused kernels if they compute these rows, else None; `backend_used` tells."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
+            backend.note("torch")
             return None
         fused = self._fused_draw() if torch.compiler.is_compiling() else self._fused
         why_not = refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
+        backend.note("torch" if why_not else "triton")
         return fused if why_not is None else None
 
     def fused(self) -> Fused | None:
@@ -497,22 +434,20 @@ class Pathwise(ABC):
         """Whether the temperature wants a gradient."""
         return isinstance(self.tau, Tensor) and is_differentiated(self.tau)
 
-    def has_plain_gradient(self) -> bool:
-        """Whether the gradient goes to the logits alone, and is given by the points."""
-        return not self.has_learned_tau()
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The levels that are tensors."""
+        levels = (getattr(self, name) for name in self.levels)
+        return tuple(level for level in levels if isinstance(level, Tensor))
+
+    def is_rowwise(self) -> bool:
+        """Whether some rows may be drawn and differentiated without the others, through their points."""
+        return True
 
     def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
-        """The sample `outcome` of `rows`, with its gradient if there is one."""
-        value, index, gradient = outcome
-        return value if gradient is None else with_points(value, self.carrier(rows, index), *gradient)
-
-    def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
-        """The tensor that receives the gradient: the logits, in the graph, unless overridden."""
-        return rows
-
-    def is_divisible(self) -> bool:
-        """Whether a block of rows may be computed without the others."""
-        return True
+        """The sample `outcome` of `rows`, with the gradient that its points give."""
+        assert outcome.gradient is not None
+        return with_points(outcome.value, rows, *outcome.gradient)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -545,37 +480,3 @@ def cached_estimator(kind: type[_P], **options: Any) -> _P:
 @lru_cache(maxsize=256, typed=True)
 def _cache(kind: type[Pathwise], **options: Any) -> Pathwise:
     return kind(**options)
-
-
-def conditional_noise(
-    log_p: Tensor, category: Tensor, samples: int, generator: torch.Generator | None, wanted: bool
-) -> Tensor | None:
-    """`simplex.conditional_gumbel` if `wanted`.
-
-    The generator's state after this call must not depend on whether the noise is wanted: activation
-    checkpointing repeats a forward pass that wanted none. So noise that may be omitted has a generator of its
-    own; where that is impossible, it is never omitted.
-    """
-    if log_p.device.type == "cpu" and in_eager_mode():
-        seed = torch.randint(2**63 - 1, (), generator=generator, device="cpu")
-        if not wanted:
-            return None
-        with suppress(RuntimeError):  # a fake tensor has no values
-            generator = torch.Generator("cpu").manual_seed(int(seed))
-    return simplex.conditional_gumbel(log_p, category, samples, generator)
-
-
-def divide(logits: Tensor, tau: float | Tensor) -> Tensor:
-    """`logits` over a temperature that `per_row` returned; a no-op for 1."""
-    return logits / tau if isinstance(tau, Tensor) or tau != 1 else logits
-
-
-def per_row(level: float | Tensor, like: Tensor) -> float | Tensor:
-    """A temperature or gap in a form that broadcasts against `(*rows, K)`.
-
-    A negative entry, which only a tensor on a device can still hold, becomes NaN and so does its row.
-    """
-    if not isinstance(level, Tensor):
-        return float(level)
-    level = level.detach().to(device=like.device, dtype=like.dtype).unsqueeze(-1)
-    return torch.where(level >= 0, level, torch.nan)

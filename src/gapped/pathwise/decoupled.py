@@ -12,7 +12,8 @@ from gapped.checks import check_level, ignore_eps
 from gapped.docstrings import documented
 from gapped.gradient import Points
 from gapped.kernels.sampling.fused import Fused
-from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, conditional_noise, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
+from gapped.simplex import conditional_noise, divide, per_row
 
 
 @documented

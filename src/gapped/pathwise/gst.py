@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_flag, check_level, has_tangent, holds, ignore_eps, requires_grad
-from gapped.choice import Choice
 from gapped.docstrings import documented
 from gapped.errors import reject
-from gapped.gradient import Points
+from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.fused import Fused
-from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Outcome, Pathwise, Source, cached_estimator
+from gapped.simplex import divide, per_row
+
+if TYPE_CHECKING:
+    from gapped.choice import Choice
 
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
@@ -74,16 +77,17 @@ class GST(Pathwise):
         tau = per_row(self.tau, logits)
         return Points(torch.softmax(divide(self._perturbed(logits, draw), tau), -1).unsqueeze(0), 1 / tau)
 
-    def is_divisible(self) -> bool:
+    def is_rowwise(self) -> bool:
         # A gap function may depend on which row it gets.
         return self.detach and (not callable(self.gap) or self.gap is simplex.expected_gap)
 
-    def has_plain_gradient(self) -> bool:
-        return self.detach
+    def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
+        value, index, gradient = outcome
+        assert gradient is not None
+        return with_points(value, rows if self.detach else self._perturbed_rows(rows, index), *gradient)
 
-    def carrier(self, rows: Tensor, index: Tensor) -> Tensor:
-        if self.detach:
-            return rows
+    def _perturbed_rows(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The perturbed logits of `rows` as functions of the logits, for `detach=False`."""
         logits = simplex.shift(simplex.computed(rows))
         selected = simplex.place(index, rows.shape[-1])
         # A row with a NaN has no gap, and its gradient is NaN in any case.

@@ -12,16 +12,8 @@ from gapped.checks import has_tangent, ignore_eps, requires_grad
 from gapped.docstrings import documented
 from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.fused import Fused
-from gapped.pathwise import (
-    Draw,
-    Outcome,
-    Pathwise,
-    Source,
-    cached_estimator,
-    conditional_noise,
-    divide,
-    per_row,
-)
+from gapped.pathwise import Draw, Outcome, Pathwise, Source, cached_estimator
+from gapped.simplex import conditional_noise, divide, per_row
 
 
 @documented
@@ -62,11 +54,12 @@ class GumbelSoftmax(Pathwise):
         return Points(torch.softmax(divide(draw.noise, tau), -1).unsqueeze(0), 1 / tau)
 
     def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
-        if outcome.gradient is None or not self.has_learned_tau():
+        if not self.has_learned_tau():
             return super().attach(rows, outcome)
         # The surrogate h is the softmax of s = (theta + G)/tau, which gets the gradient J(h) g, and autograd
         # takes it on to theta and tau. Up to a constant of the row, s is log h.
         assert isinstance(self.tau, Tensor)
+        assert outcome.gradient is not None
         points, logits = outcome.gradient.points, simplex.computed(rows)
         tau = self.tau.to(logits).unsqueeze(-1)
         exists = points[0] > 0

@@ -12,7 +12,8 @@ from gapped import simplex
 from gapped.checks import check_level, ignore_eps, in_eager_mode, without_autocast
 from gapped.docstrings import documented
 from gapped.gradient import Points, Weights
-from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
+from gapped.simplex import divide, per_row
 
 # Steps of conjugate gradients. The eigenvalues of the preconditioned system are of order one, so each step
 # gains about a digit, until rounding is left.

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gapped.checks import ignore_eps
 from gapped.docstrings import documented
-from gapped.errors import reject
 from gapped.gradient import Points, Weights, jacobian_product
 from gapped.kernels.sampling.fused import Fused
-from gapped.pathwise import Draw, Source, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Source, cached_estimator
 from gapped.pathwise.gumbel_rao import GumbelRao
+from gapped.simplex import divide, per_row
 
 
 @documented
@@ -33,14 +33,10 @@ class ReinMaxRao(GumbelRao):
 
     name = "reinmax-rao"
     has_surrogate = False
+    has_gate_kernel = False
 
     def fused(self) -> Fused:
         return Fused("reinmax-rao", self.tau, samples=self.samples)
-
-    def _gate_kernel(self, odds: Tensor) -> None:
-        """None: the kernels of gates do not know this estimator."""
-        if self.backend == "triton":
-            raise reject("backend", "triton", "torch or auto here: gates of ReinMax-Rao have no kernel")
 
     def centre(self, logits: Tensor, index: Tensor) -> Tensor:
         log_p = torch.log_softmax(logits, -1)

@@ -11,7 +11,8 @@ from gapped.checks import ignore_eps
 from gapped.docstrings import documented
 from gapped.gradient import Points
 from gapped.kernels.sampling.fused import Fused
-from gapped.pathwise import Draw, Pathwise, Source, cached_estimator, divide, per_row
+from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
+from gapped.simplex import divide, per_row
 
 
 @documented

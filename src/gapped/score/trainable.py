@@ -68,7 +68,7 @@ class Trainable(torch.nn.Module, Score):
         return self.training
 
     def is_trained(self) -> bool:
-        """Whether there is anything to train, and it is the time for it."""
+        """Whether the module is in training mode and has trainable parameters."""
         return self.learns() and any(parameter.requires_grad for parameter in self.parameters())
 
     def learn(self, estimate: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:

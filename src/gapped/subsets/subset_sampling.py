@@ -21,10 +21,10 @@ from gapped.checks import (
 from gapped.errors import reject
 from gapped.gradient import is_differentiated
 from gapped.kernels.backend import note, takes_groups
-from gapped.pathwise import divide, per_row
 from gapped.pathwise.gst import GST, Gap
 from gapped.pathwise.straight_through import StraightThrough
 from gapped.registry import resolve_pathwise
+from gapped.simplex import divide, per_row
 from gapped.subsets import conditional_bernoulli as law
 from gapped.subsets.differentiable import with_marginals
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gapped
 from gapped.kernels.sampling import launch
-from gapped.linear import chunk_sizes, chunks, row_sums
+from gapped.vocabulary import head as sizes
 
 pytestmark = GPU_MARKS
 # A choice has no path through GST's perturbation.
@@ -54,9 +54,9 @@ ROWS, CATEGORIES, WIDTH = (2, 3), 4100, 4
 @pytest.fixture
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for five rows of float32 logits; a span has the four that fit into a table's gradient."""
-    monkeypatch.setattr(chunk_sizes, "MEMORY", 5 * 4 * CATEGORIES)
-    monkeypatch.setattr(chunk_sizes, "MARGIN", 2 * 4 * CATEGORIES)
-    monkeypatch.setattr(chunk_sizes, "TILE", 1)
+    monkeypatch.setattr(sizes, "MEMORY", 5 * 4 * CATEGORIES)
+    monkeypatch.setattr(sizes, "MARGIN", 2 * 4 * CATEGORIES)
+    monkeypatch.setattr(sizes, "TILE", 1)
 
 
 def head(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -119,12 +119,12 @@ def test_memory_beyond_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "stream", lambda logits, key, fused, to, **how: to.indices.fill_(1))
     monkeypatch.setattr(launch, "backward", lambda logits, *_, out, **how: out)
     monkeypatch.setattr(launch, "pull_log_prob", lambda logits, *_: None)
-    monkeypatch.setattr(chunks, "_sum_dtype", lambda weight: weight.dtype)
+    monkeypatch.setattr(sizes, "_sum_dtype", lambda weight: weight.dtype)
     # Sizes in the proportions of 8,192 rows of 128,256 categories and 4,096 features.
-    monkeypatch.setattr(chunk_sizes, "MEMORY", 64 * 2 * CATEGORIES)
-    monkeypatch.setattr(chunk_sizes, "MARGIN", 32 * rows)
-    monkeypatch.setattr(row_sums, "SUM_BYTES", 8 * 2 * CATEGORIES)
-    monkeypatch.setattr(chunk_sizes, "TILE", 1)
+    monkeypatch.setattr(sizes, "MEMORY", 64 * 2 * CATEGORIES)
+    monkeypatch.setattr(sizes, "MARGIN", 32 * rows)
+    monkeypatch.setattr(sizes, "SUM_BYTES", 8 * 2 * CATEGORIES)
+    monkeypatch.setattr(sizes, "TILE", 1)
     estimator = gapped.GST(gap="auto", backend="triton")
     mask = torch.arange(CATEGORIES, device=DEVICE) > 3
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": DEVICE, "requires_grad": True}
@@ -143,9 +143,9 @@ def test_memory_beyond_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         return peak_of(call, hidden, weight, table, upstream, mask) - bytes_of(*leaves)
 
     # All logits take eight times as much.
-    assert 2 * rows * CATEGORIES == 8 * chunk_sizes.MEMORY
+    assert 2 * rows * CATEGORIES == 8 * sizes.MEMORY
     for own in (table, weight, None):
-        assert chunk_sizes.MEMORY / 2 < beyond(own) <= chunk_sizes.MEMORY
+        assert sizes.MEMORY / 2 < beyond(own) <= sizes.MEMORY
 
 
 class _Names(TorchDispatchMode):
@@ -180,7 +180,7 @@ def test_short_rows_have_a_log_probability_where_no_gradient_is_wanted(
     masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is computed when it is asked for, in as many chunks; a row may have no category."""
-    monkeypatch.setattr("gapped.linear.linear_choices.rows_of_a_chunk", lambda *_: 4)
+    monkeypatch.setattr("gapped.vocabulary.rows_of_a_chunk", lambda *_: 4)
     hidden, weight, bias, _ = head()
     mask = torch.arange(7, device=DEVICE) % 3 > 0
     mask = mask.expand(*ROWS, 7) & (torch.arange(ROWS[1], device=DEVICE) > 0).unsqueeze(-1)

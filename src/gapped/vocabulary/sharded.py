@@ -1,7 +1,9 @@
 """A vocabulary whose categories are split over the ranks of a process group, for linear heads.
 
 A rank holds the logits of its own categories alone. Maxima, sums and selected entries of rows are reduced
-over the group, and each estimator's surrogate is written in terms of them.
+over the group, and each estimator's surrogate is written in terms of them. `Pathwise.points` cannot serve
+here: between its softmax and its result it gathers from and scatters to the category of each row, which is on
+one rank alone.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ from gapped import simplex
 from gapped.checks import check_linear
 from gapped.errors import listing, reject
 from gapped.gradient import Points
-from gapped.linear import linear_choices
-from gapped.linear.linear_choices import LinearChoice
-from gapped.linear.parts import Whole, seeded
-from gapped.pathwise import Pathwise, divide, per_row
+from gapped.kernels import backend
+from gapped.pathwise import Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax
 from gapped.pathwise.gst import GST
 from gapped.pathwise.gumbel_rao import GumbelRao
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
 from gapped.pathwise.reinmax import ReinMax
 from gapped.pathwise.straight_through import StraightThrough
+from gapped.simplex import divide, per_row
+from gapped.vocabulary import LinearChoice, choose
+from gapped.vocabulary.head import Vocabulary, seeded
 
 
 def choose_sharded(
@@ -44,11 +47,10 @@ def choose_sharded(
     check_linear(hidden, weight, bias)
     estimator.check_choice()
     _check(estimator, group)
-    part = Shard(len(weight), group)
-    return linear_choices.choose(estimator, hidden, weight, bias, mask, generator, part)
+    return choose(estimator, hidden, weight, bias, mask, generator, Shard(len(weight), group))
 
 
-class Shard(Whole):
+class Shard(Vocabulary):
     """The categories of this rank; those of lower ranks come first."""
 
     def __init__(self, here: int, group: distributed.ProcessGroup) -> None:
@@ -68,14 +70,14 @@ class Shard(Whole):
         distributed.all_reduce(values, distributed.ReduceOp.MAX, group=self.group)
         return values
 
-    def agreed(self, keys: Tensor) -> Tensor:
+    def share(self, keys: Tensor) -> Tensor:
         distributed.broadcast(keys, distributed.get_global_rank(self.group, 0), group=self.group)
         return keys
 
-    def kernel(self, estimator: Any, logits: Tensor) -> None:
-        return None
+    def kernel(self, estimator: Pathwise, logits: Tensor) -> None:
+        backend.note("torch")
 
-    def index(self, estimator: Any, logits: Tensor, key: Tensor) -> Tensor:
+    def index(self, estimator: Pathwise, logits: Tensor, key: Tensor) -> Tensor:
         shifted, top = self._shifted(logits)
         if isinstance(estimator, GumbelSoftmax | DecoupledGumbelSoftmax):
             law, _ = estimator.law(shifted)
@@ -86,7 +88,9 @@ class Shard(Whole):
         # A maximum over ranks may lose a NaN, a sum does not.
         return torch.where(self.total(shifted.sum(-1)).isnan(), self.categories + 1, index)
 
-    def gradient(self, estimator: Any, logits: Tensor, key: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+    def gradient(
+        self, estimator: Pathwise, logits: Tensor, key: Tensor, index: Tensor, grad: Tensor
+    ) -> Tensor:
         shifted, _ = self._shifted(logits)
         lawful = (index < self.categories).unsqueeze(-1)
         row = Row(self, torch.where(lawful, shifted, 0.0), index, key)

@@ -14,7 +14,7 @@ from conftest import assert_close, normal, seeded
 from torch import Tensor
 
 import gapped
-from gapped.nm_masks import Mask
+from gapped.nn import Mask
 
 TWO_OF_FOUR = torch.tensor([[float(i in c) for i in range(4)] for c in combinations(range(4), 2)]).double()
 
