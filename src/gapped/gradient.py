@@ -208,8 +208,12 @@ def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
 
 def blocks(rows: int, numbers: int) -> Iterator[slice]:
     """Slices of `rows` that have `numbers` each: a slice has one row or at most `BLOCK` numbers."""
-    step = max(BLOCK // max(numbers, 1), 1)
-    return (slice(start, start + step) for start in range(0, rows, step))
+    return slices(rows, max(BLOCK // max(numbers, 1), 1))
+
+
+def slices(rows: int, step: int) -> Iterator[slice]:
+    """Slices of `step` rows; the last one ends with the rows."""
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def row_entries(values: Tensor, shape: torch.Size, rows: slice, further: int = 0) -> Tensor:

@@ -60,7 +60,7 @@ RECIPE = steps_of((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository after the steps of the recipe."""
     root = tmp_path_factory.mktemp("recipe")
-    for name in ("src", "lab", "tests", "docs", "examples"):
+    for name in ("src", "lab", "tests", "docs", "examples", "results/answered"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
@@ -70,7 +70,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(root: Path, *command: str) -> str:
-    return python("-m", *command, cwd=root, env=environment(root / "src", bare=True))
+    return python("-m", *command, cwd=root, env=environment(root / "src", root / "lab", bare=True))
 
 
 def test_the_recipe_touches_at_most_five_files() -> None:

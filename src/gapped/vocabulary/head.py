@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.gradient import jacobian_product, row_entries
+from gapped.gradient import jacobian_product, row_entries, slices
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Pathwise
 
@@ -443,11 +443,6 @@ def equal_rows(rows: int, most: int) -> int:
 def of_rows(values: Tensor, rows: slice) -> Tensor:
     """Some rows; `values` as they are, if those are all: a view takes the host longer than it seems."""
     return values if rows.start == 0 and rows.stop == values.shape[0] else values[rows]
-
-
-def slices(rows: int, step: int) -> Iterator[slice]:
-    """So many rows, `step` at a time."""
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def add_rows(total: Tensor, place: Tensor, rows: Callable[[slice | Tensor], Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped import simplex
+from gapped import gradient, simplex
 from gapped.checks import (
     check_logits,
     check_mask,
@@ -25,10 +25,13 @@ from gapped.checks import (
     without_autocast,
 )
 from gapped.errors import reject
-from gapped.gradient import first_order, row_entries
+from gapped.gradient import first_order, row_entries, slices
 from gapped.kernels import backend
 from gapped.pathwise import Pathwise
-from gapped.vocabulary.head import rows_of_a_chunk, slices, uncompiled
+from gapped.vocabulary.head import FEWEST_ROWS, rows_of_a_chunk, uncompiled
+
+# In torch so many blocks are enough.
+BLOCKS = 32
 
 
 @uncompiled
@@ -59,14 +62,27 @@ def mix(
     tables = table.reshape(groups, categories, rest.numel()).to(_dtype_of_product(logits, table))
     if not in_eager_mode() or logits.is_meta:
         sample = soft.sample(logits, mask=mask, generator=generator)
-        return _product(sample.reshape(rows, categories), tables).view((*shape, *rest))
-    step = rows_of_a_chunk(soft, categories, logits.device, has_kernel) if soft.is_rowwise() else rows
-    step = max(step // groups, 1) * groups
+        result = _by_group(sample.to(tables.dtype).reshape(rows, categories), groups) @ tables
+        return result.transpose(0, 1).reshape((*shape, *rest))
+    step = max(_rows_of_a_block(soft, rows, logits, has_kernel) // groups, 1) * groups
     seeds = backend.draw_key(logits, generator, -(-rows // step)).tolist()
     tau = soft.tau if soft.has_learned_tau() else None
     logits = logits if shape else logits.unsqueeze(0)
     result, _ = _Mix.apply(partial(_samples, soft, seeds, step), logits, tables, tau, mask, *soft.tensors)  # type: ignore[no-untyped-call]
     return result.view((*shape, *rest))  # type: ignore[no-any-return]
+
+
+def _rows_of_a_block(estimator: Pathwise, rows: int, logits: Tensor, has_kernel: bool) -> int:
+    """How many rows share a seed. So a change of this rule changes what a seed draws."""
+    categories = logits.shape[-1]
+    most = rows_of_a_chunk(estimator, categories, logits.device, has_kernel)
+    if has_kernel:
+        return most
+    if not estimator.is_rowwise():
+        return rows
+    # A block needs little memory beside the gradient of the logits. Gumbel-Rao has a point for each draw.
+    fewest = max(rows // BLOCKS, FEWEST_ROWS, gradient.BLOCK // categories)
+    return min(most, fewest // getattr(estimator, "samples", 1))
 
 
 def _dtype_of_product(logits: Tensor, table: Tensor) -> torch.dtype:
@@ -76,33 +92,39 @@ def _dtype_of_product(logits: Tensor, table: Tensor) -> torch.dtype:
     return table.dtype
 
 
-def _product(sample: Tensor, tables: Tensor) -> Tensor:
-    """A sample ``(rows, K)``, group after group in each of them, times the tables ``(groups, K, width)``."""
-    groups, categories, width = tables.shape
-    by_group = sample.to(tables.dtype).view(len(sample) // groups, groups, categories).transpose(0, 1)
-    return (by_group @ tables).transpose(0, 1).reshape(len(sample), width)
+def _by_group(rows: Tensor, groups: int) -> Tensor:
+    """Rows ``(n, width)``, group after group in each of them, as ``(groups, n / groups, width)``."""
+    return rows.view(len(rows) // groups, groups, rows.shape[-1]).transpose(0, 1)
 
 
 def _samples(
-    estimator: Pathwise, seeds: list[int], step: int, logits: Tensor, mask: Tensor | None, tau: Tensor | None
+    estimator: Pathwise,
+    seeds: list[int],
+    step: int,
+    logits: Tensor,
+    mask: Tensor | None,
+    tau: Tensor | None,
+    with_graph: bool,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The rows of each block, their logits, detached, and their soft sample as a function of these.
+    """The rows of each block, their logits, detached, and their soft sample, in the graph of these if wanted.
 
     A temperature `tau` takes the place of the estimator's own.
     """
     estimator, shape = estimator if tau is None else replace(estimator, tau=tau), logits.shape[:-1]
     for seed, rows in zip(seeds, slices(shape.numel(), step), strict=True):
-        own = estimator.of_rows(shape, rows)
-        leaf = row_entries(logits, shape, rows, 1).detach().requires_grad_(torch.is_grad_enabled())
-        masked = simplex.masked(leaf, None if mask is None else row_entries(mask, shape, rows, 1))
+        leaf = row_entries(logits, shape, rows, 1).detach().requires_grad_(with_graph)
         generator = torch.Generator(logits.device).manual_seed(seed)
-        kernel = own.kernel(masked)
-        if kernel is not None:
-            from gapped.kernels.sampling import launch
+        with torch.set_grad_enabled(with_graph):
+            own = estimator.of_rows(shape, rows)
+            masked = simplex.masked(leaf, None if mask is None else row_entries(mask, shape, rows, 1))
+            kernel = own.kernel(masked)
+            if kernel is not None:
+                from gapped.kernels.sampling import launch
 
-            yield rows, leaf, launch.sample(masked, kernel, generator)
-        else:
-            yield rows, leaf, own.sample_in_torch(masked, generator)
+                sample = launch.sample(masked, kernel, generator)
+            else:
+                sample = own.sample_in_torch(masked, generator)
+        yield rows, leaf, sample
 
 
 class _Mix(torch.autograd.Function):
@@ -118,8 +140,9 @@ class _Mix(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         result = tables.new_empty(logits.shape[:-1].numel(), tables.shape[-1])
         with without_autocast(logits.device):
-            for rows, _, sample in samples(logits, mask, None):
-                result[rows] = _product(sample, tables)
+            for rows, _, sample in samples(logits, mask, None, False):
+                own = _by_group(sample.to(tables.dtype), len(tables))
+                torch.bmm(own, tables, out=_by_group(result[rows], len(tables)))
         ctx.samples = samples
         # With an output without entries: what depends on it depends on the logits. And with temperatures and
         # gaps, so that autograd notices if they are changed before the backward pass.
@@ -139,17 +162,28 @@ def _gradients(
     grad: Tensor, ctx: Any, logits: Tensor, tables: Tensor, tau: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """The gradients of logits, tables and temperature."""
-    tables = tables.detach().requires_grad_(ctx.needs_input_grad[2])
+    groups, grad = len(tables), grad.contiguous()
     tau = None if tau is None else tau.detach().requires_grad_()
-    shared = [leaf for leaf in (tables, tau) if leaf is not None and leaf.requires_grad]
     for_logits = logits.new_empty(len(grad), logits.shape[-1])
     # Added up in float32 or float64, and rounded once.
-    sums = [torch.zeros_like(simplex.computed(leaf)) for leaf in shared]
-    with torch.enable_grad():
-        for rows, leaf, sample in ctx.samples(logits, mask, tau):
-            found = torch.autograd.grad(_product(sample, tables), [leaf, *shared], grad[rows])
-            for_logits[rows] = found[0]
-            for total, own in zip(sums, found[1:], strict=True):
-                total += own
-    for_shared = {leaf: total.to(leaf.dtype) for leaf, total in zip(shared, sums, strict=True)}
-    return for_logits.view(logits.shape), for_shared.get(tables), None if tau is None else for_shared[tau]
+    for_tables = torch.zeros_like(simplex.computed(tables)) if ctx.needs_input_grad[2] else None
+    for_tau = None if tau is None else torch.zeros_like(simplex.computed(tau))
+    for rows, leaf, sample in ctx.samples(logits, mask, tau, True):
+        own = _by_group(grad[rows], groups)
+        for_sample = tables.new_empty(sample.shape)
+        torch.bmm(own, tables.mT, out=_by_group(for_sample, groups))
+        leaves = [leaf] if tau is None else [leaf, tau]
+        for_logits[rows], *others = torch.autograd.grad(sample, leaves, for_sample.to(sample.dtype))
+        if for_tau is not None:
+            for_tau += others[0]
+        if for_tables is not None:
+            weights = _by_group(sample.detach().to(tables.dtype), groups).mT
+            if for_tables.dtype == tables.dtype:
+                for_tables.baddbmm_(weights, own)
+            else:
+                for_tables += weights @ own
+    return (
+        for_logits.view(logits.shape),
+        None if for_tables is None else for_tables.to(tables.dtype),
+        None if for_tau is None or tau is None else for_tau.to(tau.dtype),
+    )
