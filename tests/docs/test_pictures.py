@@ -17,8 +17,8 @@ import gapped
 from gapped.cli.app import main
 from gapped_lab.cli import reproduce
 from gapped_lab.cli.reproduce import LOGITS, PICTURES, PROBABILITIES, figures
+from gapped_lab.movements import movements, simulated_gaps, surrogates
 from gapped_lab.recipe_files import known_recipes
-from gapped_lab.report.movements import movements, simulated_gaps, surrogates
 from gapped_lab.report.triangle import Setting
 
 ROOT = Path(__file__).parents[2]

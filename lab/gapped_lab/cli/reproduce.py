@@ -124,7 +124,7 @@ def figures(quick: bool = False) -> dict[str, str]:
     from gapped.pathwise.gumbel_rao import GumbelRao
     from gapped.pathwise.gumbel_softmax import GumbelSoftmax
     from gapped.simplex import expected_gap
-    from gapped_lab.report.movements import movements, simulated_gaps, surrogates
+    from gapped_lab.movements import movements, simulated_gaps, surrogates
     from gapped_lab.report.page import render_playground
     from gapped_lab.report.triangle import Cloud, Setting, draw_gaps, draw_movements, draw_samples
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from gapped.comparison.records import Record
-from gapped.comparison.statistics import standing, summary
+from gapped.comparison.statistics import rank, summary
 from gapped.comparison.table import (
     NOTHING,
     Cell,
@@ -17,6 +18,7 @@ from gapped.comparison.table import (
     number,
     tau_entry,
     value_entries,
+    value_of,
 )
 from gapped_lab.report.cells import groups, primary, rows_of
 from gapped_lab.report.paper import DISAGREES, FIELD_NATS, PaperRow, against_paper, field
@@ -28,8 +30,8 @@ COLUMNS = (
 )  # fmt: skip
 BEST, TIED = "best", "not separated"
 NOTE = (
-    f"{BEST}: the best mean of a protocol. {TIED}: Welch's test, with Holm's correction over the cells of "
-    f"the protocol, does not separate it from the best at 5%. {DISAGREES}: further from the published number "
+    f"{BEST}: the best mean of a protocol. {TIED}: at 5% over all cells of the protocol, the test "
+    f"of gapped.compare does not separate it from the best. {DISAGREES}: further from the published number "
     f"than two standard errors and {FIELD_NATS} nats; one without a standard deviation counts as exact."
 )
 SHARE = "s / run: a run's share of the wall time of its fleet."
@@ -122,7 +124,12 @@ def _published(row: PaperRow | None, metric: str) -> dict[str, Entry]:
 def _marks(group: Sequence[Cell], metric: str) -> Mapping[str, str]:
     """Which cells are the best of their protocol, and which the data do not separate from it."""
     rows = rows_of(group, metric) if group else []
-    ranked = standing({row.name: row.cell.values(metric) for row in rows}, any(row.higher for row in rows))
-    if ranked is None:
+    metric_by_seed = {
+        row.name: {r.seed: x for r in row.cell.records if isfinite(x := value_of(r, metric))} for row in rows
+    }
+    finished = {name: values for name, values in metric_by_seed.items() if values}
+    if not finished:
         return {}
-    return {ranked.best: BEST, **dict.fromkeys(ranked.rivals, TIED)}
+    ranking = rank(finished, any(row.higher for row in rows))
+    best, *others = ranking.names
+    return {best: BEST, **{name: TIED for name in others if name not in ranking.worse}}

@@ -9,7 +9,7 @@ from pathlib import Path
 from gapped.comparison import outcome, table
 from gapped.comparison.records import Record, read
 from gapped.comparison.statistics import summary
-from gapped.comparison.table import Cell, Row, Table, digits, failures, finite, metric_name, number
+from gapped.comparison.table import Cell, Row, Table, digits, failures, finite, number
 from gapped.errors import GappedError
 
 # The first of these that a group of records carries is the one it is judged by.
@@ -101,11 +101,10 @@ def verdict_of(group: Sequence[Cell]) -> str:
         return MEASURED[group[0].recipe]
     if table.own_metric(group):
         return outcome.verdict_of(group)
-    metric, named = primary(group), table.has_temperatures(group)
-    values = {cell.name(named): cell.values(metric) for cell in group}
+    metric = primary(group)
     quick = any(record.quick for cell in group for record in cell.records)
-    sentence = outcome.verdict(values, higher_is_better(metric), metric_name(metric), digits(metric))
-    return " ".join([sentence, *[QUICK] * quick])
+    verdict = outcome.judge(group, metric, higher_is_better(metric), digits(metric))
+    return " ".join([str(verdict), *[QUICK] * quick])
 
 
 def primary(group: Iterable[Cell]) -> str:

@@ -25,6 +25,7 @@ OWN = {
     "workers",
     "maximize",
     "timeout",
+    "margin",
 }
 
 
@@ -42,6 +43,9 @@ def compare(
     timeout: Annotated[
         float | None, typer.Option(help="Seconds that one run may take, with --train.")
     ] = None,
+    margin: Annotated[
+        str, typer.Option(help="What is as good as the best: a share such as 1%, or a number; with --train.")
+    ] = "1%",
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
@@ -85,10 +89,10 @@ def compare(
             raise reject("--ray-address", ray_address, "only with --engine ray")
         function = command.load_function("--train", train)
         how = {"maximize": maximize, "engine": engine, "workers": workers}
-        how |= {"ray_address": ray_address, "timeout": timeout}
+        how |= {"ray_address": ray_address, "timeout": timeout, "margin": margin}
         _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
         return
-    if unused := sorted(given & {"workers", "maximize", "timeout"}):
+    if unused := sorted(given & {"workers", "maximize", "timeout", "margin"}):
         raise GappedError(f"--{unused[0]}: only together with --train")
     train_demo = command.laboratory("demo", "gapped compare without --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
@@ -133,6 +137,8 @@ def _compare_own(
     failed = sum(record.failed for record in result.records)
     if failed and failed == len(result.records):
         raise Stopped(f"all {failed} runs failed: {result.records[0].error}", 1)
+    if result.is_empty and not result.missing:
+        raise Stopped("nothing can be said: every run diverged, or train ignores its estimator", 1)
     if result.missing:
         raise Stopped(f"out of time; the same command trains the {len(result.missing)} missing runs", 3)
     if failed:

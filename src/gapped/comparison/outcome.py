@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import json
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
-from math import inf, isnan
+from math import isfinite
 from pathlib import Path
-from statistics import median
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from gapped.comparison.records import Record
 from gapped.comparison.statistics import (
-    MANY,
+    LEVEL,
     STOP_LEVEL,
-    Floats,
-    is_constant,
+    Ranking,
+    rank,
     seeds_to_separate,
-    standing,
     summary,
 )
 from gapped.comparison.store import write_text
@@ -41,8 +38,9 @@ from gapped.comparison.table import (
     summary_table,
     to_html,
     to_rich,
+    value_of,
 )
-from gapped.errors import GappedError, listing, require
+from gapped.errors import GappedError, listing, require, suggestion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +48,8 @@ if TYPE_CHECKING:
 
 # The width of a table as text.
 _WIDTH = 80
-# Times whose ratio is below this are called the same.
-_ALIKE = 1.1
+# How many lines a `repr` has at most.
+_LINES = 8
 # How many names a sentence has at most.
 _NAMED = 4
 
@@ -73,6 +71,9 @@ class Comparison:
         stopped: The estimators that were stopped early: label, after how many seeds, and the one that led
             then.
         reused: How many of the runs were in the folder already, from an earlier call.
+        margin: How much worse than the best one an estimator may be to count as good as it.
+
+    `comparison["label"]` is the row of one estimator: its mean, spread, interval and records.
     """
 
     records: tuple[Record, ...]
@@ -86,6 +87,8 @@ class Comparison:
     """The estimators that were stopped early: label, after how many seeds, and the one that led then."""
     reused: int = 0
     """How many of the runs were in the folder already, from an earlier call."""
+    margin: float | str | None = "1%"
+    """How much worse than the best one an estimator may be to count as good as it."""
 
     @property
     def _cells(self) -> list[Cell]:
@@ -96,12 +99,57 @@ class Comparison:
         """A summary of each estimator, best first."""
         return rows_of(self._cells) if self.records else []
 
+    def __getitem__(self, label: str) -> Row:
+        rows = {row.name: row for row in self.rows}
+        if label not in rows:
+            known = f"expected {listing(rows, 8)}{suggestion(str(label), rows)}"
+            raise GappedError(f"comparison[...]: got {label!r}, {known}")
+        return rows[label]
+
+    @cached_property
+    def _verdict(self) -> Verdict:
+        if not self.records:
+            return Verdict(("No run has finished.",), None, True)
+        return judge(self._cells, margin=self.margin)
+
+    @property
+    def best(self) -> str | None:
+        """The estimator with the best mean; None if no run ended with a number."""
+        ranking = self._verdict.ranking
+        return None if ranking is None else ranking.names[0]
+
+    @property
+    def worse(self) -> list[str]:
+        """The estimators that `best` is better than. With `within`, wrong in at most 5% of comparisons."""
+        ranking = self._verdict.ranking
+        return [] if ranking is None else ranking.worse
+
+    @property
+    def tied(self) -> list[str]:
+        """The estimators that the data do not separate from `best`."""
+        ranking = self._verdict.ranking
+        return [] if ranking is None else [name for name in ranking.names[1:] if name not in ranking.worse]
+
+    @property
+    def within(self) -> list[str]:
+        """The estimators that are shown to be within `margin` of the best one, whichever that is."""
+        ranking = self._verdict.ranking
+        return [] if ranking is None else ranking.close
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can be said: no run ended with a number, or `train` ignores its estimator."""
+        return self._verdict.is_empty
+
     @property
     def verdict(self) -> str:
-        """Who is best, who ties, who is cheapest in the tie, and what would separate the two best."""
-        texts = [verdict_of(self._cells) if self.records else "No run has finished."]
+        """Which one is best, which tie with it, what would separate them; then what to keep in mind."""
+        return " ".join([*self._verdict.sentences, *self._reservations])
+
+    @property
+    def _reservations(self) -> list[str]:
         lost = [line.removeprefix(f"{self.records[0].recipe}: ") for line in failures(self.records)]
-        texts += [f"{line.rstrip('.')}." for line in lost]
+        texts = [f"{line.rstrip('.')}." for line in lost]
         first = dict.fromkeys(r.metric for r in self.records if not r.failed)
         if len(first) > 1:
             texts.append(f"Runs differ in their first number, {listing(first)}: {next(iter(first))} counts.")
@@ -111,18 +159,10 @@ class Comparison:
         elif self.missing:
             runs = listing([f"{label} (seed {seed})" for label, seed in self.missing], most=8)
             texts.append(f"The budget left no time for {runs}: the same call goes on.")
-        return " ".join(texts)
-
-    @property
-    def _told(self) -> str:
-        """The verdict, and which runs were not trained by this call."""
-        if not self.reused:
-            return self.verdict
-        count = "All" if self.reused == len(self.records) else f"{self.reused} of"
-        return (
-            f"{self.verdict} {count} {len(self.records)} runs were in {self.folder} already and not trained "
-            "again: after a change of your function, take another folder."
-        )
+        if self.reused:
+            count = "All" if self.reused == len(self.records) else f"{self.reused} of"
+            texts.append(f"{count} {len(self.records)} runs were in {self.folder} already.")
+        return texts
 
     @property
     def _stops(self) -> list[str]:
@@ -157,11 +197,28 @@ class Comparison:
 
     def __repr__(self) -> str:
         labels = {record.label for record in self.records} | {label for label, _ in self.missing}
-        best = next((row.name for row in self.rows if row.value.count), "none")
-        return f"Comparison({len(self.records)} runs of {len(labels)} estimators, best: {best})"
+        head = f"Comparison({len(self.records)} runs of {len(labels)} estimators, best: {self.best})"
+        return "\n".join([head, *wrap(self.verdict, _WIDTH, max_lines=_LINES - 1, break_on_hyphens=False)])
 
     def __str__(self) -> str:
-        return f"{self.table}\n\n{fill(self._told, _WIDTH, break_on_hyphens=False)}"
+        return f"{self.table}\n\n{fill(self.verdict, _WIDTH, break_on_hyphens=False)}"
+
+    def to_json(self) -> str:
+        """The verdict and a line for each estimator, as JSON."""
+        rows = [
+            {
+                "estimator": row.name,
+                "mean": _known(row.value.mean),
+                "std": _known(row.value.std),
+                "seeds": row.value.count,
+                "diverged": row.diverged,
+                "failed": row.failed,
+            }
+            for row in self.rows
+        ]
+        names = ("best", "worse", "tied", "within", "margin", "verdict")
+        answer = {name: getattr(self, name) for name in names}
+        return json.dumps({**answer, "estimators": rows}, indent=1)
 
     def to_pandas(self) -> DataFrame:
         """A data frame with a row for each run: estimator, seed, status, seconds, error and the metrics."""
@@ -201,121 +258,127 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         table = to_html(self._table) if self.records else ""
-        return f"{table}<p>{escape(self._told)}</p>"
+        return f"{table}<p>{escape(self.verdict)}</p>"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a comparison, in sentences and as names."""
+
+    sentences: tuple[str, ...]
+    ranking: Ranking | None = None
+    """None if no run ended with a number."""
+    is_empty: bool = False
+    """Whether nothing can be said: no number, or estimators that `train` does not use."""
+
+    def __str__(self) -> str:
+        return " ".join(self.sentences)
+
+
+def judge(
+    group: Sequence[Cell],
+    metric: str = "",
+    higher: bool | None = None,
+    digits: int | None = None,
+    margin: float | str | None = None,
+) -> Verdict:
+    """The verdict on cells: which one is best, which tie with it, what would separate the best two.
+
+    Without a `metric` it is the one that the records name. Numbers have `digits` decimals, or four digits.
+    An estimator with a larger share of lost runs than another one is no candidate: to diverge is a result.
+    """
+    metric = metric or own_metric(group)
+    higher = own_direction(group) if higher is None else higher
+    named = has_temperatures(group)
+    by_name = {cell.name(named): cell for cell in group}
+    finite = {name: _finite_values(cell, metric) for name, cell in by_name.items()}
+    losses = {name: 1 - len(finite[name]) / len(cell.records) for name, cell in by_name.items()}
+    least = min((losses[name] for name in by_name if finite[name]), default=None)
+    outs = {
+        name: ", so it is not compared" * (least is not None and losses[name] > least) for name in by_name
+    }
+    lost = [_lost(name, cell, metric, outs[name]) for name, cell in by_name.items()]
+    lost = list(filter(None, lost))
+    lost = [*lost[:_NAMED], *[f"{len(lost) - _NAMED} more estimators lost runs."] * (len(lost) > _NAMED)]
+    if least is None:
+        return Verdict(("No run ended with a number.", *lost), None, True)
+    candidates = {name: finite[name] for name in by_name if finite[name] and losses[name] == least}
+    ranking = rank(candidates, higher, margin)
+    best, others = ranking.names[0], ranking.names[1:]
+    claim = f"{'highest' if higher else 'lowest'} {metric_name(metric)}"
+    number = _number(list(candidates[best].values()), ranking.means[best], digits)
+    twins = [name for name in others if candidates[name] == candidates[best]]
+    if others and len(twins) == len(others):
+        same = f"All {len(candidates)} estimators gave the same values, seed by seed"
+        return Verdict((f"{same}: does train use its estimator?", *lost), ranking, True)
+    tied = [name for name in others if name not in ranking.worse]
+    texts = []
+    if not others:
+        only = "is the only one without lost runs"
+        alone = "stands alone, with nothing to compare" if len(by_name) == 1 else only
+        texts.append(f"{best} {alone} ({number}).")
+    elif not tied:
+        rest = others[0] if len(others) == 1 else f"each of the other {len(others)}"
+        texts.append(f"{best} wins: {claim} ({number}), better than {rest}.")
+    else:
+        texts.append(f"{best} has the {claim} ({number}).")
+        if ranking.worse:
+            texts.append(f"It is better than {listing(ranking.worse, _NAMED)}.")
+        texts.append(f"The data do not separate it from {listing(tied, _NAMED)}.")
+    if margin is not None and ranking.close and others:
+        width = margin if isinstance(margin, str) else f"{margin:g}"
+        texts.append(f"Within {width} of the best, whichever that is: {listing(ranking.close, _NAMED)}.")
+    if ranking.worse or (margin is not None and ranking.close and others):
+        how = "seed by seed" if ranking.is_paired else "by their means"
+        texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
+    if tied:
+        texts.append(_forecast(ranking, len(candidates[best])))
+    if twins:
+        texts.append(f"{listing([best, *twins], _NAMED)} gave the same values at every seed.")
+    return Verdict((*texts, *lost), ranking)
 
 
 def verdict_of(group: Sequence[Cell]) -> str:
     """The verdict on cells whose records name the metric that decides."""
-    metric, higher, named = own_metric(group), own_direction(group), has_temperatures(group)
-    values = {cell.name(named): cell.values(metric) for cell in group}
-    seconds = {
-        cell.name(named): [r.seconds for r in cell.records if r.metric and not r.failed] for cell in group
-    }
-    failed = {cell.name(named): sum(r.failed for r in cell.records) for cell in group}
-    sentence = verdict(values, higher, metric_name(metric), None, failed)
-    return " ".join([sentence, *advice(values, higher, seconds)])
+    return str(judge(group))
 
 
-def advice(
-    cells: Mapping[str, ArrayLike], higher_is_better: bool, seconds: Mapping[str, Sequence[float]]
-) -> list[str]:
-    """Sentences that help to decide a tie: the cheapest one in it, and how many seeds would end it.
-
-    `seconds` has the time of each run. One is the cheapest if all of its runs took less than all of the
-    dearest: on a busy machine times differ by more than estimators do.
-    """
-    sentences = []
-    if equal := [name for name, values in cells.items() if is_constant(summary(values))]:
-        sentences.append(
-            f"All runs of {listing(equal, _NAMED)} gave the same value: does train use its seed?"
-        )
-    place = standing(cells, higher_is_better)
-    if place is None or not place.rivals:
-        return sentences
-    tied = [place.best, *place.rivals]
-    if all(seconds.get(name) for name in tied):
-        typical = {name: median(seconds[name]) for name in tied}
-        cheapest, dearest = (pick(tied, key=typical.__getitem__) for pick in (min, max))
-        least, most = typical[cheapest], typical[dearest]
-        if most <= _ALIKE * least:
-            sentences.append(f"The tied cost about the same, {least:.3g} s a run.")
-        elif max(seconds[cheapest]) < min(seconds[dearest]):
-            how = f"{least:.3g} s a run, against up to {most:.3g} s"
-            sentences.append(f"Among the tied, {cheapest} is the cheapest: {how}.")
-    first, second = summary(cells[place.best]), summary(cells[place.rivals[0]])
-    count, pair = seeds_to_separate(first, second), f"{place.best} from {place.rivals[0]}"
-    if first.mean == second.mean:
-        sentences.append(f"{place.best} and {place.rivals[0]} have equal means: more seeds do not help yet.")
-    elif MANY < count < inf:
-        sentences.append(f"To separate {pair} would take more than {MANY:,} seeds each: call it a tie.")
-    elif count < inf:
-        more = int(count) - min(first.count, second.count)
-        sentences.append(
-            f"About {count} seeds each ({more} more) would separate {pair}, if difference and spread hold."
-        )
-    return sentences
+def _forecast(ranking: Ranking, seeds: int) -> str:
+    """What to do about a tie."""
+    first, second = ranking.names[:2]
+    if ranking.is_constant:
+        return "Each estimator gave one value at all seeds: does train use its seed?"
+    if seeds < 2:
+        return "Single seeds separate nothing: run three or more."
+    if (total := seeds_to_separate(ranking)) is None:
+        return f"The lead over {second} is small against its error: more seeds may find no difference."
+    more = total - ranking.count
+    return f"About {total} seeds each ({more} more) should separate {first} from {second}."
 
 
-def verdict(
-    cells: Mapping[str, ArrayLike],
-    higher_is_better: bool = False,
-    what: str = "value",
-    digits: int | None = 2,
-    failed: Mapping[str, int] | None = None,
-) -> str:
-    """One sentence on which cell is best.
+def _known(x: float) -> float | None:
+    return x if isfinite(x) else None
 
-    A winner is named only if Welch's tests of the best mean against every other survive Holm's correction
-    at 5%, none of its own runs diverged and none `failed`; otherwise the sentence says what the data do not
-    separate.
-    Numbers have `digits` decimals, or four digits if it is None.
-    """
-    arrays = {name: np.asarray(values, dtype=np.float64).ravel() for name, values in cells.items()}
-    finished = {name: summary(x) for name, x in arrays.items() if np.isfinite(x).any()}
-    place = standing(arrays, higher_is_better)
-    if place is None:
-        return f"No run finished with a value{_casualties(arrays)}."
-    best, rivals, beaten = place.best, place.rivals, place.beaten
-    losses = _casualties({name: x for name, x in arrays.items() if name != best})
-    lead, own = finished[best], _lost(best, arrays[best])
-    if count := (failed or {}).get(best, 0):
-        own = f"{count} of {arrays[best].size + count} runs of {best} failed{own and f' and {own}'}"
+
+def _number(values: Sequence[float], mean: float, digits: int | None) -> str:
+    """Mean, spread and number of seeds, for a pair of brackets."""
     form = ".4g" if digits is None else f".{digits}f"
-    mean, std = (f"{x:{form}}" if abs(x) < 1e6 else f"{x:.3g}" for x in (lead.mean, lead.std))
-    spread = "" if isnan(lead.std) else f", std {std}"
-    number = f"mean {mean}{spread}, {lead.count} seed{'s' * (lead.count != 1)}"
-    if not rivals and not beaten:
-        alone = "stands alone, with nothing to compare"
-        only = alone if len(arrays) == 1 else "is the only one with finished runs"
-        return f"{best} {only} ({number}){own and f'; {own}'}{losses}."
-    claim = f"{'highest' if higher_is_better else 'lowest'} {what}"
-    lead_in = f"{best} has the {claim} ({number})"
-    if own:
-        return f"{lead_in}, but {own}, so it is not called the winner{losses}."
-    if not rivals:
-        rest = beaten[0] if len(beaten) == 1 else f"each of the other {len(beaten)}"
-        return (
-            f"{best} wins: {claim} ({number}), better than {rest} (Welch tests, Holm-corrected, 5%){losses}."
-        )
-    names = listing(rivals, _NAMED)
-    if lead.count == 1 or all(finished[name].count < 2 for name in rivals):
-        return f"{lead_in}, but single seeds cannot separate it from {names}: run more seeds{losses}."
-    better = f"; {best} is better than {listing(beaten, _NAMED)}" if beaten else ""
-    return f"{lead_in}, but at 5%, Holm-corrected, the data do not separate it from {names}{better}{losses}."
+    texts = [f"{x:{form}}" if abs(x) < 1e6 else f"{x:.3g}" for x in (mean, summary(values).std)]
+    spread = f", std {texts[1]}" if len(values) > 1 else ""
+    return f"mean {texts[0]}{spread}, {len(values)} seed{'s' * (len(values) != 1)}"
 
 
-def _casualties(arrays: Mapping[str, Floats]) -> str:
-    """What diverged, as the tail of a sentence."""
-    texts = [text for name, x in arrays.items() if (text := _lost(name, x))]
-    more = [f"{len(texts) - _NAMED} more lost runs"] if len(texts) > _NAMED else []
-    return "".join(f"; {text}" for text in texts[:_NAMED] + more)
+def _finite_values(cell: Cell, metric: str) -> dict[int, float]:
+    """The finite values of a cell by seed."""
+    values = {r.seed: value_of(r, metric) for r in cell.records if not r.failed}
+    return {seed: x for seed, x in values.items() if isfinite(x)}
 
 
-def _lost(name: str, x: Floats) -> str:
-    """How many runs of a cell diverged; nothing if none did."""
-    lost = int((~np.isfinite(x)).sum())
-    if x.size == 0:
-        return f"{name} has no finished run"
-    if lost == x.size:
-        return f"the run of {name} diverged" if lost == 1 else f"all {lost} runs of {name} diverged"
-    return f"{lost} of {x.size} runs of {name} diverged" if lost else ""
+def _lost(name: str, cell: Cell, metric: str, out: str) -> str:
+    """A sentence on the runs of a cell that ended without a number; `out` says what follows from it."""
+    failed = sum(r.failed for r in cell.records)
+    diverged = len(cell.records) - failed - len(_finite_values(cell, metric))
+    of = f"of {len(cell.records)} run{'s' * (len(cell.records) != 1)}"
+    # Errors of runs that failed are listed by themselves.
+    parts = [f"{diverged} {of} diverged"] * bool(diverged) + [f"{failed} {of} failed"] * bool(out and failed)
+    return f"{name}: {' and '.join(parts)}{out}." if parts else ""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, hypot, inf, nan, sqrt
-from statistics import NormalDist
+from math import inf, nan, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from gapped.errors import reject
 
 LEVEL = 0.05
 STOP_LEVEL = 0.01
@@ -20,8 +22,14 @@ STOP_LEVEL = 0.01
 _POWER = 0.8
 # Relative to the values, smaller differences come from rounding.
 _ROUNDING = 1e-12
-# Nobody runs more seeds than this.
-MANY = 1000
+# The level of the test for seeds that shift all values alike.
+_SHIFTED = 0.01
+# The share of LEVEL that statements on the margin may use.
+_CLOSE = 0.01
+# Values whose spread is below this many steps of their grid are coarse.
+_STEPS = 3
+# A forecast beyond this many times the seeds so far is none.
+_TIMES = 10
 
 Floats = NDArray[np.float64]
 
@@ -45,16 +53,6 @@ class Summary:
         return (self.high - self.low) / 2
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Mean of a minus mean of b, its 95% interval and the two-sided p-value (Welch: unequal variances)."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-
-
 def summary(values: ArrayLike) -> Summary:
     """Mean, spread and interval of the finite values.
 
@@ -76,50 +74,6 @@ def from_moments(mean: float, std: float, count: int) -> Summary:
     return Summary(mean, std, count, mean - half, mean + half)
 
 
-def difference(a: ArrayLike, b: ArrayLike) -> Difference:
-    """Welch's comparison of two means. With fewer than two values on a side nothing can be told: p is 1."""
-    return between(summary(a), summary(b))
-
-
-def between(first: Summary, second: Summary) -> Difference:
-    """Welch's comparison of two means, given as summaries."""
-    from scipy.special import stdtr
-
-    mean = first.mean - second.mean
-    if min(first.count, second.count) < 2:
-        return Difference(mean, -inf, inf, 1.0)
-    error = hypot(first.std / sqrt(first.count), second.std / sqrt(second.count))
-    # What rounding leaves of equal values is neither a spread nor a difference.
-    rounding = _ROUNDING * max(abs(first.mean), abs(second.mean))
-    if error <= rounding:
-        return Difference(mean, mean, mean, 1.0 if abs(mean) <= rounding else 0.0)
-    degrees = freedom(first, second)
-    half = _quantile(degrees) * error
-    return Difference(mean, mean - half, mean + half, float(2 * stdtr(degrees, -abs(mean) / error)))
-
-
-def freedom(first: Summary, second: Summary) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a difference of two means."""
-    # Relative to the larger one: squares of small numbers underflow.
-    scale = max(first.std, second.std)
-    u, v = (first.std / scale) ** 2 / first.count, (second.std / scale) ** 2 / second.count
-    return (u + v) ** 2 / (u**2 / (first.count - 1) + v**2 / (second.count - 1))
-
-
-def holm(p: Sequence[float]) -> list[bool]:
-    """Which hypotheses Holm's step-down rule rejects, all errors together held at 5%.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [True, False, False]
-    """
-    rejected = [False] * len(p)
-    for step, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        if p[index] > LEVEL / (len(p) - step):
-            break
-        rejected[index] = True
-    return rejected
-
-
 def band(runs: ArrayLike, log: bool = False) -> tuple[Floats, Floats, Floats]:
     """Mean, lower and upper 95% limit of each column of (runs, epochs); NaN where there is nothing to say.
 
@@ -135,32 +89,185 @@ def band(runs: ArrayLike, log: bool = False) -> tuple[Floats, Floats, Floats]:
     return mean, mean - half, mean + half
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The cells with finite values, best first: which ones the data separate from the best, which not."""
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """What the runs say of several estimators, with a stated error rate: see `rank`."""
 
-    best: str
-    rivals: list[str]
-    beaten: list[str]
+    names: list[str]
+    """The candidates, best estimate first."""
+    means: dict[str, float]
+    """Estimates as if every candidate had run with every seed."""
+    worse: list[str]
+    """Those that the first one is better than."""
+    close: list[str]
+    """Those that are shown to be within the margin of the best one, whichever that is."""
+    is_paired: bool
+    """Whether seeds shift the values of all estimators alike, so that differences were taken seed by seed."""
+    is_constant: bool
+    """Whether no candidate's values depend on the seed: then chance cannot be told from difference."""
+    lead: float = nan
+    """How far the second one is behind the first, its standard error and degrees of freedom."""
+    error: float = inf
+    freedom: float = 1.0
+    count: int = 0
+    """Seeds of the two, the smaller number."""
 
 
-def standing(arrays: Mapping[str, ArrayLike], higher_is_better: bool = False) -> Standing | None:
-    """Welch's tests of the best mean against every other, Holm-corrected at 5%; None without any value.
+def rank(
+    values: Mapping[str, Mapping[int, float]],
+    higher_is_better: bool = False,
+    margin: float | str | None = None,
+    level: float = LEVEL,
+) -> Ranking:
+    r"""Order estimators by their finite values by seed, and say what holds beyond chance.
 
-    >>> standing({"a": [1.0, 1.1, 1.2], "b": [1.1, 1.2, 1.3], "c": [9.0, 9.1, 9.2]})
-    Standing(best='a', rivals=['b'], beaten=['c'])
+    All statements together, "the first one is better than this one" and "this one is within the margin of
+    the best", are false in at most 5% of comparisons.
+
+    - *One pair.* Welch's test. Where seeds shift the values of all alike (an F-test of the additive model,
+      value = estimator + seed, at 1%), the seeds' effects are taken out first and the degrees of freedom
+      fall by a :math:`K`-th. Where values are so coarse that runs tie, as an accuracy on few examples,
+      equal values are no evidence of a small spread: it is at least the pooled one, and half a step.
+    - *Several.* With :math:`m` estimators left, the clearest loser falls if its p-value is at most
+      :math:`\alpha / \binom m2`: the first one was chosen among all, so all pairs count. If every other
+      one has a p-value of at most :math:`\alpha`, all of them fall: for a false winner that is enough.
+      :math:`\alpha = 0.05 (1 - 1/2n)` pays for the error of Welch's test with few seeds.
+    - *The margin.* An estimator is close if, for each other one, a one-sided test at
+      :math:`0.01 / (K - 1)` (two estimators: :math:`\alpha`) refutes that it is worse by more.
+
+    Candidates that lack some seeds are ordered by the additive model's estimates and compared on the seeds
+    they share, so a lost run does not move anybody up.
     """
-    means = {name: s.mean for name, values in arrays.items() if (s := summary(values)).count}
-    if not means:
-        return None
-    sign = -1 if higher_is_better else 1
-    best, *others = sorted(means, key=lambda name: (sign * means[name], name))
-    separated = holm([difference(arrays[best], arrays[name]).p for name in others])
-    rivals, beaten = (
-        [name for name, apart in zip(others, separated, strict=True) if apart is side]
-        for side in (False, True)
+    from scipy.special import fdtrc, stdtr
+
+    names = list(values)
+    seeds = sorted({seed for runs in values.values() for seed in runs})
+    sign = -1.0 if higher_is_better else 1.0
+    x = np.array([[sign * values[name].get(seed, nan) for seed in seeds] for name in names])
+    known = np.isfinite(x)
+    held, counts, members = np.where(known, x, 0.0), known.sum(1), len(names)
+    # In units of the largest value, squares neither overflow nor vanish.
+    unit = float(np.abs(held).max()) or 1.0
+    x, held = x / unit, held / unit
+    effects, shifts, left, degrees = _additive(held, known)
+    order = sorted(range(members), key=lambda i: (effects[i], names[i]))
+    best, rounding = order[0], _ROUNDING**2
+    means = held.sum(1) / counts
+    freedom = np.maximum(counts - 1, 1)
+    residuals = np.where(known, x - means[:, None], 0.0)
+    squares = (residuals**2).sum(1)
+    blocks = float((counts - 1).sum() - degrees)
+    ranked = [names[i] for i in order]
+    estimates = {names[i]: float(sign * unit * effects[i]) for i in order}
+    if squares.sum() <= rounding * squares.size:
+        return Ranking(ranked, estimates, [], [], False, bool(counts.max() > 1))
+    paired = degrees > 0 and blocks > 0 and members > 1
+    if paired and left > rounding:
+        paired = fdtrc(blocks, degrees, (squares.sum() - left) / blocks / (left / degrees)) < _SHIFTED
+    factor = (members - 1) / members if paired else 1.0
+    if paired:
+        squares = (np.where(known, x - effects[:, None] - shifts, 0.0) ** 2).sum(1) / factor
+    spread = squares / freedom
+    pooled = squares.sum() / freedom.sum()
+    if step := _coarse_step(held[known], pooled):
+        spread = np.maximum(spread, max(pooled, step**2 / 4))
+    # Entry i, j: how far i is behind j, on the seeds that count.
+    shared = (known.astype(float) @ known.T) if paired else np.minimum(counts[:, None], counts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lead = (held @ known.T - known @ held.T) / shared if paired else means[:, None] - means
+        first, second = (
+            (spread[:, None] / shared, spread / shared)
+            if paired
+            else ((spread / counts)[:, None], spread / counts)
+        )
+        error = np.sqrt(first + second)
+        own = (shared - 1, shared - 1) if paired else ((counts - 1)[:, None], counts - 1)
+        dof = factor * (first + second) ** 2 / (first**2 / own[0] + second**2 / own[1])
+        dof = np.maximum(np.nan_to_num(dof, nan=1.0), np.maximum(shared - 1, 1))
+        testable = (shared > 1) & (error**2 > rounding)
+        # A difference that is the same at every seed is no chance.
+        certain = (shared > 1) & ~testable & (np.abs(lead) > _ROUNDING)
+        p = np.where(testable & (lead > 0), 2 * stdtr(dof, -np.abs(lead) / error), 1.0 - certain)[:, best]
+    alpha = level * (1 - 0.5 / max(int(counts.min()), 2))
+    worse = _fallen([i for i in order if i != best], p, alpha)
+    close: list[int] = []
+    if (width := _distance(margin, effects[best], unit)) is not None and members > 1:
+        bound = alpha if members == 2 else _CLOSE * level / LEVEL / (members - 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            refuted = testable & (stdtr(dof, (lead - width) / error) <= bound) | certain & (lead < width)
+        np.fill_diagonal(refuted, True)
+        close = [i for i in order if refuted[i].all()]
+    second_best = order[1] if members > 1 else best
+    return Ranking(
+        ranked,
+        estimates,
+        [names[i] for i in order if i in worse],
+        [names[i] for i in close],
+        bool(paired),
+        False,
+        unit * float(lead[second_best, best]),
+        unit * float(error[second_best, best]) if testable[second_best, best] else inf,
+        float(dof[second_best, best]),
+        int(shared[second_best, best]),
     )
-    return Standing(best, rivals, beaten)
+
+
+def _fallen(others: Sequence[int], p: Floats, alpha: float) -> set[int]:
+    """Those that the first one is better than, by their p-values."""
+    if others and all(p[i] <= alpha for i in others):
+        return set(others)
+    fallen: set[int] = set()
+    for i in sorted(others, key=lambda i: p[i]):
+        left = len(others) + 1 - len(fallen)
+        if p[i] > alpha / (left * (left - 1) / 2):
+            break
+        fallen.add(i)
+    return fallen
+
+
+def _additive(held: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats, float, float]:
+    """Least squares of value = estimator + seed: both effects, the sum of squares left, its freedom."""
+    members, seeds = known.shape
+    if known.all():
+        effects, shifts = held.mean(1), held.mean(0) - held.mean()
+        left = float(((held - effects[:, None] - shifts) ** 2).sum())
+        return effects, shifts, left, float((members - 1) * (seeds - 1))
+    rows, columns = np.nonzero(known)
+    design = np.zeros((rows.size, members + seeds))
+    design[np.arange(rows.size), rows] = design[np.arange(rows.size), members + columns] = 1.0
+    solution, _, ranks, _ = np.linalg.lstsq(design, held[known], rcond=None)
+    center = solution[members:].mean()
+    left = float(((design @ solution - held[known]) ** 2).sum())
+    return solution[:members] + center, solution[members:] - center, left, float(rows.size - ranks)
+
+
+def _coarse_step(values: Floats, variance: float) -> float:
+    """The step of the grid on which values tie, if it is not small against their spread; else 0."""
+    gaps = np.diff(np.sort(values))
+    steps = gaps[gaps > _ROUNDING]
+    if not steps.size or gaps.min() > _ROUNDING or variance >= (_STEPS * steps.min()) ** 2:
+        return 0.0
+    return float(steps.min())
+
+
+def _distance(margin: float | str | None, best: float, unit: float) -> float | None:
+    """A margin in these units: a number is a distance, and "1%" is a share of the best estimate."""
+    if margin is None:
+        return None
+    if isinstance(margin, str) and margin.endswith("%"):
+        return float(margin[:-1]) / 100 * abs(best)
+    return float(margin) / unit
+
+
+def check_margin(margin: Any) -> None:
+    """Refuse a margin that is neither a positive distance nor a share such as "1%"."""
+    number: Any = margin.removesuffix("%") if isinstance(margin, str) else margin
+    try:
+        good = margin is None or (not isinstance(margin, bool) and 0 < float(number) < inf)
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise reject("margin", margin, 'a positive number, a share such as "1%", or None')
 
 
 def looks(seeds: int) -> list[int]:
@@ -204,34 +311,30 @@ def losers(cells: Mapping[str, ArrayLike], higher_is_better: bool, tests: int) -
     return out
 
 
-def seeds_to_separate(first: Summary, second: Summary) -> float:
-    """Seeds each that separate two means at 5% with a chance of 80%, if difference and spread stay as seen.
+def seeds_to_separate(ranking: Ranking) -> int | None:
+    r"""Seeds each that separate the best two with a chance of 80%, counting those that have run.
 
-    >>> seeds_to_separate(summary([1.0, 2.0, 3.0]), summary([1.5, 2.5, 3.5]))
-    64
+    With lead :math:`d`, standard error :math:`e` and :math:`n` seeds, the lead after :math:`N` seeds is
+    :math:`d + e \sqrt{1 - n/N}\, T` as far as one can know now, and is significant beyond
+    :math:`t_{0.975}\, e \sqrt{n/N}`. None if no number up to ten times as many seeds is enough: a lead that
+    is small against its error may be none.
     """
-    from scipy.special import stdtrit
+    from scipy.special import stdtr, stdtrit
 
-    gap = abs(first.mean - second.mean)
-    if gap == 0 or min(first.count, second.count) < 2:
-        return inf
-    ratio = (first.std / gap) ** 2 + (second.std / gap) ** 2
-    quantiles = NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(_POWER)
-    count = max(ceil(quantiles**2 * ratio), min(first.count, second.count) + 1)
-    # Few values have wider quantiles than those of the normal law.
-    while count <= MANY and count < float(sum(stdtrit(2 * count - 2, [1 - LEVEL / 2, _POWER]))) ** 2 * ratio:
-        count += 1
-    return count
+    ratio = ranking.lead / ranking.error
+    if ranking.count < 2 or not ratio > 0:
+        return None
+    per_seed = ranking.freedom / (ranking.count - 1)
+    for total in range(ranking.count + 1, _TIMES * ranking.count + 1):
+        bound = stdtrit(per_seed * (total - 1), 1 - LEVEL / 2) * sqrt(ranking.count / total)
+        if stdtr(ranking.freedom, (ratio - bound) / sqrt(1 - ranking.count / total)) >= _POWER:
+            return total
+    return None
 
 
 def _finite(values: ArrayLike) -> Floats:
     x = np.asarray(values, dtype=np.float64).ravel()
     return x[np.isfinite(x)]
-
-
-def is_constant(values: Summary) -> bool:
-    """Whether several runs have one value, up to rounding."""
-    return values.count > 1 and values.std <= _ROUNDING * abs(values.mean)
 
 
 def _quantile(freedom: float) -> float:

@@ -56,7 +56,7 @@ def test_the_page_begins_with_the_verdict(compare: Path) -> None:
         page.index(f'class="{name}"') for name in ("quick", "verdict", "pictures", "sortable", "gallery")
     ]
     assert order == sorted(order)
-    assert "1 of 3 runs of ST diverged" in page
+    assert "ST: 1 of 3 runs diverged" in page
     for value in ENVIRONMENT.values():
         assert value in page
     assert page.count("<img ") == 11

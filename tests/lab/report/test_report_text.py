@@ -46,7 +46,7 @@ def test_the_command_prints_table_verdict_and_path(
     report(folder, None)
     shown = capsys.readouterr().out
     assert "GST-1.0" in shown
-    assert "1 of 3 runs of ST diverged" in shown
+    assert "ST: 1 of 3 runs diverged" in " ".join(shown.split())
     assert str(folder / "report.html") in shown.replace("\n", "")
     assert "gapped compare" in (folder / "tables.md").read_text("utf-8")
 

@@ -1,0 +1,119 @@
+"""The verdict in words and as names, on runs whose values are given."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from typing import Any
+
+import pytest
+
+import gapped
+from gapped.errors import GappedError
+
+CLEAR = {"A": [1.0, 1.1, 0.9], "B": [5.0, 5.12, 4.93], "C": [7.0, 7.2, 6.95]}
+
+
+def compared(values: dict[str, list[Any]], **how: Any) -> gapped.Comparison:
+    """A comparison whose runs end with these values; None fails."""
+    members = {name: gapped.GST(tau=i + 1.0) for i, name in enumerate(values)}
+
+    def train(estimator: Any, seed: int) -> float:
+        value = values[list(values)[int(estimator.tau) - 1]][seed]
+        if value is None:
+            raise ValueError("out of luck")
+        return float(value)
+
+    return gapped.compare(train, members, max(map(len, values.values())), **how)
+
+
+def test_a_clear_winner_is_named() -> None:
+    result = compared(CLEAR)
+    winner = "A wins: lowest value (mean 1, std 0.1, 3 seeds), better than each of the other 2."
+    assert result.verdict.startswith(winner)
+    assert "wrong in at most 5% of comparisons" in result.verdict
+    assert (result.best, result.worse, result.tied, result.within) == ("A", ["B", "C"], [], ["A"])
+    assert compared(CLEAR, maximize=True).verdict.startswith("C wins: highest value")
+
+
+def test_a_tie_says_who_is_in_it_and_what_would_end_it() -> None:
+    result = compared({"A": [1.0, 1.1, 0.9], "near": [1.15, 0.97, 1.03], "far": [5.0, 5.1, 4.93]})
+    assert (result.best, result.worse) == ("A", ["far"])
+    assert result.tied == ["near"]
+    assert "It is better than far. The data do not separate it from near." in result.verdict
+    many = compared({name: [1.0 + i / 99, 2.0, 3.1] for i, name in enumerate("abcdefg")})
+    assert "from b, c, d and 3 more" in many.verdict
+
+
+def test_single_seeds_and_single_estimators_separate_nothing() -> None:
+    result = compared({"A": [1.0], "B": [2.0]})
+    assert result.verdict.startswith("A has the lowest value (mean 1, 1 seed).")
+    assert "Single seeds separate nothing: run three or more." in result.verdict
+    assert compared({"A": [1.0, 2.0]}).verdict == (
+        "A stands alone, with nothing to compare (mean 1.5, std 0.7071, 2 seeds)."
+    )
+
+
+def test_one_that_diverges_or_fails_is_not_the_best() -> None:
+    """Its other runs are the best by far."""
+    result = compared({"risky": [0.1, nan, 0.12, nan, 0.11], "safe": [9.0, 9.1, 9.2, 9.15, 9.3]})
+    assert result.best == "safe"
+    assert "risky: 2 of 5 runs diverged, so it is not compared." in result.verdict
+    failed = compared({"risky": [0.1, None, 0.12], "safe": [9.0, 9.1, 9.2]})
+    assert failed.best == "safe"
+    assert "risky: 1 of 3 runs failed, so it is not compared." in failed.verdict
+    assert failed.verdict.count("ValueError") == 1
+
+
+def test_estimators_that_all_lost_a_run_are_still_compared() -> None:
+    result = compared({"A": [1.0, nan, 1.2, 1.1], "B": [9.0, nan, 9.1, 9.3]})
+    assert (result.best, result.worse) == ("A", ["B"])
+    assert "A: 1 of 4 runs diverged. B: 1 of 4 runs diverged." in result.verdict
+
+
+def test_nothing_can_be_said_without_numbers_or_where_the_estimator_is_ignored() -> None:
+    diverged = compared({"A": [nan, nan], "B": [nan, nan]})
+    assert diverged.is_empty
+    assert (diverged.best, diverged.worse, diverged.tied) == (None, [], [])
+    assert diverged.verdict.startswith("No run ended with a number. A: 2 of 2 runs diverged.")
+    ignored = compared({"A": [1.0, 2.0, 1.5], "B": [1.0, 2.0, 1.5]})
+    assert ignored.is_empty
+    assert "gave the same values, seed by seed: does train use its estimator?" in ignored.verdict
+    assert not compared(CLEAR).is_empty
+
+
+def test_twins_and_constants_are_pointed_out() -> None:
+    twins = compared({"A": [1.0, 2.0, 1.5], "B": [1.0, 2.0, 1.5], "C": [4.0, 5.5, 4.1]})
+    assert "A and B gave the same values at every seed." in twins.verdict
+    constant = compared({"A": [1.0, 1.0, 1.0], "B": [2.0, 2.0, 2.0]})
+    assert (constant.best, constant.worse) == ("A", [])
+    assert "gave one value at all seeds: does train use its seed?" in constant.verdict
+
+
+def test_the_margin_is_said() -> None:
+    rows = {"A": [100.0, 100.3, 99.8, 100.1], "B": [100.1, 100.45, 99.9, 100.2], "C": [120.0, 121, 119, 118]}
+    assert compared(rows).within == ["A", "B"]
+    assert "Within 1% of the best, whichever that is: A and B." in compared(rows).verdict
+    assert compared(rows, margin=None).within == []
+    assert "Within" not in compared(rows, margin=None).verdict
+    with pytest.raises(GappedError, match="margin: got 'much'"):
+        compared(rows, margin="much")
+
+
+def test_a_result_is_used_by_code() -> None:
+    result = compared(CLEAR)
+    assert result["B"].value.mean == pytest.approx(5.0166667)
+    with pytest.raises(GappedError, match="expected A, B and C"):
+        result["b"]
+    told = json.loads(compared({**CLEAR, "D": [nan, nan, nan]}).to_json())
+    assert (told["best"], told["worse"], told["tied"]) == ("A", ["B", "C"], [])
+    assert [row["estimator"] for row in told["estimators"]] == ["A", "B", "C", "D"]
+    assert told["estimators"][3]["mean"] is None
+
+
+def test_a_repr_is_short_and_begins_with_the_answer() -> None:
+    rows = {f"estimator number {i}": [i, i + 0.2, i + 0.1 * i] for i in range(30)}
+    lines = repr(compared(rows | {"lost": [None, nan, 1.0]})).splitlines()
+    assert lines[0].startswith("Comparison(93 runs of 31 estimators, best: ")
+    assert len(lines) <= 8
+    assert max(map(len, lines)) <= 80
