@@ -249,7 +249,9 @@ def check_logits(logits: object, dim: object = -1) -> None:
         raise reject("logits", "a tensor without any axis", accepted)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -logits.dim() <= dim < logits.dim():
         raise reject("dim", dim, f"an axis of logits of shape {tuple(logits.shape)}")
-    if logits.shape[dim] == 0:
+    # In a trace a length is a tensor, and asking it would warn that the trace keeps the answer.
+    is_traced = not torch.compiler.is_compiling() and torch._C._is_tracing()
+    if not is_traced and logits.shape[dim] == 0:
         raise reject(
             "logits", f"a tensor of shape {tuple(logits.shape)} with dim={dim}", "at least one category"
         )

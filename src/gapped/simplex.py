@@ -165,7 +165,7 @@ def inverse_cdf(
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Uniform noise in [0, 1), in the dtype of `like` and where it is."""
-    if shape == like.shape and in_eager_mode():  # in a third of the time that `rand` takes
+    if in_eager_mode() and shape == like.shape:  # in a third of the time that `rand` takes
         return torch.empty_like(like).uniform_(generator=generator)
     if generator is None:  # torch.compile takes this keyword, even as None, for fixed shapes only
         return torch.rand(shape, dtype=like.dtype, device=like.device)

@@ -109,6 +109,17 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     torch.testing.assert_close(d.log_prob(value).double(), exact[7], rtol=eps, atol=0)
 
 
+@pytest.mark.parametrize("kind", [OneHotCategorical, gapped.distributions.Bernoulli])
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_trace_of_the_law_warns_of_nothing(kind: Any) -> None:
+    def enumerated(logits: Tensor) -> Tensor:
+        law = kind(logits=logits, validate_args=False)
+        return law.log_prob(law.enumerate_support())
+
+    trace = torch.jit.trace(enumerated, (torch.zeros_like(LOGITS),))
+    assert_close(trace(LOGITS), enumerated(LOGITS))
+
+
 @pytest.mark.parametrize("expand", [True, False])
 def test_the_support_is_enumerated_as_torchs_is(expand: bool) -> None:
     ours, theirs = (d.enumerate_support(expand) for d in (OneHotCategorical(logits=LOGITS), reference()))
