@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ import torch
 from gapped._version import __version__
 from gapped.comparison.records import Record, RunLine
 from gapped.comparison.store import Store as RecordStore
-from gapped.comparison.store import atomic_write, partial_path, sweep, writers
+from gapped.comparison.store import atomic_write, partial_path
 from gapped.errors import GappedError
 
 _FORMAT = 2
@@ -27,6 +28,11 @@ _LARGEST_PLAN = 1 << 24
 
 class Store(RecordStore):
     """Where a recipe's results go: records and their like, and the plans and checkpoints of its fleets."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for each in (self.folder, self._checkpoints):
+            sweep(each)
 
     def keep(self, key: str, lines: Iterable[RunLine]) -> None:
         """Add the lines of a fleet, then remove its checkpoint, unless it has failed."""
@@ -143,9 +149,39 @@ class Store(RecordStore):
     def _checkpoint(self, key: str) -> Path:
         return self._checkpoints / f"{key}.pt"
 
-    def _sweep(self) -> None:
-        super()._sweep()
-        sweep(self._checkpoints)
+
+def writers(path: Path) -> list[int]:
+    """The other live processes of this machine that have a file under `partial_path`."""
+    owners = [owner for _, owner in _partials(path)]
+    return [owner for owner in owners if owner != os.getpid() and _is_running(owner)]
+
+
+def sweep(folder: Path) -> None:
+    """Remove the partial files in `folder` of processes of this machine that were killed."""
+    for partial, owner in _partials(folder / "*"):
+        if not _is_running(owner):
+            partial.unlink(missing_ok=True)
+
+
+def _partials(path: Path) -> list[tuple[Path, int]]:
+    """This machine's partial files of `path`, which may hold a star, each with the number of its process."""
+    own = partial_path(path).name.removesuffix(f".{os.getpid()}.part")
+    try:
+        partials = list(path.parent.glob(f"{own}.*.part"))
+    except FileNotFoundError:  # gone since it was looked for
+        return []
+    owners = [(partial, partial.name.rsplit(".", 2)[1]) for partial in partials]
+    return [(partial, int(owner)) for partial, owner in owners if owner.isdigit()]
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def plan_path(folder: Path, request: str) -> Path:

@@ -155,11 +155,3 @@ def test_nothing_is_left_behind_when_the_disk_is_full_or_the_body_raises(tmp_pat
         write()
     assert path.read_bytes() == b"old"
     assert [each.name for each in tmp_path.iterdir()] == ["file.bin"]
-
-
-def test_partial_files_of_other_machines_are_left_alone(tmp_path):
-    (tmp_path / ".k.pt.another-machine.1.part").touch()
-    own = store.partial_path(tmp_path / "k.pt")
-    own.with_name(own.name.replace(str(os.getpid()), str(2**22 + 1))).touch()
-    store.sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".k.pt.another-machine.1.part"]

@@ -347,3 +347,14 @@ def test_a_full_disk_while_a_checkpoint_is_written(saved):
     assert caught.value.errno == errno.ENOSPC
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["k.pt"]
+
+
+def test_partial_files_of_other_machines_are_left_alone(tmp_path):
+    other = ".k.pt.another-machine.1.part"
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        folder.mkdir(exist_ok=True)
+        (folder / other).touch()
+        own = files.partial_path(folder / "k.pt")
+        own.with_name(own.name.replace(str(os.getpid()), str(2**22 + 1))).touch()
+    Store(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob(".k*")) == [other, other]

@@ -71,12 +71,8 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"x")
             probe.unlink()
-            self._sweep()
         except OSError as problem:
             raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
-
-    def _sweep(self) -> None:
-        sweep(self.folder)
 
 
 class _Index(Generic[L, V]):
@@ -164,43 +160,6 @@ def _new_file(path: Path) -> IO[bytes]:
 
 
 def partial_path(path: Path) -> Path:
-    """What a file is called while this process writes it."""
-    return path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.part")
-
-
-def writers(path: Path) -> list[int]:
-    """The other live processes of this machine that have a file under `partial_path`."""
-    owners = [owner for _, owner in _partials(path.parent, path.name)]
-    return [owner for owner in owners if owner != os.getpid() and _is_running(owner)]
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed processes of this machine left of their `atomic_write`s in `folder`."""
-    for partial, owner in _partials(folder, "*"):
-        if not _is_running(owner):
-            partial.unlink(missing_ok=True)
-
-
-def _partials(folder: Path, name: str) -> list[tuple[Path, int]]:
-    """The partial files of this machine's processes in `folder`, each with the number of its process."""
-    try:
-        partials = list(folder.glob(f".{name}.{_machine()}.*.part"))
-    except FileNotFoundError:  # gone since it was looked for
-        return []
-    owners = [(partial, partial.name.rsplit(".", 2)[1]) for partial in partials]
-    return [(partial, int(owner)) for partial, owner in owners if owner.isdigit()]
-
-
-def _machine() -> str:
-    """A folder may be shared by machines, each with process numbers of its own."""
-    return platform.node().partition(".")[0] or "localhost"
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    """The name of a file while this process writes it. Machines share folders, not process numbers."""
+    machine = platform.node().partition(".")[0] or "localhost"
+    return path.with_name(f".{path.name}.{machine}.{os.getpid()}.part")
