@@ -27,7 +27,7 @@ from gapped.comparison.figures import (
 from gapped.comparison.table import Row
 from gapped_lab.report.cells import gap_of, rows_of
 from gapped_lab.report.paper import against_paper
-from gapped_lab.report.plots import palette
+from gapped_lab.report.plots import mark_published, palette
 from gapped_lab.report.timings import bench_figure
 
 # A colour for each estimator, the same in all figures, and in reports where those give it one.
@@ -41,13 +41,13 @@ def final(evidence: Evidence) -> str:
     rows = [r for r in rows_of(evidence.group("vae"), ELBO) if beside.get((r.label, r.tau)) is not None]
     published = {r.name: mean for r in rows if (mean := beside[r.label, r.tau]) is not None}
     dots = {r.name: COLOURS[r.label] for r in rows if r.label in COLOURS}
-    return final_values(rows, "test negative ELBO", dots, published, "vae-final")
+    return final_values(rows, "test negative ELBO", dots, "vae-final", mark_published(rows, published))
 
 
 def compare(evidence: Evidence) -> str:
     """What `gapped compare` ends with, as it stands in its report."""
     rows = rows_of(evidence.group("compare", "digits-8x8"), ELBO)
-    return final_values(rows, "test negative ELBO", palette(rows), {}, "compare")
+    return final_values(rows, "test negative ELBO", palette(rows), "compare")
 
 
 def learning(evidence: Evidence) -> str:

@@ -49,7 +49,7 @@ from gapped_lab.report.cells import (
 )
 from gapped_lab.report.markdown import best_rows
 from gapped_lab.report.paper import against_paper, paper, paper_table
-from gapped_lab.report.plots import curve_figures, palette
+from gapped_lab.report.plots import curve_figures, mark_published, palette
 from gapped_lab.report.rendering import command
 from gapped_lab.report.trees import details, tree_pictures
 from gapped_lab.report.triangle import CATEGORIES, COLOURS
@@ -160,7 +160,8 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
     published = {r.name: mean for r in rows if (mean := at.get((r.label, r.tau))) is not None}
     salt = f"{recipe}-{protocol}"
     curves = _curves(salt, rows, logs.curves)
-    pictures = [*final_picture(salt, rows, palette(rows), published), *curves, *_heat(salt, rows)]
+    marks = mark_published(best, published)
+    pictures = [*final_picture(salt, rows, palette(rows), marks), *curves, *_heat(salt, rows)]
     table = with_units(best_rows(summary_table(rows)), rows[0].metric)
     return Section(
         recipe=recipe,

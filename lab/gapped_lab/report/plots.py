@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from gapped.comparison import figures
-from gapped.comparison.figures import SERIES, curve_figure
+from gapped.comparison.figures import INK, SERIES, Finish, Tip, curve_figure, window
 from gapped.comparison.records import Curve
-from gapped.comparison.table import Row
+from gapped.comparison.table import Row, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OWN_COLOURS = {
     "gumbel-rao": SERIES[1],
@@ -45,6 +50,28 @@ def curve_figures(
         if svg:
             pictures.append((name, title, svg))
     return pictures
+
+
+def mark_published(rows: Sequence[Row], published: Mapping[str, float]) -> Finish:
+    """Adds the paper's number to a figure of final values, a diamond in each row that has one."""
+    rows = [row for row in rows if row.value.count]
+    mark: Any = {"marker": "D", "markersize": 5.5, "markerfacecolor": "none", "color": INK, "linestyle": ""}
+
+    def finish(figure: Figure, tips: list[Tip]) -> None:
+        if not published:
+            return
+        (axes,), (left, right) = figure.axes, window(rows)
+        for place, row in enumerate(rows):
+            if (value := published.get(row.name)) is None:
+                continue
+            if left <= value <= right:
+                axes.plot([value], [place], **mark)
+            text = f"{tips[place].text}, the paper {number(value, row.metric).text}"
+            tips[place] = replace(tips[place], text=text)
+        axes.plot([], [], label="the paper", **mark)
+        figure.legend(loc="outside lower right", borderpad=0.2)
+
+    return finish
 
 
 def own_colour(row: Row) -> str | None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import inf, isfinite, isnan
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,9 +171,10 @@ def outer(values: Iterable[float], spreads: float = 2) -> float:
     return float(q3 + spreads * (q3 - q1)) if q3 > q1 else inf
 
 
-def window(values: Sequence[float], higher: bool) -> tuple[float, float]:
-    """What a chart of final values shows: everything but the far end of the bad side."""
-    return (-outer(-v for v in values), inf) if higher else (-inf, outer(values))
+def window(rows: Sequence[Row]) -> tuple[float, float]:
+    """The limits of a chart of final values: they leave out the far end of the bad side."""
+    ends = [end for r in rows for end in (r.value.low, r.value.mean, r.value.high)]
+    return (-outer(-end for end in ends), inf) if rows[0].higher else (-inf, outer(ends))
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:
@@ -257,43 +257,43 @@ def learning_curves(
         return to_svg(figure, f"Learning curves: {what} against epochs for {names}", tips)
 
 
+Finish = Callable[["Figure", list[Tip]], object]
+"""A callback that may add to a figure before it becomes text."""
+
+
 def final_values(
-    rows: Sequence[Row], what: str, colours: Mapping[str, str], published: Mapping[str, float], salt: str
+    rows: Sequence[Row],
+    what: str,
+    colours: Mapping[str, str],
+    salt: str,
+    finish: Finish | None = None,
 ) -> str:
-    """`final_figure` as SVG text."""
+    """`final_figure` of the rows with a value, as SVG text."""
     rows = [r for r in rows if r.value.count]
     with style(salt):
-        figure, tips = final_figure(rows, what, colours, published)
+        figure, tips = final_figure(rows, what, colours)
+        if finish is not None:
+            finish(figure, tips)
         order = "; ".join(f"{r.name} {number(r.value.mean, r.metric).text}" for r in rows)
         return to_svg(figure, f"Final {what}, best first: {order}", tips)
 
 
-def final_figure(
-    rows: Sequence[Row],
-    what: str,
-    colours: Mapping[str, str] = MappingProxyType({}),
-    published: Mapping[str, float] = MappingProxyType({}),
-) -> tuple[Figure, list[Tip]]:
-    """A dot for each cell with its 95% interval, best on top; the paper's number as a diamond where known.
+def final_figure(rows: Sequence[Row], what: str, colours: Mapping[str, str]) -> tuple[Figure, list[Tip]]:
+    """A dot for each cell with its 95% interval, best on top.
 
-    What lies far outside the rest is cut off: a mean becomes an arrow at the edge, with its number beside it,
+    Values far outside the rest are cut off: a mean becomes an arrow at the edge, with its number beside it,
     and so does the end of an interval.
     """
-    ends = [end for r in rows for end in (r.value.low, r.value.mean, r.value.high)]
-    inside = window(ends, rows[0].higher)
+    inside = window(rows)
     names = [wrap(r.name, BESIDE, 3) for r in rows]
     tallest = max(name.count("\n") for name in names)
     figure, axes = new_figure(82 + (20 + 12 * tallest) * max(len(rows), 2))
     tips = []
     for i, row in enumerate(rows):
-        reference = published.get(row.name)
-        _draw_row(axes, i, row, colours.get(row.name, SERIES[0]), inside, reference)
-        tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row, reference), 9))
+        _draw_row(axes, i, row, colours.get(row.name, SERIES[0]), inside)
+        tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row), 9))
     name_places(axes, names)
     axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
-    if published:
-        axes.plot([], [], label="the paper", **PAPER_MARK)
-        figure.legend(loc="outside lower right", borderpad=0.2)
     return figure, tips
 
 
@@ -354,9 +354,6 @@ def _setting(names: tuple[str, str], up: Any, right: Any) -> str:
     return f"{names[0]} {_level(up)}, {symbol or name}={_level(right)}"
 
 
-PAPER_MARK: Any = {"marker": "D", "markersize": 5.5, "markerfacecolor": "none", "color": INK, "linestyle": ""}
-
-
 def _draw_curve(axes: Axes, curve: CellCurve, colour: str, rank: int, log: bool, runs: bool) -> Floats:
     mean, low, high = band(curve.values, log)
     # The dash is a second channel beside colour, for print and for eyes to which two hues are one.
@@ -384,9 +381,7 @@ def _curve_tips(axes: Axes, curve: CellCurve, metric: str, log: bool) -> list[Ti
     return tips
 
 
-def _draw_row(
-    axes: Axes, y: int, row: Row, colour: str, inside: tuple[float, float], published: float | None
-) -> None:
+def _draw_row(axes: Axes, y: int, row: Row, colour: str, inside: tuple[float, float]) -> None:
     s, (left, right) = row.value, inside
     outside = s.mean < left or s.mean > right
     if s.count > 1 and not outside:
@@ -397,19 +392,16 @@ def _draw_row(
                 axes.plot([end], [y], arrow, markersize=5, color=colour, alpha=0.45)
     marker = "<" if s.mean < left else ">" if outside else "o"
     axes.plot([np.clip(s.mean, left, right)], [y], marker, markersize=7, color=colour)
-    if published is not None and left <= published <= right:
-        axes.plot([published], [y], **PAPER_MARK)
     beside: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
     axes.annotate(number(s.mean, row.metric).text, (1.02, y), va="center", size=10, **beside)
 
 
-def _row_tip(row: Row, published: float | None) -> str:
+def _row_tip(row: Row) -> str:
     s = row.value
     low, high = number(s.low, row.metric).text, number(s.high, row.metric).text
     interval = f" (95%: {low} to {high})" if s.count > 1 else ""
-    reference = "" if published is None else f", the paper {number(published, row.metric).text}"
     seeds = f"{s.count} seed{'s' * (s.count != 1)}"
-    return f"{row.name}: {number(s.mean, row.metric).text}{interval}, {seeds}{reference}"
+    return f"{row.name}: {number(s.mean, row.metric).text}{interval}, {seeds}"
 
 
 def _field(shade: float) -> tuple[str, str]:
@@ -460,12 +452,12 @@ def curve_figure(
     """Title and SVG of a series of the best cells; no SVG where nothing was logged.
 
     A figure whose `colours` are given has no legend: one beside it serves all. `at` says what all cells have
-    in common, which their names need not repeat; then `every` cell has a part in the colours.
+    in common, which their names need not repeat; `every` cell has a part in the colours.
     """
     names = [row.label if at else row.name for row in rows[:DRAWN]]
-    keys = [colour_key(row, rows) for row in rows]
     candidates = [
-        cell_curve(*each[:1], curves, series, *each[1:]) for each in zip(rows, names, keys, strict=False)
+        cell_curve(row, curves, series, name, colour_key(row, every or rows))
+        for row, name in zip(rows, names, strict=False)
     ]
     lines, title = [curve for curve in candidates if curve is not None], metric_name(series) + at
     log, named = "variance" in series, not colours
@@ -495,7 +487,7 @@ def palette(
 
 
 def colour_key(row: Row, rows: Sequence[Row]) -> str:
-    """What a colour stands for: the cell where there are few, else the estimator at every temperature."""
+    """The owner of a colour: the cell where there are few, else the estimator at every temperature."""
     return row.name if len(rows) <= len(SERIES) else row.label
 
 

@@ -245,7 +245,7 @@ class Comparison:
         if not rows:
             raise GappedError("Comparison.plot: no run finished with a value")
         with style("comparison"):
-            return final_figure(rows, metric_name(rows[0].metric), {}, {})[0]
+            return final_figure(rows, metric_name(rows[0].metric), {})[0]
 
     def save_html(self, path: str | Path) -> Path:
         """Write the report as one HTML file: verdict, figures, learning curves, table."""

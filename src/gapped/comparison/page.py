@@ -10,6 +10,7 @@ from typing import Any
 
 from gapped.comparison.figures import (
     VARIABLES,
+    Finish,
     colour_key,
     curve_figure,
     final_values,
@@ -165,15 +166,15 @@ def _environment(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def final_picture(
-    salt: str, rows: Sequence[Row], colours: Mapping[str, str], published: Mapping[str, float] | None = None
+    salt: str, rows: Sequence[Row], colours: Mapping[str, str], finish: Finish | None = None
 ) -> list[Picture]:
-    """Where the runs end, if any has."""
+    """The picture of the final values, if there is one."""
     if not any(row.value.count for row in rows):
         return []
     best = rows[:DRAWN]
     dots = {r.name: colours[colour_key(r, rows)] for r in best} if colours else {}
     what = metric_name(rows[0].metric) + unit(rows[0].metric)
-    svg = final_values(best, what, dots, published or {}, f"{salt}-final")
+    svg = final_values(best, what, dots, f"{salt}-final", finish)
     which = f", the best {DRAWN} of {len(rows):,} cells" if len(rows) > DRAWN else ""
     return [Picture("final", f"Where the runs end, best first{which}.", svg)]
 

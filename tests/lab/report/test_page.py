@@ -219,6 +219,18 @@ def test_curves_share_one_legend(compare: Path) -> None:
         assert any(colour in svg for svg in curves)
 
 
+def test_an_estimator_has_one_colour_at_every_temperature(tmp_path: Path) -> None:
+    """Many cells are drawn in a figure for each temperature, beside one legend."""
+    runs = [run for name in "ABCDE" for tau in (0.5, 1.0) for run in many(name, [1.0, 1.1], tau=tau)]
+    write(tmp_path, runs)
+    write_curves(tmp_path, runs, 2.0, 1.0)
+    (section,) = sections(tmp_path)
+    curves = [picture.svg for picture in section.pictures if "-tau-" in picture.name]
+    assert len(curves) > 1
+    assert len(section.legend) == 5
+    assert all(colour in svg for _, colour, _ in section.legend for svg in curves)
+
+
 def test_an_estimator_has_one_colour_in_every_report(tmp_path: Path) -> None:
     def legend(name: str, *texts: str) -> dict[str, str]:
         runs = []
