@@ -19,8 +19,7 @@ from statistical import LEVEL
 
 import gapped
 from gapped.cli.diagnose import find_problem
-from gapped.diagnostics.gradients import CostGradients
-from gapped.diagnostics.reference_gradient import Coordinates, reference_of
+from gapped.diagnostics.gradients import Coordinates, CostGradients, reference_of
 from gapped.errors import GappedError
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
@@ -115,7 +114,7 @@ def test_coordinates_are_the_exact_gradient_in_the_mean(monkeypatch):
     p, total = logits.softmax(-1), torch.zeros_like(logits)
     for first, second in itertools.product(range(2), repeat=2):
         index = torch.tensor([first, second]).expand(1, 2, 2)
-        monkeypatch.setattr("gapped.diagnostics.reference_gradient.draw_independent", lambda *_, i=index: i)
+        monkeypatch.setattr("gapped.diagnostics.gradients.draw_independent", lambda *_, i=index: i)
         given = logits.clone().requires_grad_()
         gapped.expectation(f, given, Coordinates()).sum().backward()
         weight = p[:, 0, first] * p[:, 1, second]

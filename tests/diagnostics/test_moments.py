@@ -12,9 +12,8 @@ from torch import Tensor
 
 import gapped
 from gapped.cli.diagnose import find_problem
-from gapped.diagnostics.gradients import CostGradients
+from gapped.diagnostics.gradients import CostGradients, Reference
 from gapped.diagnostics.moments import GradientStream, Interval, Moments, norm_interval
-from gapped.diagnostics.reference_gradient import Reference
 
 
 def one_by_one(samples: Tensor) -> Moments:

@@ -19,8 +19,7 @@ from gapped.cli.command import Stopped, complain, missing
 from gapped.cli.compare import compare
 from gapped.cli.diagnose import diagnose
 from gapped.cli.doctor import doctor
-from gapped.cli.estimators import estimators
-from gapped.cli.properties import properties
+from gapped.cli.estimators import estimators, properties
 from gapped.errors import GappedError, one_line, printable
 
 # The commands of the laboratory, in case it is not installed.

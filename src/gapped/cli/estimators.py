@@ -1,4 +1,4 @@
-"""`gapped estimators`: every estimator in a line."""
+"""`gapped estimators`: every estimator in a line; `gapped properties`: which properties one has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gapped
-from gapped.cli.command import show_rows
+from gapped.cli import command
 from gapped.errors import reject
 
 _FAMILIES = ("pathwise", "score")
@@ -34,7 +34,7 @@ def estimators(
     """
     if family not in (None, *_FAMILIES):
         raise reject("family", family, f"one of {', '.join(_FAMILIES)}, or None for both")
-    show_rows(
+    command.show_rows(
         ("name", "what it is"), [row for each in _FAMILIES if family in (None, each) for row in _rows(each)]
     )
 
@@ -56,3 +56,34 @@ def _name(node: ast.ClassDef) -> str | None:
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "name":
             return str(ast.literal_eval(each.value))
     return None
+
+
+def properties(
+    estimator: Annotated[list[str] | None, command.estimator_option("All")] = None,
+    draws: Annotated[int, typer.Option(help="Samples per row of logits.")] = 4000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the logits and of the samples.")
+    ] = 0,
+) -> None:
+    """Measure which of the paper's four properties hold.
+
+    Each finding comes with its evidence, from random logits.
+
+    \b
+    Examples:
+      gapped properties
+      gapped properties --estimator gst:gap=0.0 --estimator decoupled:tau=0.5
+    """
+    import torch
+
+    from gapped import registry
+    from gapped.pathwise import Pathwise
+
+    texts = estimator or list(registry.estimators("pathwise"))
+    members = [registry.estimator(text) for text in texts]
+    for i, member in enumerate(members):
+        if not isinstance(member, Pathwise):
+            known = ", ".join(registry.estimators("pathwise"))
+            raise reject("estimator", texts[i], f"one whose sample carries the gradient: {known}")
+        report = gapped.properties(member, draws=draws, generator=torch.Generator().manual_seed(seed))
+        print("\n" * (i > 0) + str(report))

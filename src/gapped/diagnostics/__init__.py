@@ -10,9 +10,16 @@ from torch import Tensor
 
 from gapped.checks import check_count, check_generator, check_logits, check_mask
 from gapped.diagnostics.diagnosis import Diagnosis, Row
-from gapped.diagnostics.gradients import CostGradients, ModelGradients, Progress, Source, collect
+from gapped.diagnostics.gradients import (
+    CostGradients,
+    ModelGradients,
+    Progress,
+    Reference,
+    Source,
+    collect,
+    reference_of,
+)
 from gapped.diagnostics.moments import LEAST, GradientStream, mean_interval
-from gapped.diagnostics.reference_gradient import Reference, reference_of
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.registry import label_estimators, label_of, resolve
