@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from gapped.comparison import records
-from gapped_lab.records import files
+from gapped.comparison.store import atomic_write
 
 METRIC = "validation_negative_elbo"
 SETTINGS = ("protocol", "estimator", "options", "tau", "schedule", "learning_rate", "rate_decay")
@@ -71,7 +71,7 @@ def main() -> None:
     folder, target = map(Path, sys.argv[1:3])
     chosen, mean, count = best(folder)
     print(f"best of {count} cells on validation: {mean:.2f} nats, {chosen}")
-    with files.atomic_write(target) as file:
+    with atomic_write(target) as file:
         file.write(recipe(chosen, mean, count).encode())
 
 
