@@ -22,7 +22,7 @@ def train(estimator: gapped.Pathwise | gapped.Score, seed: int) -> Iterator[floa
 
 def other_choices(logits: Tensor) -> Tensor:
     """Gates, subsets, counts, a vocabulary, a quantizer: what each returns, by its type."""
-    keep: Tensor = gapped.gate(logits, hard=True, estimator="gst")
+    keep: Tensor = gapped.gate(logits, estimator="gst")
     some: Tensor = gapped.subset(logits, 2, estimator=gapped.GST(gap=1.5))
     marginals: Tensor = gapped.subsets.marginals(logits, 2)
     count: Tensor = gapped.counts.poisson(logits)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gapped import registry
-from gapped.registry import Estimator, build, recommended_tau
+from gapped.registry import Estimator, build
 from gapped.texts import Option, split_text
 from gapped_lab.paper_variants import VARIANTS
 
@@ -45,5 +45,8 @@ def options_of(name: str) -> list[str]:
 
 
 def temperature(text: str, tau: float | None = None) -> float | None:
-    """The temperature that an estimator's text leaves open, as `recommended_tau` has it."""
-    return recommended_tau(text, tau, KINDS)
+    """The temperature that an estimator's text leaves open: `tau`, or else the default of its class."""
+    name, options = parse(text)
+    if "tau" in options or "tau" not in options_of(name):
+        return None
+    return KINDS[name]().tau if tau is None else tau  # type: ignore[union-attr,return-value]

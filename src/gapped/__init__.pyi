@@ -22,9 +22,10 @@ from gapped.objective import expectation as expectation
 from gapped.pathwise import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax
 from gapped.pathwise.decoupled import decoupled_gumbel_softmax as decoupled_gumbel_softmax
+from gapped.pathwise.gapmax import GapMax as GapMax
+from gapped.pathwise.gapmax import gapmax as gapmax
 from gapped.pathwise.gst import GST as GST
 from gapped.pathwise.gst import gst as gst
-from gapped.pathwise.gst import gst_index as gst_index
 from gapped.pathwise.gumbel_rao import GumbelRao as GumbelRao
 from gapped.pathwise.gumbel_rao import gumbel_rao as gumbel_rao
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax as GumbelSoftmax
@@ -39,6 +40,8 @@ from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
 from gapped.registry import estimator as _estimator  # noqa: F401, its types are below
 from gapped.registry import estimators as estimators
+from gapped.sampling import choose as choose
+from gapped.sampling import sample as sample
 from gapped.score import Score as Score
 from gapped.score.arsm import ARSM as ARSM
 from gapped.score.disarm import DisARM as DisARM
@@ -63,6 +66,7 @@ _HOME: dict[str, str]
 
 _Pathwise = Literal[
     "decoupled",
+    "gapmax",
     "gst",
     "gumbel-rao",
     "gumbel-softmax",

@@ -80,7 +80,7 @@ class Choice:
 
         >>> import gapped
         >>> logits = torch.tensor([[0.0, 9.0], [9.0, 0.0]], requires_grad=True)
-        >>> choice = gapped.gst_index(logits, generator=torch.Generator().manual_seed(0))
+        >>> choice = gapped.choose(logits, generator=torch.Generator().manual_seed(0))
         >>> choice.select(torch.tensor([10.0, 20.0]))
         tensor([20., 10.], grad_fn=<_SelectBackward>)
         >>> choice.select(torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])).flatten()

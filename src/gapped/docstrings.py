@@ -19,6 +19,8 @@ ARGUMENTS = {
         the same gradient.""",
     "draw": """"sample" draws the category from softmax(θ); "argmax" takes the largest logit. The gradient
         is the estimator's own for that category.""",
+    "estimator": """A pathwise one, as an object such as `gapped.GST(tau=0.5)` or its text such as
+        "gst:tau=0.5"; None is the default, GapMax, which needs no tuning.""",
     "dim": "The category axis.",
     "mask": """Booleans that broadcast against the logits, with all of their axes where `dim` is not the
         last one. A category where it is False does not exist: no mass, no gradient.""",
@@ -37,6 +39,7 @@ JAX_ARGUMENTS = {
         logits' shape without the category axis. It does not change the law of hard samples, and gets no
         gradient itself.""",
     "hard": ARGUMENTS["hard"],
+    "estimator": ARGUMENTS["estimator"].replace("gapped.GST", "gapped.jax.GST"),
     "axis": ARGUMENTS["dim"],
     "where": """Booleans that broadcast against the logits, with all of their axes where `axis` is not the
         last one. A category where it is False does not exist: no mass, no gradient.""",

@@ -15,8 +15,9 @@ from torch import Tensor
 from gapped.checks import ignore_eps
 from gapped.errors import reject
 from gapped.pathwise import Pathwise, cached_estimator
+from gapped.pathwise.gumbel_softmax import GumbelSoftmax
 from gapped.registry import resolve_pathwise
-from gapped.texts import DEFAULT, split_text
+from gapped.texts import split_text
 
 
 @dataclass(eq=False)
@@ -42,19 +43,20 @@ def replacing_torch(estimator: Pathwise | str | None = None) -> Iterator[None]:
     For models whose code cannot be edited.
 
     Arguments:
-        estimator: An object or its text; None is the recommended default. Each call decides `tau`, `hard` and
-            `dim`, in torch's order of arguments; text may fix the first two, as in "gst:tau=0.85".
+        estimator: An object or its text; None is the default, GapMax. Each call decides `hard` and `dim`, in
+            torch's order of arguments. The temperature is the estimator's own, since a call's was chosen for
+            another one; with the text "gumbel-softmax", torch's own function, each call decides that too.
 
     Code that looks the function up when it is called, `F.gumbel_softmax(...)`, gets the estimator; a module
     that did `from torch.nn.functional import gumbel_softmax` before keeps torch's. The replacement holds for
     all threads of the process until the context ends, with an error too. Contexts may be nested, and may
     overlap: the one that began last is in force. One that ends without having served a call warns.
 
-    A `tau` that is a tensor broadcasts against the logits, as in torch, and has size 1 on the category axis.
+    A `tau` that is a tensor broadcasts against the logits, as in torch, with size 1 on the category axis.
 
     >>> from torch.nn import functional as F
     >>> logits = torch.zeros(3, requires_grad=True)
-    >>> with replacing_torch("gst"):
+    >>> with replacing_torch():
     ...     z = F.gumbel_softmax(logits, 0.5, True)
     >>> z.sum()
     tensor(1., grad_fn=<SumBackward0>)
@@ -67,9 +69,9 @@ def replacing_torch(estimator: Pathwise | str | None = None) -> Iterator[None]:
         """The place of torch's function, with its signature."""
         ignore_eps(eps)
         replacement.has_served = True
-        if isinstance(tau, Tensor) and "tau" not in own:
-            tau = _as_torch_broadcasts(tau, logits, dim)
-        options = {"tau": tau, "hard": bool(hard), **own}
+        options = {"hard": bool(hard), **own}
+        if "tau" not in own:
+            options["tau"] = _as_torch_broadcasts(tau, logits, dim) if isinstance(tau, Tensor) else tau
         return cached_estimator(kind, **options).sample(logits, dim=dim)
 
     replacement = _Replacement(gumbel_softmax)
@@ -118,12 +120,11 @@ def _as_torch_broadcasts(tau: Tensor, logits: Tensor, dim: int) -> Tensor:
 
 def _kind_and_options(estimator: Pathwise | str | None) -> tuple[type[Pathwise], dict[str, Any]]:
     """The class of an estimator, and the options that it has whatever a call says."""
-    resolved = resolve_pathwise(DEFAULT if estimator is None else estimator)
-    if isinstance(estimator, Pathwise):
-        if isinstance(estimator.tau, Tensor) or estimator.tau != 1:
-            accepted = "tau=1: each call has its own temperature; text such as 'gst:tau=0.5' may fix it"
-            raise reject("estimator", estimator, accepted)
-        kept = {field.name for field in fields(resolved)} - {"tau", "hard"}
-    else:
-        kept = set(split_text(DEFAULT if estimator is None else estimator)[1])
-    return type(resolved), {name: getattr(resolved, name) for name in kept}
+    resolved = resolve_pathwise(estimator)
+    kept = {field.name: getattr(resolved, field.name) for field in fields(resolved)}
+    said = split_text(estimator)[1] if isinstance(estimator, str) else {}
+    if "hard" not in said:
+        del kept["hard"]
+    if isinstance(estimator, str) and type(resolved) is GumbelSoftmax and "tau" not in said:
+        del kept["tau"]
+    return type(resolved), kept

@@ -180,6 +180,12 @@ def _existing(grad: Tensor, points: Tensor) -> Tensor:
     return torch.where((first == 0) & first.signbit(), 0.0, grad)
 
 
+def less_half_of_last(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
+    """The points with their weights, and the last one, whatever these are, with -1/2: a second order."""
+    first = jacobian_product(grad, points[:-1], weights, grad)
+    return first + jacobian_product(grad, points[-1:], -0.5, grad)
+
+
 def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:
     r"""The slopes :math:`\sum_m w_m q_m (1 - q_m)` of the first entries of pairs, in their own logits.
 

@@ -20,38 +20,20 @@ from gapped.pathwise import Pathwise
 from gapped.score import Score
 from gapped.score.trainable import Trainable
 from gapped.simplex import expected_gap
-from gapped.texts import DEFAULT, DEFAULT_TAU, Option, check_agreement, kind_of, split_text
+from gapped.texts import DEFAULT, Option, kind_of
 
 Estimator = Pathwise | Score
 
 CANDIDATES = (
     DEFAULT,
-    "gst:gap=1.0",
-    "gumbel-rao:samples=10",
+    "gst",
+    "gumbel-rao",
     "gumbel-softmax",
     "reinmax",
     "straight-through",
 )
 """What commands compare unless told otherwise."""
 
-TEMPERATURES: Mapping[str, float] = MappingProxyType(
-    {
-        DEFAULT: DEFAULT_TAU,
-        "gst": 0.5,
-        "gumbel-rao": 0.7,
-        "gumbel-softmax": 0.7,
-        "reinmax": 1.0,
-        "straight-through": 1.0,
-        # The better of two.
-        "decoupled": 1.0,
-        # Not tuned.
-        "mve": 1.0,
-        "reinmax-rao": 1.0,
-    }
-)
-"""The recommended temperatures. docs/defaults.md derives them from records."""
-# A temperature that changes nothing but the variance, as that of a control variate.
-_NEUTRAL = 0.5
 # The functions that an option may name.
 _FUNCTIONS = MappingProxyType({"expected": expected_gap})
 
@@ -98,11 +80,11 @@ def estimator(text: str, **options: Any) -> Estimator:
         options: Options as keyword arguments, in place of those in the text or besides them.
 
     Returns:
-        The estimator, with its options checked. A temperature that is not given is 1, the default of every
-        class; `gapped.compare` and the commands take the recommended one instead.
+        The estimator, with its options checked. An option that is not given has the default of the class,
+        which is the recommended value.
 
     >>> estimator("gst:gap=1.2")
-    GST(tau=1.0, hard=True, draw='sample', gap=1.2, detach=True)
+    GST(tau=0.85, hard=True, draw='sample', gap=1.2, detach=True)
     >>> estimator("gst", gap=1.2) == estimator("gst:gap=1.2")
     True
     """
@@ -125,28 +107,6 @@ def spell(name: str, options: Mapping[str, Option]) -> str:
     'gst:gap=1.0'
     """
     return name + (":" + ",".join(f"{key}={value}" for key, value in options.items()) if options else "")
-
-
-def recommended_tau(
-    text: str, tau: float | None = None, kinds: Mapping[str, type[Estimator]] = _REGISTRY
-) -> float | None:
-    """The temperature that an estimator's text leaves open: `tau`, or by default the recommended one.
-
-    None where the text names a temperature, or the estimator has none.
-
-    >>> recommended_tau("reinmax"), recommended_tau("gst", 0.7), recommended_tau("gst:tau=2")
-    (1.0, 0.7, None)
-    >>> recommended_tau("gst:gap=auto"), recommended_tau("gst:gap=1.2"), recommended_tau("rloo")
-    (0.85, 0.5, None)
-    """
-    name, options = split_text(text)
-    build(kinds, name, options)
-    if "tau" in options or "tau" not in signature(kinds[name]).parameters:
-        return None
-    if tau is not None:
-        return tau
-    kind = DEFAULT if (name, options.get("gap")) == ("gst", "auto") else name
-    return TEMPERATURES.get(kind, _NEUTRAL)
 
 
 def label_estimators(estimators: Any) -> dict[str, Any]:
@@ -207,58 +167,39 @@ def build(kinds: Mapping[str, type[Estimator]], name: str, options: Mapping[str,
     return texts.build(kinds, name, options, _FUNCTIONS)
 
 
-def resolve(
-    estimator: Estimator | str | None, tau: float | Tensor | None = None, hard: bool | None = None
-) -> Estimator:
+def resolve(estimator: Estimator | str | None) -> Estimator:
     """The object that an argument called `estimator` stands for.
 
-    Text is read as `gapped.estimator` reads it, and None is the recommended default, `DEFAULT`, at `tau` or
-    else at `DEFAULT_TAU`. A caller whose own arguments are `tau` and `hard`, with the defaults of
-    `F.gumbel_softmax`, passes them on: they are used where text leaves them open. An object has both itself;
-    an explicit `tau` or `hard` that contradicts it is an error.
+    Text is read as `gapped.estimator` reads it, and None is the default.
 
     >>> resolve(None)
-    GST(tau=0.85, hard=True, draw='sample', gap='auto', detach=True)
-    >>> resolve("reinmax", 2.0, True)
-    ReinMax(tau=2.0, hard=True, draw='sample')
-    >>> resolve("gst:tau=0.5", tau=0.7)
-    Traceback (most recent call last):
-    gapped.errors.GappedError: tau: got 0.7, but the estimator has tau=0.5 of its own, expected one of them
+    GapMax(tau=1.0, hard=True, draw='sample')
+    >>> resolve("gst:tau=0.5")
+    GST(tau=0.5, hard=True, draw='sample', gap='auto', detach=True)
     """
-    given = {name: value for name, value in (("tau", tau), ("hard", hard)) if value is not None}
     if isinstance(estimator, Pathwise | Score):
-        check_agreement(given, {name: getattr(estimator, name) for name in given if hasattr(estimator, name)})
         return estimator
-    if estimator is None:
-        estimator, given = DEFAULT, {"tau": DEFAULT_TAU, **given}
-    elif not isinstance(estimator, str):
+    if estimator is not None and not isinstance(estimator, str):
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2), or its text such as 'gst:gap=1.2'"
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
-    name, own = split_text(estimator)
-    check_agreement(given, own)
-    known = options_of(name)
-    return build(_REGISTRY, name, {**{key: v for key, v in given.items() if key in known}, **own})
+    return texts.read(_REGISTRY, DEFAULT if estimator is None else estimator, {}, _FUNCTIONS)
 
 
-def resolve_pathwise(
-    estimator: Pathwise | str | None, tau: float | Tensor | None = None, hard: bool | None = None
-) -> Pathwise:
+def resolve_pathwise(estimator: Pathwise | str | None) -> Pathwise:
     """`resolve` for callers that draw a sample: estimators of the other family are refused."""
+    if isinstance(estimator, Pathwise):
+        return estimator
     # Reading text takes longer than drawing a few samples. A compiler would have to trace the cache.
-    if isinstance(estimator, Pathwise) or isinstance(tau, Tensor) or torch.compiler.is_compiling():
-        return _pathwise(estimator, tau, hard)
-    try:
-        return _cached_pathwise(estimator, tau, hard)
-    except TypeError:  # an argument of a type that cannot be hashed
-        return _pathwise(estimator, tau, hard)
+    cacheable = isinstance(estimator, str | None) and not torch.compiler.is_compiling()
+    return _cached_pathwise(estimator) if cacheable else _pathwise(estimator)
 
 
-def _pathwise(estimator: Pathwise | str | None, tau: float | Tensor | None, hard: bool | None) -> Pathwise:
-    resolved = resolve(estimator, tau, hard)
+def _pathwise(estimator: Any) -> Pathwise:
+    resolved = resolve(estimator)
     if not isinstance(resolved, Pathwise):
         accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
         raise reject("estimator", estimator, accepted)
     return resolved
 
 
-_cached_pathwise = lru_cache(maxsize=256, typed=True)(_pathwise)
+_cached_pathwise = lru_cache(maxsize=256)(_pathwise)

@@ -23,6 +23,8 @@ from gapped.checks import batched_with, check_logits, check_mask, in_eager_mode
 from gapped.errors import reject
 
 _GAP_GUARD = 1e-5
+SURPRISE = 1e3
+"""A category of this much surprise, -log p, has no mass in float64 either."""
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
 _FEW = 256
 
@@ -301,6 +303,22 @@ def log_expected_odds(log_p: Tensor) -> Tensor:
     quotient = (-log_p - loss) / loss.masked_fill(near, 1.0).square()
     odds = log_p + torch.where(near, series, quotient).log()
     return torch.where(log_p == -torch.inf, -torch.inf, odds)
+
+
+def halfway_odds(logits: Tensor, total: Tensor) -> Tensor:
+    """The expected odds of losing categories at half of their probability: those of `gapped.gapmax`.
+
+    With the logits relative to the largest of their row, and `total` the sum of their exponentials, the
+    probabilities are p = exp(θ)/total, and the odds those of `log_expected_odds` at p/2. There nothing
+    cancels, and there is one exponential for each category and no logarithm.
+
+    >>> halfway_odds(torch.tensor([0.0, -torch.inf]), torch.tensor([1.0]))
+    tensor([0.3863, 0.0000])
+    """
+    half = logits.exp() / (2 * total)
+    # The surprise -log(p/2) of an absent category is infinite, that of one without mass beyond the clamp.
+    surprise = ((2 * total).log() - logits).clamp(max=SURPRISE)
+    return half * (surprise - 1 + half) / (1 - half).square()
 
 
 def log_exponential(like: Tensor, generator: torch.Generator | None = None) -> Tensor:

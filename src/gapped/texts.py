@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
-from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -12,10 +11,8 @@ from gapped.errors import GappedError, reject, suggestion
 
 Option = bool | int | float | str
 
-DEFAULT = "gst:gap=auto"
-"""The estimator to take where nothing is known yet: docs/defaults.md says how records decide."""
-DEFAULT_TAU = 0.85
-"""Its temperature where nothing is known yet."""
+DEFAULT = "gapmax"
+"""The estimator of everything that is given none: docs/defaults.md says how records decide."""
 
 # Names that the literature uses too.
 _ALSO_CALLED = MappingProxyType(
@@ -25,8 +22,6 @@ _ALSO_CALLED = MappingProxyType(
         "zgr": "reinmax",
     }
 )
-# The defaults of `F.gumbel_softmax`.
-_TORCH_DEFAULTS = MappingProxyType({"tau": 1.0, "hard": False})
 _E = TypeVar("_E")
 
 
@@ -86,19 +81,6 @@ def build(
             message = f"{name}: unknown option {option!r}, expected {accepted}"
             raise GappedError(message + suggestion(option, names))
     return kind(**{key: functions.get(v, v) if isinstance(v, str) else v for key, v in options.items()})
-
-
-def check_agreement(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a `tau` or `hard` that differs from the estimator's own and is not a function's default."""
-    for name in given.keys() & own.keys():
-        if not any(_same(given[name], value) for value in (own[name], _TORCH_DEFAULTS[name])):
-            got = f"{given[name]}, but the estimator has {name}={own[name]} of its own"
-            raise reject(name, got, "one of them")
-
-
-def _same(a: object, b: object) -> bool:
-    # `==` of two arrays is not a bool.
-    return a is b or (isinstance(a, Number) and isinstance(b, Number) and a == b)
 
 
 def _value(text: str) -> Option:

@@ -124,7 +124,7 @@ def gates(count: int) -> Problem:
         result=(count,),
         ways={
             "F.gumbel_softmax of pairs": torch_ways.first_of_pairs,
-            "gapped.gate": lambda logits: gapped.gate(logits, hard=True),
+            "gapped.gate": lambda logits: gapped.gate(logits),
         },
     )
 

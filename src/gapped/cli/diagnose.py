@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zipfile import ZipFile, is_zipfile
 
@@ -94,7 +93,7 @@ def diagnose(
     from gapped.comparison.runs import describe
     from gapped.comparison.store import Store, write_text
 
-    members, places, temperatures = _members(estimator, tau, axes)
+    members, places = _members(estimator, tau, axes)
     if function is None:
         f, point = find_problem(problem, seed, sizes)
     else:
@@ -110,13 +109,9 @@ def diagnose(
     screen, noise = console(), torch.Generator().manual_seed(seed)
     with _progress_bar(screen, len(members)) as bar:
         diagnosis = diagnostics.diagnose(f, point, members, samples, reference, generator=noise, progress=bar)
-    if temperatures:
-        listed = ", ".join(f"{label} {value:g}" for label, value in temperatures.items())
-        screen.print(fill(f"Temperatures: {listed}.", screen.width, break_on_hyphens=False), soft_wrap=True)
     screen.print(diagnosis.text(screen.width), soft_wrap=True)
     where = function or problem
-    settings = {"problem": where, "shape": list(point.shape), "seed": seed, "sweep": axes}
-    settings |= {"tau": tau, "temperatures": temperatures}
+    settings = {"problem": where, "shape": list(point.shape), "seed": seed, "sweep": axes, "tau": tau}
     record = {**settings, **diagnosis.to_dict(), "environment": describe(point.device)}
     files = {
         "diagnosis.json": json.dumps(record, indent=1, allow_nan=False) + "\n",
@@ -184,24 +179,23 @@ def _shape(text: str) -> tuple[int, int]:
 
 def _members(
     texts: Sequence[str] | None, tau: float | None, axes: Mapping[str, Sequence[float]]
-) -> tuple[dict[str, Any], dict[str, Place], dict[str, float]]:
-    """Estimators by label, the places of those that are swept, and temperatures that no text names."""
-    from gapped.registry import CANDIDATES, recommended_tau, spell
+) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Estimators by label, and the places of those that are swept."""
+    from gapped.registry import CANDIDATES, options_of, spell
     from gapped.registry import estimator as make
     from gapped.texts import split_text
 
     texts = texts or (("gst",) if "gap" in axes else (*CANDIDATES, *UNBIASED))
     members: dict[str, Any] = {}
     places: dict[str, Place] = {}
-    temperatures: dict[str, float] = {}
     for text in texts:
         name, options = split_text(text)
-        member, own = make(text), recommended_tau(text, tau)
-        if own is not None and "tau" not in axes:
-            options["tau"] = temperatures[text] = own
+        member = make(text)
+        if tau is not None and "tau" not in options and "tau" in options_of(name) and "tau" not in axes:
+            options["tau"] = tau
         known = {each.name for each in fields(member)} if is_dataclass(member) else set()
         if not axes or not known.issuperset(axes):
-            members[text] = make(spell(name, options))
+            members[spell(name, options)] = make(spell(name, options))
             continue
         for values in product(*axes.values()):
             settings = {**options, **dict(zip(axes, values, strict=True))}
@@ -210,7 +204,7 @@ def _members(
             places[label] = (text, values)
     if axes and not places:
         raise reject("--sweep", ", ".join(axes), f"options of one of the estimators {', '.join(texts)}")
-    return members, places, temperatures
+    return members, places
 
 
 def _load(path: Path) -> Tensor:

@@ -29,9 +29,8 @@ from gapped.checks import check_count
 from gapped.comparison.records import Curve, Record, RunLine, derived_hash
 from gapped.errors import GappedError, one_line, printable, reject
 from gapped.registry import estimator as make
-from gapped.registry import label_estimators, label_of, recommended_tau, spell
+from gapped.registry import label_estimators, label_of
 from gapped.score.trainable import Trainable
-from gapped.texts import split_text
 
 Train = Callable[[Any, int], Any]
 Lines = list[RunLine]
@@ -150,13 +149,7 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
     for name, member in label_estimators(estimators).items():
         label, text = printable(name), label_of(member)
         if isinstance(member, str):
-            kind, options = split_text(member)
-            if (tau := recommended_tau(member)) is not None:
-                options["tau"] = tau
-            text, contents = spell(kind, options), ""
-            estimator = make(text)
-            # With its temperature, so that it says the same wherever it is given as text.
-            label = text if name == member else label
+            text, estimator, contents = member, make(member), ""
         else:
             estimator, contents = member, contents_hash(member)
         if len(label) > _LONGEST:

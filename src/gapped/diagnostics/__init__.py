@@ -26,7 +26,6 @@ from gapped.registry import label_estimators, label_of, resolve
 from gapped.score import Score
 from gapped.score.exact import Exact
 from gapped.score.trainable import Trainable
-from gapped.texts import split_text
 
 LEAST_SAMPLES = 200
 """The fewest gradients whose 95% intervals held in 93% of trials and more; with 16 some held in 83%."""
@@ -83,7 +82,7 @@ def diagnose(
     check_settings(samples, confidence)
     if not callable(f):
         raise reject("f", f"an object of type {type(f).__name__}", "a function from samples to costs")
-    members = _members(label_estimators(estimators))
+    members = {label: resolve(each) for label, each in label_estimators(estimators).items()}
     source = CostGradients(f, logits, mask, generator, context)
     target = reference_of(source, reference, samples, progress)
     return _diagnosis(source, members, samples, target, confidence, progress)
@@ -224,16 +223,3 @@ def _named(
     if not sum(each.numel() for each in tensors.values()):
         raise reject("parameters", "none", "at least one tensor")
     return tensors
-
-
-def _members(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Estimators by label; a text that names no temperature says in its label which it has."""
-    members = {}
-    for label, each in given.items():
-        members[label] = estimator = resolve(each)
-        tau = getattr(estimator, "tau", None)
-        if label == each and isinstance(tau, float) and "tau" not in split_text(each)[1]:
-            longer = f"{label}{',' if ':' in label else ':'}tau={tau:g}"
-            if longer not in given:
-                members[longer] = members.pop(label)
-    return members

@@ -2,7 +2,7 @@
 
 >>> import jax, jax.numpy as jnp, gapped.jax
 >>> logits = jnp.zeros((4, 10))
->>> z = gapped.jax.gst(jax.random.key(0), logits, tau=0.85, hard=True, gap="auto")
+>>> z = gapped.jax.sample(jax.random.key(0), logits)
 >>> z.sum(-1)
 Array([1., 1., 1., 1.], dtype=float32)
 
@@ -16,17 +16,19 @@ from gapped.errors import GappedError, require
 
 require("gapped.jax", "jax", extra="jax")
 
-from gapped.jax.choice import Choice, choose, gate  # noqa: E402
+from gapped.jax.choice import Choice, choose, gate, sample  # noqa: E402
 from gapped.jax.objective import expectation  # noqa: E402
 from gapped.jax.pathwise import (  # noqa: E402
     GST,
     DecoupledGumbelSoftmax,
+    GapMax,
     GumbelRao,
     GumbelSoftmax,
     Pathwise,
     ReinMax,
     StraightThrough,
     decoupled_gumbel_softmax,
+    gapmax,
     gst,
     gumbel_rao,
     gumbel_softmax,
@@ -46,6 +48,7 @@ __all__ = [
     "DisARMTree",
     "DoubleCV",
     "Exact",
+    "GapMax",
     "GappedError",
     "GumbelRao",
     "GumbelSoftmax",
@@ -59,11 +62,13 @@ __all__ = [
     "estimators",
     "expectation",
     "expected_gap",
+    "gapmax",
     "gate",
     "gst",
     "gumbel_rao",
     "gumbel_softmax",
     "reinmax",
+    "sample",
     "straight_through",
     "subset",
     "unimix",

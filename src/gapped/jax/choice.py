@@ -12,7 +12,7 @@ from gapped.docstrings import documented_in_jax as documented
 from gapped.errors import reject
 from gapped.jax.checks import check_key, check_logits, check_table, check_where
 from gapped.jax.gradient import attach, jacobian_product
-from gapped.jax.pathwise import Level, Pathwise
+from gapped.jax.pathwise import Pathwise
 from gapped.jax.registry import resolve_pathwise
 from gapped.jax.simplex import masked, pairs, rows_of
 
@@ -109,10 +109,35 @@ def draw_choice(estimator: Pathwise, key: Array, logits: Array, axis: int, where
 
 
 @documented
+def sample(
+    key: Array,
+    logits: Array,
+    *,
+    estimator: Pathwise | str | None = None,
+    axis: int = -1,
+    where: Array | None = None,
+) -> Array:
+    """Draw a one-hot sample that carries a gradient, without a temperature.
+
+    Arguments:
+        (key, logits, estimator, axis, where)
+
+    Returns:
+        An array of the shape and dtype of `logits` whose rows are exactly one-hot, unless the estimator is a
+        soft one. A row where nothing is allowed is zero. It is differentiated once, in reverse mode.
+
+    The category is drawn from softmax(θ), whatever the estimator; the gradient is the estimator's.
+
+    >>> sample(jax.random.key(0), jnp.zeros((2, 4))).sum(-1)
+    Array([1., 1.], dtype=float32)
+    """
+    return resolve_pathwise(estimator).sample(key, logits, axis=axis, where=where)
+
+
+@documented
 def choose(
     key: Array,
     logits: Array,
-    tau: Level = 1.0,
     *,
     estimator: Pathwise | str | None = None,
     axis: int = -1,
@@ -123,50 +148,43 @@ def choose(
     No one-hot vector is written. Values and gradients are those of the hard sample.
 
     Arguments:
-        (key, logits, tau)
-        estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
-        (axis, where)
+        (key, logits, estimator, axis, where)
 
     Returns:
         A `gapped.jax.Choice`. Its `index` has the shape of the logits without the category axis;
         `select(table)` looks up entries, and `gate()` is a 1 for each row that carries the gradient.
 
-    >>> choice = choose(jax.random.key(0), jnp.zeros((2, 4)), 0.5)
+    >>> choice = choose(jax.random.key(0), jnp.zeros((2, 4)))
     >>> choice.index.shape, choice.select(jnp.eye(4)).shape, choice.gate()
     ((2,), (2, 4), Array([1., 1.], dtype=float32))
     """
-    return resolve_pathwise(estimator, tau, True).choose(key, logits, axis=axis, where=where)
+    return resolve_pathwise(estimator).choose(key, logits, axis=axis, where=where)
 
 
 @documented
 def gate(
     key: Array,
     logits: Array,
-    tau: Level = 1.0,
-    hard: bool = False,
     *,
     estimator: Pathwise | str | None = None,
     where: Array | None = None,
 ) -> Array:
     """Gates: Bernoulli samples that carry a gradient, one number each.
 
-    Soft by default: pass `hard=True` for zeros and ones.
-
     Arguments:
         (key)
         logits: Log-odds φ of a 1, of any shape.
-        tau: Temperature, a positive number or an array that broadcasts against the logits' shape.
-        hard: True returns exactly 0 or 1, with P(1) = σ(φ); False the surrogate, from 0 to 1.
-        estimator: A pathwise one, as an object or as text; None is the recommended default at `tau`.
+        (estimator)
         where: Booleans that broadcast against the logits. Gates where it is False are 0, without gradient, as
             are those of -inf; those of +inf are 1, without gradient too.
 
     Returns:
-        An array of the shape and dtype of `logits`.
+        An array of the shape and dtype of `logits`: exactly 0 or 1, with P(1) = σ(φ), or a number in between
+        if the estimator is soft.
 
     Value and gradient are those of the first entry of the estimator's sample of the logits (φ, 0).
 
-    >>> gate(jax.random.key(0), jnp.asarray([99.0, -99.0]), hard=True)
+    >>> gate(jax.random.key(0), jnp.asarray([99.0, -99.0]))
     Array([1., 0.], dtype=float32)
     """
     check_key(key)
@@ -174,5 +192,5 @@ def gate(
     check_logits(logits[..., None] if hasattr(logits, "ndim") else logits)
     check_where(where, logits)
     # A kernel would write both entries of each pair; XLA does not.
-    resolved = replace(resolve_pathwise(estimator, tau, hard), backend="xla")
+    resolved = replace(resolve_pathwise(estimator), backend="xla")
     return resolved.sample(key, pairs(masked(jnp.asarray(logits), where)))[..., 0]

@@ -40,6 +40,7 @@ from gapped.jax.simplex import (
     Rows,
     conditional_gumbel,
     expected_gap,
+    halfway_odds,
     inverse_cdf,
     log_expected_odds,
     log_exponential,
@@ -272,6 +273,15 @@ def softmax_points(scores: Array, weights: Array) -> Points:
     return Points(points, weights, points.sum(-1, keepdims=True))
 
 
+def two_products(grad: Array, points: Points) -> Array:
+    """`jacobian_product` for two points."""
+    # One by one: for an array of two points the compiler would read everything once more.
+    first, second = (
+        jacobian_product(grad, points.points[m:n], points.weights[m:n]) for m, n in ((0, 1), (1, 2))
+    )
+    return first + second
+
+
 @documented
 @dataclass(frozen=True)
 class DecoupledGumbelSoftmax(Pathwise):
@@ -317,7 +327,7 @@ def decoupled_gumbel_softmax(
     key: Array,
     logits: Array,
     tau: Level = 1.0,
-    hard: bool = False,
+    hard: bool = True,
     *,
     tau_forward: Level = 1.0,
     axis: int = -1,
@@ -325,9 +335,6 @@ def decoupled_gumbel_softmax(
     backend: str = "auto",
 ) -> Array:
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
-
-    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.DecoupledGumbelSoftmax` is
-    hard by default.
 
     Arguments:
         (key, logits, tau, hard)
@@ -351,6 +358,71 @@ def decoupled_gumbel_softmax(
 
 @documented
 @dataclass(frozen=True)
+class GapMax(Pathwise):
+    """ReinMax with expected odds in the place of its halves: the default.
+
+    Its method `sample` draws what `gapped.jax.gapmax` draws, whose help has the mathematics.
+
+    Arguments:
+        tau: 1. Studies vary it; nothing is gained by tuning it.
+        hard: True; there is no soft sample.
+        (backend)
+    """
+
+    name = "gapmax"
+    has_surrogate = False
+
+    def points(self, logits: Array, draw: Draw) -> Points:
+        tau, total = per_row(self.tau, logits), draw.total[..., None]
+        odds = halfway_odds(logits, total) ** (1 / tau)
+        odds = jnp.where(jnp.arange(logits.shape[-1]) == draw.category[..., None], 1.0, odds)
+        weight = jnp.broadcast_to(2 / tau, (*logits.shape[:-1], 1)).astype(logits.dtype)
+        weights = jnp.stack([weight, jnp.full_like(weight, -0.5)])
+        return Points(jnp.stack([odds / odds.sum(-1, keepdims=True), jnp.exp(logits) / total]), weights)
+
+    def gradient(self, grad: Array, rows: Rows, draw: Draw) -> Array:
+        return rows.fill(two_products(grad, self.points(rows.logits, draw)))
+
+
+@documented
+def gapmax(
+    key: Array,
+    logits: Array,
+    tau: Level = 1.0,
+    hard: bool = True,
+    *,
+    axis: int = -1,
+    where: Array | None = None,
+    backend: str = "auto",
+) -> Array:
+    """GapMax sample: one category, and a gradient of second order without noise or temperature.
+
+    It is the default: `gapped.jax.sample(key, logits)` calls it.
+
+    Arguments:
+        (key, logits)
+        tau: Temperature τ of the gradient, a number or an array that broadcasts against the logits' shape
+            without the category axis. 1 is the value to use; studies vary it.
+        hard: True; there is no soft sample.
+        (axis, where, backend)
+
+    Returns:
+        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
+
+    The one-hot D, of category i, is drawn from p = softmax(θ). With the expected odds of a loser of
+    probability x against the winner under Gumbel noise, o(x) = x (-log x - 1 + x) / (1 - x)², and with
+    q_i ∝ 1, q_j ∝ o(p_j/2)^(1/τ) for j ≠ i, a gradient g at the sample becomes::
+
+        (2/τ) J(q) g - J(p) g / 2,    J(q) = diag(q) - q qᵀ
+
+    >>> gapmax(jax.random.key(0), jnp.zeros(3)).sum()
+    Array(1., dtype=float32)
+    """
+    return GapMax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
+
+
+@documented
+@dataclass(frozen=True)
 class GST(Pathwise):
     """Gapped Straight-Through: a gap in place of noise.
 
@@ -366,7 +438,8 @@ class GST(Pathwise):
     name = "gst"
     levels = ("tau", "gap")
 
-    gap: Gap = 1.0
+    tau: Level = 0.85
+    gap: Gap = "auto"
     """Least distance of the selected logit to the others: a number, an array, a function of the selected
     probability, or `"auto"`."""
 
@@ -410,17 +483,15 @@ class GST(Pathwise):
 def gst(
     key: Array,
     logits: Array,
-    tau: Level = 1.0,
-    hard: bool = False,
+    tau: Level = 0.85,
+    hard: bool = True,
     *,
-    gap: Gap = 1.0,
+    gap: Gap = "auto",
     axis: int = -1,
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
-
-    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.GST` is hard by default.
 
     Arguments:
         (key, logits, tau, hard)
@@ -465,7 +536,8 @@ class GumbelRao(Pathwise):
     # It is `samples` times as large as the logits.
     keeps_noise = False
 
-    samples: int = 100
+    tau: Level = 0.7
+    samples: int = 10
     """How many conditional draws are averaged."""
 
     def __post_init__(self) -> None:
@@ -495,18 +567,15 @@ class GumbelRao(Pathwise):
 def gumbel_rao(
     key: Array,
     logits: Array,
-    tau: Level = 1.0,
-    hard: bool = False,
+    tau: Level = 0.7,
+    hard: bool = True,
     *,
-    samples: int = 100,
+    samples: int = 10,
     axis: int = -1,
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
     """Gumbel-Rao sample: Gumbel-softmax, averaged given the category.
-
-    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.GumbelRao` is hard by
-    default.
 
     Arguments:
         (key, logits, tau, hard)
@@ -542,6 +611,8 @@ class GumbelSoftmax(Pathwise):
 
     name = "gumbel-softmax"
     has_noise = True
+
+    tau: Level = 0.7
 
     def fused(self) -> Fused | None:
         # An array may be learned, which takes the noise.
@@ -590,8 +661,8 @@ def gumbel_softmax(
 ) -> Array:
     """Gumbel-softmax sample; with `hard`, straight-through Gumbel-softmax (STGS).
 
-    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.GumbelSoftmax` is hard by
-    default.
+    It is torch's function, with its defaults: soft, at a temperature of 1. The class
+    `gapped.jax.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
     Arguments:
         (key, logits)
@@ -640,10 +711,7 @@ class ReinMax(Pathwise):
         return Points(jnp.stack([halfway, jnp.exp(logits) / draw.total[..., None]]), weights)
 
     def gradient(self, grad: Array, rows: Rows, draw: Draw) -> Array:
-        points, weights, _ = self.points(rows.logits, draw)
-        # One by one: for an array of two points the compiler would read everything once more.
-        products = [jacobian_product(grad, points[m : m + 1], weights[m : m + 1]) for m in (0, 1)]
-        return rows.fill(products[0] + products[1])
+        return rows.fill(two_products(grad, self.points(rows.logits, draw)))
 
 
 @documented
@@ -705,16 +773,13 @@ def straight_through(
     key: Array,
     logits: Array,
     tau: Level = 1.0,
-    hard: bool = False,
+    hard: bool = True,
     *,
     axis: int = -1,
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
     """Straight-through sample: a category, with the gradient of the probabilities.
-
-    Soft by default: pass `hard=True` for one-hot vectors. The class `gapped.jax.StraightThrough` is hard by
-    default.
 
     Arguments:
         (key, logits, tau, hard, axis, where, backend)

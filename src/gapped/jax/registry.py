@@ -12,9 +12,9 @@ from gapped.jax.checks import describe
 from gapped.jax.pathwise import (
     GST,
     DecoupledGumbelSoftmax,
+    GapMax,
     GumbelRao,
     GumbelSoftmax,
-    Level,
     Pathwise,
     ReinMax,
     StraightThrough,
@@ -25,7 +25,7 @@ from gapped.jax.simplex import expected_gap
 Estimator = Pathwise | Score
 # The functions that an option may name.
 _FUNCTIONS = MappingProxyType({"expected": expected_gap})
-_PATHWISE = (GST, GumbelSoftmax, StraightThrough, GumbelRao, ReinMax, DecoupledGumbelSoftmax)
+_PATHWISE = (GapMax, GST, GumbelSoftmax, StraightThrough, GumbelRao, ReinMax, DecoupledGumbelSoftmax)
 _SCORE = (RLOO, DoubleCV, DisARMTree, Exact)
 _REGISTRY: Mapping[str, type[Estimator]] = MappingProxyType({k.name: k for k in (*_PATHWISE, *_SCORE)})
 
@@ -51,34 +51,19 @@ def estimator(text: str, **options: Any) -> Estimator:
     return texts.read(_REGISTRY, text, options, _FUNCTIONS)
 
 
-def resolve(
-    estimator: Estimator | str | None, tau: Level | None = None, hard: bool | None = None
-) -> Estimator:
-    """The object that an argument called `estimator` stands for; None is the recommended default.
-
-    `tau` and `hard` are used where text leaves them open. An object has both itself; arguments that say
-    otherwise, and are not the defaults of the functions, are refused.
-    """
-    given = {name: value for name, value in (("tau", tau), ("hard", hard)) if value is not None}
+def resolve(estimator: Estimator | str | None) -> Estimator:
+    """The object that an argument called `estimator` stands for: text is read, None is the default."""
     if isinstance(estimator, Pathwise | Score):
-        own = {name: getattr(estimator, name) for name in given if hasattr(estimator, name)}
-        texts.check_agreement(given, own)
         return estimator
-    if estimator is None:
-        estimator, given = texts.DEFAULT, {"tau": texts.DEFAULT_TAU, **given}
-    elif not isinstance(estimator, str):
+    if estimator is not None and not isinstance(estimator, str):
         accepted = "an estimator such as gapped.jax.GST() or gapped.jax.RLOO(2), or its text such as 'gst'"
         raise reject("estimator", describe(estimator), accepted)
-    name, options = texts.split_text(estimator)
-    texts.check_agreement(given, options)
-    return texts.build(_REGISTRY, name, {**given, **options}, _FUNCTIONS)
+    return texts.read(_REGISTRY, texts.DEFAULT if estimator is None else estimator, {}, _FUNCTIONS)
 
 
-def resolve_pathwise(
-    estimator: Estimator | str | None, tau: Level | None = None, hard: bool | None = None
-) -> Pathwise:
+def resolve_pathwise(estimator: Estimator | str | None) -> Pathwise:
     """`resolve` for callers that draw a sample: estimators of the other family are refused."""
-    resolved = resolve(estimator, tau, hard)
+    resolved = resolve(estimator)
     if not isinstance(resolved, Pathwise):
         accepted = "a pathwise estimator such as gapped.jax.GST() or 'gst'; others go into expectation"
         raise reject("estimator", estimator, accepted)

@@ -202,8 +202,8 @@ class DoubleCV(Score):
 
     Arguments:
         samples: How many samples are drawn, n below, at least two.
-        alpha: The factor α of the control variate. It is fixed here; `gapped.DoubleCV` starts at 1 and can
-            train it. A fixed 1 can have far more variance than RLOO, so the default is 0.5.
+        alpha: The factor α of the control variate. It is fixed here; `gapped.DoubleCV` starts with it and can
+            train it.
 
     With h_i the mean slope of the *other* samples and s_i = f(D_i) - α ⟨h_i, D_i - p⟩ the gradient is::
 
@@ -310,7 +310,7 @@ class RLOO(Score):
 
     name = "rloo"
 
-    samples: int = 2
+    samples: int = 4
     """How many samples, at least two."""
 
     def __post_init__(self) -> None:

@@ -24,6 +24,8 @@ from gapped.jax.checks import check_logits, check_where, is_array
 T = TypeVar("T")
 
 _GAP_GUARD = 1e-5
+SURPRISE = 1e3
+"""A category of this much surprise, -log p, has no mass in float64 either."""
 # In float32 the running sum of so many weights loses no more than the uniform that is compared with it.
 _ONE_UNIFORM = 256
 # So many weights are summed up without cutting. XLA computes each running sum of theirs from the start.
@@ -220,6 +222,13 @@ def log_expected_odds(log_p: Array) -> Array:
     finite = jnp.where(exists, log_p, 0.0)
     quotient = (-finite - loss) / jnp.where(near, 1.0, loss) ** 2
     return jnp.where(exists, finite + jnp.log(jnp.where(near | ~exists, series, quotient)), -jnp.inf)
+
+
+def halfway_odds(logits: Array, total: Array) -> Array:
+    """The expected odds of losing categories at half of their probability: see `gapped.simplex`."""
+    half = jnp.exp(logits) / (2 * total)
+    surprise = jnp.minimum(jnp.log(2 * total) - logits, SURPRISE)
+    return half * (surprise - 1 + half) / (1 - half) ** 2
 
 
 def log_exponential(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -120,10 +120,11 @@ def _read(estimator: object, k: int) -> GST | None:
     if isinstance(estimator, str):
         if estimator.partition(":")[0] != "gst":
             raise reject("estimator", estimator, accepted)
-        estimator = resolve_pathwise(estimator)
+        # "auto", the default of GST elsewhere, is known for one selected element only.
+        estimator = GST(gap=1.0) if estimator == "gst" else resolve_pathwise(estimator)
     if not isinstance(estimator, GST):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
-    if is_array(estimator.tau) or estimator.tau != 1 or not estimator.hard:
+    if is_array(estimator.tau) or estimator.tau not in (1, GST.tau) or not estimator.hard:
         raise reject(
             "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
         )

@@ -30,9 +30,9 @@ class Estimated(torch.nn.Module):
 
     _given: Pathwise
 
-    def __init__(self, estimator: Pathwise | str | None, tau: float | None = None) -> None:
+    def __init__(self, estimator: Pathwise | str | None) -> None:
         super().__init__()
-        self.estimator = resolve_pathwise(estimator, tau)
+        self.estimator = resolve_pathwise(estimator)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Module's own would register a Parameter without a word to the property of that name.

@@ -126,13 +126,15 @@ class Quantizer(Estimated):
             raise reject("out_features", out_features, f"a multiple of groups, {groups}")
         if schedule is not None:
             _check_schedule(schedule)
-        super().__init__(estimator, None if schedule is None else schedule[0])
+        super().__init__(estimator)
         self.in_features, self.dim, self.schedule = in_features, dim, schedule
         self.projection = torch.nn.Linear(in_features, groups * codes)
         self.codebook = torch.nn.Parameter(torch.empty(groups, codes, out_features // groups))
         torch.nn.init.normal_(self.projection.weight)
         torch.nn.init.zeros_(self.projection.bias)
         torch.nn.init.uniform_(self.codebook)
+        if schedule is not None:
+            self.set_step(0)
 
     def set_step(self, step: int) -> None:
         """Set the temperature that the schedule has after so many steps of training."""

@@ -273,9 +273,7 @@ class Pathwise(ABC):
         if not self.hard:
             raise reject("hard", False, "True: a choice is a hard sample")
         if self.has_learned_tau():
-            raise reject(
-                "tau", "a tensor that requires grad", "one without: choose and gst_index learn no temperature"
-            )
+            raise reject("tau", "a tensor that requires grad", "one without: choices learn no temperature")
 
     def prepare(
         self, logits: Tensor, dim: int, mask: Tensor | None, generator: torch.Generator | None

@@ -74,7 +74,7 @@ class DecoupledGumbelSoftmax(Pathwise):
 def decoupled_gumbel_softmax(
     logits: Tensor,
     tau: float | Tensor = 1.0,
-    hard: bool = False,
+    hard: bool = True,
     *,
     tau_forward: float | Tensor = 1.0,
     draw: Source = "sample",
@@ -85,9 +85,6 @@ def decoupled_gumbel_softmax(
     backend: str = "auto",
 ) -> Tensor:
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
-
-    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
-    `gapped.DecoupledGumbelSoftmax` is hard by default.
 
     Arguments:
         (logits, tau, hard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Outcome, Pathwise, Source, cached_estimator
 from gapped.simplex import divide, per_row
 
-if TYPE_CHECKING:
-    from gapped.choice import Choice
-
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
 
@@ -29,8 +26,7 @@ Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 class GST(Pathwise):
     """Gapped Straight-Through: a gap in place of noise.
 
-    Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics. To begin with, take
-    `GST(tau=0.85, gap="auto")`.
+    Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics.
 
     Arguments:
         (tau, hard)
@@ -43,7 +39,8 @@ class GST(Pathwise):
     name = "gst"
     levels = ("tau", "gap")
 
-    gap: Gap = 1.0
+    tau: float | Tensor = 0.85
+    gap: Gap = "auto"
     """Least distance of the selected logit to the others: a number, a tensor, a function of the selected
     probability, or `"auto"`."""
     detach: bool = True
@@ -56,7 +53,7 @@ class GST(Pathwise):
             if self.gap != "auto":
                 raise reject("gap", self.gap, 'a number, a tensor, a function or "auto"')
             if not self.detach:
-                raise reject("detach", False, 'True with gap="auto"')
+                raise reject("detach", False, 'True, or another gap than "auto"')
         elif not callable(self.gap):
             check_level("gap", self.gap, positive=False)
 
@@ -71,7 +68,7 @@ class GST(Pathwise):
     def check_choice(self) -> None:
         super().check_choice()
         if not self.detach:
-            raise reject("detach", False, "True for choose and gst_index: only sample has the other gradient")
+            raise reject("detach", False, "True for choices: only sample has the other gradient")
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
@@ -125,10 +122,10 @@ class GST(Pathwise):
 @documented
 def gst(
     logits: Tensor,
-    tau: float | Tensor = 1.0,
-    hard: bool = False,
+    tau: float | Tensor = 0.85,
+    hard: bool = True,
     *,
-    gap: Gap = 1.0,
+    gap: Gap = "auto",
     detach: bool = True,
     draw: Source = "sample",
     dim: int = -1,
@@ -139,17 +136,14 @@ def gst(
 ) -> Tensor:
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
-    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class `gapped.GST` is
-    hard by default. To begin with, take `gst(logits, tau=0.85, hard=True, gap="auto")`.
-
     Arguments:
         (logits, tau, hard)
-        gap: Least lead γ of the drawn category over the others: a number (0.8 to 1.2 in the paper, for 10
-            categories); a tensor that broadcasts as `tau` does; a function of the drawn probability, such as
-            `gapped.expected_gap`; or "auto", which gives each category the gap that Gumbel noise would, and
-            needs no tuning to the number of categories.
+        gap: Least lead γ of the drawn category over the others: "auto", which gives each category the gap
+            that Gumbel noise would, and needs no tuning to the number of categories; a number (0.8 to 1.2 in
+            the paper, for 10 categories); a tensor that broadcasts as `tau` does; or a function of the drawn
+            probability, such as `gapped.expected_gap`.
         detach: False differentiates the perturbation as well, with a gap function's own slope, the paper's NZ
-            ablation. It trains badly.
+            ablation. It trains badly, and needs another gap than "auto".
         (draw, dim, mask, generator, eps, backend)
 
     Returns:
@@ -177,39 +171,3 @@ def gst(
     ignore_eps(eps)
     estimator = cached_estimator(GST, tau=tau, hard=hard, gap=gap, detach=detach, draw=draw, backend=backend)
     return estimator.sample(logits, dim=dim, mask=mask, generator=generator)
-
-
-@documented
-def gst_index(
-    logits: Tensor,
-    tau: float | Tensor = 1.0,
-    *,
-    gap: Gap = 1.0,
-    dim: int = -1,
-    mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    backend: str = "auto",
-) -> Choice:
-    """Gapped Straight-Through choice: the drawn index, for look-ups and routers.
-
-    It is `gapped.gst` with `hard=True` and without the one-hot vector, which is never written; what uses the
-    choice never multiplies by its zeros. Values and gradients are those of the one-hot sample.
-
-    Arguments:
-        (logits, tau)
-        gap: Least lead of the drawn category over the others, as in `gapped.gst`.
-        (dim, mask, generator, backend)
-
-    Returns:
-        A `Choice`. Its `index` has the shape of the logits without the category axis; `select(table)` looks
-        up entries, and `gate()` is a 1 for each row that carries the gradient.
-
-    >>> logits = torch.zeros(2, 4, requires_grad=True)
-    >>> table = torch.eye(4)
-    >>> choice = gst_index(logits, tau=0.5, generator=torch.Generator().manual_seed(0))
-    >>> choice.index.shape, choice.select(table).shape, choice.gate()
-    (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_GateBackward>))
-    """
-    return cached_estimator(GST, tau=tau, gap=gap, backend=backend).choose(
-        logits, dim=dim, mask=mask, generator=generator
-    )

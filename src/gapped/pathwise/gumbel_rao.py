@@ -30,7 +30,8 @@ class GumbelRao(Pathwise):
 
     name = "gumbel-rao"
 
-    samples: int = 100
+    tau: float | Tensor = 0.7
+    samples: int = 10
     """How many conditional draws are averaged."""
 
     def __post_init__(self) -> None:
@@ -60,10 +61,10 @@ class GumbelRao(Pathwise):
 @documented
 def gumbel_rao(
     logits: Tensor,
-    tau: float | Tensor = 1.0,
-    hard: bool = False,
+    tau: float | Tensor = 0.7,
+    hard: bool = True,
     *,
-    samples: int = 100,
+    samples: int = 10,
     draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,
@@ -72,9 +73,6 @@ def gumbel_rao(
     backend: str = "auto",
 ) -> Tensor:
     """Gumbel-Rao sample (GR-MC): Gumbel-softmax, averaged given the category.
-
-    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
-    `gapped.GumbelRao` is hard by default.
 
     Arguments:
         (logits, tau, hard)

@@ -30,6 +30,8 @@ class GumbelSoftmax(Pathwise):
     name = "gumbel-softmax"
     learns_tau = True
 
+    tau: float | Tensor = 0.7
+
     def fused(self) -> Fused | None:
         if isinstance(self.tau, Tensor) and (requires_grad(self.tau) or has_tangent(self.tau)):
             return None
@@ -83,8 +85,8 @@ def gumbel_softmax(
 ) -> Tensor:
     """Gumbel-softmax sample; with `hard`, straight-through Gumbel-softmax (STGS).
 
-    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
-    `gapped.GumbelSoftmax` is hard by default.
+    It is torch's function with torch's defaults: soft, at a temperature of 1. The class
+    `gapped.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
     Arguments:
         (logits, tau, hard)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapped.checks import ignore_eps
 from gapped.docstrings import documented
-from gapped.gradient import Points, Weights, jacobian_product
+from gapped.gradient import Points, less_half_of_last
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Source, cached_estimator
 from gapped.pathwise.gumbel_rao import GumbelRao
@@ -32,6 +32,7 @@ class ReinMaxRao(GumbelRao):
     """
 
     name = "reinmax-rao"
+    tau: float | Tensor = 1.0
     has_surrogate = False
     has_gate_kernel = False
 
@@ -50,13 +51,7 @@ class ReinMaxRao(GumbelRao):
         scores = draw.noise - draw.noise.amax(-1, keepdim=True)
         relaxed = torch.softmax(divide(scores, tau), -1)
         p = torch.softmax(logits, -1).unsqueeze(0)
-        return Points(torch.cat([relaxed, p]), 2 / (tau * self.samples), _product)
-
-
-def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
-    """The relaxed samples with their weights, and the probabilities, the last point, with -1/2."""
-    relaxed = jacobian_product(grad, points[:-1], weights, grad)
-    return relaxed + jacobian_product(grad, points[-1:], -0.5, grad)
+        return Points(torch.cat([relaxed, p]), 2 / (tau * self.samples), less_half_of_last)
 
 
 @documented
@@ -65,7 +60,7 @@ def reinmax_rao(
     tau: float | Tensor = 1.0,
     hard: bool = True,
     *,
-    samples: int = 100,
+    samples: int = 10,
     draw: Source = "sample",
     dim: int = -1,
     mask: Tensor | None = None,

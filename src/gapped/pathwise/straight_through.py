@@ -41,7 +41,7 @@ class StraightThrough(Pathwise):
 def straight_through(
     logits: Tensor,
     tau: float | Tensor = 1.0,
-    hard: bool = False,
+    hard: bool = True,
     *,
     draw: Source = "sample",
     dim: int = -1,
@@ -51,9 +51,6 @@ def straight_through(
     backend: str = "auto",
 ) -> Tensor:
     """Straight-through sample: a category, with the gradient of the probabilities.
-
-    Soft by default, as torch's function is: pass `hard=True` for one-hot vectors. The class
-    `gapped.StraightThrough` is hard by default.
 
     Arguments:
         (logits, tau, hard)

@@ -50,7 +50,7 @@ class DoubleCV(Trainable):
     derivatives = 1
     needs_slopes = True
 
-    def __init__(self, samples: int = 2, *, alpha: float | Tensor = 1.0) -> None:
+    def __init__(self, samples: int = 2, *, alpha: float | Tensor = 0.5) -> None:
         super().__init__()
         check_count("samples", samples, 2)
         self.samples = samples

@@ -84,7 +84,7 @@ class RLOO(Score):
 
     name = "rloo"
 
-    samples: int = 2
+    samples: int = 4
     """How many samples, at least two."""
 
     def __post_init__(self) -> None:

@@ -50,8 +50,8 @@ def subset(
         tau: Temperature τ of the surrogate, a positive number or a tensor that broadcasts against the logits'
             shape without the axis `dim`. The law of the sample does not depend on it.
         hard: True returns zeros and ones, False the surrogate h itself.
-        estimator: "simple" or "gst", both explained below. Another gap than 1 is given as "gst:gap=1.2", or
-            as a `gapped.GST` object, whose gap may also be a tensor with one for each row.
+        estimator: "simple" or "gst", both explained below. "gst" has a gap of 1 here; another one is given as
+            "gst:gap=1.2", or as a `gapped.GST` object, whose gap may be a tensor with one for each row.
         dim: The axis of the elements.
         mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the last
             one. Elements where it is False do not exist; a row with no more than `k` has all of them
@@ -136,10 +136,11 @@ def _gapped(estimator: object, k: int) -> GST | None:
     if isinstance(estimator, str):
         if estimator.partition(":")[0] != "gst":
             raise reject("estimator", estimator, accepted)
-        estimator = resolve_pathwise(estimator)
+        # "auto", the default of GST elsewhere, is known for one selected element only.
+        estimator = GST(gap=1.0) if estimator == "gst" else resolve_pathwise(estimator)
     if not isinstance(estimator, GST):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
-    if isinstance(estimator.tau, Tensor) or estimator.tau != 1 or not estimator.hard:
+    if isinstance(estimator.tau, Tensor) or estimator.tau not in (1, GST.tau) or not estimator.hard:
         raise reject(
             "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
         )

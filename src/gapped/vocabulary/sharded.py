@@ -24,6 +24,7 @@ from gapped.gradient import Points
 from gapped.kernels import backend
 from gapped.pathwise import Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax
+from gapped.pathwise.gapmax import GapMax
 from gapped.pathwise.gst import GST
 from gapped.pathwise.gumbel_rao import GumbelRao
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
@@ -192,6 +193,16 @@ def _reinmax(estimator: ReinMax, row: Row) -> Points:
     return Points(torch.stack([halfway, row.softmax(row.logits)]), (2.0, -0.5))
 
 
+def _gapmax(estimator: GapMax, row: Row) -> Points:
+    tau = per_row(estimator.tau, row.logits)
+    weights = row.logits.exp()
+    total = row.shard.total(weights.sum(-1, keepdim=True))
+    odds = row.replaced(simplex.halfway_odds(row.logits, total) ** (1 / tau), 1.0)
+    weight = (2 / tau) * torch.ones_like(total)
+    points = torch.stack([odds / row.shard.total(odds.sum(-1, keepdim=True)), weights / total])
+    return Points(points, torch.stack([weight, torch.full_like(weight, -0.5)]))
+
+
 def _gumbel_softmax(estimator: GumbelSoftmax, row: Row) -> Points:
     tau = per_row(estimator.tau, row.logits)
     scores = row.logits - _log_exponential(row.shard, row.logits, row.key)
@@ -216,6 +227,7 @@ def _gumbel_rao(estimator: GumbelRao, row: Row) -> Points:
 SURROGATES: Mapping[type[Pathwise], Callable[[Any, Row], Points]] = MappingProxyType(
     {
         StraightThrough: _straight_through,
+        GapMax: _gapmax,
         GST: _gst,
         ReinMax: _reinmax,
         GumbelSoftmax: _gumbel_softmax,
