@@ -98,7 +98,7 @@ def masks(device: torch.device, more: bool) -> dict[str, Callable[[], object]]:
     return {
         "2:4 masks, six options in torch": step(six_options, logits),
         "2:4 masks, gapped.nm_mask": step(ours, logits),
-        "2:4 masks, by gst": step(lambda x: gapped.nm_mask(x, 2, 4, estimator="gst"), logits),
+        "2:4 masks, by gst": step(lambda x: gapped.nm_mask(x, 2, 4, estimator="gst:gap=1"), logits),
         **variants(ours, logits, names, sizes if more else []),
     }
 
@@ -121,7 +121,7 @@ def subsets(device: torch.device, more: bool) -> dict[str, Callable[[], object]]
         "64 of 1,024, recursion in torch": step(lambda x: recursion(x, 64), logits),
         "64 of 1,024, gapped.subset without kernels": step(ours, logits, in_torch),
         "64 of 1,024, gapped.subset": step(ours, logits),
-        "64 of 1,024, by gst": step(lambda x: gapped.subset(x, 64, estimator="gst"), logits),
+        "64 of 1,024, by gst": step(lambda x: gapped.subset(x, 64, estimator="gst:gap=1"), logits),
         "512 of 1,024, gapped.subset without kernels": step(half, logits, in_torch),
         "512 of 1,024, gapped.subset": step(half, logits),
         **variants(ours, logits, names, sizes if more else []),

@@ -116,7 +116,7 @@ def _uses() -> Iterator[tuple[str, tuple[Tensor, ...]]]:
         yield f"select {dtype}", _gradient(choice.select(table), logits, table)
         yield f"choice gate {dtype}", _gradient(choice.gate(), logits)
         yield f"subset {dtype}", _gradient(gapped.subset(logits, 3, generator=_generator(5)), logits)
-        yield f"gate {dtype}", _gradient(gapped.gate(logits, hard=True, generator=_generator(5)), logits)
+        yield f"gate {dtype}", _gradient(gapped.gate(logits, generator=_generator(5)), logits)
         mask = gapped.nm_mask(logits, 2, 4, generator=_generator(5))
         yield f"nm_mask {dtype}", _gradient(mask, logits)
         token = gapped.linear_choice(hidden, weight, generator=_generator(5))

@@ -39,7 +39,7 @@ TABLE: dict[str, tuple[Any, tuple[bool | None, ...]]] = {
     "decoupled, both": (gapped.DecoupledGumbelSoftmax(tau=2.0, tau_forward=2.0), (NO, YES, YES, YES)),
     # The ablations: no gap, and a perturbation with a gradient.
     "GST-0.0": (gapped.GST(gap=0.0), (YES, YES, YES, NO)),
-    "NZ-GST-1.0": (gapped.GST(detach=False), (YES, YES, NO, YES)),
+    "NZ-GST-1.0": (gapped.GST(gap=1.0, detach=False), (YES, YES, NO, YES)),
     "NZ-GST-0.0": (gapped.GST(gap=0.0, detach=False), (YES, YES, NO, NO)),
     "GST-pi": (gapped.GST(gap=gapped.expected_gap), (YES, YES, YES, YES)),
 }

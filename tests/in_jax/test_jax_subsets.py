@@ -166,14 +166,14 @@ def test_one_winner_nothing_and_everything() -> None:
         for ours, theirs in zip(one, expected, strict=True):
             assert (ours == theirs).all()
     for k in (0, 5):
-        sample, gradient = pull(partial(gapped.jax.subset, KEY, k=k, estimator="gst"), logits, weight)
+        sample, gradient = pull(partial(gapped.jax.subset, KEY, k=k, estimator="gst:gap=1"), logits, weight)
         assert (sample == float(k == 5)).all()
         assert (gradient == 0).all()
 
 
 def test_vmap_and_the_refused_second_derivative() -> None:
     logits, keys = to_jax(normal(4, 6)), jax.random.split(KEY, 4)
-    draw = partial(gapped.jax.subset, k=3, estimator="gst")
+    draw = partial(gapped.jax.subset, k=3, estimator="gst:gap=1")
     single = jax.jit(draw)
     rows = [single(key, row) for key, row in zip(keys, logits, strict=True)]
     assert (jax.jit(jax.vmap(draw))(keys, logits) == jax.numpy.stack(rows)).all()

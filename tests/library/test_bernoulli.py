@@ -91,7 +91,7 @@ def test_samples_are_zeros_and_ones_without_a_gradient() -> None:
     assert ((sample == 0) | (sample == 1)).all()
     assert not sample.requires_grad
     assert d.rsample().requires_grad
-    assert Bernoulli(logits=ODDS).estimator == gapped.GST(0.85, gap="auto")
+    assert Bernoulli(logits=ODDS).estimator == gapped.GapMax()
     assert Bernoulli.has_rsample
 
 

@@ -299,10 +299,10 @@ def test_rows_8_and_20_two_draws_without_replacement() -> None:
         return chi_squared(counts_of(4 * first + second, 16), law)
 
     generator = seeded()
-    first = gapped.gst_index(rows, generator=generator).index
+    first = gapped.choose(rows, generator=generator).index
     left = ~F.one_hot(first, 4).bool()
-    require_law(cells(first, gapped.gst_index(rows, mask=left, generator=generator).index))
-    require_rejected(cells(first, gapped.gst_index(rows, generator=generator).index))
+    require_law(cells(first, gapped.choose(rows, mask=left, generator=generator).index))
+    require_rejected(cells(first, gapped.choose(rows, generator=generator).index))
     top = (rows + simplex.gumbel(rows, seeded(1))).topk(2).indices
     require_law(cells(top[:, 0], top[:, 1]))
 

@@ -63,7 +63,7 @@ def test_row_9_relaxed_bernoulli() -> None:
     """torch's class takes logistic noise as log u - log(1 - u)."""
     x, u = normal(N, K), torch.sigmoid(logistic((N, K)))
     theirs = pulled(lambda x: ((u.log() - (-u).log1p() + x) / TAU).sigmoid(), x)
-    ours = pulled(lambda x: gapped.gate(x, TAU, estimator="gumbel-softmax", generator=seeded()), x)
+    ours = pulled(lambda x: gapped.GumbelSoftmax(TAU, hard=False).gate(x, generator=seeded()), x)
     assert_all_close(ours, theirs, 1e-9)
 
 
@@ -74,7 +74,7 @@ def test_row_12_gumbel_sigmoid_gates() -> None:
         soft = torch.sigmoid((x + noise) / TAU)
         return through((soft > 0.5).to(x), soft)
 
-    ours = pulled(lambda x: gapped.gate(x, TAU, True, estimator="gumbel-softmax", generator=seeded()), x)
+    ours = pulled(lambda x: gapped.GumbelSoftmax(TAU).gate(x, generator=seeded()), x)
     assert_all_close(ours, pulled(theirs, x), 1e-9)
 
 
@@ -88,7 +88,7 @@ def test_row_25_a_token_is_kept() -> None:
 
     def ours(x: Tensor) -> Tensor:
         odds = x[:, :, 0:1] - x[:, :, 1:2]
-        return gapped.gate(odds, hard=True, estimator="gumbel-softmax", generator=seeded())
+        return gapped.gate(odds, estimator="gumbel-softmax:tau=1", generator=seeded())
 
     assert_all_close(pulled(ours, x), pulled(theirs, x), 1e-9)
 

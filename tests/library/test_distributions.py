@@ -161,7 +161,7 @@ def test_samples_are_one_hot_and_carry_no_gradient() -> None:
     assert_one_hot(sample)
     assert (sample[..., ~MASK] == 0).all()
     assert OneHotCategorical.has_rsample
-    assert OneHotCategorical(logits=LOGITS).estimator == gapped.GST(0.85, gap="auto")
+    assert OneHotCategorical(logits=LOGITS).estimator == gapped.GapMax()
     assert d.rsample().requires_grad
 
 

@@ -151,7 +151,7 @@ def test_the_replacement_has_torchs_signature() -> None:
     with gapped.replacing_torch():
         assert F.gumbel_softmax is not TORCHS
         ours, theirs = (inspect.signature(f).parameters for f in (F.gumbel_softmax, TORCHS))
-        F.gumbel_softmax(normal(K))
+        F.gumbel_softmax(normal(K), hard=True)
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [
         (p.name, p.kind, p.default) for p in theirs.values()
     ]
@@ -161,13 +161,15 @@ def test_the_replacement_has_torchs_signature() -> None:
 @pytest.mark.parametrize(
     ("estimator", "arguments", "expected"),
     [
-        (None, (0.5, True), gapped.GST(0.5, gap="auto")),
-        (None, (), gapped.GST(1.0, gap="auto", hard=False)),
-        ("gst", (0.5, True, 1e-10, 0), gapped.GST(0.5)),
+        (None, (0.5, True), gapped.GapMax()),
+        ("gst", (), gapped.GST(hard=False)),
+        ("gst", (0.5, True, 1e-10, 0), gapped.GST()),
+        ("gumbel-softmax", (0.5, True), gapped.GumbelSoftmax(0.5)),
+        ("gumbel-softmax:tau=0.7", (0.5, True), gapped.GumbelSoftmax(0.7)),
         ("gst:gap=1.2,tau=0.7", (0.5, True), gapped.GST(0.7, gap=1.2)),
-        ("gst:hard=True", (0.5,), gapped.GST(0.5)),
-        (gapped.GST(gap=1.2, hard=False), (0.5, True), gapped.GST(0.5, gap=1.2)),
-        (gapped.GumbelRao(samples=3), (2, 1), gapped.GumbelRao(2.0, samples=3)),
+        ("gst:hard=True", (0.5,), gapped.GST()),
+        (gapped.GST(gap=1.2, hard=False), (0.5, True), gapped.GST(gap=1.2)),
+        (gapped.GumbelRao(samples=3), (2, 1), gapped.GumbelRao(samples=3)),
     ],
     ids=str,
 )

@@ -187,7 +187,7 @@ def test_memory() -> None:
 
 def test_a_single_row_selects_from_a_table_of_numbers() -> None:
     logits = torch.tensor([0.0, 99.0, 0.0], requires_grad=True)
-    entry = gapped.gst_index(logits).select(torch.tensor([1.0, 2.0, 3.0]))
+    entry = gapped.choose(logits).select(torch.tensor([1.0, 2.0, 3.0]))
     assert entry.shape == ()
     assert entry.item() == 2
 

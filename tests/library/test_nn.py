@@ -137,7 +137,7 @@ def test_a_gate_layer_draws_gates(name: str) -> None:
 def test_a_gate_layer_is_an_ordinary_module() -> None:
     layer = Gate(eval="argmax")
     layer.tau = 0.5
-    assert layer.estimator == gapped.GST(0.5, gap="auto")
+    assert layer.estimator == gapped.GapMax(0.5)
     assert layer.state_dict() == {}
     assert "tau=0.5" in repr(layer)
     assert layer.eval()(torch.tensor([-1.0, 0.0, 1.0, torch.nan])).nan_to_num(7).tolist() == [0, 1, 1, 7]
@@ -257,7 +257,7 @@ def test_a_quantizer_is_exported_and_saved(training: bool, tmp_path: Path) -> No
 
 
 def test_a_choice_equals_itself_alone() -> None:
-    choice, other = (gapped.gst_index(normal(4, K), generator=seeded()) for _ in range(2))
+    choice, other = (gapped.choose(normal(4, K), generator=seeded()) for _ in range(2))
     assert choice == choice
     assert choice != other
     assert len({choice, other}) == 2

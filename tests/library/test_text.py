@@ -28,7 +28,7 @@ def square(z: torch.Tensor) -> torch.Tensor:
         ("gst:gap=1.2", {"tau": 0.5}, gapped.GST(0.5, gap=1.2)),
         ("gst", {"gap": gapped.expected_gap}, gapped.GST(gap=gapped.expected_gap)),
         ("gst:gap=expected", {}, gapped.GST(gap=gapped.expected_gap)),
-        (DEFAULT, {}, gapped.GST(gap="auto")),
+        (DEFAULT, {}, gapped.GapMax()),
         ("rloo:samples=4", {}, gapped.RLOO(4)),
         ("disarm-sticks:order=given", {}, gapped.DisARMSticks("given")),
     ],
@@ -112,10 +112,7 @@ def test_text_in_the_place_of_an_object(user: str, text: str) -> None:
 
 def test_text_labels_its_row_in_a_diagnosis() -> None:
     table = gapped.diagnose(square, normal(2, 3), ["gst", "rloo", gapped.GST()], samples=200)
-    assert [row.label for row in table.rows] == ["gst:tau=1", "rloo", "GST"]
-    assert table["gst"] is table["gst:tau=1"]
-    both = gapped.diagnose(square, normal(2, 3), ["gst", "gst:tau=1", "gst:gap=2"], samples=200)
-    assert [row.label for row in both.rows] == ["gst", "gst:tau=1", "gst:gap=2,tau=1"]
+    assert [row.label for row in table.rows] == ["gst", "rloo", "GST"]
     model = gapped.diagnose_model(
         lambda e, g: gapped.expectation(square, weight.view(2, 3), e, generator=g),
         [weight := normal(6).requires_grad_()],
@@ -128,45 +125,18 @@ def test_text_labels_its_row_in_a_diagnosis() -> None:
         gapped.diagnose(square, normal(2, 3), ["gts"], samples=200)
 
 
-# What `estimator=None`, text and objects mean beside a temperature and `hard`
-
-
 @pytest.mark.parametrize(
-    ("given", "tau", "hard", "expected"),
+    ("given", "message"),
     [
-        (None, None, None, gapped.GST(0.85, gap="auto")),
-        (None, 1.0, False, gapped.GST(1.0, gap="auto", hard=False)),
-        (None, 0.5, True, gapped.GST(0.5, gap="auto")),
-        ("gst", None, None, gapped.GST()),
-        ("gst", 0.5, False, gapped.GST(0.5, hard=False)),
-        ("gst:tau=0.7", 1.0, True, gapped.GST(0.7)),
-        ("gst:tau=0.7", 0.7, True, gapped.GST(0.7)),
-        ("gst:hard=True", 1.0, False, gapped.GST()),
-        (gapped.GST(0.7), 1.0, False, gapped.GST(0.7)),
-        (gapped.GST(0.7), 0.7, True, gapped.GST(0.7)),
+        ("rloo", "estimator: got 'rloo', expected a pathwise estimator"),
+        (gapped.RLOO(), "estimator: got RLOO"),
+        (gapped.GST, "estimator: got an object of type ABCMeta"),
     ],
     ids=str,
 )
-def test_arguments_fill_what_is_left_open(given: Any, tau: Any, hard: Any, expected: Any) -> None:
-    assert resolve_pathwise(given, tau, hard) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "tau", "hard", "message"),
-    [
-        ("gst:tau=0.7", 0.5, True, "tau: got 0.5, but the estimator has tau=0.7 of its own"),
-        (gapped.GST(0.7), 0.5, True, "tau: got 0.5, but the estimator has tau=0.7 of its own"),
-        (gapped.GST(hard=False), 1.0, True, "hard: got True, but the estimator has hard=False"),
-        (gapped.GST(0.7), torch.ones(2), True, "tau: got"),
-        ("rloo", None, None, "estimator: got 'rloo', expected a pathwise estimator"),
-        (gapped.RLOO(), None, None, "estimator: got RLOO"),
-        (gapped.GST, None, None, "estimator: got an object of type ABCMeta"),
-    ],
-    ids=str,
-)
-def test_contradictions_are_refused(given: Any, tau: Any, hard: Any, message: str) -> None:
+def test_what_makes_no_choices_is_refused(given: Any, message: str) -> None:
     with pytest.raises(GappedError, match=re.escape(message)):
-        resolve_pathwise(given, tau, hard)
+        resolve_pathwise(given)
 
 
 def test_a_module_has_a_temperature_to_set() -> None:
@@ -178,7 +148,7 @@ def test_a_module_has_a_temperature_to_set() -> None:
     assert torch.equal(layer.tau, torch.full((4,), 2.0))
     with pytest.raises(GappedError, match="tau: got 0"):
         layer.tau = 0
-    assert gapped.nn.Sample().estimator == gapped.GST(0.85, gap="auto")
+    assert gapped.nn.Sample().estimator == gapped.GapMax()
     assert set(MEMBERS) == {type(gapped.nn.Sample(name).estimator).name for name in MEMBERS}
 
 

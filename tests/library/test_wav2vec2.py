@@ -155,7 +155,7 @@ def test_loss_and_gradient_agree_in_law(model: Any, batch: dict[str, Tensor]) ->
     losses, slopes = draws(model, batch, 0)
     with gapped.replacing_torch("gst"):
         require_law(two_sample(draws(model, batch, 1)[0], losses))
-    with gapped.replacing_torch("gumbel-rao:samples=1"):
+    with gapped.replacing_torch(f"gumbel-rao:samples=1,tau={TAU}"):
         require_law(two_sample(draws(model, batch, 2)[1], slopes))
     with gapped.replacing_torch("gumbel-rao:samples=1,tau=0.5"):
         require_rejected(two_sample(draws(model, batch, 2)[1], slopes))

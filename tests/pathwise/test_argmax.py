@@ -143,5 +143,5 @@ def test_other_values_are_refused_and_so_are_kernels_that_do_not_exist() -> None
     with pytest.raises(GappedError, match=r"backend: got 'triton', .*this option of it, has no kernel"):
         gapped.decoupled_gumbel_softmax(normal(3).float(), draw="argmax", backend="triton")
     with pytest.raises(GappedError, match=r"backend: got 'triton', .*gates have no kernel for their argmax"):
-        gapped.GST(draw="argmax", backend="triton").gate(normal(3).float())
+        gapped.GST(gap=1.0, draw="argmax", backend="triton").gate(normal(3).float())
     assert {type(gapped.estimator(f"{name}:draw=argmax")).name for name in MEMBERS} == set(MEMBERS)

@@ -108,7 +108,7 @@ def test_options(name: str, option: str, value: Any) -> None:
 )
 def test_gaps_that_are_tensors_or_functions(gap: Any) -> None:
     with rejects("gap"):
-        gapped.gst(LOGITS, gap=gap)
+        gapped.gst(LOGITS, hard=False, gap=gap)
 
 
 def test_a_gap_function_may_answer_in_another_dtype() -> None:

@@ -137,14 +137,14 @@ def twice_plus_half(p: Tensor) -> Tensor:
 CASES: dict[str, tuple[Any, Formula]] = {
     "st": (gapped.StraightThrough(), straight_through(1.0)),
     "st-cold": (gapped.StraightThrough(tau=0.3), straight_through(0.3)),
-    "gst": (gapped.GST(), gapped_straight_through(1.0, 1.0)),
+    "gst": (gapped.GST(1.0, gap=1.0), gapped_straight_through(1.0, 1.0)),
     "gst-0.8-cold": (gapped.GST(tau=0.5, gap=0.8), gapped_straight_through(0.8, 0.5)),
-    "gst-integer-gap": (gapped.GST(gap=2), gapped_straight_through(2.0, 1.0)),
-    "gst-no-gap": (gapped.GST(gap=0.0), gapped_straight_through(0.0, 1.0)),
+    "gst-integer-gap": (gapped.GST(1.0, gap=2), gapped_straight_through(2.0, 1.0)),
+    "gst-no-gap": (gapped.GST(1.0, gap=0.0), gapped_straight_through(0.0, 1.0)),
     "gst-expected": (gapped.GST(tau=0.5, gap=gapped.expected_gap), gapped_straight_through(lemma_1, 0.5)),
     "gst-auto": (gapped.GST(tau=0.7, gap="auto"), auto_gapped(0.7)),
-    "gst-own-gap": (gapped.GST(gap=twice_plus_half), gapped_straight_through(twice_plus_half, 1.0)),
-    "nz-gst": (gapped.GST(detach=False), gapped_straight_through(1.0, 1.0, detach=False)),
+    "gst-own-gap": (gapped.GST(1.0, gap=twice_plus_half), gapped_straight_through(twice_plus_half, 1.0)),
+    "nz-gst": (gapped.GST(1.0, gap=1.0, detach=False), gapped_straight_through(1.0, 1.0, detach=False)),
     "nz-gst-cold": (
         gapped.GST(tau=0.5, gap=1.2, detach=False),
         gapped_straight_through(1.2, 0.5, detach=False),
@@ -154,10 +154,13 @@ CASES: dict[str, tuple[Any, Formula]] = {
         gapped_straight_through(gapped.expected_gap, 0.5, detach=False),
     ),
     "nz-gst-own": (
-        gapped.GST(gap=lambda p: 0.1 + p**2, detach=False),
+        gapped.GST(1.0, gap=lambda p: 0.1 + p**2, detach=False),
         gapped_straight_through(lambda p: 0.1 + p**2, 1.0, detach=False),
     ),
-    "nz-gst-no-gap": (gapped.GST(gap=0.0, detach=False), gapped_straight_through(0.0, 1.0, detach=False)),
+    "nz-gst-no-gap": (
+        gapped.GST(1.0, gap=0.0, detach=False),
+        gapped_straight_through(0.0, 1.0, detach=False),
+    ),
     "mve": (gapped.MVE(), mve(0.0)),
     "mve-smooth": (gapped.MVE(smoothing=0.1), mve(0.1)),
     "mve-warm": (gapped.MVE(tau=1.7, smoothing=torch.tensor(2.0)), mve(2.0, 1.7)),
@@ -224,10 +227,10 @@ def test_the_formulas_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("estimator", "gap", "tau"),
     [
-        (gapped.GST(hard=False), 1.0, 1.0),
+        (gapped.GST(1.0, gap=1.0, hard=False), 1.0, 1.0),
         (gapped.GST(tau=0.5, gap=1.2, hard=False), 1.2, 0.5),
-        (gapped.GST(gap=gapped.expected_gap, hard=False), lemma_1, 1.0),
-        (gapped.GST(detach=False, hard=False), 1.0, 1.0),
+        (gapped.GST(1.0, gap=gapped.expected_gap, hard=False), lemma_1, 1.0),
+        (gapped.GST(1.0, gap=1.0, detach=False, hard=False), 1.0, 1.0),
     ],
     ids=["gst", "cold", "expected", "nz"],
 )
@@ -246,7 +249,7 @@ def test_soft_gst_is_the_softmax_of_the_gapped_logits(
 @every_theta
 @pytest.mark.parametrize("tau", [0.3, 1.0, 2.0])
 def test_soft_straight_through_is_the_tempered_softmax(tau: float, theta: Tensor) -> None:
-    assert_close(gapped.straight_through(theta, tau), torch.softmax(theta / tau, -1), EXACT)
+    assert_close(gapped.straight_through(theta, tau, hard=False), torch.softmax(theta / tau, -1), EXACT)
 
 
 @every_theta
@@ -294,9 +297,9 @@ def test_quadratic_costs_of_several_variables(estimator: Any, theta: Tensor) -> 
         (gapped.ReinMax(tau=1.7), "quadratic"),
         (gapped.MVE(), "curved"),
         (gapped.MVE(smoothing=0.3), "quadratic"),
-        (gapped.GST(), "linear"),
-        (gapped.GST(gap=gapped.expected_gap), "linear"),
-        (gapped.GST(), "quadratic"),
+        (gapped.GST(1.0, gap=1.0), "linear"),
+        (gapped.GST(1.0, gap=gapped.expected_gap), "linear"),
+        (gapped.GST(1.0, gap=1.0), "quadratic"),
     ],
     ids=[
         "st",

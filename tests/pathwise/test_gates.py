@@ -80,9 +80,9 @@ def lemma_1(p: float) -> float:
 CASES: dict[str, tuple[Any, Formula]] = {
     "st": (gapped.StraightThrough(), straight_through(1.0)),
     "st-cold": (gapped.StraightThrough(0.3), straight_through(0.3)),
-    "gst": (gapped.GST(), gapped_straight_through(lambda p: 1.0, 1.0)),
+    "gst": (gapped.GST(1.0, gap=1.0), gapped_straight_through(lambda p: 1.0, 1.0)),
     "gst-cold": (gapped.GST(0.5, gap=0.8), gapped_straight_through(lambda p: 0.8, 0.5)),
-    "gst-no-gap": (gapped.GST(gap=0.0), gapped_straight_through(lambda p: 0.0, 1.0)),
+    "gst-no-gap": (gapped.GST(1.0, gap=0.0), gapped_straight_through(lambda p: 0.0, 1.0)),
     "gst-expected": (gapped.GST(0.5, gap=gapped.expected_gap), gapped_straight_through(lemma_1, 0.5)),
     "gst-auto": (gapped.GST(0.7, gap="auto"), auto_gapped(0.7)),
     "reinmax": (gapped.ReinMax(), reinmax(1.0)),
@@ -171,9 +171,10 @@ def test_a_soft_gumbel_gate_is_torchs_relaxed_bernoulli() -> None:
     torch.manual_seed(1)
     theirs = torch.distributions.RelaxedBernoulli(torch.tensor(0.7), logits=torch.tensor(0.4))
     sample = theirs.rsample((20_000,)).double()
-    ours = gapped.gate(torch.full((20_000,), 0.4), 0.7, estimator="gumbel-softmax", generator=seeded())
+    soft = gapped.GumbelSoftmax(0.7, hard=False)
+    ours = soft.gate(torch.full((20_000,), 0.4), generator=seeded())
     require_law(two_sample(ours.double(), sample))
-    wrong = gapped.gate(torch.full((20_000,), 0.6), 0.7, estimator="gumbel-softmax", generator=seeded())
+    wrong = soft.gate(torch.full((20_000,), 0.6), generator=seeded())
     require_rejected(two_sample(wrong.double(), sample))
 
 
@@ -235,7 +236,7 @@ def test_one_number_is_kept_for_each_gate(name: str) -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (2, 0), (2, 1, 3)], ids=str)
 def test_any_shape(shape: tuple[int, ...]) -> None:
     odds = torch.zeros(shape, requires_grad=True)
-    gates = gapped.gate(odds, 0.5, True)
+    gates = gapped.gate(odds)
     assert gates.shape == shape
     gates.sum().backward()
     assert odds.grad.shape == shape
@@ -284,12 +285,10 @@ def test_rare_and_nearly_certain_gates_keep_their_gradient(name: str) -> None:
 def test_the_estimator_of_the_function() -> None:
     odds = normal(30)
     cases: list[tuple[dict[str, Any], gapped.Pathwise]] = [
-        ({}, gapped.GST(1.0, gap="auto", hard=False)),
-        ({"tau": 0.5, "hard": True}, gapped.GST(0.5, gap="auto")),
-        ({"hard": True, "estimator": "reinmax"}, gapped.ReinMax()),
-        ({"estimator": "gst:gap=1.2,tau=0.7", "hard": True}, gapped.GST(0.7, gap=1.2)),
+        ({}, gapped.GapMax()),
+        ({"estimator": "reinmax"}, gapped.ReinMax()),
+        ({"estimator": "gst:gap=1.2,tau=0.7"}, gapped.GST(0.7, gap=1.2)),
         ({"estimator": gapped.GST(0.7)}, gapped.GST(0.7)),
-        ({"tau": torch.full((30,), 0.5), "hard": True}, gapped.GST(0.5, gap="auto")),
     ]
     for given, estimator in cases:
         ours = gapped.gate(odds, generator=seeded(), **given)
@@ -304,11 +303,12 @@ def test_the_estimator_of_the_function() -> None:
         ({"mask": torch.ones(4, dtype=torch.bool)}, "mask: got a tensor of shape"),
         ({"mask": torch.ones(3)}, "mask: got a tensor of dtype"),
         ({"generator": 3}, "generator: got 3"),
-        ({"tau": 0}, "tau: got 0"),
-        ({"tau": torch.ones(2)}, r"tau: got a tensor of shape \(2,\), expected .* \(3,\), the logits' shape"),
+        ({"estimator": "gst:tau=0"}, "tau: got 0"),
+        (
+            {"estimator": gapped.GST(torch.ones(2))},
+            r"tau: got a tensor of shape \(2,\), expected .* \(3,\), the logits' shape",
+        ),
         ({"estimator": "rloo"}, "estimator: got 'rloo', expected a pathwise estimator"),
-        ({"estimator": "reinmax"}, "hard: got False, expected True: ReinMax has no soft sample"),
-        ({"estimator": gapped.GST(0.5), "tau": 0.7}, "tau: got 0.7, but the estimator has tau=0.5"),
     ],
     ids=str,
 )
@@ -328,7 +328,7 @@ def test_a_learned_temperature() -> None:
             noise = simplex.gumbel(torch.stack([odds, odds], -1), seeded())
             gates = torch.sigmoid((odds + noise[:, 0] - noise[:, 1]) / tau)
         else:
-            gates = gapped.gate(odds, tau, estimator="gumbel-softmax", generator=seeded())
+            gates = gapped.gate(odds, estimator=gapped.GumbelSoftmax(tau, hard=False), generator=seeded())
         results.append((gates.detach(), *torch.autograd.grad(gates, (odds, tau), weight)))
     for ours, theirs in zip(*results, strict=True):
         assert_close(ours, theirs)

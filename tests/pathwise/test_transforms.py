@@ -272,14 +272,18 @@ def test_per_sample_gradients_of_hard_samples(name: str) -> None:
         rows = zip(logits, sample, weight, strict=True)
         expected = [reinmax_gradient(row, int(hard.argmax()), g, TAU) for row, hard, g in rows]
         assert_close(gradient, torch.stack(expected), 1e-11)
-    if name == "gst":
-        assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, TAU), 1e-11)
+
+
+def test_per_sample_gradients_of_a_gap() -> None:
+    logits, weight = normal(50, K), normal(50, K, seed=2)
+    gradient, sample = per_row_gradients(make("gst", gap=1.0), logits, weight)
+    assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, TAU), 1e-11)
 
 
 def test_per_sample_gradients_through_the_perturbation() -> None:
     """NZ-GST has its own backward; rows of a batch and entries of vmap must agree."""
     logits, weight = normal(30, K), normal(30, K, seed=2)
-    gradient, sample = per_row_gradients(gapped.GST(detach=False), logits, weight)
+    gradient, sample = per_row_gradients(gapped.GST(1.0, gap=1.0, detach=False), logits, weight)
     assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, 1.0, detach=False), 1e-11)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gapped
 
-ESTIMATORS: dict[str, Any] = {"simple": "simple", "gst": "gst", "gst-wide": gapped.GST(gap=2.0)}
+ESTIMATORS: dict[str, Any] = {"simple": "simple", "gst": "gst:gap=1", "gst-wide": gapped.GST(gap=2.0)}
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS)
 # Enumerated and by the tree; the others selected directly or through those that are left out.
 SIZES = [(5, 2), (12, 4), (12, 9)]
@@ -215,7 +215,7 @@ def test_vectorised_and_differentiated_per_row(estimator: Any, n: int, k: int) -
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.* is deprecated")
-@pytest.mark.parametrize(("n", "k", "estimator"), [(5, 2, "gst"), (9, 5, "gst")])
+@pytest.mark.parametrize(("n", "k", "estimator"), [(5, 2, "gst:gap=1"), (9, 5, "gst:gap=1")])
 def test_compiles_to_one_graph(n: int, k: int, estimator: Any) -> None:
     """Under the same seed the compiled program gives what the eager one gives."""
     torch.compiler.reset()
@@ -265,13 +265,13 @@ def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        ("sfess", 'estimator: got .sfess., expected "simple", "gst"'),
+        ("sfess", 'estimator: got .sfess., expected "simple", or a gap'),
         (gapped.ReinMax(), "estimator: got an object of type ReinMax"),
         (gapped.GST(tau=0.5), "tau and hard are arguments here"),
         (gapped.GST(hard=False), "tau and hard are arguments here"),
         (gapped.GST(gap="auto"), "gap: got 'auto', expected a number or a tensor"),
         (gapped.GST(gap=gapped.expected_gap), "gap: got <function expected_gap"),
-        (gapped.GST(detach=False), "detach: got False, expected True"),
+        (gapped.GST(gap=1.0, detach=False), "detach: got False, expected True"),
         (gapped.GST(gap=torch.ones(3)), "gap: got a tensor of shape"),
     ],
 )

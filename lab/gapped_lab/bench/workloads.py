@@ -149,7 +149,7 @@ def subsets(rows: int, entries: int, k: int) -> Problem:
         ways={
             "recursion in torch": lambda logits: torch_ways.recursion(logits, k),
             "gapped.subset": lambda logits: gapped.subset(logits, k),
-            "gapped.subset, gst": lambda logits: gapped.subset(logits, k, estimator="gst"),
+            "gapped.subset, gst": lambda logits: gapped.subset(logits, k, estimator="gst:gap=1"),
         },
     )
 

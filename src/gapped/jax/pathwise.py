@@ -395,7 +395,7 @@ def gapmax(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    """GapMax sample: one category, and a gradient of second order without noise or temperature.
+    """GapMax sample: a category, and a gradient of second order without temperature.
 
     It is the default: `gapped.jax.sample(key, logits)` calls it.
 

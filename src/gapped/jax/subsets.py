@@ -74,8 +74,8 @@ def subset(
         tau: Temperature τ of the surrogate, a positive number or an array that broadcasts against the logits'
             shape without the axis of the elements.
         hard: True returns zeros and ones, False the surrogate itself.
-        estimator: "simple" or "gst", both explained below. Another gap than 1 is given as "gst:gap=1.2", or
-            as a `gapped.jax.GST` object, whose gap may be an array with one for each row.
+        estimator: "simple", or a gap as in "gst:gap=1"; both are explained below. A `gapped.jax.GST` object
+            may have an array as its gap, with one for each row.
         axis: The axis of the elements.
         where: Booleans that broadcast against the logits, with all of their axes where `axis` is not the last
             one. Elements where it is False do not exist; a row with no more than `k` has all of them
@@ -90,7 +90,7 @@ def subset(
     the k-th largest one and lowers the others to a gap below it. The help of `gapped.subset` has the formulas
     and the references.
 
-    >>> subset(jax.random.key(0), jnp.zeros((2, 4)), 2, estimator="gst").sum(-1)
+    >>> subset(jax.random.key(0), jnp.zeros((2, 4)), 2, estimator="gst:gap=1").sum(-1)
     Array([2., 2.], dtype=float32)
     """
     check_key(key)
@@ -114,14 +114,13 @@ def subset(
 
 def _read(estimator: object, k: int) -> GST | None:
     """The GST object whose gap is taken; None for SIMPLE."""
-    accepted = '"simple", "gst", or another gap as in "gst:gap=1.2"'
+    accepted = '"simple", or a gap as in "gst:gap=1"'
     if estimator == "simple":
         return None
     if isinstance(estimator, str):
         if estimator.partition(":")[0] != "gst":
             raise reject("estimator", estimator, accepted)
-        # "auto", the default of GST elsewhere, is known for one selected element only.
-        estimator = GST(gap=1.0) if estimator == "gst" else resolve_pathwise(estimator)
+        estimator = resolve_pathwise(estimator)
     if not isinstance(estimator, GST):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     if is_array(estimator.tau) or estimator.tau not in (1, GST.tau) or not estimator.hard:
@@ -129,7 +128,7 @@ def _read(estimator: object, k: int) -> GST | None:
             "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
         )
     if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
-        accepted = "a number or an array: the others are for one selected element"
+        accepted = 'a number or an array, as in "gst:gap=1": the others are for one selected element'
         raise reject("gap", estimator.gap, accepted)
     return estimator
 

@@ -192,7 +192,7 @@ class Mask(torch.nn.Module):
         m: The size of a group of consecutive entries.
         tau: Temperature of the gradient; it may be set while training, but it is not learned.
         hard: True for masks of zeros and ones, False for the surrogate.
-        estimator: "simple", "gst", "gst:gap=1.2" or a `gapped.GST` object, as for `gapped.subset`; None is
+        estimator: "simple", "gst:gap=1" or a `gapped.GST` object, as for `gapped.subset`; None is
             "simple".
 
     >>> mask = Mask((2, 8), n=2, m=4)

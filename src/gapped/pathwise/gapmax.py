@@ -55,7 +55,7 @@ def gapmax(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    """GapMax sample: one category, and a gradient of second order without noise or temperature.
+    """GapMax sample: a category, and a gradient of second order without temperature.
 
     It is the default: `gapped.sample(logits)` calls it.
 

@@ -30,7 +30,7 @@ def nm_mask(
         tau: Temperature of the gradient, a positive number or a tensor that broadcasts against the shape of
             the groups, `(*logits.shape[:-1], logits.shape[-1] // m)`.
         hard: True returns zeros and ones, False the surrogate.
-        estimator: "simple", "gst", "gst:gap=1.2" or a `gapped.GST` object, as for `gapped.subset`; None is
+        estimator: "simple", "gst:gap=1" or a `gapped.GST` object, as for `gapped.subset`; None is
             "simple".
         generator: Where random numbers come from; None is torch's default generator.
 

@@ -50,8 +50,8 @@ def subset(
         tau: Temperature τ of the surrogate, a positive number or a tensor that broadcasts against the logits'
             shape without the axis `dim`. The law of the sample does not depend on it.
         hard: True returns zeros and ones, False the surrogate h itself.
-        estimator: "simple" or "gst", both explained below. "gst" has a gap of 1 here; another one is given as
-            "gst:gap=1.2", or as a `gapped.GST` object, whose gap may be a tensor with one for each row.
+        estimator: "simple", or a gap as in "gst:gap=1"; both are explained below. A `gapped.GST` object may
+            have a tensor as its gap, with one for each row.
         dim: The axis of the elements.
         mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the last
             one. Elements where it is False do not exist; a row with no more than `k` has all of them
@@ -86,7 +86,7 @@ def subset(
 
     >>> g = torch.Generator().manual_seed(0)
     >>> logits = torch.zeros(2, 6, requires_grad=True)
-    >>> subset(logits, 2, estimator="gst", generator=g).sum(-1)
+    >>> subset(logits, 2, estimator="gst:gap=1", generator=g).sum(-1)
     tensor([2., 2.], grad_fn=<SumBackward1>)
 
     References: Ahmed, Zeng, Niepert, Van den Broeck (2023), SIMPLE; Chen, Dempster, Liu (1994), the law; Fan,
@@ -130,26 +130,26 @@ def perturbed(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Te
 
 def _gapped(estimator: object, k: int) -> GST | None:
     """The GST object whose gap is taken; None for SIMPLE."""
-    accepted = '"simple", "gst", or another gap as in "gst:gap=1.2"'
+    accepted = '"simple", or a gap as in "gst:gap=1"'
     if estimator == "simple":
         return None
     if isinstance(estimator, str):
         if estimator.partition(":")[0] != "gst":
             raise reject("estimator", estimator, accepted)
-        # "auto", the default of GST elsewhere, is known for one selected element only.
-        estimator = GST(gap=1.0) if estimator == "gst" else resolve_pathwise(estimator)
+        estimator = resolve_pathwise(estimator)
     if not isinstance(estimator, GST):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     if isinstance(estimator.tau, Tensor) or estimator.tau not in (1, GST.tau) or not estimator.hard:
         raise reject(
             "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
         )
-    if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
-        raise reject("gap", estimator.gap, "a number or a tensor: the others are for one selected element")
     if k > 1 and estimator.draw != "sample":
         raise reject("draw", estimator.draw, "'sample' if more than one element is selected")
     if k > 1 and not estimator.detach:
         raise reject("detach", False, "True if more than one element is selected")
+    if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
+        accepted = 'a number or a tensor, as in "gst:gap=1": the others are for one selected element'
+        raise reject("gap", estimator.gap, accepted)
     return estimator
 
 
