@@ -40,7 +40,7 @@ def test_an_explicit_backend_runs_or_raises(hard: bool) -> None:
     with pytest.raises(gapped.GappedError, match="this estimator, or this option of it, has no kernel"):
         gapped.mve(logits, backend="triton")
     with pytest.raises(gapped.GappedError, match="detach=False has no kernel for rows longer than 4096"):
-        gapped.gst(torch.zeros(4097, device=DEVICE), detach=False, hard=hard, backend="triton")
+        gapped.gst(torch.zeros(4097, device=DEVICE), 1.0, hard, gap=1.0, detach=False, backend="triton")
     with pytest.raises(gapped.GappedError, match="one of auto, torch, triton"):
         gapped.GST(backend="cuda")
 
@@ -59,7 +59,7 @@ def test_the_nz_ablation_does_not_move_a_logit_at_the_gap(gap: float | Tensor, b
 @pytest.mark.parametrize(
     ("name", "categories"),
     [
-        *product(("gst", "gst-expected", "gumbel-softmax", "decoupled"), (6, 4100)),
+        *product(("gst", "gst-expected", "gapmax", "gumbel-softmax", "decoupled"), (6, 4100)),
         ("reinmax-rao", 6),
     ],
 )
@@ -118,10 +118,10 @@ def test_a_choice_equals_the_one_hot_sample(name: str, backend: str, rows: slice
 def test_a_choice_refuses_what_it_cannot_do() -> None:
     logits = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
     attempts: dict[str, Callable[[], object]] = {
-        "table": lambda: gapped.gst_index(logits).select(torch.zeros(4, 2)),
-        r"table: got a tensor of torch\.int64": lambda: gapped.gst_index(logits).select(torch.arange(3)),
+        "table": lambda: gapped.choose(logits).select(torch.zeros(4, 2)),
+        r"table: got a tensor of torch\.int64": lambda: gapped.choose(logits).select(torch.arange(3)),
         "hard": lambda: gapped.GST(hard=False).choose(logits),
-        "detach": lambda: gapped.GST(detach=False).choose(logits),
+        "detach": lambda: gapped.GST(gap=1.0, detach=False).choose(logits),
     }
     for message, attempt in attempts.items():
         with pytest.raises(gapped.GappedError, match=message):
