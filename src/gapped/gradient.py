@@ -195,7 +195,8 @@ def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None
     """
     if product is not None:
         first = (torch.arange(2, device=points.device) == 0).to(points.dtype).expand(points.shape[1:])
-        return product(first, points, weights)[..., 0].clone()
+        # The entries of a gradient sum to 0, and the second one is computed without a difference from 1.
+        return -product(first, points, weights)[..., 1]
     products = points[..., 0] * points[..., 1]
     if isinstance(weights, tuple):
         first, *others = (each * weight for each, weight in zip(products, weights, strict=True))
