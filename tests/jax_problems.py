@@ -35,7 +35,7 @@ def options_in_jax(estimator: Any) -> dict[str, Any] | None:
 # Every registered estimator of torch's that JAX has, and those variants that it has.
 PATHWISE = [name for name in gapped.estimators("pathwise") if name in gapped.jax.estimators()]
 EVERY = [*PATHWISE, *(name for name in VARIANTS if options_in_jax(make_torch(name)) is not None)]
-SOFT = [name for name in EVERY if name != "reinmax"]
+SOFT = [name for name in EVERY if make_torch(name).has_surrogate]
 KEY = jax.random.key(3)
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 

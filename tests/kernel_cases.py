@@ -57,6 +57,8 @@ ESTIMATORS: dict[str, gapped.Pathwise] = {
     "gst-expected": gapped.GST(tau=0.7, gap=gapped.expected_gap),
     "gst-auto": gapped.GST(tau=0.7, gap="auto"),
     "nz-gst": gapped.GST(tau=0.8, gap=0.7, detach=False),
+    "gapmax": gapped.GapMax(),
+    "gapmax-tempered": gapped.GapMax(tau=1.3),
     "straight-through": gapped.StraightThrough(tau=0.5),
     "reinmax": gapped.ReinMax(tau=1.3),
     "gumbel-softmax": gapped.GumbelSoftmax(tau=0.5),
@@ -170,7 +172,7 @@ def _reference(
         log_p = simplex.log_softmax(logits.double())
         extra = torch.logaddexp(log_e - log_p, winner).scatter(-1, where, winner).neg().float()
     gradient = estimator.points(relative, Draw(index.clamp(max=categories - 1), extra))
-    gradient = gradient._replace(points=torch.where(exists, gradient.points, 0.0), product=None)
+    gradient = gradient._replace(points=torch.where(exists, gradient.points, 0.0))
     leaf = logits.clone().requires_grad_()
     estimator.attach(leaf, Outcome(torch.zeros_like(logits), index, gradient)).backward(grad)
     assert leaf.grad is not None

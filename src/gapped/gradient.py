@@ -194,9 +194,9 @@ def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None
     estimator's own has such an entry, too.
     """
     if product is not None:
-        # A constant adds nothing, so (0, -1) stands for (1, 0): no 1 - q of a q that rounds to 1 is taken.
-        grad = -(torch.arange(2, device=points.device) == 1).to(points.dtype).expand(points.shape[1:])
-        return product(grad, points, weights)[..., 0].clone()
+        first = (torch.arange(2, device=points.device) == 0).to(points.dtype).expand(points.shape[1:])
+        # The entries of a gradient sum to 0, and the second one is computed without a difference from 1.
+        return -product(first, points, weights)[..., 1]
     products = points[..., 0] * points[..., 1]
     if isinstance(weights, tuple):
         first, *others = (each * weight for each, weight in zip(products, weights, strict=True))

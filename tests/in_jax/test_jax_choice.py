@@ -26,7 +26,7 @@ import gapped.jax
 jnp = jax.numpy
 
 
-@pytest.mark.parametrize("name", ["gst-auto", "reinmax", "gumbel-rao-1"])
+@pytest.mark.parametrize("name", ["gst-1", "reinmax", "gapmax", "gumbel-rao-1"])
 def test_looking_up_a_table_agrees(name: str) -> None:
     """Rows, and gradients of logits and table; one row has no categories."""
     logits, table, weight = normal(5, 5, 5), normal(5, 3, seed=4), normal(5, 5, 3, seed=2)

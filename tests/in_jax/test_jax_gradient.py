@@ -16,7 +16,7 @@ jnp = jax.numpy
 LOGITS = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 WEIGHT = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
 # One of each kind: the backward pass of Gumbel-Rao draws again.
-FEW = ["gst-auto", "gumbel-rao-1"]
+FEW = ["gapmax", "gumbel-rao-1"]
 few_names = pytest.mark.parametrize("name", FEW)
 
 

@@ -157,7 +157,9 @@ def test_levels_with_a_value_per_row_or_one_for_all() -> None:
     assert_launched(decoupled, logits, weight)
 
 
-@pytest.mark.parametrize("name", ["gst", "gst-auto", "gst-expected", "straight-through", "reinmax"])
+@pytest.mark.parametrize(
+    "name", ["gst", "gst-auto", "gst-expected", "straight-through", "reinmax", "gapmax", "gapmax-tempered"]
+)
 def test_the_gradient_is_xlas_for_the_same_category(name: str) -> None:
     """On another axis, with a mask: what is kept is the category, and XLA computes from that."""
     logits, weight = to_jax(example(6, 5).T.contiguous()), to_jax(incoming(5, 6))

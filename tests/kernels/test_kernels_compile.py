@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from gapped.kernels import gates, masks, scores, subsets, tables
 from gapped.kernels.sampling import long, rao, short, strips
-from gapped.kernels.sampling.surrogates import MODES
+from gapped.kernels.sampling.surrogates import MODES, SECOND_ORDER
 
 POINTERS = {"p_seed": "*i64", "p_index": "*i16", "p_stats": "*fp32", "p_tau": "*fp32", "p_gap": "*fp32"}
 POINTERS |= {"p_tau_forward": "*fp32", "p_words": "*i64", "p_draws": "*fp32", "p_law": "*fp32"}
@@ -56,7 +56,7 @@ name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "DENSE": True, "DETACHED": False}
 flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "CHUNKS": 2, "BLOCK": 1024}
 flags |= {"SEGMENTS": 3, "SLOTS": 4, "WAITS": True, "LAW": True, "IN_PLACE": True, "ARGMAX": False}
-flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name != "reinmax"}
+flags |= {"BLOCK_ROWS": 16, "BLOCK_COLUMNS": 16, "AT_INDEX": False, "SOFT": name not in SECOND_ORDER}
 compiles(short.forward_kernel, "*bf16", 4, flags)
 compiles(short.backward_kernel, "*bf16", 4, flags)
 compiles(long.streamed_forward_kernel, "*bf16", 4, flags)
@@ -89,7 +89,7 @@ for kernel, sizes in cases:
         assert re.search(instruction + r"\.global[\w.:]*\.v4\.b32", code.asm["ptx"]), (kernel, instruction)
     # Those that are read ahead, too: this kind of copy has 16 bytes only.
     assert "cp.async.ca" not in code.asm["ptx"], kernel
-compiles(strips.strip_forward_kernel, dtype, 16, flags | forward | {"SOFT": name != "reinmax"}, True)
+compiles(strips.strip_forward_kernel, dtype, 16, flags | forward | {"SOFT": name not in SECOND_ORDER}, True)
 compiles(backward, dtype, 4, flags | tiles | {"AT_INDEX": True, "TAU_PER_ROW": True, "GAP_PER_ROW": True})
 """
 
@@ -112,7 +112,8 @@ compiles(rao.streamed_rao_kernel, "*bf16", 4, flags | {"BATCH": 10, "VECTOR": 4,
 GATES = """
 name = sys.argv[1]
 flags = {"MODE": MODES[name], "EXPECTED_GAP": name == "gst", "FAST": True, "BLOCK": 1024}
-flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True, "SOFT": name != "reinmax"}
+flags |= {"TAU_PER_ROW": True, "GAP_PER_ROW": True, "TAU_FORWARD_PER_ROW": True}
+flags |= {"SOFT": name not in SECOND_ORDER}
 for kernel in (gates.gate_forward_kernel, gates.gate_backward_kernel):
     code = compiles(kernel, "*bf16", 4, flags)
     # The number of a gate may need more bits; Philox multiplies numbers of draws as 32 bits.
@@ -180,17 +181,22 @@ def run(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", ["gst", *slow("gst-auto", "reinmax", "decoupled")])
+@pytest.mark.parametrize(
+    "name", ["gst", "gapmax", *slow("gapmax-tempered", "gst-auto", "reinmax", "decoupled")]
+)
 def test_every_kernel_compiles_for_a_gpu(name: str) -> None:
     run(SAMPLING, name)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gst", "*bf16"), *slow(("reinmax", "*fp32"))])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gapmax", "*bf16"), *slow(("gapmax", "*fp32"), ("gst", "*bf16"), ("reinmax", "*fp32"))],
+)
 def test_rows_side_by_side_are_read_16_bytes_at_a_time(name: str, dtype: str) -> None:
     run(STRIPS, name, dtype)
 
 
-@pytest.mark.parametrize("name", ["gst", *slow("decoupled", "gumbel-rao")])
+@pytest.mark.parametrize("name", ["gapmax", *slow("gst", "decoupled", "gumbel-rao")])
 def test_the_kernels_of_gates_compile_and_count_gates_in_64_bits(name: str) -> None:
     run(GATES, name)
 

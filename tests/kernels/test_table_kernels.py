@@ -101,7 +101,7 @@ def pulled(estimator: Any, logits: Tensor, table: Tensor, by_hand: bool) -> tupl
 
 # A product is the first thing that torch's thread of the backward pass does here.
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-@pytest.mark.parametrize("name", ["gst", "reinmax", "gumbel-softmax", "gumbel-rao"])
+@pytest.mark.parametrize("name", ["gst", "reinmax", "gapmax", "gumbel-softmax", "gumbel-rao"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_choice_of_the_kernels_equals_the_one_hot_product(
     name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,9 @@ gradient of the enumerated expected cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ import gapped
 from gapped.gradient import jacobian_product
 from gapped.pathwise import Draw
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "estimators.md"
 K, COPIES, EXACT = 5, 3_000, 1e-10
 THETAS = {
     "spread": torch.tensor([1.2, -0.4, 0.3, -1.5, 0.9], dtype=torch.float64),
@@ -71,20 +74,28 @@ def gapped_straight_through(gap: Any, tau: float, detach: bool = True) -> Formul
     return formula
 
 
+def odds(p: float) -> float:
+    """The expected odds of a loser of that probability under Gumbel noise, by numerical integration."""
+    return float(
+        integrate.quad(lambda u: p * u / (p + (1 - p) * u) ** 2, 0, 1, epsabs=1e-13, epsrel=1e-13)[0]
+    )
+
+
+def with_odds(p: Tensor, index: int, tau: float) -> Tensor:
+    """The point where each loser's weight is its expected odds to the power of 1/tau, and the winner's 1."""
+    weights = [1.0 if j == index else odds(each) ** (1 / tau) for j, each in enumerate(p.tolist())]
+    point = torch.tensor(weights, dtype=torch.float64)
+    return point / point.sum()
+
+
 def auto_gapped(tau: float) -> Formula:
-    """Each loser's weight is its expected odds to the power of 1/tau; the odds by numerical integration."""
+    return lambda theta, index, g: through_softmax(with_odds(theta.softmax(-1), index, tau), g, tau)
 
-    def odds(p: float) -> float:
-        return float(
-            integrate.quad(lambda u: p * u / (p + (1 - p) * u) ** 2, 0, 1, epsabs=1e-13, epsrel=1e-13)[0]
-        )
 
+def gapmax(tau: float) -> Formula:
     def formula(theta: Tensor, index: int, g: Tensor) -> Tensor:
-        weights = [
-            1.0 if j == index else odds(p) ** (1 / tau) for j, p in enumerate(theta.softmax(-1).tolist())
-        ]
-        point = torch.tensor(weights, dtype=torch.float64)
-        return through_softmax(point / point.sum(), g, tau)
+        p = theta.softmax(-1)
+        return 2 * through_softmax(with_odds(p / 2, index, tau), g, tau) - through_softmax(p, g) / 2
 
     return formula
 
@@ -166,6 +177,8 @@ CASES: dict[str, tuple[Any, Formula]] = {
     "mve-warm": (gapped.MVE(tau=1.7, smoothing=torch.tensor(2.0)), mve(2.0, 1.7)),
     "reinmax": (gapped.ReinMax(), reinmax(1.0)),
     "reinmax-warm": (gapped.ReinMax(tau=1.7), reinmax(1.7)),
+    "gapmax": (gapped.GapMax(), gapmax(1.0)),
+    "gapmax-warm": (gapped.GapMax(tau=1.7), gapmax(1.7)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -227,10 +240,10 @@ def test_the_formulas_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("estimator", "gap", "tau"),
     [
-        (gapped.GST(1.0, gap=1.0, hard=False), 1.0, 1.0),
+        (gapped.GST(1.0, False, 1.0), 1.0, 1.0),
         (gapped.GST(tau=0.5, gap=1.2, hard=False), 1.2, 0.5),
-        (gapped.GST(1.0, gap=gapped.expected_gap, hard=False), lemma_1, 1.0),
-        (gapped.GST(1.0, gap=1.0, detach=False, hard=False), 1.0, 1.0),
+        (gapped.GST(1.0, False, gapped.expected_gap), lemma_1, 1.0),
+        (gapped.GST(1.0, False, 1.0, detach=False), 1.0, 1.0),
     ],
     ids=["gst", "cold", "expected", "nz"],
 )
@@ -249,7 +262,7 @@ def test_soft_gst_is_the_softmax_of_the_gapped_logits(
 @every_theta
 @pytest.mark.parametrize("tau", [0.3, 1.0, 2.0])
 def test_soft_straight_through_is_the_tempered_softmax(tau: float, theta: Tensor) -> None:
-    assert_close(gapped.straight_through(theta, tau, hard=False), torch.softmax(theta / tau, -1), EXACT)
+    assert_close(gapped.straight_through(theta, tau, False), torch.softmax(theta / tau, -1), EXACT)
 
 
 @every_theta
@@ -300,6 +313,8 @@ def test_quadratic_costs_of_several_variables(estimator: Any, theta: Tensor) -> 
         (gapped.GST(1.0, gap=1.0), "linear"),
         (gapped.GST(1.0, gap=gapped.expected_gap), "linear"),
         (gapped.GST(1.0, gap=1.0), "quadratic"),
+        (gapped.GapMax(), "linear"),
+        (gapped.GapMax(), "quadratic"),
     ],
     ids=[
         "st",
@@ -311,6 +326,8 @@ def test_quadratic_costs_of_several_variables(estimator: Any, theta: Tensor) -> 
         "gst",
         "gst-expected",
         "gst-quadratic",
+        "gapmax",
+        "gapmax-quadratic",
     ],
 )
 def test_the_others_are_biased(estimator: Any, cost: str) -> None:
@@ -326,3 +343,64 @@ def test_reinmax_is_zgr_at_temperature_one(theta: Tensor) -> None:
     off = torch.eye(K, dtype=torch.float64) - p
     matrices = (jacobian_of_softmax(p) + off.unsqueeze(-1) * off.unsqueeze(-2)) / 2
     assert_close(observed_gradients(gapped.ReinMax(), theta, lambda z: z @ g), matrices @ g, EXACT)
+
+
+def mean_gradient(estimator: Any, theta: Tensor, slopes: Tensor) -> Tensor:
+    """The expected gradient, if the gradient at the sample e_i is row i of the slopes."""
+    categories = len(theta)
+    logits = (theta - theta.max()).expand(categories, categories)
+    points, weights, product = estimator.points(logits, Draw(torch.arange(categories)))
+    return theta.softmax(-1) @ jacobian_product(slopes, points, weights, slopes, product)
+
+
+# docs/estimators.md, "What it does at equal logits".
+@pytest.mark.parametrize("categories", [2, 3, 10, 64, 512])
+@pytest.mark.parametrize("name", ["gapmax", "reinmax", "gst", "straight-through"])
+def test_the_mean_gradient_at_equal_logits_in_closed_form(name: str, categories: int) -> None:
+    """Linear costs, squares and products of entries: each mean is a multiple of the centred coefficients."""
+    n, theta = categories, torch.zeros(categories, dtype=torch.float64)
+    win, lose, factor, plain = {
+        "gapmax": (1.0, odds(1 / (2 * n)), 2.0, 0.5),
+        "reinmax": (n + 1.0, 1.0, 2.0, 0.5),
+        "gst": (1.0, odds(1 / n), 1.0, 0.0),
+        "straight-through": (1.0, 1.0, 1.0, 0.0),
+    }[name]
+    win, lose = (each / (win + (n - 1) * lose) for each in (win, lose))
+    estimator = gapped.estimator(name, tau=1.0)
+    coefficients, products = normal(n, seed=6), normal(n, n, seed=7)
+    products = (products + products.T).fill_diagonal_(0)
+    linear = factor * n * (win * (1 - win) + lose * (1 - lose) * (n - 1)) / (n - 1) - plain
+    square = 2 * factor * win * (1 - win + lose) - 2 * plain / n
+    cases = [
+        (coefficients.expand(n, n), coefficients, linear / n),
+        (coefficients.diag(), coefficients, square / (2 * n)),
+        (products, products.sum(0), factor * lose**2 - plain / n**2),
+    ]
+    for slopes, vector, multiple in cases:
+        expected = multiple * (vector - vector.mean())
+        assert_close(mean_gradient(estimator, theta, slopes.contiguous()), expected, 1e-12)
+    if name == "reinmax":
+        assert_close(torch.tensor([linear, square, cases[2][2]]), torch.tensor([1.0, 1.0, 0.0]))
+
+
+def scale_and_angle(categories: int, cost: str, problems: int = 200) -> tuple[float, float]:
+    """Of the mean gradients of random problems, all entries as one vector, against the exact ones."""
+    generator, products = seeded(), torch.zeros(3, dtype=torch.float64)
+    for _ in range(problems):
+        theta, b = torch.randn(2, categories, generator=generator, dtype=torch.float64)
+        a = torch.randn(categories, categories, generator=generator, dtype=torch.float64)
+        slopes = b.expand_as(a).contiguous() if cost == "linear" else (a + a.T) / 2
+        mean = mean_gradient(gapped.GapMax(), 1.5 * theta, slopes)
+        p, values = (1.5 * theta).softmax(-1), b if cost == "linear" else a.diag() / 2
+        exact = p * (values - p @ values)
+        products += torch.stack([mean @ exact, exact @ exact, mean @ mean])
+    along, squares, own = products.tolist()
+    return along / squares, math.acos(along / math.sqrt(squares * own))
+
+
+@pytest.mark.parametrize("categories", [2, 3, 10, 64])
+def test_scale_and_angle_for_random_logits(categories: int) -> None:
+    """The numbers in docs/estimators.md."""
+    numbers = [each for cost in ("linear", "quadratic") for each in scale_and_angle(categories, cost)]
+    row = f"| {categories} | " + " | ".join(f"{number:.2f}" for number in numbers) + " |"
+    assert row in DOCUMENT.read_text(encoding="utf-8")

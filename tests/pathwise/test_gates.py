@@ -72,6 +72,17 @@ def reinmax(tau: float) -> Formula:
     return slope
 
 
+def gapmax(tau: float) -> Formula:
+    """Of the probability x of the other value, o(x/2) to the power of 1/tau is its weight."""
+
+    def slope(phi: float, value: int) -> float:
+        x = sigmoid(-phi) if value else sigmoid(phi)
+        weight = (2 * x * (math.log(2 / x) - 1 + x / 2) / (2 - x) ** 2) ** (1 / tau)
+        return 2 * weight / (1 + weight) ** 2 / tau - x * (1 - x) / 2
+
+    return slope
+
+
 def lemma_1(p: float) -> float:
     q = p * (1 - 1e-5)
     return -math.log(1 - q) / q
@@ -87,6 +98,8 @@ CASES: dict[str, tuple[Any, Formula]] = {
     "gst-auto": (gapped.GST(0.7, gap="auto"), auto_gapped(0.7)),
     "reinmax": (gapped.ReinMax(), reinmax(1.0)),
     "reinmax-warm": (gapped.ReinMax(1.7), reinmax(1.7)),
+    "gapmax": (gapped.GapMax(), gapmax(1.0)),
+    "gapmax-warm": (gapped.GapMax(1.7), gapmax(1.7)),
 }
 
 

@@ -372,6 +372,10 @@ class GapMax(Pathwise):
     name = "gapmax"
     has_surrogate = False
 
+    def fused(self) -> Fused:
+        is_plain = not is_array(self.tau) and self.tau == 1
+        return Fused("gapmax" if is_plain else "gapmax-tempered", not self.hard, {"tau": self.tau})
+
     def points(self, logits: Array, draw: Draw) -> Points:
         tau, total = per_row(self.tau, logits), draw.total[..., None]
         odds = halfway_odds(logits, total) ** (1 / tau)

@@ -26,11 +26,13 @@ from gapped.kernels.sampling.fused import Fused
 from gapped.kernels.sampling.rao import ROUNDS, rao_bits
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
+    GAPMAX,
     GST,
     GST_AUTO,
     GUMBEL,
     MODES,
     REINMAX,
+    halfway_odds,
     level,
     log2_odds_ratio,
     selected_gap,
@@ -91,6 +93,12 @@ def draw_gates(b_phi, b_bits, b_tau_forward, MODE: tl.constexpr, FAST: tl.conste
 
 
 @triton.jit
+def _log2_other(b_lead, b_greater, FAST: tl.constexpr):
+    """The base-2 logarithm of the probability of the value that was not drawn, with all digits."""
+    return tl.maximum(log2(b_greater, FAST) - tl.maximum(b_lead * LOG2_E, 0.0), -1e30)
+
+
+@triton.jit
 def _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE: tl.constexpr, EXPECTED: tl.constexpr, FAST: tl.constexpr):
     """The surrogate's loss, and whether "on" is the greater score, for the estimators with one point."""
     # How far the value that was drawn leads; negative if it is the less likely one.
@@ -102,9 +110,7 @@ def _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE: tl.constexpr, EXPECTED: tl.c
         b_loss, b_first = tl.minimum(tl.minimum(-b_lead, 0.0), -b_gap) / b_tau, b_on
     elif MODE == GST_AUTO:
         b_greater, b_lesser = _masses(-tl.abs(b_phi), FAST)
-        # The probability p of the value that was not drawn, and 1 - p, with all digits.
-        b_log2_p = tl.maximum(log2(b_greater, FAST) - tl.maximum(b_lead * LOG2_E, 0.0), -1e30)
-        b_rest = tl.where(b_lead > 0, b_greater, b_lesser)
+        b_log2_p, b_rest = _log2_other(b_lead, b_greater, FAST), tl.where(b_lead > 0, b_greater, b_lesser)
         b_loss, b_first = (b_log2_p + log2_odds_ratio(b_log2_p, b_rest, FAST)) * LN_2 / b_tau, b_on
     elif MODE == GUMBEL:
         b_loss, b_first = -tl.abs(b_phi + b_noise) / b_tau, b_on
@@ -195,6 +201,15 @@ def gate_backward_kernel(
     if MODE == RAO:
         _, b_product = _rao_sums(s_seed, b_gates, b_phi, b_on, b_tau, s_samples, FAST)
         b_slope = b_product / (b_tau * s_samples)
+    elif MODE >= GAPMAX:
+        # With the odds o of the value that was not drawn, the masses are 1/(1 + o) and o/(1 + o).
+        b_lead = tl.where(b_on, b_phi, -b_phi)
+        b_p, b_q = _masses(-tl.abs(b_phi), FAST)
+        b_half = 0.5 * tl.where(b_lead > 0, b_q, b_p)
+        b_surprise = (1.0 - _log2_other(b_lead, b_p, FAST)) * LN_2
+        b_odds = halfway_odds(b_half, b_surprise, 1 / b_tau, MODE, FAST)
+        b_first_mass = reciprocal(1.0 + b_odds, FAST)
+        b_slope = 2.0 / b_tau * b_odds * b_first_mass * b_first_mass - 0.5 * b_p * b_q
     else:
         b_gap = level((p_gap, s_gap, s_gap_every), b_gates, b_inside, GAP_PER_ROW)
         b_loss, b_first = _loss(b_phi, b_on, b_noise, b_tau, b_gap, MODE, EXPECTED_GAP, FAST)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gapped.checks import ignore_eps
 from gapped.docstrings import documented
 from gapped.gradient import Points, less_half_of_last
+from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
 from gapped.simplex import halfway_odds, per_row
 
@@ -29,6 +30,10 @@ class GapMax(Pathwise):
 
     name = "gapmax"
     has_surrogate = False
+
+    def fused(self) -> Fused:
+        is_plain = not isinstance(self.tau, Tensor) and self.tau == 1
+        return Fused("gapmax" if is_plain else "gapmax-tempered", self.tau)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)

@@ -40,7 +40,7 @@ def test_an_explicit_backend_runs_or_raises(hard: bool) -> None:
     with pytest.raises(gapped.GappedError, match="this estimator, or this option of it, has no kernel"):
         gapped.mve(logits, backend="triton")
     with pytest.raises(gapped.GappedError, match="detach=False has no kernel for rows longer than 4096"):
-        gapped.gst(torch.zeros(4097, device=DEVICE), gap=1.0, detach=False, hard=hard, backend="triton")
+        gapped.gst(torch.zeros(4097, device=DEVICE), 1.0, hard, gap=1.0, detach=False, backend="triton")
     with pytest.raises(gapped.GappedError, match="one of auto, torch, triton"):
         gapped.GST(backend="cuda")
 
@@ -59,7 +59,7 @@ def test_the_nz_ablation_does_not_move_a_logit_at_the_gap(gap: float | Tensor, b
 @pytest.mark.parametrize(
     ("name", "categories"),
     [
-        *product(("gst", "gst-expected", "gumbel-softmax", "decoupled"), (6, 4100)),
+        *product(("gst", "gst-expected", "gapmax", "gumbel-softmax", "decoupled"), (6, 4100)),
         ("reinmax-rao", 6),
     ],
 )

@@ -32,6 +32,7 @@ from gapped import simplex
 from gapped.kernels import backend, runner
 from gapped.kernels.sampling import launch, long
 from gapped.kernels.sampling.fused import Fused
+from gapped.kernels.sampling.surrogates import SECOND_ORDER
 
 pytestmark = GPU_MARKS
 
@@ -90,7 +91,7 @@ def test_a_gradient_at_the_selected_entries_equals_a_dense_one(name: str, catego
 
 
 @pytest.mark.parametrize("categories", [5, 4100])
-@pytest.mark.parametrize("name", ["gst", "straight-through", "reinmax", "gumbel-softmax"])
+@pytest.mark.parametrize("name", ["gst", "straight-through", "reinmax", "gapmax-tempered", "gumbel-softmax"])
 def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> None:
     logits, grad = example(4, categories), incoming(4, categories)
     taus = torch.linspace(0.3, 2.0, 4, device=DEVICE)
@@ -104,7 +105,7 @@ def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> N
 
 @pytest.mark.parametrize("categories", [10, 8200])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["gst", "gumbel-softmax", "straight-through", "reinmax", "decoupled"])
+@pytest.mark.parametrize("name", ["gst", "gumbel-softmax", "straight-through", *SECOND_ORDER, "decoupled"])
 def test_half_precision_is_computed_in_float32_and_rounded_once(
     name: str, dtype: torch.dtype, categories: int
 ) -> None:
@@ -155,7 +156,7 @@ def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
     logits[5, 2] = torch.nan
     logits[6, 0] = logits[7, -1] = torch.inf
     sample = launch.forward(logits, key(), FUSED[name])
-    soft = launch.forward(logits, key(), replace(FUSED[name], soft=name != "reinmax"))
+    soft = launch.forward(logits, key(), replace(FUSED[name], soft=ESTIMATORS[name].has_surrogate))
     gradient = backward(logits, sample, torch.ones_like(logits).cumsum(-1), FUSED[name])
     for result in (sample.value, soft.value, gradient):
         assert result[[5, 6, 7]].isnan().all()
@@ -300,7 +301,7 @@ def test_rows_are_split_where_their_programs_fit(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="programs run side by side on a GPU only")
-@pytest.mark.parametrize("name", ["gst", "reinmax"])
+@pytest.mark.parametrize("name", ["gst", *SECOND_ORDER])
 def test_programs_that_share_a_row_give_the_same_bits_every_time(name: str) -> None:
     """Whichever is first: eagerly, and at every replay of a captured graph."""
     logits = torch.randn(700, 100_000, device="cuda", dtype=torch.bfloat16)

@@ -47,7 +47,7 @@ def test_rows_in_parts_are_the_rows_of_one_launch(name: str) -> None:
     torch.testing.assert_close(rows, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["gst-expected", "reinmax", "gumbel-softmax"])
+@pytest.mark.parametrize("name", ["gst-expected", "reinmax", "gapmax", "gumbel-softmax"])
 def test_rows_that_are_read_twice_are_written_in_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long, "most_segments", lambda device: 0)
     logits, fused = example(ROWS, CATEGORIES), FUSED[name]

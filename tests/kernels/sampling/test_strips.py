@@ -31,6 +31,8 @@ from gapped import simplex
 from gapped.kernels.sampling import launch, strips
 from gapped.kernels.sampling.fused import Fused
 from gapped.kernels.sampling.strips import task_of
+from gapped.kernels.sampling.surrogates import SECOND_ORDER
+from gapped.pathwise import Draw
 
 # The interpreter warns of what a row without a law makes of itself, before that is overwritten.
 pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -104,7 +106,7 @@ def test_rows_without_a_law_leave_their_neighbours_alone(
     for function in ("empty", "empty_like"):
         monkeypatch.setattr(torch, function, partial(poison, getattr(torch, function)))
     sample = launch.forward(logits, key(), FUSED[name])
-    soft = launch.forward(logits, key(), replace(FUSED[name], soft=name != "reinmax"))
+    soft = launch.forward(logits, key(), replace(FUSED[name], soft=ESTIMATORS[name].has_surrogate))
     gradient = backward(logits, sample, grad, FUSED[name])
     for result in (sample.value, soft.value, gradient):
         assert result[[5, 6, 7, 8]].isnan().all()
@@ -116,7 +118,7 @@ def test_rows_without_a_law_leave_their_neighbours_alone(
 
 @pytest.mark.usefixtures("small_strips")
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("gst", torch.float16), *((name, torch.bfloat16) for name in ("gst", "reinmax"))]
+    ("name", "dtype"), [("gst", torch.float16), *((name, torch.bfloat16) for name in ("gst", *SECOND_ORDER))]
 )
 def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) -> None:
     logits, fused = side_by_side(2, 9, 21).to(dtype), FUSED[name]
@@ -170,7 +172,7 @@ def test_chunks_far_below_cost_no_digits(name: str, filling: float) -> None:
 
 
 def assert_equal_but_for_order(
-    first: Tensor, second: Tensor, logits: Tensor, grad: Tensor, index: Tensor, fused: Fused
+    first: Tensor, second: Tensor, logits: Tensor, grad: Tensor, index: Tensor, name: str
 ) -> None:
     """Two gradients of logits whose sums were added up in different orders.
 
@@ -186,14 +188,16 @@ def assert_equal_but_for_order(
     - Of q (g - <q, g>) / tau, at most 2 G q / tau, the relative error is (d + 4) u by the reciprocal, 4 u by
       the division by tau and 3 u by other operations. The error of the mean, times q / tau, comes on top.
 
-    Together that is at most 4 (d + 7) u G q / tau, and twice that between two results. ReinMax has two terms
-    of this kind, whose coefficients in the place of q / tau are at most q, 1 at the selected category, and p.
+    Together that is at most 4 (d + 7) u G q / tau, and twice that between two results. ReinMax and GapMax
+    have two terms of this kind, with their points and the sizes of their weights in the place of q / tau.
     """
-    if fused.mode == "reinmax":
-        selected = torch.nn.functional.one_hot(index.long().clamp(max=logits.shape[-1] - 1), logits.shape[-1])
-        coefficient = (logits / fused.tau).softmax(-1) + logits.softmax(-1) + selected.view(logits.shape)
+    if name in SECOND_ORDER:
+        category = index.long().clamp(max=logits.shape[-1] - 1).view(logits.shape[:-1])
+        (one, other), *_ = ESTIMATORS[name].points(simplex.shift(logits), Draw(category))
+        coefficient = 2 * one + other / 2
     else:
-        coefficient = launch.forward(logits, key(), replace(fused, soft=True)).value / fused.tau
+        fused = replace(FUSED[name], soft=True)
+        coefficient = launch.forward(logits, key(), fused).value / fused.tau
     largest = grad.abs().amax(-1, keepdim=True) if grad.dim() == logits.dim() else grad.abs().unsqueeze(-1)
     unit = torch.finfo(torch.float32).eps / 2
     # What is left below the smallest normal number may be flushed to zero.
@@ -203,7 +207,7 @@ def assert_equal_but_for_order(
 
 
 @pytest.mark.parametrize("at_index", [False, True])
-@pytest.mark.parametrize("name", ["gst", "reinmax", "gumbel-softmax"])
+@pytest.mark.parametrize("name", ["gst", *SECOND_ORDER, "gumbel-softmax"])
 def test_rows_side_by_side_equal_a_copy_of_them(name: str, at_index: bool) -> None:
     logits, fused = side_by_side(5, 4500), FUSED[name]
     sample = launch.forward(logits, key(), fused, dense=False)
@@ -211,12 +215,12 @@ def test_rows_side_by_side_equal_a_copy_of_them(name: str, at_index: bool) -> No
     tiled = backward(logits, sample, grad, fused, at_index=at_index)
     copied = backward(logits.contiguous(), sample, grad, fused, at_index=at_index)
     assert tiled.stride() == logits.stride() != copied.stride()
-    assert_equal_but_for_order(tiled, copied, logits, grad, sample.indices, fused)
+    assert_equal_but_for_order(tiled, copied, logits, grad, sample.indices, name)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the interpreter runs programs in any order that it is told")
 @pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("name", ["gst", "reinmax"])
+@pytest.mark.parametrize("name", ["gst", *SECOND_ORDER])
 def test_bits_do_not_depend_on_which_program_is_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles are summed in a random order, then written in another one."""
     from triton.runtime.interpreter import interpreter_builder as builder
@@ -241,7 +245,7 @@ def test_bits_do_not_depend_on_which_program_is_first(name: str, monkeypatch: py
     assert sorted(seen) == list(range(len(seen)))
 
 
-@pytest.mark.parametrize("mode", ["gst", "reinmax", "gumbel-softmax"])
+@pytest.mark.parametrize("mode", ["gst", *SECOND_ORDER, "gumbel-softmax"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_sizes_of_strips(size: int, mode: str) -> None:
     """Wide enough for memory, every category in a segment, and a lag of a strip or more.
@@ -273,7 +277,7 @@ def test_sizes_of_strips(size: int, mode: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="programs run side by side on a GPU only")
-@pytest.mark.parametrize("name", ["gst", "reinmax", "gumbel-softmax"])
+@pytest.mark.parametrize("name", ["gst", *SECOND_ORDER, "gumbel-softmax"])
 def test_tiles_have_the_same_bits_every_time(name: str) -> None:
     """Many strips, so that some programs wait while others run; then with so short a lag that many wait."""
     logits = torch.randn(16, 8192, 1024, device="cuda").movedim(1, -1)
@@ -285,7 +289,7 @@ def test_tiles_have_the_same_bits_every_time(name: str) -> None:
         patch.setattr(strips, "AHEAD", 0)
         assert all(torch.equal(first, backward(logits, sample, grad, fused)) for _ in range(10))
     copied = backward(logits.contiguous(), sample, grad.contiguous(), fused)
-    assert_equal_but_for_order(first, copied, logits, grad, sample.indices, fused)
+    assert_equal_but_for_order(first, copied, logits, grad, sample.indices, name)
 
 
 # The order of the programs that share strips, by enumeration.

@@ -206,7 +206,7 @@ def _split(
 ) -> None:
     """Write gradients by programs that share rows and exchange sums."""
     segments, device = flags["SEGMENTS"], pointers[0].device
-    # A word for the sums of each segment of a row, and one more that only ReinMax needs.
+    # A word for the sums of each segment of a row, and one more for those with two points.
     words = torch.zeros((rows if segments > 1 else 0, 2, segments), dtype=torch.int64, device=device)
     # The interpreter runs one program after the other: there, all publish before any waits.
     for waits in (True,) if device.type == "cuda" else (False, True):

@@ -51,10 +51,15 @@ from gapped.kernels.primitives import (
 from gapped.kernels.runner import power
 from gapped.kernels.sampling.surrogates import (
     DECOUPLED,
+    GAPMAX,
     GST,
     GST_AUTO,
     GUMBEL,
     REINMAX,
+    SECOND_ORDER,
+    SIMPLE,
+    TWO_POINTS,
+    halfway_odds,
     lawless,
     level,
     log2_odds,
@@ -74,7 +79,7 @@ BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 # multiprocessor; only simple weights need no more. The fastest on an H200 (benchmarks/bench_blocks.py).
 SEGMENT_BYTES, SEGMENT_WARPS, REGISTERS = 16384, 8, 64
 # The registers of other weights: as many programs fit beside each other as without the path rarely taken.
-REINMAX_REGISTERS, MOST_REGISTERS = 80, 128
+SECOND_REGISTERS, MOST_REGISTERS = 80, 128
 # No more segments to a row, so that a large GPU works on several rows at a time.
 MOST_SEGMENTS = 32
 # The gradient of log-probabilities: elements of a program and its warps.
@@ -113,10 +118,10 @@ def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
     segments = -(-categories // block)
     sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "num_warps": SEGMENT_WARPS}
     registers = MOST_REGISTERS
-    if mode in ("gst", "straight-through"):
+    if mode in SIMPLE:
         registers = REGISTERS
-    elif mode == "reinmax" and size == 4:
-        registers = REINMAX_REGISTERS
+    elif mode in SECOND_ORDER and size == 4:
+        registers = SECOND_REGISTERS
     return segments, sizes | {"maxnreg": registers}
 
 
@@ -211,38 +216,56 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
         b_scores = b_shifted + b_noise - row.second
     else:
         b_scores = b_shifted
-    b_exponents = b_scores * s_sharpness
-    if MODE == DECOUPLED:
-        # The largest logit has a score of at least -2.9, and no score is above 22.9: no shift is needed.
-        b_exponents += gumbel(row.seed, row.number * row.categories + b_columns, FAST, True) * LOG2_E
-    return exp2(b_exponents, FAST)
+    if MODE >= GAPMAX:
+        b_surprise = tl.log(2.0 * row.second) - b_shifted
+        b_odds = halfway_odds(halves(b_shifted, row, FAST), b_surprise, 1 / row.tau, MODE, FAST)
+        b_weights = tl.where(b_columns == row.index, 1.0, b_odds)
+    else:
+        b_exponents = b_scores * s_sharpness
+        if MODE == DECOUPLED:
+            # The largest logit has a score of at least -2.9, and no score is above 22.9: no shift is needed.
+            b_exponents += gumbel(row.seed, row.number * row.categories + b_columns, FAST, True) * LOG2_E
+        b_weights = exp2(b_exponents, FAST)
+    return b_weights
 
 
 @triton.jit
-def centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr, s_step=1):
-    """1 / sum and mean gradient, of the surrogate and of softmax, from a row's sums: for `gradient`."""
+def halves(b_shifted, row, FAST: tl.constexpr):
+    """Half of the probabilities of logits relative to the row's largest."""
+    return exp2(b_shifted * LOG2_E - (tl.log2(row.second) + 1.0), FAST)
+
+
+@triton.jit
+def centres(row, s_sum, s_dot, s_half_dot, p_grad, MODE: tl.constexpr, AT_INDEX: tl.constexpr, s_step=1):
+    """Factor and mean gradient of the surrogate, and mean gradient of softmax, for `gradient`.
+
+    `s_half_dot` is the sum of `halves` times gradient.
+    """
     s_scale = safe_reciprocal(s_sum)
     s_mean = s_dot * s_scale
-    s_plain = safe_reciprocal(row.second)
     if MODE == REINMAX:
         p_selected = p_grad
         if not AT_INDEX:
             p_selected += row.index * s_step
         s_mean = (s_mean + tl.load(p_selected).to(tl.float32)) / 2
-    return s_scale, s_mean, s_plain, s_plain_dot * s_plain
+    elif MODE >= GAPMAX:
+        s_scale *= 2.0 / row.tau
+    else:
+        s_scale /= row.tau
+    return s_scale, s_mean, 2.0 * s_half_dot
 
 
 @triton.jit
 def gradient(b_weight, b_shifted, b_grad, b_columns, row, s_centres, MODE: tl.constexpr, FAST: tl.constexpr):
     """The gradient of the logits: the points' Jacobians times the gradient of the sample."""
-    s_scale, s_mean, s_plain, s_plain_mean = s_centres
+    s_scale, s_mean, s_plain_mean = s_centres
+    b_first = b_weight * s_scale
     if MODE == REINMAX:
         # The first point is the mean of the surrogate and the one-hot sample, and counts twice.
-        b_twice = b_weight * s_scale + (b_columns == row.index).to(tl.float32)
-        b_plain = exp2(b_shifted * LOG2_E, FAST) * s_plain
-        b_out = b_twice * (b_grad - s_mean) - b_plain * (b_grad - s_plain_mean) / 2
-    else:
-        b_out = b_weight * (s_scale / row.tau) * (b_grad - s_mean)
+        b_first += (b_columns == row.index).to(tl.float32)
+    b_out = b_first * (b_grad - s_mean)
+    if MODE >= TWO_POINTS:
+        b_out -= halves(b_shifted, row, FAST) * (b_grad - s_plain_mean)
     return b_out
 
 
@@ -463,7 +486,7 @@ def streamed_backward_kernel(
         s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
         b_sum = tl.zeros([BLOCK], tl.float32)
         b_dot = b_sum
-        b_plain_dot = b_sum
+        b_half_dot = b_sum
         for s_start in range(0, s_categories, BLOCK):
             b_columns, b_logits = chunk(p_logits, s_start, s_categories, -float("inf"), BLOCK, "evict_last")
             b_shifted = b_logits - row.shift
@@ -471,10 +494,10 @@ def streamed_backward_kernel(
             b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
             b_sum += b_weight
             b_dot += b_weight * b_grad
-            if MODE == REINMAX:
-                b_plain_dot += exp2(b_shifted * LOG2_E, FAST) * b_grad
-        s_sum, s_dot, s_plain_dot = tl.sum(b_sum, 0), tl.sum(b_dot, 0), tl.sum(b_plain_dot, 0)
-        s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
+            if MODE >= TWO_POINTS:
+                b_half_dot += halves(b_shifted, row, FAST) * b_grad
+        s_sum, s_dot, s_half_dot = tl.sum(b_sum, 0), tl.sum(b_dot, 0), tl.sum(b_half_dot, 0)
+        s_centres = centres(row, s_sum, s_dot, s_half_dot, p_grad, MODE, AT_INDEX)
         s_last = (s_categories - 1) // BLOCK * BLOCK
         for s_done in range(0, s_categories, BLOCK):
             s_start = s_last - s_done
@@ -539,17 +562,14 @@ def again(b_x, FAST: tl.constexpr):
 
 @triton.jit
 def _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE: tl.constexpr, FAST: tl.constexpr):
-    """Relative logits, their weights, and the sums of weights and of weights times gradient.
-
-    The last sum has ReinMax's other weights.
-    """
+    """Relative logits, their weights, and the sums of weights, of weights and of halves times gradient."""
     b_shifted = b_logits.to(tl.float32) - row.shift
     b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
     s_dot = tl.sum(b_weight * b_grad.to(tl.float32), 0)
-    s_plain_dot = s_dot
-    if MODE == REINMAX:
-        s_plain_dot = tl.sum(exp2(b_shifted * LOG2_E, FAST) * b_grad.to(tl.float32), 0)
-    return b_shifted, b_weight, tl.sum(b_weight, 0), s_dot, s_plain_dot
+    s_half_dot = s_dot
+    if MODE >= TWO_POINTS:
+        s_half_dot = tl.sum(halves(b_shifted, row, FAST) * b_grad.to(tl.float32), 0)
+    return b_shifted, b_weight, tl.sum(b_weight, 0), s_dot, s_half_dot
 
 
 @triton.jit
@@ -559,18 +579,18 @@ def _finish(
     SEGMENTS: tl.constexpr, SLOTS: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """Exchange the sums with the row's other segments, and write the gradient."""
-    b_shifted, b_weight, s_sum, s_dot, s_plain_dot = weighted
+    b_shifted, b_weight, s_sum, s_dot, s_half_dot = weighted
     if SEGMENTS > 1:
         publish(p_words, s_segment, s_sum, s_dot)
-        if MODE == REINMAX:
-            publish(p_words + SEGMENTS, s_segment, s_sum, s_plain_dot)
+        if MODE >= TWO_POINTS:
+            publish(p_words + SEGMENTS, s_segment, s_sum, s_half_dot)
         if WAITS:
             s_sum, s_dot = _collect(p_words, SEGMENTS, SLOTS)
-            if MODE == REINMAX:
-                _, s_plain_dot = _collect(p_words + SEGMENTS, SEGMENTS, SLOTS)
+            if MODE >= TWO_POINTS:
+                _, s_half_dot = _collect(p_words + SEGMENTS, SEGMENTS, SLOTS)
     if WAITS:
-        s_centres = centres(row, s_sum, s_dot, s_plain_dot, p_grad, MODE, AT_INDEX)
-        if MODE == REINMAX:
+        s_centres = centres(row, s_sum, s_dot, s_half_dot, p_grad, MODE, AT_INDEX)
+        if MODE >= TWO_POINTS:
             b_shifted = again(b_logits, FAST) - row.shift
         b_out = gradient(b_weight, b_shifted, again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
         write(p_out, b_columns, b_out, row.categories)

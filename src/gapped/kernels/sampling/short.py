@@ -21,6 +21,7 @@ from gapped.kernels.primitives import (
     normalise,
     row_block,
     row_uniforms,
+    safe_reciprocal,
     store_rows,
 )
 from gapped.kernels.sampling.surrogates import (
@@ -29,6 +30,8 @@ from gapped.kernels.sampling.surrogates import (
     GST_AUTO,
     GUMBEL,
     REINMAX,
+    TWO_POINTS,
+    halfway_odds,
     lawless,
     level,
     log2_odds,
@@ -210,9 +213,19 @@ def backward_kernel(
     b_shifted = _shift(b_logits)
     b_element = block.rows[:, None] * s_categories + block.columns[None, :]
     s_seed = load_key(p_seed)
-    if MODE == REINMAX:
-        b_half = (normalise(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2
-        b_out = 2 * _jacobian_product(b_half, b_grad) - _jacobian_product(normalise(b_shifted), b_grad) / 2
+    if MODE >= TWO_POINTS:
+        b_weights = tl.exp(b_shifted)
+        b_total = tl.sum(b_weights, 1)
+        b_half = b_weights * (0.5 * safe_reciprocal(b_total))[:, None]
+        if MODE == REINMAX:
+            b_point, b_scale = (normalise(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2, 2.0
+        else:
+            b_surprise = tl.log(tl.where(b_total == 0, 1.0, 2 * b_total))[:, None] - b_shifted
+            b_odds = halfway_odds(b_half, b_surprise, 1 / b_tau, MODE, FAST)
+            b_odds = tl.where(b_selected, 1.0, b_odds)
+            b_point, b_scale = b_odds * safe_reciprocal(tl.sum(b_odds, 1))[:, None], 2.0 / b_tau
+        b_out = b_scale * _jacobian_product(b_point, b_grad)
+        b_out -= b_half * (b_grad - 2.0 * tl.sum(b_half * b_grad, 1)[:, None])
     else:
         b_gap = b_tau
         if MODE == GST:

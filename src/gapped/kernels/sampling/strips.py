@@ -33,9 +33,7 @@ import triton
 import triton.language as tl
 
 from gapped.kernels.primitives import (
-    LOG2_E,
     drop_absent,
-    exp2,
     gumbel,
     row_starts,
     row_uniforms,
@@ -50,11 +48,20 @@ from gapped.kernels.sampling.long import (
     add_weights,
     centres,
     gradient,
+    halves,
     row_gap,
     row_of_sample,
     weights,
 )
-from gapped.kernels.sampling.surrogates import DECOUPLED, GUMBEL, REINMAX, lawless, level
+from gapped.kernels.sampling.surrogates import (
+    DECOUPLED,
+    GUMBEL,
+    SECOND_ORDER,
+    SIMPLE,
+    TWO_POINTS,
+    lawless,
+    level,
+)
 
 # Sizes leave a program so few registers that two or more programs fit on a multiprocessor.
 # `benchmarks/bench_axis.py` measures others.
@@ -110,11 +117,11 @@ class Partition(NamedTuple):
 
 def backward_sizes(count: int, categories: int, size: int, mode: str) -> Partition:
     """The partition of `count` rows with entries of `size` bytes, for an estimator."""
-    simple = mode in ("gst", "straight-through")
+    simple = mode in SIMPLE
     most, width = HELD_SIMPLE if simple else HELD_OTHERS, TILE_BYTES // size
     while categories * width > most and width * size > HELD_BYTES:
         width //= 2
-    hints = {"FIRST_USE": FIRST_USE, "LAST_USE": LAST_USE, "SUMS": 3 if mode == "reinmax" else 2}
+    hints = {"FIRST_USE": FIRST_USE, "LAST_USE": LAST_USE, "SUMS": 3 if mode in SECOND_ORDER else 2}
     if categories * width <= most:
         width = _narrow(width, count, size)
         block = HELD_WARPS * 512 // (width * size)
@@ -448,16 +455,16 @@ def _piece(pieces, known, NUMBER: tl.constexpr, AT_INDEX: tl.constexpr):
 def _add(
     sums, pieces, known, MODE: tl.constexpr, AT_INDEX: tl.constexpr, FAST: tl.constexpr, PIECES: tl.constexpr
 ):
-    """Add some chunks to the sums of lanes: weights, weights times gradient, plain softmax times gradient."""
-    b_sum, b_dot, b_plain_dot = sums
+    """Add some chunks to the sums of lanes: weights, weights times gradient, halves times gradient."""
+    b_sum, b_dot, b_half_dot = sums
     for s_piece in tl.static_range(PIECES):
         b_columns, b_shifted, b_grad = _piece(pieces, known, s_piece, AT_INDEX)
         b_weight = weights(b_shifted, b_columns, known.row, known.gap, MODE, FAST)
         b_sum += b_weight
         b_dot += b_weight * b_grad
-        if MODE == REINMAX:
-            b_plain_dot += exp2(b_shifted * LOG2_E, FAST) * b_grad
-    return b_sum, b_dot, b_plain_dot
+        if MODE >= TWO_POINTS:
+            b_half_dot += halves(b_shifted, known.row, FAST) * b_grad
+    return b_sum, b_dot, b_half_dot
 
 
 @triton.jit
@@ -572,12 +579,12 @@ def tile_backward_kernel(
         known = Known(row, b_gap, b_gap)
     b_sum = tl.zeros([STRIP, BLOCK], tl.float32)
     b_dot = b_sum
-    b_plain_dot = b_sum
+    b_half_dot = b_sum
     if SEGMENTS == 1:
-        sums = _add((b_sum, b_dot, b_plain_dot), pieces, known, MODE, AT_INDEX, FAST, PIECES)
-        b_sum, b_dot, b_plain_dot = tl.sum(sums[0], 1), tl.sum(sums[1], 1), tl.sum(sums[2], 1)
+        sums = _add((b_sum, b_dot, b_half_dot), pieces, known, MODE, AT_INDEX, FAST, PIECES)
+        b_sum, b_dot, b_half_dot = tl.sum(sums[0], 1), tl.sum(sums[1], 1), tl.sum(sums[2], 1)
         b_centres = centres(
-            row, b_sum[:, None], b_dot[:, None], b_plain_dot[:, None], p_selected, MODE, AT_INDEX, s_grad_step
+            row, b_sum[:, None], b_dot[:, None], b_half_dot[:, None], p_selected, MODE, AT_INDEX, s_grad_step
         )
         _write(out, pieces, known, b_centres, MODE, AT_INDEX, FAST, PIECES)
         _write_lawless(out, s_start, s_categories, b_index, LENGTH, BLOCK)
@@ -601,8 +608,8 @@ def tile_backward_kernel(
             for s_turn in tl.range(TURNS, num_stages=STAGES):
                 s_from = s_start + s_turn * (PIECES * BLOCK)
                 pieces = _read(given, s_from, s_categories, strip, AT_INDEX, BLOCK, PIECES, FIRST_USE)
-                b_sum, b_dot, b_plain_dot = _add(
-                    (b_sum, b_dot, b_plain_dot), pieces, known, MODE, AT_INDEX, FAST, PIECES
+                b_sum, b_dot, b_half_dot = _add(
+                    (b_sum, b_dot, b_half_dot), pieces, known, MODE, AT_INDEX, FAST, PIECES
                 )
-            sums = (b_sum, b_dot, b_plain_dot)
+            sums = (b_sum, b_dot, b_half_dot)
             publish_tile(p_sums + s_segment * (SUMS * STRIP), p_done, sums, SUMS, STRIP)

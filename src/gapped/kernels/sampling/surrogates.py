@@ -7,23 +7,35 @@ import triton.language as tl
 
 from gapped.kernels.primitives import LN_2, exp2, log2, reciprocal
 
+SECOND_ORDER = ("reinmax", "gapmax", "gapmax-tempered")
+"""Modes whose gradient has two points: half of softmax's product is subtracted from that of the surrogate."""
+SIMPLE = ("gst", "straight-through")
+"""Modes whose weights take one exponential and few registers."""
 _NAMES = (
     "gst",
     "gst-auto",
     "straight-through",
-    "reinmax",
     "gumbel-softmax",
     "decoupled",
     "gumbel-rao",
     "reinmax-rao",
+    *SECOND_ORDER,
 )
 MODES = {name: number for number, name in enumerate(_NAMES)}
 GST = tl.constexpr(MODES["gst"])
 GST_AUTO = tl.constexpr(MODES["gst-auto"])
-REINMAX = tl.constexpr(MODES["reinmax"])
 GUMBEL = tl.constexpr(MODES["gumbel-softmax"])
 DECOUPLED = tl.constexpr(MODES["decoupled"])
+REINMAX = tl.constexpr(MODES["reinmax"])
+GAPMAX = tl.constexpr(MODES["gapmax"])
+GAPMAX_TEMPERED = tl.constexpr(MODES["gapmax-tempered"])
+# Modes from this one on have two points.
+TWO_POINTS = tl.constexpr(MODES[SECOND_ORDER[0]])
 _GAP_GUARD = tl.constexpr(1e-5)
+# A category of this much surprise, -log p, has no mass.
+_SURPRISE = tl.constexpr(1e3)
+# The smallest normal number.
+_TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
@@ -71,3 +83,18 @@ def log2_odds_ratio(b_log2_p, b_rest, FAST: tl.constexpr):
         b_series = b_rest * b_series + 1.0 / (8 - n)
     b_quotient = (b_log2_p * -LN_2 - b_rest) * reciprocal(b_square, FAST)
     return log2(tl.where(b_near, b_series, b_quotient), FAST)
+
+
+@triton.jit
+def halfway_odds(b_half, b_surprise, b_slope, MODE: tl.constexpr, FAST: tl.constexpr):
+    """A losing category's odds in GapMax: `simplex.halfway_odds` to the power of `b_slope`, that is 1/tau.
+
+    They are given by half of its probability and the surprise of that, -log(p/2), which may be infinite.
+    """
+    b_rest = 1.0 - b_half
+    b_odds = b_half * (tl.minimum(b_surprise, _SURPRISE) - b_rest) * reciprocal(b_rest * b_rest, FAST)
+    if MODE == GAPMAX_TEMPERED:
+        # Odds below the smallest normal number are those of a category without mass: exactly 0.
+        b_power = exp2(log2(tl.maximum(b_odds, _TINY), FAST) * b_slope, FAST)
+        b_odds = tl.where(b_odds < _TINY, b_odds * 0.0, b_power)
+    return b_odds
