@@ -11,10 +11,10 @@ import gapped
 
 K = 5
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "nz-gst": ("gst", {"detach": False}),
+    "nz-gst": ("gst", {"detach": False, "gap": 1.0}),
     "nz-gst-expected": ("gst", {"detach": False, "gap": gapped.expected_gap}),
     "gst-expected": ("gst", {"gap": gapped.expected_gap}),
-    "gst-auto": ("gst", {"gap": "auto"}),
+    "gst-1": ("gst", {"gap": 1.0}),
     "gumbel-rao-1": ("gumbel-rao", {"samples": 1}),
     "decoupled-warm": ("decoupled", {"tau_forward": 3.0}),
 }

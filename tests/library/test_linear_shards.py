@@ -47,7 +47,7 @@ def test_half_precision(found: Found) -> None:
 def test_what_cannot_be_split_is_refused_in_one_line(found: Found) -> None:
     for each in found:
         messages = each["refusals"]
-        assert "expected one of decoupled, gst" in messages["stranger"]
+        assert "expected one of decoupled, gapmax, gst" in messages["stranger"]
         assert messages["function"].startswith("gap: got a function, expected a number")
         assert messages["hard"].startswith("hard: got False")
         assert messages["group"].startswith("group: got an object of type str")

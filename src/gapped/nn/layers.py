@@ -12,10 +12,9 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_level
 from gapped.errors import reject
-from gapped.pathwise import Pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
-from gapped.registry import resolve_pathwise
 from gapped.subsets.nm_masks import check_groups, nm_mask
 
 # The most likely outcome: of the estimators, the one whose gradient, which is not wanted here, has no noise.

@@ -29,11 +29,13 @@ from gapped.checks import (
     check_logits,
     check_mask,
     is_known_finite,
+    note_backend,
 )
 from gapped.errors import reject
-from gapped.gradient import Points, Product, blocks, is_differentiated, needs_blocks, row_entries, with_points
+from gapped.gradient import Points, Product, is_differentiated, with_points
 from gapped.kernels import backend
 from gapped.kernels.sampling.fused import Fused, refusal
+from gapped.simplex import Draw as Draw
 
 if TYPE_CHECKING:
     from gapped.choice import Choice
@@ -41,15 +43,6 @@ if TYPE_CHECKING:
 
 Source = Literal["sample", "argmax"]
 """Where a category comes from: the softmax of the logits, or their argmax."""
-
-
-class Draw(NamedTuple):
-    """Everything random about a sample."""
-
-    category: Tensor
-    """The category of each row, `(*rows)`."""
-    noise: Tensor | None = None
-    """Further noise of the surrogate, in the estimator's own form."""
 
 
 class Outcome(NamedTuple):
@@ -264,9 +257,9 @@ class Pathwise(ABC):
         Returns:
             An object with `index`, `select`, `gate` and `log_prob`: see `gapped.linear_choice`.
         """
-        from gapped.vocabulary import choose
+        from gapped.vocabulary import linear_choice
 
-        return choose(self, hidden, weight, bias, mask, generator)
+        return linear_choice(hidden, weight, bias, estimator=self, mask=mask, generator=generator)
 
     def check_choice(self) -> None:
         """Raise an error unless the samples can be given by their index."""
@@ -308,7 +301,7 @@ class Pathwise(ABC):
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
     ) -> Outcome:
         """A sample of these rows; its index alone unless `dense`. Large inputs are computed in blocks."""
-        if not (needs_blocks(rows) and self.is_rowwise()):
+        if not (simplex.needs_blocks(rows) and self.is_rowwise()):
             return self._block(rows, generator, wants_gradient, dense)
         shape, categories = rows.shape, rows.shape[-1]
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
@@ -317,7 +310,7 @@ class Pathwise(ABC):
         product: Product | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
-        for block in blocks(len(matrix), categories):
+        for block in simplex.blocks(len(matrix), categories):
             estimator = self.of_rows(shape[:-1], block)
             own, indices[block], gradient = estimator._block(matrix[block], generator, wants_gradient, dense)
             if dense:
@@ -336,7 +329,7 @@ class Pathwise(ABC):
     def of_rows(self, shape: torch.Size, rows: slice) -> Self:
         """This estimator with the levels of some rows, `shape` in all and counted in order."""
         levels: dict[str, Any] = {
-            name: row_entries(level, shape, rows)
+            name: simplex.row_entries(level, shape, rows)
             for name in self.levels
             if isinstance(level := getattr(self, name), Tensor)
         }
@@ -389,13 +382,13 @@ class Pathwise(ABC):
     def kernel(self, rows: Tensor) -> Fused | None:
         """The arguments of the fused kernels if they compute these rows, else None; `backend_used` tells."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
-            backend.note("torch")
+            note_backend("torch")
             return None
         fused = self._fused_draw() if torch.compiler.is_compiling() else self._fused
         why_not = refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
-        backend.note("torch" if why_not else "triton")
+        note_backend("torch" if why_not else "triton")
         return fused if why_not is None else None
 
     def fused(self) -> Fused | None:
@@ -478,3 +471,32 @@ def cached_estimator(kind: type[_P], **options: Any) -> _P:
 @lru_cache(maxsize=256, typed=True)
 def _cache(kind: type[Pathwise], **options: Any) -> Pathwise:
     return kind(**options)
+
+
+def resolve_pathwise(estimator: Pathwise | str | None) -> Pathwise:
+    """The object that an argument called `estimator` stands for, where a sample is drawn.
+
+    Text is read as `gapped.estimator` reads it, and None is the default.
+    """
+    if isinstance(estimator, Pathwise):
+        return estimator
+    # Reading text takes longer than drawing a few samples. A compiler would have to trace the cache.
+    cacheable = isinstance(estimator, str | None) and not torch.compiler.is_compiling()
+    return _cached_default_or_text(estimator) if cacheable else _default_or_text(estimator)
+
+
+def _default_or_text(estimator: Any) -> Pathwise:
+    if estimator is None:
+        from gapped.pathwise.gapmax import GapMax
+
+        return GapMax()
+    from gapped.registry import resolve
+
+    resolved = resolve(estimator)
+    if not isinstance(resolved, Pathwise):
+        accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
+        raise reject("estimator", estimator, accepted)
+    return resolved
+
+
+_cached_default_or_text = lru_cache(maxsize=256)(_default_or_text)

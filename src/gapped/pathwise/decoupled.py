@@ -67,7 +67,7 @@ class DecoupledGumbelSoftmax(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(logits, tau) - draw.noise, -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(logits, tau) - draw.noise).unsqueeze(0), 1 / tau)
 
 
 @documented

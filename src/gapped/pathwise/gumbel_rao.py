@@ -44,18 +44,18 @@ class GumbelRao(Pathwise):
     def draw_given(
         self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
     ) -> Draw:
-        log_p = self.centre(logits, category)
-        return Draw(category, conditional_noise(log_p, category, self.samples, generator, surrogate))
+        log_p = self.centre(logits, Draw(category))
+        scores = conditional_noise(log_p, category, self.samples, generator, surrogate)
+        return Draw(category, None if scores is None else scores - scores.amax(-1, keepdim=True))
 
-    def centre(self, logits: Tensor, index: Tensor) -> Tensor:
+    def centre(self, logits: Tensor, draw: Draw) -> Tensor:
         """The log-probabilities that noise is added to, given the drawn categories."""
-        return torch.log_softmax(logits, -1)
+        return draw.log_softmax(logits)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        scores = draw.noise - draw.noise.amax(-1, keepdim=True)
-        return Points(torch.softmax(divide(scores, tau), -1), 1 / (tau * self.samples))
+        return Points(draw.softmax(divide(draw.noise, tau)), 1 / (tau * self.samples))
 
 
 @documented

@@ -53,7 +53,7 @@ class GumbelSoftmax(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(draw.noise, tau), -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(draw.noise, tau)).unsqueeze(0), 1 / tau)
 
     def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
         if not self.has_learned_tau():

@@ -34,7 +34,7 @@ class StraightThrough(Pathwise):
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(logits, tau), -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(logits, tau)).unsqueeze(0), 1 / tau)
 
 
 @documented
