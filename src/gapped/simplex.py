@@ -411,7 +411,7 @@ def slices(rows: int, step: int) -> Iterator[slice]:
 def row_entries(values: Tensor, shape: torch.Size, rows: slice, further: int = 0) -> Tensor:
     """The entries that `values` have for some of the rows, which are `shape` in all and counted in order.
 
-    `values` broadcast to ``(*shape, ...)``, with so many `further` axes behind those of the rows. Contiguous
+    `values` broadcast to `(*shape, ...)`, with so many `further` axes behind those of the rows. Contiguous
     ones that have an entry for each row are not copied.
 
     >>> row_entries(torch.tensor([[1.0], [2.0]]), torch.Size([2, 3]), slice(1, 4))

@@ -31,6 +31,7 @@ from gapped.checks import (
     is_known_finite,
     note_backend,
 )
+from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import Points, Product, is_differentiated, with_points
 from gapped.kernels import backend
@@ -56,6 +57,7 @@ class Outcome(NamedTuple):
     """The points that carry the gradient, if one is wanted."""
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class Pathwise(ABC):
     """An estimator whose sample carries the gradient.
@@ -64,11 +66,11 @@ class Pathwise(ABC):
     arguments below, and the methods `sample`, `choose`, `mix`, `gate` and `choose_linear`.
 
     Arguments:
-        tau: Temperature of the gradient: a positive number, or a tensor that broadcasts against the logits'
-            shape without the category axis.
-        hard: True for one-hot samples, False for the surrogate itself, a point of the simplex.
-        draw: "sample" draws the category from the softmax of the logits; "argmax" takes the largest logit.
-        backend: "torch", "triton", or "auto": Triton on a GPU where it can, else torch.
+        (tau, hard, draw, backend)
+
+    A temperature with as many axes as the logits has their category axis too, of size 1. With "argmax" equal
+    logits give the first of them, and noise that the surrogate needs is drawn given that this category wins:
+    only the gradient is random then.
     """
 
     name: ClassVar[str]
@@ -85,17 +87,9 @@ class Pathwise(ABC):
     """Whether a temperature that requires a gradient gets one."""
 
     tau: float | Tensor = 1.0
-    """Temperature of the surrogate: a positive number, or a tensor that broadcasts against the logits'
-    shape without the category axis. A tensor with as many axes as the logits has that axis too, of size 1."""
     hard: bool = True
-    """One-hot samples if true, else the surrogate itself."""
     draw: Source = field(default="sample", kw_only=True)
-    """Where the category comes from: `"sample"` draws it from the softmax of the logits; `"argmax"` takes
-    the largest logit, the first of equal ones. The gradient is the estimator's own for that category. Noise
-    that its surrogate needs is drawn given that this category wins, so only the gradient is random then."""
     backend: str = field(default="auto", kw_only=True, repr=False)
-    """Who computes: `"torch"`, `"triton"` (or an error where it cannot), or `"auto"`, which is Triton
-    on CUDA where it can and torch elsewhere."""
 
     def __post_init__(self) -> None:
         check_level("tau", self.tau, positive=True, learned=self.learns_tau)
@@ -107,6 +101,7 @@ class Pathwise(ABC):
         if self.backend not in backend.BACKENDS:
             raise reject("backend", self.backend, f"one of {', '.join(backend.BACKENDS)}")
 
+    @documented
     def sample(
         self,
         logits: Tensor,
@@ -118,12 +113,7 @@ class Pathwise(ABC):
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
-            dim: The category axis.
-            mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the
-                last one. Categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator, the only one that
-                torch.compile supports.
+            (logits, dim, mask, generator)
 
         Returns:
             The sample. Half precision is computed in float32 and rounded once, at the end.
@@ -154,6 +144,7 @@ class Pathwise(ABC):
         """Draw a sample: the method `sample` under another name."""
         return self.sample(logits, dim=dim, mask=mask, generator=generator)
 
+    @documented
     def choose(
         self,
         logits: Tensor,
@@ -165,10 +156,7 @@ class Pathwise(ABC):
         """Draw one category per row, by its index; no one-hot vector is written.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
-            dim: The category axis.
-            mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (logits, dim, mask, generator)
 
         Returns:
             An object with `index`, of the shape of the logits without the category axis; `select(table)`,
@@ -178,6 +166,7 @@ class Pathwise(ABC):
 
         return choose(self, logits, dim, mask, generator)
 
+    @documented
     def mix(
         self,
         logits: Tensor,
@@ -194,13 +183,11 @@ class Pathwise(ABC):
         is all: a block of rows is drawn, multiplied and dropped, and drawn again in the backward pass.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
+            (logits)
             table: A tensor `(K, *rest)`, one table for all rows; or, for logits `(..., G, K)` whose group
                 axis comes just before the categories, `(G, K, *rest)`, one for each group. It is read so if
                 it has at least three axes, of which the first two are the last two of the logits.
-            dim: The category axis.
-            mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (dim, mask, generator)
 
         Returns:
             A tensor `(*rows, *rest)`: for each row the mean of the table's rows, weighted by the soft
@@ -219,6 +206,7 @@ class Pathwise(ABC):
 
         return mix(self, logits, table, dim, mask, generator)
 
+    @documented
     def gate(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -227,7 +215,7 @@ class Pathwise(ABC):
         Arguments:
             logits: Log-odds, of any shape. Options of the estimator that are tensors broadcast against it.
             mask: Booleans that broadcast against the logits; gates where it is False are 0.
-            generator: Where random numbers come from; None is torch's default generator.
+            (generator)
 
         Returns:
             A tensor of the shape and dtype of `logits`, of zeros and ones if the estimator is hard.
@@ -236,6 +224,7 @@ class Pathwise(ABC):
 
         return draw(self, logits, mask, generator)
 
+    @documented
     def choose_linear(
         self,
         hidden: Tensor,
@@ -248,11 +237,9 @@ class Pathwise(ABC):
         """Draw one category per row by the logits `hidden @ weight.T + bias`, never held in memory.
 
         Arguments:
-            hidden: Rows of `d` numbers, `(*rows, d)`.
-            weight: One row for each of the `V` categories, `(V, d)`.
-            bias: `(V)`, or None.
+            (hidden, weight, bias)
             mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (generator)
 
         Returns:
             An object with `index`, `select`, `gate` and `log_prob`: see `gapped.linear_choice`.

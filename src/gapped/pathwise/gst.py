@@ -29,11 +29,7 @@ class GST(Pathwise):
     Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics.
 
     Arguments:
-        (tau, hard)
-        gap: Least lead of the drawn category over the others: a number, a tensor that broadcasts as `tau`
-            does, a function of the drawn probability such as `gapped.expected_gap`, or "auto".
-        detach: Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation.
-        (draw, backend)
+        (tau, hard, gap, detach, draw, backend)
     """
 
     name = "gst"
@@ -41,10 +37,7 @@ class GST(Pathwise):
 
     tau: float | Tensor = 0.85
     gap: Gap = "auto"
-    """Least distance of the selected logit to the others: a number, a tensor, a function of the selected
-    probability, or `"auto"`."""
     detach: bool = True
-    """Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,14 +131,7 @@ def gst(
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
     Arguments:
-        (logits, tau, hard)
-        gap: Least lead γ of the drawn category over the others: "auto", which gives each category the gap
-            that Gumbel noise would, and needs no tuning to the number of categories; a number (0.8 to 1.2 in
-            the paper, for 10 categories); a tensor that broadcasts as `tau` does; or a function of the drawn
-            probability, such as `gapped.expected_gap`.
-        detach: False differentiates the perturbation as well, with a gap function's own slope, the paper's NZ
-            ablation. It trains badly, and needs another gap than "auto".
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, gap, detach, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

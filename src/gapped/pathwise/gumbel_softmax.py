@@ -89,8 +89,7 @@ def gumbel_softmax(
     `gapped.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
     Arguments:
-        (logits, tau, hard)
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

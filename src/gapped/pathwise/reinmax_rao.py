@@ -27,8 +27,7 @@ class ReinMaxRao(GumbelRao):
     Arguments:
         (tau)
         hard: True; there is no soft sample.
-        samples: Over how many draws of noise the first term is averaged.
-        (draw, backend)
+        (samples, draw, backend)
     """
 
     name = "reinmax-rao"
@@ -71,8 +70,7 @@ def reinmax_rao(
     Arguments:
         (logits, tau)
         hard: True; there is no soft sample.
-        samples: Over how many draws of noise the first term is averaged.
-        (draw, dim, mask, generator, eps, backend)
+        (samples, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

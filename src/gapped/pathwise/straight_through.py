@@ -53,8 +53,7 @@ def straight_through(
     """Straight-through sample: a category, with the gradient of the probabilities.
 
     Arguments:
-        (logits, tau, hard)
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gapped.checks import check_linear, check_mask, without_autocast
+from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import versions
 from gapped.kernels import runner
@@ -49,6 +50,7 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
+@documented
 @uncompiled
 def linear_choice(
     hidden: Tensor,
@@ -67,14 +69,9 @@ def linear_choice(
     that is kept. Index, values and gradients are those of `estimator.choose(hidden @ weight.T + bias)`.
 
     Arguments:
-        hidden: `(*rows, d)`. Half precision, and what autocast makes of float32, is multiplied as it is and
-            normalised in float32.
-        weight: `(V, d)`.
-        bias: `(V)`, or None.
-        estimator: A pathwise one, as an object or as text; None is the recommended default. For a
-            score-function gradient multiply `log_prob` with the reward.
+        (hidden, weight, bias, estimator)
         mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
-        generator: Where random numbers come from; None is torch's default generator.
+        (generator)
         group: A process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
             `bias`, `mask` and tables are the rank's own part, `hidden` is the same on every rank, and so are
             the results: index, log-probability, selected rows, the gradient of `hidden`. Rank 0 of the group
@@ -85,9 +82,10 @@ def linear_choice(
         may be `weight` itself; `gate()` for routers; and `log_prob`, `(*rows)`. Their gradients reach
         `hidden`, `weight`, `bias` and the table, and cannot be differentiated again.
 
-    Each use costs one more pass over the chunks in its backward: with `select`, five products of the size
-    rows × d × V in all. torch.compile leaves the function and the uses of its result to eager code.
-    docs/vocabulary.md has the derivation, the measurements, and how sums are rounded.
+    For a score-function gradient multiply `log_prob` with the reward. Each use costs one more pass over the
+    chunks in its backward: with `select`, five products of the size rows × d × V in all. torch.compile leaves
+    the function and the uses of its result to eager code. docs/vocabulary.md has the derivation, the
+    measurements, and how sums are rounded.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> hidden, embedding = torch.randn(2, 7, 16, requires_grad=True), torch.nn.Embedding(50_000, 16)
