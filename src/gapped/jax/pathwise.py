@@ -144,9 +144,7 @@ class Pathwise(ABC):
         sample = attach(plain.pull, value, scores, levels, key, rows.scores, *numbers)
         return jnp.moveaxis(estimator.attach_tau(sample, rows, draw), -1, axis)
 
-    def __call__(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
-        """Draw a sample: the method `sample` under another name."""
-        return self.sample(key, logits, axis=axis, where=where)
+    __call__ = sample
 
     @documented
     def choose(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Choice:

@@ -133,16 +133,7 @@ class Pathwise(ABC):
             value = fitted.sample_in_torch(rows if is_last else rows.contiguous(), generator)
         return value if is_last else value.movedim(-1, dim)
 
-    def __call__(
-        self,
-        logits: Tensor,
-        *,
-        dim: int = -1,
-        mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Draw a sample: the method `sample` under another name."""
-        return self.sample(logits, dim=dim, mask=mask, generator=generator)
+    __call__ = sample
 
     @documented
     def choose(
