@@ -22,10 +22,10 @@ from torch import Tensor
 from triton.testing import do_bench
 
 import gapped
-from gapped.kernels.backend import draw_key
 from gapped.kernels.runner import Launch
 from gapped.kernels.sampling import launch, strips
 from gapped.kernels.sampling.fused import Fused
+from gapped.simplex import draw_key
 
 SECONDS = 60
 SHAPE = (64, 8192, 1024)

@@ -17,9 +17,10 @@ from torch import Tensor
 from triton.testing import do_bench
 
 import gapped
-from gapped.kernels import backend, runner
+from gapped.kernels import runner
 from gapped.kernels.sampling import launch, long, rao
 from gapped.kernels.sampling.fused import Fused
+from gapped.simplex import draw_key
 
 SHORT = ((1_048_576, 64), (262_144, 256))
 FEW = ((144, 64, 100), (576, 64, 100), (2_000, 64, 100), (6_400, 64, 1000), (120_000, 10, 100))
@@ -50,7 +51,7 @@ def milliseconds(logits: Tensor, fused: Fused) -> tuple[float, float]:
     # Launches are kept, with the blocks that were set when they were made.
     for cached in (launch._forward, launch._backward, launch._rao):
         cached.cache_clear()
-    key = backend.draw_key(logits, None)
+    key = draw_key(logits, None)
     grad = torch.randn_like(logits)
     _, index, stats = launch.forward(logits, key, fused)
 
@@ -112,7 +113,7 @@ def sizes(module: ModuleType, changed: dict[str, Any]) -> Iterator[None]:
 
 def memory(logits: Tensor, fused: Fused) -> float:
     """The most that forward and backward pass hold beyond logits and incoming gradient, in such tensors."""
-    key, grad = backend.draw_key(logits, None), torch.randn_like(logits)
+    key, grad = draw_key(logits, None), torch.randn_like(logits)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     value, index, stats = launch.forward(logits, key, fused)

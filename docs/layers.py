@@ -30,6 +30,7 @@ WORDS = {
     "score": "the gradient comes from the cost",
     "subsets": "k of n, their law",
     "registry": "estimators by name",
+    "sampling": "the front door",
     "objective": "expectation of a cost",
     "drop_in": "in torch's place",
     "gates": "samples of 0 or 1",
@@ -78,7 +79,7 @@ def room_of(name: str) -> str | None:
 
 
 # Methods of the base class call these rooms, which it does not import itself.
-USES = {"pathwise": {"choice", "gates", "vocabulary"}}
+USES = {"pathwise": {"choice", "gates", "registry", "vocabulary"}}
 
 
 def imports(source: str, module: str, loading: bool = False) -> set[str]:

@@ -23,10 +23,10 @@ from variants import VARIANTS, make
 import gapped
 from gapped import simplex
 from gapped.gradient import Points
-from gapped.vocabulary.sharded import SURROGATES
+from gapped.vocabulary.sharded import KINDS
 
 WORLD, ROWS, D, V, STEP = 4, (2, 3), 4, 11, 4
-SPLIT = [kind.name for kind in SURROGATES]
+SPLIT = [kind.name for kind in KINDS]
 NAMES = [*SPLIT, *(name for name in VARIANTS if not name.startswith("nz-"))]
 # Whose noise differs from rank to rank: all rows in one chunk, so that the reference can have the same noise.
 NOISY = ("gumbel-softmax", "decoupled", "decoupled-warm", "gumbel-rao", "gumbel-rao-1")

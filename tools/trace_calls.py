@@ -25,6 +25,13 @@ def gst() -> Callable[[], Any]:
     return lambda: gapped.gst(logits, hard=True)
 
 
+def sample() -> Callable[[], Any]:
+    import torch
+
+    logits = torch.randn(32, 10, requires_grad=True)
+    return lambda: gapped.sample(logits)
+
+
 def choose() -> Callable[[], Any]:
     import torch
 
@@ -67,6 +74,7 @@ def compare() -> Callable[[], Any]:
 
 WALKS: dict[str, Callable[[], Callable[[], Any]]] = {
     "gst": gst,
+    "sample": sample,
     "choose": choose,
     "linear_choice": linear_choice,
     "expectation": expectation,

@@ -41,7 +41,7 @@ class RaisedGST(GST):
     def _perturbed(self, logits: Tensor, draw: Draw) -> Tensor:
         selected = draw.category.unsqueeze(-1)
         others = logits.scatter(-1, selected, -torch.inf).amax(-1, keepdim=True)
-        lead = torch.maximum(logits.gather(-1, selected), others + self._gap_of(logits, selected))
+        lead = torch.maximum(logits.gather(-1, selected), others + self._gap_of(logits, draw))
         return logits.scatter(-1, selected, lead)
 
 

@@ -8,6 +8,7 @@ from gapped import nn as nn
 from gapped import simplex as simplex
 from gapped import subsets as subsets
 from gapped._version import __version__ as __version__
+from gapped.checks import backend_used as backend_used
 from gapped.comparison.compare import compare as compare
 from gapped.comparison.outcome import Comparison as Comparison
 from gapped.diagnostics import diagnose as diagnose
@@ -17,7 +18,6 @@ from gapped.diagnostics.surrogate_properties import properties as properties
 from gapped.drop_in import replacing_torch as replacing_torch
 from gapped.errors import GappedError as GappedError
 from gapped.gates import gate as gate
-from gapped.kernels.backend import backend_used as backend_used
 from gapped.objective import expectation as expectation
 from gapped.pathwise import Pathwise as Pathwise
 from gapped.pathwise.decoupled import DecoupledGumbelSoftmax as DecoupledGumbelSoftmax

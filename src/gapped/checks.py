@@ -362,3 +362,22 @@ def _dtype_of_product(hidden: Tensor, weight: Tensor, bias: Tensor) -> torch.dty
         if value.dtype != hidden.dtype:
             raise reject(name, f"a tensor of {value.dtype}", f"one of {hidden.dtype}, as hidden")
     return hidden.dtype
+
+
+_used: str | None = None
+
+
+def backend_used() -> str | None:
+    """The backend that drew the last sample outside of compiled code.
+
+    Returns:
+        "torch" or "triton"; None if nothing was drawn yet.
+    """
+    return _used
+
+
+def note_backend(name: str) -> None:
+    """Remember which backend drew the last sample."""
+    global _used
+    if not torch.compiler.is_compiling():
+        _used = name

@@ -17,6 +17,17 @@ ARGUMENTS = {
         logits' shape without the category axis. It does not change the law of hard samples.""",
     "hard": """True returns one-hot vectors, False the surrogate itself, a point of the simplex. Both have
         the same gradient.""",
+    "gap": """Least lead γ of the drawn category over the others: "auto", which gives each category the gap
+        that Gumbel noise would, and needs no tuning to the number of categories; a number (0.8 to 1.2 in the
+        paper, for 10 categories); a tensor that broadcasts as `tau` does; or a function of the drawn
+        probability, such as `gapped.expected_gap`.""",
+    "detach": """False differentiates the perturbation as well, with a gap function's own slope, the paper's
+        NZ ablation. It trains badly, and needs another gap than "auto".""",
+    "tau_forward": """Temperature τ_f of the draw, a number or a tensor as `tau`; 1 keeps the logits' own
+        law.""",
+    "smoothing": """s in the help of `gapped.mve`, a number or a tensor as `tau`. 0 is the authors' limit
+        t → ∞, ∞ straight-through; they train with t = 1/s growing from 1 to a million.""",
+    "samples": "Over how many draws of noise the surrogate is averaged.",
     "draw": """"sample" draws the category from softmax(θ); "argmax" takes the largest logit. The gradient
         is the estimator's own for that category.""",
     "estimator": """A pathwise one, as an object such as `gapped.GST(tau=0.5)` or its text such as
@@ -28,6 +39,10 @@ ARGUMENTS = {
         torch.compile supports.""",
     "eps": "Accepted as in torch, without effect.",
     "backend": """"torch", "triton", or "auto": Triton on a GPU where it can, else torch.""",
+    "hidden": """`(*rows, d)`. Half precision, and what autocast makes of float32, is multiplied as it is and
+        normalised in float32.""",
+    "weight": "`(V, d)`, a row for each of the V categories.",
+    "bias": "`(V)`, or None.",
 }
 """The arguments of estimators in torch."""
 JAX_ARGUMENTS = {
@@ -39,6 +54,9 @@ JAX_ARGUMENTS = {
         logits' shape without the category axis. It does not change the law of hard samples, and gets no
         gradient itself.""",
     "hard": ARGUMENTS["hard"],
+    "gap": ARGUMENTS["gap"].replace("tensor", "array").replace("gapped.", "gapped.jax."),
+    "tau_forward": ARGUMENTS["tau_forward"].replace("tensor", "array"),
+    "samples": ARGUMENTS["samples"],
     "estimator": ARGUMENTS["estimator"].replace("gapped.GST", "gapped.jax.GST"),
     "axis": ARGUMENTS["dim"],
     "where": """Booleans that broadcast against the logits, with all of their axes where `axis` is not the

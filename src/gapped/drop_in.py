@@ -14,9 +14,8 @@ from torch import Tensor
 
 from gapped.checks import ignore_eps
 from gapped.errors import reject
-from gapped.pathwise import Pathwise, cached_estimator
+from gapped.pathwise import Pathwise, cached_estimator, resolve_pathwise
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
-from gapped.registry import resolve_pathwise
 from gapped.texts import split_text
 
 

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import GATES, check_fit, check_generator, check_mask, check_scores
+from gapped.checks import GATES, check_fit, check_generator, check_mask, check_scores, note_backend
 from gapped.errors import reject
-from gapped.gradient import blocks, is_differentiated, needs_blocks, pair_slopes, with_gradient
-from gapped.kernels import backend
+from gapped.gradient import is_differentiated, pair_slopes, with_gradient
 from gapped.kernels.sampling.fused import Fused
-from gapped.pathwise import Pathwise
-from gapped.registry import resolve_pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 
 
 def gate(
@@ -92,7 +90,7 @@ def _kernel(estimator: Pathwise, odds: Tensor) -> Fused | None:
         return kernel
     if estimator.backend == "triton":
         raise reject("backend", "triton", f"torch or auto here: {why_not}")
-    backend.note("torch")
+    note_backend("torch")
     return None
 
 
@@ -100,12 +98,12 @@ def _gates(
     estimator: Pathwise, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Gates, and the slopes of their gradients if wanted: one number each, whatever the estimator."""
-    if not needs_blocks(odds, 2):
+    if not simplex.needs_blocks(odds, 2):
         value, _, gradient = estimator.outcome(simplex.pairs(odds), generator, wants_gradient)
         return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
     flat, value = odds.reshape(-1), torch.empty(odds.shape, dtype=odds.dtype, device=odds.device)
     slopes = torch.empty_like(value, dtype=simplex.computed(flat[:0]).dtype) if wants_gradient else None
-    for block in blocks(odds.numel(), 2):
+    for block in simplex.blocks(odds.numel(), 2):
         own = estimator.of_rows(odds.shape, block)
         value.view(-1)[block], own_slopes = _gates(own, flat[block], generator, wants_gradient)
         if slopes is not None and own_slopes is not None:

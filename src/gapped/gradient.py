@@ -7,7 +7,7 @@ Such a gradient is an estimator's choice: it has a value, but no derivative. Eac
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,14 +16,12 @@ from torch._C import _functorch as functorch
 
 from gapped.checks import batched_with, has_tangent, in_eager_mode, is_known_finite, requires_grad
 from gapped.errors import TWICE
+from gapped.simplex import blocks, needs_blocks
 
 Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against `(*rows, K)`."""
 Product = Callable[[Tensor, Tensor, Weights], Tensor]
 """`product(grad, points, weights)`: the gradient of the logits, linear in `grad`, row by row."""
-# On a CPU, larger inputs are computed in blocks of so many numbers: intermediate results take little memory
-# and stay in the cache.
-BLOCK = 1 << 17
 
 _R = TypeVar("_R")
 
@@ -203,42 +201,6 @@ def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None
         total: Tensor = sum(others, first)
         return total
     return products.sum(0) * (weights.squeeze(-1) if isinstance(weights, Tensor) else weights)
-
-
-def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
-    """Whether `values` are computed block by block: large ones are, in eager code on a CPU.
-
-    Each of them may stand for several `numbers`.
-    """
-    return values.device.type == "cpu" and in_eager_mode() and values.numel() * numbers > BLOCK
-
-
-def blocks(rows: int, numbers: int) -> Iterator[slice]:
-    """Slices of `rows` that have `numbers` each: a slice has one row or at most `BLOCK` numbers."""
-    return slices(rows, max(BLOCK // max(numbers, 1), 1))
-
-
-def slices(rows: int, step: int) -> Iterator[slice]:
-    """Slices of `step` rows; the last one ends with the rows."""
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
-
-
-def row_entries(values: Tensor, shape: torch.Size, rows: slice, further: int = 0) -> Tensor:
-    """The entries that `values` have for some of the rows, which are `shape` in all and counted in order.
-
-    `values` broadcast to ``(*shape, ...)``, with so many `further` axes behind those of the rows. Contiguous
-    ones that have an entry for each row are not copied.
-
-    >>> row_entries(torch.tensor([[1.0], [2.0]]), torch.Size([2, 3]), slice(1, 4))
-    tensor([1., 1., 2.])
-    """
-    values = values[(None,) * (len(shape) + further - values.dim())]
-    rest = values.shape[len(shape) :]
-    if values.shape[: len(shape)] == shape and values.is_contiguous():
-        return values.view(shape.numel(), *rest)[rows]
-    every = values.expand(*shape, *rest)
-    numbers = torch.arange(rows.start, rows.stop, device=values.device)
-    return every[torch.unravel_index(numbers, shape)]
 
 
 def _product(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
 from importlib import import_module
 from inspect import isclass, isfunction, signature
 from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 import gapped
@@ -183,23 +181,3 @@ def resolve(estimator: Estimator | str | None) -> Estimator:
         accepted = "an estimator such as gapped.GST() or gapped.RLOO(2), or its text such as 'gst:gap=1.2'"
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     return texts.read(_REGISTRY, DEFAULT if estimator is None else estimator, {}, _FUNCTIONS)
-
-
-def resolve_pathwise(estimator: Pathwise | str | None) -> Pathwise:
-    """`resolve` for callers that draw a sample: estimators of the other family are refused."""
-    if isinstance(estimator, Pathwise):
-        return estimator
-    # Reading text takes longer than drawing a few samples. A compiler would have to trace the cache.
-    cacheable = isinstance(estimator, str | None) and not torch.compiler.is_compiling()
-    return _cached_pathwise(estimator) if cacheable else _pathwise(estimator)
-
-
-def _pathwise(estimator: Any) -> Pathwise:
-    resolved = resolve(estimator)
-    if not isinstance(resolved, Pathwise):
-        accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
-        raise reject("estimator", estimator, accepted)
-    return resolved
-
-
-_cached_pathwise = lru_cache(maxsize=256)(_pathwise)

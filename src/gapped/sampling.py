@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from gapped.docstrings import documented
-from gapped.registry import resolve_pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 
 if TYPE_CHECKING:
     from gapped.choice import Choice
-    from gapped.pathwise import Pathwise
 
 
 @documented

@@ -12,7 +12,9 @@ if it holds a NaN or +inf.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
 
@@ -25,8 +27,50 @@ from gapped.errors import reject
 _GAP_GUARD = 1e-5
 SURPRISE = 1e3
 """A category of this much surprise, -log p, has no mass in float64 either."""
+# On a CPU, larger inputs are computed in blocks of so many numbers: intermediate results take little memory
+# and stay in the cache.
+BLOCK = 1 << 17
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
 _FEW = 256
+
+
+@dataclass(eq=False)
+class Draw:
+    """Everything random about a sample, and what an estimator does with its rows `(..., *rows, K)`.
+
+    A vocabulary that is split over ranks does the same with the entries of one rank: see
+    `gapped.vocabulary.sharded`.
+    """
+
+    category: Tensor
+    """The category of each row, `(*rows)`."""
+    noise: Tensor | None = None
+    """Further noise of the surrogate, in the estimator's own form."""
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """The softmax of rows that have a law."""
+        return torch.softmax(scores, -1)
+
+    def log_softmax(self, scores: Tensor) -> Tensor:
+        """The log-softmax of rows that have a law."""
+        return torch.log_softmax(scores, -1)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of each row, `(*rows, 1)`."""
+        return values.sum(-1, keepdim=True)
+
+    def selected(self, values: Tensor) -> Tensor:
+        """The entries of the drawn categories, `(*rows, 1)`."""
+        return values.gather(-1, self.category.unsqueeze(-1))
+
+    def put(self, values: Tensor, number: float) -> Tensor:
+        """`values` with a number in the place of each drawn category's."""
+        return values.scatter(-1, self.category.unsqueeze(-1), number)
+
+    def add(self, values: Tensor, number: float) -> Tensor:
+        """`values` with a number added to each drawn category's."""
+        amount = torch.full_like(self.category, number, dtype=values.dtype).unsqueeze(-1)
+        return values.scatter_add(-1, self.category.unsqueeze(-1), amount)
 
 
 def computed(values: Tensor) -> Tensor:
@@ -344,3 +388,44 @@ def accumulated(weights: Tensor) -> Tensor:
 def _accumulator(weights: Tensor) -> torch.dtype:
     """The dtype that running sums are kept in: float64, but for devices that have none."""
     return torch.float32 if weights.device.type == "mps" else torch.float64
+
+
+def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
+    """Whether `values` are computed block by block: large ones are, in eager code on a CPU.
+
+    Each of them may stand for several `numbers`.
+    """
+    return values.device.type == "cpu" and in_eager_mode() and values.numel() * numbers > BLOCK
+
+
+def blocks(rows: int, numbers: int) -> Iterator[slice]:
+    """Slices of `rows` that have `numbers` each: a slice has one row or at most `BLOCK` numbers."""
+    return slices(rows, max(BLOCK // max(numbers, 1), 1))
+
+
+def slices(rows: int, step: int) -> Iterator[slice]:
+    """Slices of `step` rows; the last one ends with the rows."""
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def row_entries(values: Tensor, shape: torch.Size, rows: slice, further: int = 0) -> Tensor:
+    """The entries that `values` have for some of the rows, which are `shape` in all and counted in order.
+
+    `values` broadcast to `(*shape, ...)`, with so many `further` axes behind those of the rows. Contiguous
+    ones that have an entry for each row are not copied.
+
+    >>> row_entries(torch.tensor([[1.0], [2.0]]), torch.Size([2, 3]), slice(1, 4))
+    tensor([1., 1., 2.])
+    """
+    values = values[(None,) * (len(shape) + further - values.dim())]
+    rest = values.shape[len(shape) :]
+    if values.shape[: len(shape)] == shape and values.is_contiguous():
+        return values.view(shape.numel(), *rest)[rows]
+    every = values.expand(*shape, *rest)
+    numbers = torch.arange(rows.start, rows.stop, device=values.device)
+    return every[torch.unravel_index(numbers, shape)]
+
+
+def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
+    """Random keys for calls, drawn on the device: a CUDA graph draws new ones at every replay."""
+    return torch.randint(2**62, (count,), device=logits.device, generator=generator)

@@ -178,7 +178,7 @@ def test_groups_are_sampled_side_by_side_as_one_by_one() -> None:
     (gradient,) = torch.autograd.grad(sample, leaf, grad, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         gradient.sum().backward()
-    keys = backend.draw_key(logits, on_device(3), 3).split(1)
+    keys = simplex.draw_key(logits, on_device(3), 3).split(1)
     for (a, b, each), key in zip(grouped.groups, keys, strict=True):
         fused = each.fused()  # type: ignore[union-attr]
         value, index, stats = launch.forward(logits[a:b], key, fused)

@@ -13,7 +13,6 @@ import user_script
 from docstring_rules import EXPLAINED, MARKUP, faults, parameters, public_names
 
 import gapped
-from gapped.docstrings import ARGUMENTS
 
 MODULES = (gapped, gapped.nn, gapped.nn.schedules, gapped.distributions, gapped.subsets, gapped.counts)
 VALUES = {f"{home.__name__}.{name}": each for home in MODULES for name, each in public_names(home).items()}
@@ -75,7 +74,7 @@ def test_functions_of_estimators_say_when_they_are_soft(name: str) -> None:
     text = function.__doc__ or ""
     soft = inspect.signature(function).parameters["hard"].default is False
     assert ("Soft by default" in "".join(text.splitlines()[:4])) == soft
-    assert set(ARGUMENTS) - {"estimator"} <= set(re.findall(r"^ {4}(\w+): ", text, re.MULTILINE))
+    assert set(parameters(function)) <= set(re.findall(r"^ {4}(\w+): ", text, re.MULTILINE))
 
 
 def test_a_script_of_a_user_runs(capsys: pytest.CaptureFixture[str]) -> None:

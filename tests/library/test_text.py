@@ -11,7 +11,8 @@ from conftest import MEMBERS, every_member, normal, seeded
 
 import gapped
 from gapped import GappedError
-from gapped.registry import resolve, resolve_pathwise
+from gapped.pathwise import resolve_pathwise
+from gapped.registry import resolve
 from gapped.texts import DEFAULT
 
 

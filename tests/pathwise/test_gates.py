@@ -223,7 +223,7 @@ def test_in_blocks_with_a_level_per_gate(name: str, monkeypatch: pytest.MonkeyPa
     odds, weight = normal(7, 9), normal(7, 9, seed=2)
     estimator = gapped.estimator(name, tau=torch.linspace(1, 2, 9, dtype=torch.float64))
     whole = pull(estimator, odds, weight)
-    monkeypatch.setattr("gapped.gradient.BLOCK", 20)
+    monkeypatch.setattr("gapped.simplex.BLOCK", 20)
     pieces = pull(estimator, odds, weight)
     if name in INVERSE_CDF:
         assert_equal(pieces, whole)

@@ -43,7 +43,7 @@ def test_blocks_of_rows_change_nothing(
     taus = torch.linspace(1, 2, 40, dtype=torch.float64).view(4, 10)
     logits, weight = normal(3, 4, 10, K, dtype=dtype), normal(3, 4, 10, K, seed=2, dtype=dtype)
     whole = pull(make(name, tau=taus), logits, weight)
-    monkeypatch.setattr("gapped.gradient.BLOCK", 4 * K + 2)
+    monkeypatch.setattr("gapped.simplex.BLOCK", 4 * K + 2)
     in_blocks = pull(make(name, tau=taus), logits, weight)
     assert_one_hot(in_blocks[0])
     if VARIANTS.get(name, (name,))[0] in INVERSE_CDF:
@@ -57,7 +57,7 @@ def test_blocks_of_rows_change_nothing(
 @every_member
 def test_a_choice_in_blocks_is_the_sample_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its index, and no one-hot vector beside it."""
-    monkeypatch.setattr("gapped.gradient.BLOCK", 4 * K)
+    monkeypatch.setattr("gapped.simplex.BLOCK", 4 * K)
     logits = normal(30, K)
     sample = make(name).sample(logits, generator=seeded())
     assert torch.equal(make(name).choose(logits, generator=seeded()).index, sample.argmax(-1))
@@ -68,7 +68,7 @@ def test_a_choice_in_blocks_is_the_sample_in_blocks(name: str, monkeypatch: pyte
 def test_one_long_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, weight = normal(50), normal(50, seed=2)
     expected = pull(make(name), logits, weight)
-    monkeypatch.setattr("gapped.gradient.BLOCK", 40)
+    monkeypatch.setattr("gapped.simplex.BLOCK", 40)
     assert_equal(pull(make(name), logits, weight), expected)
 
 
@@ -76,7 +76,7 @@ def test_one_long_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backward_in_blocks_is_the_backward(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     points, grad = torch.softmax(normal(2, 6, K), -1), normal(6, K, seed=2)
     expected = jacobian_product(grad, points, weights, grad)
-    monkeypatch.setattr("gapped.gradient.BLOCK", 4 * K)
+    monkeypatch.setattr("gapped.simplex.BLOCK", 4 * K)
     assert torch.equal(jacobian_product(grad, points, weights, grad), expected)
 
 
@@ -142,7 +142,7 @@ def test_randomness_afterwards_does_not_depend_on_the_gradient(name: str, use: s
 
 @every_member
 def test_the_default_device_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gapped.gradient.BLOCK", 4 * K)
+    monkeypatch.setattr("gapped.simplex.BLOCK", 4 * K)
     logits, weight = normal(30, K).requires_grad_(), normal(30, K, seed=2)
     with torch.device("meta"):
         choice = make(name).choose(logits)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import values_unseen
+from gapped.checks import note_backend, values_unseen
 from gapped.errors import GappedError, reject
-from gapped.kernels import backend, runner
+from gapped.kernels import runner
 from gapped.kernels.sampling.fused import Fused
 from gapped.objective import expectation
 from gapped.pathwise import Pathwise
@@ -224,7 +224,7 @@ class Grouped:
             if kernel is None:
                 return None
             kernels.append(kernel)
-        backend.note("triton")
+        note_backend("triton")
         return kernels
 
     @cached_property

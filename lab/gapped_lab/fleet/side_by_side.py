@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gapped.gradient import first_order
-from gapped.kernels import backend
 from gapped.kernels.sampling import launch
 from gapped.kernels.sampling.fused import Fused
+from gapped.simplex import draw_key
 
 
 def sample(
@@ -21,7 +21,7 @@ def sample(
 
     Samples and gradients are written where they belong, without concatenating them afterwards.
     """
-    keys = backend.draw_key(logits, generator, len(estimators))
+    keys = draw_key(logits, generator, len(estimators))
     return _SideBySide.apply(logits, keys, sizes, estimators)  # type: ignore[no-any-return, no-untyped-call]
 
 

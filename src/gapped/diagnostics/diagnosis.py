@@ -109,9 +109,7 @@ class Diagnosis:
 
     rows: tuple[Row, ...]
     reference: str
-    """What the exact gradient is."""
     norm: Interval | None
-    """The length of the exact gradient."""
     confidence: float
 
     def __repr__(self) -> str:

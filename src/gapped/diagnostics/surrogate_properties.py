@@ -13,8 +13,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import check_count, check_generator, check_logits, holds
 from gapped.errors import GappedError, reject
-from gapped.pathwise import Pathwise
-from gapped.registry import resolve_pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import per_row
 
 # Rows and categories of the normal logits that are taken where none are given.

@@ -13,9 +13,8 @@ from gapped import simplex
 from gapped.checks import check_mask, check_scores, holds
 from gapped.distributions.parameters import Enumerable, divergence, log_of, number_to_tensor, only_one
 from gapped.errors import reject
-from gapped.pathwise import Pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.pathwise.straight_through import StraightThrough
-from gapped.registry import resolve_pathwise
 
 # A hard sample of the law itself, without noise for a gradient.
 _SAMPLE = StraightThrough()

@@ -13,8 +13,7 @@ from gapped import simplex
 from gapped.checks import check_logits, check_mask, holds
 from gapped.distributions.parameters import Enumerable, divergence, log_of, only_one
 from gapped.errors import reject
-from gapped.pathwise import Pathwise
-from gapped.registry import resolve_pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 
 
 class OneHotCategorical(Enumerable, TorchOneHotCategorical):

@@ -37,8 +37,6 @@ class Choice:
     """
 
     index: Array
-    """The selected categories, integers, `(*rows)`. A row without categories has index `K`, one with a NaN
-    or +inf `K + 1`."""
     _logits: Array = field(repr=False)
     _points: Array = field(repr=False)
     """`(m, *rows, K)`, with -0.0 where a category does not exist."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Jaxpr
 
+from gapped.docstrings import documented_in_jax as documented
 from gapped.errors import reject
 from gapped.jax.checks import check_key, check_logits, check_where, describe
 from gapped.jax.gradient import with_gradient
@@ -20,6 +21,7 @@ from gapped.jax.score import check_costs
 from gapped.jax.simplex import masked
 
 
+@documented
 def expectation(
     key: Array,
     f: Callable[[Array], Array],
@@ -31,7 +33,7 @@ def expectation(
     """Estimate an expected cost E f(D), D ~ softmax(θ), and its gradient.
 
     Arguments:
-        key: A random key, such as `jax.random.key(0)`.
+        (key)
         f: The cost: a function that JAX can trace, which maps one-hot arrays `(n, *batch, *variables, K)` to
             costs `(n, *batch)`; the estimator chooses `n`. Which of the logits' axes are the batch is read
             off the costs' shape. All variables of an example share its cost; examples are independent of each

@@ -112,12 +112,8 @@ class Pathwise(ABC):
     """Whether a compiler may keep that noise for the backward pass, where it would be drawn again."""
 
     tau: Level = 1.0
-    """Temperature of the surrogate: a positive number, or an array that broadcasts against the logits' shape
-    without the category axis. An array with as many axes as the logits has that axis too, of size 1."""
     hard: bool = True
-    """One-hot samples if true, else the surrogate itself."""
     backend: str = field(default="auto", kw_only=True, repr=False)
-    """`"xla"`, `"triton"` for the kernels, or `"auto"`: the kernels where they can be used."""
 
     def __post_init__(self) -> None:
         check_level("tau", self.tau, positive=True)
@@ -148,9 +144,7 @@ class Pathwise(ABC):
         sample = attach(plain.pull, value, scores, levels, key, rows.scores, *numbers)
         return jnp.moveaxis(estimator.attach_tau(sample, rows, draw), -1, axis)
 
-    def __call__(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
-        """Draw a sample: the method `sample` under another name."""
-        return self.sample(key, logits, axis=axis, where=where)
+    __call__ = sample
 
     @documented
     def choose(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Choice:
@@ -291,9 +285,7 @@ class DecoupledGumbelSoftmax(Pathwise):
     mathematics.
 
     Arguments:
-        (tau, hard)
-        tau_forward: Temperature of the draw, a number or an array as `tau`; 1 keeps the logits' own law.
-        (backend)
+        (tau, hard, tau_forward, backend)
     """
 
     name = "decoupled"
@@ -301,7 +293,6 @@ class DecoupledGumbelSoftmax(Pathwise):
     levels = ("tau", "tau_forward")
 
     tau_forward: Level = 1.0
-    """Temperature of the law that samples are drawn from, positive."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -337,20 +328,15 @@ def decoupled_gumbel_softmax(
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
     Arguments:
-        (key, logits, tau, hard)
-        tau_forward: Temperature τ_f of the draw, a number or an array as `tau`; 1 keeps the logits' own law.
-        (axis, where, backend)
+        (key, logits, tau, hard, tau_forward, axis, where, backend)
 
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    With one Gumbel noise G, the hard sample is the one-hot argmax of θ/τ_f + G, and the surrogate is
-    softmax(θ/τ + G).
+    The help of `gapped.decoupled_gumbel_softmax` has the mathematics and the references.
 
     >>> decoupled_gumbel_softmax(jax.random.key(0), jnp.zeros(3), 2.0, True).sum()
     Array(1., dtype=float32)
-
-    References: Shah, Yan, Mozer, Liu (2024).
     """
     estimator = DecoupledGumbelSoftmax(tau, hard, tau_forward, backend=backend)
     return estimator.sample(key, logits, axis=axis, where=where)
@@ -413,11 +399,7 @@ def gapmax(
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    The one-hot D, of category i, is drawn from p = softmax(θ). With the expected odds of a loser of
-    probability x against the winner under Gumbel noise, o(x) = x (-log x - 1 + x) / (1 - x)², and with
-    q_i ∝ 1, q_j ∝ o(p_j/2)^(1/τ) for j ≠ i, a gradient g at the sample becomes::
-
-        (2/τ) J(q) g - J(p) g / 2,    J(q) = diag(q) - q qᵀ
+    The help of `gapped.gapmax` has the mathematics and the references.
 
     >>> gapmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
@@ -433,10 +415,7 @@ class GST(Pathwise):
     Its method `sample` draws what `gapped.jax.gst` draws, whose help has the mathematics.
 
     Arguments:
-        (tau, hard)
-        gap: Least lead of the drawn category over the others: a number, an array that broadcasts as `tau`
-            does, a function of the drawn probability such as `gapped.jax.expected_gap`, or "auto".
-        (backend)
+        (tau, hard, gap, backend)
     """
 
     name = "gst"
@@ -444,8 +423,6 @@ class GST(Pathwise):
 
     tau: Level = 0.85
     gap: Gap = "auto"
-    """Least distance of the selected logit to the others: a number, an array, a function of the selected
-    probability, or `"auto"`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -498,26 +475,15 @@ def gst(
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
     Arguments:
-        (key, logits, tau, hard)
-        gap: Least lead γ of the drawn category over the others: a number, an array that broadcasts as `tau`
-            does, a function of the drawn probability such as `gapped.jax.expected_gap`, or "auto", which
-            gives each category the gap that Gumbel noise would.
-        (axis, where, backend)
+        (key, logits, tau, hard, gap, axis, where, backend)
 
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    The category i is drawn from p = softmax(θ). Then the logits are perturbed so that i leads by γ::
-
-        t_i = max θ,    t_j = min(θ_j, max θ - γ)  for j ≠ i
-
-    The surrogate is h = softmax(t/τ), in which the perturbation t - θ is a constant: a gradient g at the
-    sample becomes J(h) g / τ at the logits, with J(h) = diag(h) - h hᵀ.
+    The help of `gapped.gst` has the mathematics and the references.
 
     >>> gst(jax.random.key(0), jnp.zeros((2, 3)), 0.5, True).sum(-1)
     Array([1., 1.], dtype=float32)
-
-    References: Fan, Chi, Rudnicky, Ramadge (2022).
     """
     return GST(tau, hard, gap, backend=backend).sample(key, logits, axis=axis, where=where)
 
@@ -530,9 +496,7 @@ class GumbelRao(Pathwise):
     Its method `sample` draws what `gapped.jax.gumbel_rao` draws, whose help has the mathematics.
 
     Arguments:
-        (tau, hard)
-        samples: How many surrogates are averaged.
-        (backend)
+        (tau, hard, samples, backend)
     """
 
     name = "gumbel-rao"
@@ -542,7 +506,6 @@ class GumbelRao(Pathwise):
 
     tau: Level = 0.7
     samples: int = 10
-    """How many conditional draws are averaged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -582,20 +545,15 @@ def gumbel_rao(
     """Gumbel-Rao sample: Gumbel-softmax, averaged given the category.
 
     Arguments:
-        (key, logits, tau, hard)
-        samples: How many surrogates are averaged.
-        (axis, where, backend)
+        (key, logits, tau, hard, samples, axis, where, backend)
 
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    The category i is drawn from softmax(θ), then `samples` times z = θ + G, with Gumbel noise G, given that
-    its argmax is i. The surrogate is the mean of softmax(z/τ).
+    The help of `gapped.gumbel_rao` has the mathematics and the references.
 
     >>> gumbel_rao(jax.random.key(0), jnp.zeros(3), 0.5, True, samples=10).sum()
     Array(1., dtype=float32)
-
-    References: Paulus, Maddison, Krause (2021).
     """
     return GumbelRao(tau, hard, samples, backend=backend).sample(key, logits, axis=axis, where=where)
 
@@ -677,13 +635,10 @@ def gumbel_softmax(
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    With Gumbel noise G, the surrogate is h = softmax((θ + G)/τ) and the hard sample is the one-hot argmax of
-    θ + G. The gradient is that of h.
+    The help of `gapped.gumbel_softmax` has the mathematics and the references.
 
     >>> gumbel_softmax(jax.random.key(0), jnp.zeros(3), hard=True).sum()
     Array(1., dtype=float32)
-
-    References: Jang, Gu, Poole (2017); Maddison, Mnih, Teh (2017).
     """
     return GumbelSoftmax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
@@ -739,14 +694,10 @@ def reinmax(
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    The one-hot D is drawn from p = softmax(θ). A gradient g at the sample becomes::
-
-        2 J((softmax(θ/τ) + D)/2) g - J(p) g / 2,    J(q) = diag(q) - q qᵀ
+    The help of `gapped.reinmax` has the mathematics and the references.
 
     >>> reinmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
-
-    References: Liu, Dong, Liu, Yu, Gao (2023).
     """
     return ReinMax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
@@ -791,11 +742,9 @@ def straight_through(
     Returns:
         An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
 
-    The category is drawn from softmax(θ); the surrogate is softmax(θ/τ), whatever was drawn.
+    The help of `gapped.straight_through` has the mathematics and the references.
 
     >>> straight_through(jax.random.key(0), jnp.zeros(2))
     Array([0.5, 0.5], dtype=float32)
-
-    References: Bengio, Léonard, Courville (2013).
     """
     return StraightThrough(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)

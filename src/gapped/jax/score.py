@@ -131,13 +131,10 @@ def check_costs(costs: Any, points: Any) -> None:
 class DisARMTree(Score):
     """DisARM on categories as paths down a binary tree.
 
-    Two samples go down a balanced binary tree whose leaves are the categories, with antithetic uniforms at
-    its nodes: the help of `gapped.DisARMTree` has the mathematics.
+    The help of `gapped.DisARMTree` has the mathematics and the references.
 
     - Bias: none.
     - Cost: two evaluations, no derivative of the cost; K - 1 uniforms per row after padding.
-
-    References: Dong, Mnih, Tucker (2021).
     """
 
     name = "disarm-tree"
@@ -162,10 +159,7 @@ class DisARMTree(Score):
         return spread(delta, direction) * direction
 
     def _direction(self, logits: Array, index: Array) -> Array:
-        r"""With :math:`q_i` the softmax of what lies below the node where the paths part, on either side,
-
-        .. math:: \tfrac12\bigl[(D_1 - D_2) - \sigma(-|\varphi|)\,(q_1 - q_2)\bigr].
-        """
+        """What the difference of the costs is multiplied by: see `gapped.score.disarm.direction_of_pair`."""
         # The highest bit in which the two leaves differ is decided where the paths part.
         height = jnp.maximum(31 - jax.lax.clz((index[0] ^ index[1]).astype(jnp.int32)), 0)[..., None]
         leaves = jnp.arange(logits.shape[-1], dtype=jnp.int32)
@@ -205,26 +199,17 @@ class DoubleCV(Score):
         alpha: The factor α of the control variate. It is fixed here; `gapped.DoubleCV` starts with it and can
             train it.
 
-    With h_i the mean slope of the *other* samples and s_i = f(D_i) - α ⟨h_i, D_i - p⟩ the gradient is::
-
-        1/n Σ_i (s_i - mean_{j≠i} s_j) (D_i - p) + α/n Σ_i J(p) h_i
-
-    Given the other samples, what is subtracted has mean zero, and its product with D_i - p the mean α J(p)
-    h_i, which the last term adds back. With α = 0 it is RLOO.
+    The help of `gapped.DoubleCV` has the mathematics and the references.
 
     - Bias: none, whatever α is.
     - Cost: `samples` evaluations and their derivatives.
-
-    References: Titsias and Shi (2022), for binary variables.
     """
 
     name = "double-cv"
     needs_slopes = True
 
     samples: int = 2
-    """How many samples, at least two."""
     alpha: float = 0.5
-    """The factor of the second control variate."""
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)
@@ -298,20 +283,15 @@ class RLOO(Score):
     Arguments:
         samples: How many samples are drawn, n below, at least two.
 
-    The gradient is::
-
-        1/n Σ_i (f(D_i) - mean_{j≠i} f(D_j)) (D_i - p)
+    The help of `gapped.RLOO` has the mathematics and the references.
 
     - Bias: none.
     - Cost: `samples` evaluations, no derivative of the cost.
-
-    References: Kool, van Hoof, Welling (2019).
     """
 
     name = "rloo"
 
     samples: int = 4
-    """How many samples, at least two."""
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)

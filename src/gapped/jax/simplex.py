@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from gapped.docstrings import documented_in_jax as documented
 from gapped.errors import reject
 from gapped.jax.checks import check_logits, check_where, is_array
 
@@ -88,10 +89,7 @@ def masked(logits: Array, where: Array | None) -> Array:
 
 
 def pairs(log_odds: Array) -> Array:
-    """Logits of "on" and "off", `(*gates, 2)`, for the log-odds of gates: they and 0.
-
-    Odds of +inf are certain, as those of -inf are: then one of the two categories does not exist.
-    """
+    """Logits of "on" and "off", `(*gates, 2)`, for the log-odds of gates: see `gapped.simplex`."""
     certain = log_odds == jnp.inf
     off = jnp.where(certain, -jnp.inf, jnp.zeros_like(log_odds))
     return jnp.stack([jnp.where(certain, 0.0, log_odds), off], -1)
@@ -196,10 +194,8 @@ def expected_gap(p: Array) -> Array:
         p: Probabilities of the winning categories, of any shape.
 
     Returns:
-        The gaps, an array of the shape of `p`. The function is a `gap` for `gapped.jax.gst`.
-
-    It is -log(1 - p)/p (Lemma 1 of the paper), with p (1 - 10⁻⁵) in the place of p, as in the published
-    experiments.
+        The gaps, an array of the shape of `p`. The function is a `gap` for `gapped.jax.gst`. The help of
+        `gapped.expected_gap` has the mathematics.
 
     >>> expected_gap(jnp.asarray([0.0, 0.5]))
     Array([1.       , 1.3862882], dtype=float32)
@@ -236,30 +232,21 @@ def log_exponential(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return -jax.random.gumbel(key, shape, dtype)
 
 
+@documented
 def unimix(logits: Array, amount: float = 0.01, *, axis: int = -1, where: Array | None = None) -> Array:
     """Mix a categorical distribution with the uniform one, in its logits.
 
-    No category becomes impossible. World models such as DreamerV3 take 1% of it before sampling:
-    `gapped.jax.gst(key, gapped.jax.unimix(logits))`.
-
     Arguments:
-        logits: Unnormalised log-probabilities θ, the categories on the axis `axis`.
-        amount: The share a of the uniform distribution, from 0 to 1. 0 returns the log-softmax.
-        axis: The category axis.
-        where: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
-            -inf, do not exist, and theirs is -inf.
+        (logits)
+        amount: The share of the uniform distribution, from 0 to 1. 0 returns the log-softmax.
+        (axis, where)
 
     Returns:
-        Normalised logits in the shape and dtype of `logits`, with their ordinary gradient.
-
-    For n categories that exist the result is computed in log space::
-
-        log((1 - a) softmax(θ)_k + a/n)
+        Normalised logits in the shape and dtype of `logits`, with their ordinary gradient. The help of
+        `gapped.unimix` has the mathematics and the reference.
 
     >>> jnp.exp(unimix(jnp.asarray([100.0, 0.0]), 0.5))
     Array([0.75, 0.25], dtype=float32)
-
-    References: Hafner, Pasukonis, Ba, Lillicrap (2023).
     """
     check_logits(logits, axis)
     check_where(where, logits, axis)

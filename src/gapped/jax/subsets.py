@@ -1,20 +1,10 @@
-r"""A subset of a given size that carries a gradient, and its law: the definitions of `gapped.subsets`.
+"""A subset of a given size that carries a gradient, and its law: the definitions of `gapped.subsets`.
 
-A set :math:`S` of `k` elements has a probability in proportion to :math:`\prod_{i \in S} e^{\theta_i}`. That
-is the law of independent choices with probabilities :math:`p_i = \sigma(\theta_i - \lambda)`, given that `k`
-are made, whatever :math:`\lambda` is. Here :math:`\lambda` is the one for which about `k` are made on
-average, so that no number of the tree below is too small or too large to be held. If `k` is more than half of
-`n`, the elements that are left out are chosen instead, with negated logits.
-
-A binary tree says how many elements of each part of a set are selected. A node has the law of that number for
-the elements below it: the two numbers :math:`(1 - p_i, p_i)` at a leaf, and the convolution of its two
-children's laws at every other node. Sizes above a `degree` that is never needed are left out. A law lies on
-the last axis, the nodes of a level on the axis before it. A level with an odd number of nodes gets a node
-without elements at its end. The leaves come first in a list of levels, the root last. There are at least two
-elements.
+The choices that a law consists of are those of `gapped.subsets.trials`, the tree that counts them is that of
+`gapped.subsets.size_tree`. Derivatives of the law are JAX's own.
 
 `scores` `(*rows, n)` are logits relative to the largest of their row, -inf for an element that does not
-exist, NaN in a row without a  A row with fewer than `k` elements has all of them selected.
+exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
 """
 
 from __future__ import annotations
@@ -276,18 +266,13 @@ def _even(level: Array) -> Array:
 
 
 class Trials(NamedTuple):
-    """Independent choices whose law, given their number, is that of a subset or of its complement."""
+    """Independent choices: see `gapped.subsets.trials.Trials`."""
 
     p: Array
-    """The probability that an element is chosen, `(*rows, n)`."""
     q: Array
-    """The probability that it is not."""
     size: Array
-    """How many are chosen, `(*rows)`."""
     degree: int
-    """The largest size that a row may have."""
     is_complement: bool
-    """Whether the chosen elements are those that do not belong to the subset."""
 
 
 def _trials_of(scores: Array, k: int) -> Trials:
@@ -309,12 +294,7 @@ def _trials_of(scores: Array, k: int) -> Trials:
 
 
 def _tilt(scores: Array, size: Array, degree: int) -> Array:
-    r"""The :math:`\lambda` at which the probabilities :math:`\sigma(\theta_i - \lambda)` add up to `size`.
-
-    It lies between the next score after the `size` largest ones, less the logarithm of `size`, and the last
-    of these, plus the logarithm of how many others there are. It need not be exact, since the law does not
-    depend on it.
-    """
+    """The score at which the probabilities of all choices add up to `size`: see `gapped.subsets.trials`."""
     size = size[..., None]
     largest = jax.lax.top_k(scores, degree + 1)[0]
     low = jnp.take_along_axis(largest, size, -1) - log(degree)

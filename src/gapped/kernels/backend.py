@@ -1,4 +1,4 @@
-"""When kernels run, and keys and levels for them. Importing this file needs no Triton.
+"""When kernels run, and levels for them. Importing this file needs no Triton.
 
 The file of an operation imports Triton. So whoever calls an operation asks here first, or, for samples, in
 `sampling.fused`, and imports the operation's file only if the kernels apply.
@@ -23,24 +23,6 @@ LONGEST_SUBSET = 8192
 """Subsets: a program holds the scores of a row at once."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTALLED = find_spec("triton") is not None
-
-_used: str | None = None
-
-
-def backend_used() -> str | None:
-    """The backend that drew the last sample outside of compiled code.
-
-    Returns:
-        "torch" or "triton"; None if nothing was drawn yet.
-    """
-    return _used
-
-
-def note(name: str) -> None:
-    """Remember which backend drew the last sample."""
-    global _used
-    if not torch.compiler.is_compiling():
-        _used = name
 
 
 def runs_on(device: torch.device) -> bool:
@@ -95,11 +77,6 @@ def without_subsets(scores: Tensor, *others: Tensor) -> str | None:
     if torch.is_grad_enabled() and any(requires_grad(each) for each in (scores, *others)):
         return "a result of the kernels cannot be differentiated"
     return unavailable(scores)
-
-
-def draw_key(logits: Tensor, generator: torch.Generator | None, count: int = 1) -> Tensor:
-    """Random keys for calls, drawn on the device: a CUDA graph draws new ones at every replay."""
-    return torch.randint(2**62, (count,), device=logits.device, generator=generator)
 
 
 def per_row(level: Tensor, logits: Tensor) -> tuple[Tensor, int]:

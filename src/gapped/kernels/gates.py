@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gapped.gradient import first_order
-from gapped.kernels.backend import draw_key
 from gapped.kernels.primitives import LN_2, LOG2_E, exp2, log2, reciprocal, words
 from gapped.kernels.runner import run
 from gapped.kernels.sampling.fused import Fused
@@ -37,6 +36,7 @@ from gapped.kernels.sampling.surrogates import (
     log2_odds_ratio,
     selected_gap,
 )
+from gapped.simplex import draw_key
 
 # Gates of a program, and its warps: the default.
 BLOCK = 2048

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapped.checks import note_backend
 from gapped.gradient import first_order
-from gapped.kernels import backend
 from gapped.kernels.primitives import (
     LOG2_E,
     exp2,
@@ -31,6 +31,7 @@ from gapped.kernels.primitives import (
 )
 from gapped.kernels.runner import partition, run
 from gapped.kernels.sampling.surrogates import lawless
+from gapped.simplex import draw_key
 
 # Elements of a block and warps that share it; None, the default, for `runner.BLOCK`.
 BLOCK: tuple[int, int] | None = None
@@ -354,8 +355,8 @@ _mask.register_autograd(_pull_mask, setup_context=_save_mask)
 
 def sample(rows: Tensor, options: Options, generator: torch.Generator | None) -> Tensor:
     """A sample of groups ``(*rows, m)`` that carries its gradient."""
-    key = backend.draw_key(rows, generator)
-    backend.note("triton")
+    key = draw_key(rows, generator)
+    note_backend("triton")
     if torch.compiler.is_compiling():
         value: Tensor = torch.ops.gapped.mask(rows, key, *options)[0]
         return value

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapped.kernels.backend import draw_key
 from gapped.kernels.primitives import exceeds, load_rows, normalise, row_block, row_uniforms, store_rows
 from gapped.kernels.runner import partition, run
 from gapped.kernels.sampling.layout import row_matrix
+from gapped.simplex import draw_key
 
 # The smallest normal number.
 _TINY = tl.constexpr(1.1754943508222875e-38)

@@ -28,9 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapped.kernels.backend import draw_key
 from gapped.kernels.primitives import load_rows, reciprocal, row_block, store_rows, words
 from gapped.kernels.runner import partition, power, run
+from gapped.simplex import draw_key
 
 # Of sums over subsets: the warps of a program, and the elements times points of the unit circle that it
 # computes at once. The default.

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_level
+from gapped.docstrings import documented
 from gapped.errors import reject
-from gapped.pathwise import Pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
-from gapped.registry import resolve_pathwise
 from gapped.subsets.nm_masks import check_groups, nm_mask
 
 # The most likely outcome: of the estimators, the one whose gradient, which is not wanted here, has no noise.
@@ -88,6 +88,7 @@ class _Sampler(Estimated):
         return f"{self.estimator}, eval={self.eval_mode!r}"
 
 
+@documented
 class Sample(_Sampler):
     """Module that samples one category per row.
 
@@ -96,8 +97,7 @@ class Sample(_Sampler):
     temperature is one, as in `Sample(gapped.GumbelSoftmax(torch.nn.Parameter(torch.tensor(1.0))))`.
 
     Arguments:
-        estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the
-            recommended default.
+        (estimator)
         dim: The category axis of the logits.
         eval: What to do in eval mode: "sample" as in training, or "argmax", without a gradient.
 
@@ -116,15 +116,14 @@ class Sample(_Sampler):
         super().__init__(estimator, eval)
         self.dim = dim
 
+    @documented
     def forward(
         self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """Sample one category per row.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim` of the module.
-            mask: Booleans that broadcast against the logits; categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (logits, mask, generator)
 
         Returns:
             A tensor of the shape and dtype of `logits`, with one-hot rows unless the estimator is soft.
@@ -138,6 +137,7 @@ class Sample(_Sampler):
         return f"{self.estimator}, dim={self.dim}, eval={self.eval_mode!r}"
 
 
+@documented
 class Gate(_Sampler):
     """Module that draws gates, zeros and ones, as `gapped.gate` does.
 
@@ -145,8 +145,7 @@ class Gate(_Sampler):
     `layer.tau = 0.5`. The module has no parameters, unless the temperature is one.
 
     Arguments:
-        estimator: An object such as `gapped.GST(tau=0.5)` or its text such as "gst:tau=0.5"; None is the
-            recommended default.
+        (estimator)
         eval: What to do in eval mode: "sample" as in training, or "argmax", which is 1 from a logit of 0 on,
             and carries no gradient.
 
@@ -160,6 +159,7 @@ class Gate(_Sampler):
     ) -> None:
         super().__init__(estimator, eval)
 
+    @documented
     def forward(
         self, logits: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -168,7 +168,7 @@ class Gate(_Sampler):
         Arguments:
             logits: Log-odds, of any shape.
             mask: Booleans that broadcast against the logits; gates where it is False are 0.
-            generator: Where random numbers come from; None is torch's default generator.
+            (generator)
 
         Returns:
             A tensor of the shape and dtype of `logits`, of zeros and ones unless the estimator is soft.
@@ -221,11 +221,12 @@ class Mask(torch.nn.Module):
         self.logits = torch.nn.Parameter(torch.zeros(*shape))
         self.n, self.m, self.tau, self.hard, self.estimator = n, m, tau, hard, estimator
 
+    @documented
     def forward(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw a mask of the module's `shape`; in eval mode, return the most probable one.
 
         Arguments:
-            generator: Where random numbers come from; None is torch's default generator.
+            (generator)
 
         Returns:
             The mask. It carries a gradient to the module's `logits`, except in eval mode.

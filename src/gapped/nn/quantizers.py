@@ -32,11 +32,8 @@ class Quantized(NamedTuple):
     """
 
     entries: Tensor
-    """The entries of all groups side by side: the input's shape with `out_features` on axis `dim`."""
     indices: Tensor
-    """The codes, int64: `(*positions)` for one group, else `(*positions, G)`."""
     logits: Tensor
-    """`(*positions, G, K)`."""
 
     def prob_perplexity(self, mask: Tensor | None = None) -> Tensor:
         """The sum over groups of `exp H(p̄)`: from `G` to `G K`.

@@ -23,8 +23,17 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_count, check_level, check_logits
+from gapped.docstrings import describing
 from gapped.errors import reject
 from gapped.nn.layers import Estimated, Mask
+
+_documented = describing(
+    {
+        "start": "The temperature at step 0.",
+        "end": "The temperature from step `steps` on.",
+        "steps": "How many steps lie between the two.",
+    }
+)
 
 
 def _set(module: torch.nn.Module, tau: float) -> float:
@@ -39,20 +48,17 @@ def _set(module: torch.nn.Module, tau: float) -> float:
     return tau
 
 
+@_documented
 @dataclass(frozen=True)
 class Schedule(ABC):
     """A temperature for each step of training; base class of the schedules.
 
     Arguments:
-        start: The temperature at step 0.
-        end: The temperature from step `steps` on.
-        steps: How many steps lie between the two.
+        (start, end, steps)
     """
 
     start: float
-    """The temperature at step 0."""
     end: float
-    """The temperature from step `steps` on."""
     steps: int
 
     def __post_init__(self) -> None:
@@ -73,13 +79,12 @@ class Schedule(ABC):
         """The temperature after this `share` of the steps, from 0 to 1."""
 
 
+@_documented
 class Linear(Schedule):
     """Temperature schedule of equal steps.
 
     Arguments:
-        start: The temperature at step 0.
-        end: The temperature from step `steps` on.
-        steps: How many steps lie between the two.
+        (start, end, steps)
 
     At step n it is start + (end - start) n/steps.
     """
@@ -88,13 +93,12 @@ class Linear(Schedule):
         return self.start + (self.end - self.start) * share
 
 
+@_documented
 class Exponential(Schedule):
     """Temperature schedule of equal factors, as in most papers that anneal.
 
     Arguments:
-        start: The temperature at step 0.
-        end: The temperature from step `steps` on.
-        steps: How many steps lie between the two.
+        (start, end, steps)
 
     At step n it is start (end/start)^(n/steps).
     """
@@ -103,13 +107,12 @@ class Exponential(Schedule):
         return self.start * math.exp(math.log(self.end / self.start) * share)
 
 
+@_documented
 class Cosine(Schedule):
     """Temperature schedule of half a cosine wave: slow at both ends.
 
     Arguments:
-        start: The temperature at step 0.
-        end: The temperature from step `steps` on.
-        steps: How many steps lie between the two.
+        (start, end, steps)
 
     At step n it is end + (start - end) (1 + cos(π n/steps))/2.
     """
@@ -146,11 +149,8 @@ class CAGE:
     """
 
     start: float = 3.0
-    """The temperature of a model whose probabilities are equal."""
     end: float = 0.5
-    """The temperature of one that is sure."""
     momentum: float = 0.99
-    """The weight of what was in the running mean."""
     progress: float = field(default=0.0, init=False)
     """How far the running mean is from 1/K, 0, to 1."""
 

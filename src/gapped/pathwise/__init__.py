@@ -29,11 +29,14 @@ from gapped.checks import (
     check_logits,
     check_mask,
     is_known_finite,
+    note_backend,
 )
+from gapped.docstrings import documented
 from gapped.errors import reject
-from gapped.gradient import Points, Product, blocks, is_differentiated, needs_blocks, row_entries, with_points
+from gapped.gradient import Points, Product, is_differentiated, with_points
 from gapped.kernels import backend
 from gapped.kernels.sampling.fused import Fused, refusal
+from gapped.simplex import Draw as Draw
 
 if TYPE_CHECKING:
     from gapped.choice import Choice
@@ -41,15 +44,6 @@ if TYPE_CHECKING:
 
 Source = Literal["sample", "argmax"]
 """Where a category comes from: the softmax of the logits, or their argmax."""
-
-
-class Draw(NamedTuple):
-    """Everything random about a sample."""
-
-    category: Tensor
-    """The category of each row, `(*rows)`."""
-    noise: Tensor | None = None
-    """Further noise of the surrogate, in the estimator's own form."""
 
 
 class Outcome(NamedTuple):
@@ -63,6 +57,7 @@ class Outcome(NamedTuple):
     """The points that carry the gradient, if one is wanted."""
 
 
+@documented
 @dataclass(frozen=True, eq=False)
 class Pathwise(ABC):
     """An estimator whose sample carries the gradient.
@@ -71,11 +66,11 @@ class Pathwise(ABC):
     arguments below, and the methods `sample`, `choose`, `mix`, `gate` and `choose_linear`.
 
     Arguments:
-        tau: Temperature of the gradient: a positive number, or a tensor that broadcasts against the logits'
-            shape without the category axis.
-        hard: True for one-hot samples, False for the surrogate itself, a point of the simplex.
-        draw: "sample" draws the category from the softmax of the logits; "argmax" takes the largest logit.
-        backend: "torch", "triton", or "auto": Triton on a GPU where it can, else torch.
+        (tau, hard, draw, backend)
+
+    A temperature with as many axes as the logits has their category axis too, of size 1. With "argmax" equal
+    logits give the first of them, and noise that the surrogate needs is drawn given that this category wins:
+    only the gradient is random then.
     """
 
     name: ClassVar[str]
@@ -92,17 +87,9 @@ class Pathwise(ABC):
     """Whether a temperature that requires a gradient gets one."""
 
     tau: float | Tensor = 1.0
-    """Temperature of the surrogate: a positive number, or a tensor that broadcasts against the logits'
-    shape without the category axis. A tensor with as many axes as the logits has that axis too, of size 1."""
     hard: bool = True
-    """One-hot samples if true, else the surrogate itself."""
     draw: Source = field(default="sample", kw_only=True)
-    """Where the category comes from: `"sample"` draws it from the softmax of the logits; `"argmax"` takes
-    the largest logit, the first of equal ones. The gradient is the estimator's own for that category. Noise
-    that its surrogate needs is drawn given that this category wins, so only the gradient is random then."""
     backend: str = field(default="auto", kw_only=True, repr=False)
-    """Who computes: `"torch"`, `"triton"` (or an error where it cannot), or `"auto"`, which is Triton
-    on CUDA where it can and torch elsewhere."""
 
     def __post_init__(self) -> None:
         check_level("tau", self.tau, positive=True, learned=self.learns_tau)
@@ -114,6 +101,7 @@ class Pathwise(ABC):
         if self.backend not in backend.BACKENDS:
             raise reject("backend", self.backend, f"one of {', '.join(backend.BACKENDS)}")
 
+    @documented
     def sample(
         self,
         logits: Tensor,
@@ -125,12 +113,7 @@ class Pathwise(ABC):
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
-            dim: The category axis.
-            mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the
-                last one. Categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator, the only one that
-                torch.compile supports.
+            (logits, dim, mask, generator)
 
         Returns:
             The sample. Half precision is computed in float32 and rounded once, at the end.
@@ -150,17 +133,9 @@ class Pathwise(ABC):
             value = fitted.sample_in_torch(rows if is_last else rows.contiguous(), generator)
         return value if is_last else value.movedim(-1, dim)
 
-    def __call__(
-        self,
-        logits: Tensor,
-        *,
-        dim: int = -1,
-        mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Draw a sample: the method `sample` under another name."""
-        return self.sample(logits, dim=dim, mask=mask, generator=generator)
+    __call__ = sample
 
+    @documented
     def choose(
         self,
         logits: Tensor,
@@ -172,10 +147,7 @@ class Pathwise(ABC):
         """Draw one category per row, by its index; no one-hot vector is written.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
-            dim: The category axis.
-            mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (logits, dim, mask, generator)
 
         Returns:
             An object with `index`, of the shape of the logits without the category axis; `select(table)`,
@@ -185,6 +157,7 @@ class Pathwise(ABC):
 
         return choose(self, logits, dim, mask, generator)
 
+    @documented
     def mix(
         self,
         logits: Tensor,
@@ -201,13 +174,11 @@ class Pathwise(ABC):
         is all: a block of rows is drawn, multiplied and dropped, and drawn again in the backward pass.
 
         Arguments:
-            logits: Unnormalised log-probabilities, the categories on the axis `dim`.
+            (logits)
             table: A tensor `(K, *rest)`, one table for all rows; or, for logits `(..., G, K)` whose group
                 axis comes just before the categories, `(G, K, *rest)`, one for each group. It is read so if
                 it has at least three axes, of which the first two are the last two of the logits.
-            dim: The category axis.
-            mask: Booleans that broadcast against the logits. Categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (dim, mask, generator)
 
         Returns:
             A tensor `(*rows, *rest)`: for each row the mean of the table's rows, weighted by the soft
@@ -226,6 +197,7 @@ class Pathwise(ABC):
 
         return mix(self, logits, table, dim, mask, generator)
 
+    @documented
     def gate(
         self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -234,7 +206,7 @@ class Pathwise(ABC):
         Arguments:
             logits: Log-odds, of any shape. Options of the estimator that are tensors broadcast against it.
             mask: Booleans that broadcast against the logits; gates where it is False are 0.
-            generator: Where random numbers come from; None is torch's default generator.
+            (generator)
 
         Returns:
             A tensor of the shape and dtype of `logits`, of zeros and ones if the estimator is hard.
@@ -243,6 +215,7 @@ class Pathwise(ABC):
 
         return draw(self, logits, mask, generator)
 
+    @documented
     def choose_linear(
         self,
         hidden: Tensor,
@@ -255,18 +228,16 @@ class Pathwise(ABC):
         """Draw one category per row by the logits `hidden @ weight.T + bias`, never held in memory.
 
         Arguments:
-            hidden: Rows of `d` numbers, `(*rows, d)`.
-            weight: One row for each of the `V` categories, `(V, d)`.
-            bias: `(V)`, or None.
+            (hidden, weight, bias)
             mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
-            generator: Where random numbers come from; None is torch's default generator.
+            (generator)
 
         Returns:
             An object with `index`, `select`, `gate` and `log_prob`: see `gapped.linear_choice`.
         """
-        from gapped.vocabulary import choose
+        from gapped.vocabulary import linear_choice
 
-        return choose(self, hidden, weight, bias, mask, generator)
+        return linear_choice(hidden, weight, bias, estimator=self, mask=mask, generator=generator)
 
     def check_choice(self) -> None:
         """Raise an error unless the samples can be given by their index."""
@@ -308,7 +279,7 @@ class Pathwise(ABC):
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
     ) -> Outcome:
         """A sample of these rows; its index alone unless `dense`. Large inputs are computed in blocks."""
-        if not (needs_blocks(rows) and self.is_rowwise()):
+        if not (simplex.needs_blocks(rows) and self.is_rowwise()):
             return self._block(rows, generator, wants_gradient, dense)
         shape, categories = rows.shape, rows.shape[-1]
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
@@ -317,7 +288,7 @@ class Pathwise(ABC):
         product: Product | None = None
         weights: list[Any] = []
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
-        for block in blocks(len(matrix), categories):
+        for block in simplex.blocks(len(matrix), categories):
             estimator = self.of_rows(shape[:-1], block)
             own, indices[block], gradient = estimator._block(matrix[block], generator, wants_gradient, dense)
             if dense:
@@ -336,7 +307,7 @@ class Pathwise(ABC):
     def of_rows(self, shape: torch.Size, rows: slice) -> Self:
         """This estimator with the levels of some rows, `shape` in all and counted in order."""
         levels: dict[str, Any] = {
-            name: row_entries(level, shape, rows)
+            name: simplex.row_entries(level, shape, rows)
             for name in self.levels
             if isinstance(level := getattr(self, name), Tensor)
         }
@@ -389,13 +360,13 @@ class Pathwise(ABC):
     def kernel(self, rows: Tensor) -> Fused | None:
         """The arguments of the fused kernels if they compute these rows, else None; `backend_used` tells."""
         if self.backend == "torch" or (self.backend == "auto" and not rows.is_cuda):
-            backend.note("torch")
+            note_backend("torch")
             return None
         fused = self._fused_draw() if torch.compiler.is_compiling() else self._fused
         why_not = refusal(rows, fused)
         if why_not is not None and self.backend == "triton":
             raise reject("backend", "triton", f"torch or auto here: {why_not}")
-        backend.note("torch" if why_not else "triton")
+        note_backend("torch" if why_not else "triton")
         return fused if why_not is None else None
 
     def fused(self) -> Fused | None:
@@ -478,3 +449,32 @@ def cached_estimator(kind: type[_P], **options: Any) -> _P:
 @lru_cache(maxsize=256, typed=True)
 def _cache(kind: type[Pathwise], **options: Any) -> Pathwise:
     return kind(**options)
+
+
+def resolve_pathwise(estimator: Pathwise | str | None) -> Pathwise:
+    """The object that an argument called `estimator` stands for, where a sample is drawn.
+
+    Text is read as `gapped.estimator` reads it, and None is the default.
+    """
+    if isinstance(estimator, Pathwise):
+        return estimator
+    # Reading text takes longer than drawing a few samples. A compiler would have to trace the cache.
+    cacheable = isinstance(estimator, str | None) and not torch.compiler.is_compiling()
+    return _cached_default_or_text(estimator) if cacheable else _default_or_text(estimator)
+
+
+def _default_or_text(estimator: Any) -> Pathwise:
+    if estimator is None:
+        from gapped.pathwise.gapmax import GapMax
+
+        return GapMax()
+    from gapped.registry import resolve
+
+    resolved = resolve(estimator)
+    if not isinstance(resolved, Pathwise):
+        accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
+        raise reject("estimator", estimator, accepted)
+    return resolved
+
+
+_cached_default_or_text = lru_cache(maxsize=256)(_default_or_text)

@@ -24,16 +24,13 @@ class DecoupledGumbelSoftmax(Pathwise):
     Its method `sample` draws what `gapped.decoupled_gumbel_softmax` draws, whose help has the mathematics.
 
     Arguments:
-        (tau, hard)
-        tau_forward: Temperature of the draw, a number or a tensor as `tau`; 1 keeps the logits' own law.
-        (draw, backend)
+        (tau, hard, tau_forward, draw, backend)
     """
 
     name = "decoupled"
     levels = ("tau", "tau_forward")
 
     tau_forward: float | Tensor = 1.0
-    """Temperature of the law that samples are drawn from, positive."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +64,7 @@ class DecoupledGumbelSoftmax(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(logits, tau) - draw.noise, -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(logits, tau) - draw.noise).unsqueeze(0), 1 / tau)
 
 
 @documented
@@ -87,9 +84,7 @@ def decoupled_gumbel_softmax(
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
     Arguments:
-        (logits, tau, hard)
-        tau_forward: Temperature τ_f of the draw, a number or a tensor as `tau`; 1 keeps the logits' own law.
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, tau_forward, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

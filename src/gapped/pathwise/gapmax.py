@@ -38,12 +38,12 @@ class GapMax(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
         weights = logits.exp()
-        total = weights.sum(-1, keepdim=True)
+        total = draw.total(weights)
         odds = halfway_odds(logits, total)
         if isinstance(tau, Tensor) or tau != 1:
             odds = odds ** (1 / tau)
-        odds = odds.scatter(-1, draw.category.unsqueeze(-1), 1.0)
-        points = torch.stack([odds / odds.sum(-1, keepdim=True), weights / total])
+        odds = draw.put(odds, 1.0)
+        points = torch.stack([odds / draw.total(odds), weights / total])
         return Points(points, 2 / tau, less_half_of_last)
 
 

@@ -29,11 +29,7 @@ class GST(Pathwise):
     Its method `sample` draws what `gapped.gst` draws, whose help has the mathematics.
 
     Arguments:
-        (tau, hard)
-        gap: Least lead of the drawn category over the others: a number, a tensor that broadcasts as `tau`
-            does, a function of the drawn probability such as `gapped.expected_gap`, or "auto".
-        detach: Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation.
-        (draw, backend)
+        (tau, hard, gap, detach, draw, backend)
     """
 
     name = "gst"
@@ -41,10 +37,7 @@ class GST(Pathwise):
 
     tau: float | Tensor = 0.85
     gap: Gap = "auto"
-    """Least distance of the selected logit to the others: a number, a tensor, a function of the selected
-    probability, or `"auto"`."""
     detach: bool = True
-    """Whether the perturbation is a constant of the backward pass; False is the paper's NZ ablation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +65,7 @@ class GST(Pathwise):
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(self._perturbed(logits, draw), tau), -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(self._perturbed(logits, draw), tau)).unsqueeze(0), 1 / tau)
 
     def is_rowwise(self) -> bool:
         # A gap function may depend on which row it gets.
@@ -86,27 +79,28 @@ class GST(Pathwise):
     def _perturbed_rows(self, rows: Tensor, index: Tensor) -> Tensor:
         """The perturbed logits of `rows` as functions of the logits, for `detach=False`."""
         logits = simplex.shift(simplex.computed(rows))
-        selected = simplex.place(index, rows.shape[-1])
+        draw = Draw(index.clamp(max=rows.shape[-1] - 1))
         # A row with a NaN has no gap, and its gradient is NaN in any case.
-        gap = self._gap_of(torch.where(logits.isnan(), 0.0, logits), selected)
+        gap = self._gap_of(torch.where(logits.isnan(), 0.0, logits), draw)
         # Only the graph counts: a logit that is raised or lowered, even by zero, passes on what the gap does.
         stopped = logits >= -gap
-        return torch.where(stopped, -gap, logits).scatter(-1, selected, 0.0)
+        return draw.put(torch.where(stopped, -gap, logits), 0.0)
 
     def _perturbed(self, logits: Tensor, draw: Draw) -> Tensor:
         """The selected logit raised to 0, the largest; every other one put below it by its gap."""
-        selected = draw.category.unsqueeze(-1)
         if isinstance(self.gap, str):
-            return simplex.log_expected_odds(simplex.log_softmax(logits)).scatter(-1, selected, 0.0)
-        gap = self._gap_of(logits, selected)
+            return draw.put(simplex.log_expected_odds(draw.log_softmax(logits)), 0.0)
+        gap = self._gap_of(logits, draw)
         lowered = logits.minimum(-gap) if isinstance(gap, Tensor) else logits.clamp_max(-gap)
-        return lowered.scatter(-1, selected, 0.0)
+        return draw.put(lowered, 0.0)
 
-    def _gap_of(self, logits: Tensor, selected: Tensor) -> float | Tensor:
+    def _gap_of(self, logits: Tensor, draw: Draw) -> float | Tensor:
         if not callable(self.gap):
             assert not isinstance(self.gap, str)
             return per_row(self.gap, logits)
-        p = simplex.softmax(logits).gather(-1, selected).squeeze(-1)
+        weights = logits.exp()
+        # The sum is at least 1, or 0 in a row without categories.
+        p = (draw.selected(weights) / draw.total(weights).clamp(min=0.5)).squeeze(-1)
         gap = self.gap(p)
         if not isinstance(gap, Tensor) or gap.shape != p.shape:
             shape = f"shape {tuple(gap.shape)}" if isinstance(gap, Tensor) else f"type {type(gap).__name__}"
@@ -137,14 +131,7 @@ def gst(
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
     Arguments:
-        (logits, tau, hard)
-        gap: Least lead γ of the drawn category over the others: "auto", which gives each category the gap
-            that Gumbel noise would, and needs no tuning to the number of categories; a number (0.8 to 1.2 in
-            the paper, for 10 categories); a tensor that broadcasts as `tau` does; or a function of the drawn
-            probability, such as `gapped.expected_gap`.
-        detach: False differentiates the perturbation as well, with a gap function's own slope, the paper's NZ
-            ablation. It trains badly, and needs another gap than "auto".
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, gap, detach, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

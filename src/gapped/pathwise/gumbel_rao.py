@@ -23,16 +23,13 @@ class GumbelRao(Pathwise):
     Its method `sample` draws what `gapped.gumbel_rao` draws, whose help has the mathematics.
 
     Arguments:
-        (tau, hard)
-        samples: How many surrogates are averaged.
-        (draw, backend)
+        (tau, hard, samples, draw, backend)
     """
 
     name = "gumbel-rao"
 
     tau: float | Tensor = 0.7
     samples: int = 10
-    """How many conditional draws are averaged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,18 +41,18 @@ class GumbelRao(Pathwise):
     def draw_given(
         self, logits: Tensor, category: Tensor, generator: torch.Generator | None, surrogate: bool
     ) -> Draw:
-        log_p = self.centre(logits, category)
-        return Draw(category, conditional_noise(log_p, category, self.samples, generator, surrogate))
+        log_p = self.centre(logits, Draw(category))
+        scores = conditional_noise(log_p, category, self.samples, generator, surrogate)
+        return Draw(category, None if scores is None else scores - scores.amax(-1, keepdim=True))
 
-    def centre(self, logits: Tensor, index: Tensor) -> Tensor:
+    def centre(self, logits: Tensor, draw: Draw) -> Tensor:
         """The log-probabilities that noise is added to, given the drawn categories."""
-        return torch.log_softmax(logits, -1)
+        return draw.log_softmax(logits)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        scores = draw.noise - draw.noise.amax(-1, keepdim=True)
-        return Points(torch.softmax(divide(scores, tau), -1), 1 / (tau * self.samples))
+        return Points(draw.softmax(divide(draw.noise, tau)), 1 / (tau * self.samples))
 
 
 @documented
@@ -75,10 +72,7 @@ def gumbel_rao(
     """Gumbel-Rao sample (GR-MC): Gumbel-softmax, averaged given the category.
 
     Arguments:
-        (logits, tau, hard)
-        samples: How many surrogates are averaged. One has the law of straight-through Gumbel-softmax; more
-            only lower its variance.
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, samples, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
@@ -88,7 +82,8 @@ def gumbel_rao(
     surrogate h is the mean of their softmaxes at τ, with the noise held constant.
 
     - Law of hard samples: exactly softmax(θ).
-    - Bias: that of straight-through Gumbel-softmax at the same temperature.
+    - Bias: that of straight-through Gumbel-softmax at the same temperature, whose law one sample has; more
+      only lower its variance.
     - Cost: one evaluation of what follows; time and memory grow with `samples`.
     - `draw="argmax"`: i is the largest logit, and so the winner that the noise is drawn for.
 

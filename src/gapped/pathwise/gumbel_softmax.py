@@ -53,7 +53,7 @@ class GumbelSoftmax(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(draw.noise, tau), -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(draw.noise, tau)).unsqueeze(0), 1 / tau)
 
     def attach(self, rows: Tensor, outcome: Outcome) -> Tensor:
         if not self.has_learned_tau():
@@ -89,8 +89,7 @@ def gumbel_softmax(
     `gapped.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
     Arguments:
-        (logits, tau, hard)
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

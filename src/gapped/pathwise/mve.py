@@ -32,9 +32,7 @@ class MVE(Pathwise):
     Arguments:
         (tau)
         hard: True; there is no soft sample.
-        smoothing: A number of at least 0, or a tensor as `tau`: 0 is exact for quadratic costs, and large
-            values approach straight-through.
-        (draw, backend)
+        (smoothing, draw, backend)
     """
 
     name = "mve"
@@ -42,7 +40,6 @@ class MVE(Pathwise):
     has_surrogate = False
 
     smoothing: float | Tensor = 0.0
-    """The authors' 1/t, not negative: 0 is exact for quadratic costs, large values are straight-through."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,9 +71,7 @@ def mve(
         (logits)
         tau: Temperature of the softmax p in the gradient, as in `gapped.reinmax`; the authors have 1.
         hard: True; there is no soft sample.
-        smoothing: s below, a number or a tensor as `tau`. 0 is the authors' limit t → ∞, ∞ straight-through;
-            they train with t = 1/s growing from 1 to a million.
-        (draw, dim, mask, generator, eps, backend)
+        (smoothing, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

@@ -36,11 +36,8 @@ class ReinMax(Pathwise):
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
-        half = torch.full_like(draw.category, 0.5, dtype=logits.dtype).unsqueeze(-1)
-        halfway = (torch.softmax(divide(logits, tau), -1) / 2).scatter_add(
-            -1, draw.category.unsqueeze(-1), half
-        )
-        return Points(torch.stack([halfway, torch.softmax(logits, -1)]), (2.0, -0.5))
+        halfway = draw.add(draw.softmax(divide(logits, tau)) / 2, 0.5)
+        return Points(torch.stack([halfway, draw.softmax(logits)]), (2.0, -0.5))
 
 
 @documented

@@ -27,8 +27,7 @@ class ReinMaxRao(GumbelRao):
     Arguments:
         (tau)
         hard: True; there is no soft sample.
-        samples: Over how many draws of noise the first term is averaged.
-        (draw, backend)
+        (samples, draw, backend)
     """
 
     name = "reinmax-rao"
@@ -39,18 +38,16 @@ class ReinMaxRao(GumbelRao):
     def fused(self) -> Fused:
         return Fused("reinmax-rao", self.tau, samples=self.samples)
 
-    def centre(self, logits: Tensor, index: Tensor) -> Tensor:
-        log_p = torch.log_softmax(logits, -1)
+    def centre(self, logits: Tensor, draw: Draw) -> Tensor:
+        log_p = draw.log_softmax(logits)
         # Not the logarithm of a sum: p may be too small for a number of its own.
-        is_drawn = torch.arange(logits.shape[-1], device=logits.device) == index.unsqueeze(-1)
+        is_drawn = torch.arange(logits.shape[-1], device=logits.device) == draw.category.unsqueeze(-1)
         return torch.where(is_drawn, log_p.exp().log1p(), log_p) - math.log(2)
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         assert draw.noise is not None
         tau = per_row(self.tau, logits)
-        scores = draw.noise - draw.noise.amax(-1, keepdim=True)
-        relaxed = torch.softmax(divide(scores, tau), -1)
-        p = torch.softmax(logits, -1).unsqueeze(0)
+        relaxed, p = draw.softmax(divide(draw.noise, tau)), draw.softmax(logits).unsqueeze(0)
         return Points(torch.cat([relaxed, p]), 2 / (tau * self.samples), less_half_of_last)
 
 
@@ -73,8 +70,7 @@ def reinmax_rao(
     Arguments:
         (logits, tau)
         hard: True; there is no soft sample.
-        samples: Over how many draws of noise the first term is averaged.
-        (draw, dim, mask, generator, eps, backend)
+        (samples, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

@@ -34,7 +34,7 @@ class StraightThrough(Pathwise):
 
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
-        return Points(torch.softmax(divide(logits, tau), -1).unsqueeze(0), 1 / tau)
+        return Points(draw.softmax(divide(logits, tau)).unsqueeze(0), 1 / tau)
 
 
 @documented
@@ -53,8 +53,7 @@ def straight_through(
     """Straight-through sample: a category, with the gradient of the probabilities.
 
     Arguments:
-        (logits, tau, hard)
-        (draw, dim, mask, generator, eps, backend)
+        (logits, tau, hard, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,

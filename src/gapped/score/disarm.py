@@ -163,7 +163,6 @@ class DisARMSticks(_Pair):
     name = "disarm-sticks"
 
     order: Literal["ascending", "descending", "given"] = "ascending"
-    """In which order categories are offered: by their probability, or as they stand."""
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

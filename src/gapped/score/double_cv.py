@@ -67,14 +67,10 @@ class DoubleCV(Trainable):
         plain, change = self._parts(cost, draws)
         check_fit("alpha", self.alpha, draws.costs.shape[1:], "one number for each example")
 
-        def estimate() -> tuple[Tensor, Tensor]:
-            alpha = cost.spread(self.alpha.expand(1, *draws.costs.shape[1:])).squeeze(0)
-            gradient = plain + alpha * change
-            return gradient.square().flatten(draws.costs.dim() - 1).sum(-1), gradient
+        def estimate() -> Tensor:
+            return plain + cost.spread(self.alpha.expand(1, *draws.costs.shape[1:])).squeeze(0) * change
 
-        with torch.enable_grad():
-            gradient = self.learn(estimate) if self.is_trained() else estimate()[1]
-        return gradient.detach()
+        return self.trained(draws, estimate)
 
     def _parts(self, cost: Cost, draws: Draws) -> tuple[Tensor, Tensor]:
         """RLOO's gradient, and what is added to it for each unit of alpha."""

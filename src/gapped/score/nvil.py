@@ -8,7 +8,7 @@ from torch import Tensor
 from gapped.checks import check_count, check_flag
 from gapped.errors import reject
 from gapped.score import Cost, Draws, score_product
-from gapped.score.trainable import Perceptron, Trainable, check_width, is_recomputation, network_of
+from gapped.score.trainable import Trainable, check_width, is_recomputation, network_of, outputs
 
 
 class NVIL(Trainable):
@@ -84,7 +84,8 @@ class NVIL(Trainable):
         def estimate() -> tuple[Tensor, Tensor]:
             residual = draws.costs
             if self.network is not None:
-                residual = residual - self._baseline(cost, residual.shape[1:])
+                assert cost.context is not None
+                residual = residual - outputs(self.network, cost.context.detach(), residual.shape[1:])
             return (residual - self.mean).square(), residual
 
         with torch.enable_grad():
@@ -95,19 +96,6 @@ class NVIL(Trainable):
         if self.learns() and residual.numel() and not is_recomputation():
             self._remember(residual)
         return score_product(cost, draws, signal)
-
-    def _baseline(self, cost: Cost, batch: torch.Size) -> Tensor:
-        assert self.network is not None
-        assert cost.context is not None
-        context = cost.context.detach()
-        is_perceptron = isinstance(self.network, Perceptron)
-        baseline: Tensor = self.network(context, batch) if is_perceptron else self.network(context)
-        if baseline.shape == (*batch, 1):
-            baseline = baseline.squeeze(-1)
-        if baseline.shape != batch:
-            accepted = f"one number for each example, {tuple(batch)}"
-            raise reject("network", f"a result of shape {tuple(baseline.shape)}", accepted)
-        return baseline
 
     def _remember(self, residual: Tensor) -> None:
         """Move the memory towards this call; at first it is the plain mean of all calls."""

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import ROWS, check_fit, check_level
-from gapped.errors import reject
 from gapped.score import Cost, Draws, existing, one_hot_rows, pullback
-from gapped.score.trainable import Perceptron, Trainable, check_width, factor, network_of
+from gapped.score.trainable import Trainable, check_width, factor, network_of, outputs
 
 # Stands for the logarithm of zero where minus infinity would turn derivatives into NaN.
 _LOWEST = -1e30
@@ -80,14 +79,7 @@ class REBAR(Trainable):
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         train = self.is_trained()
-
-        def estimate() -> tuple[Tensor, Tensor]:
-            gradient = self._estimate(cost, draws, train)
-            return gradient.square().flatten(draws.costs.dim() - 1).sum(-1), gradient
-
-        with torch.enable_grad():
-            gradient = self.learn(estimate) if train else self._estimate(cost, draws, train)
-        return gradient.detach()
+        return self.trained(draws, lambda: self._estimate(cost, draws, train))
 
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """The control variate `(2, *batch)` at relaxed samples, and its derivative with respect to them."""
@@ -161,17 +153,10 @@ class RELAX(REBAR):
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         relaxed, slope = super().control(cost, soft, train)
 
-        def network(points: Tensor) -> Tensor:
-            is_perceptron = isinstance(self.network, Perceptron)
-            free: Tensor = (
-                self.network(points, relaxed.shape) if is_perceptron else self.network(points.clone())
-            )
-            return free
-
-        free, pull = pullback(network, soft, train)
-        if free.shape != relaxed.shape:
-            accepted = f"that of the costs, {tuple(relaxed.shape)}"
-            raise reject("network", f"a result of shape {tuple(free.shape)}", accepted)
+        # A copy: a network may write into its input.
+        free, pull = pullback(
+            lambda points: outputs(self.network, points.clone(), relaxed.shape), soft, train
+        )
         return relaxed + free, slope + pull(torch.ones_like(free))
 
 

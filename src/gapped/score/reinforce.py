@@ -37,9 +37,7 @@ class Reinforce(Score):
     name = "reinforce"
 
     baseline: Literal["none", "leave-one-out"] = "none"
-    """What is subtracted from each cost."""
     samples: int = 1
-    """How many samples are averaged; leave-one-out needs two."""
 
     def __post_init__(self) -> None:
         if self.baseline not in ("none", "leave-one-out"):
@@ -85,7 +83,6 @@ class RLOO(Score):
     name = "rloo"
 
     samples: int = 4
-    """How many samples, at least two."""
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)

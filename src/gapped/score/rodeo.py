@@ -78,13 +78,7 @@ class RODEO(Trainable):
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             check_fit(name, value, draws.costs.shape[1:], "one number for each example")
 
-        def estimate() -> tuple[Tensor, Tensor]:
-            gradient = self._estimate(cost, draws)
-            return gradient.square().flatten(draws.costs.dim() - 1).sum(-1), gradient
-
-        with torch.enable_grad():
-            gradient = self.learn(estimate) if self.is_trained() else estimate()[1]
-        return gradient.detach()
+        return self.trained(draws, lambda: self._estimate(cost, draws))
 
     def _estimate(self, cost: Cost, draws: Draws) -> Tensor:
         n, batch = self.samples, draws.costs.shape[1:]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gapped.checks import checkpoint_function, holds, in_eager_mode, is_integer
 from gapped.errors import GappedError, reject
-from gapped.score import Score
+from gapped.score import Draws, Score
 
 _T = TypeVar("_T")
 
@@ -99,6 +99,17 @@ class Trainable(torch.nn.Module, Score):
                 self._slopes[name] = slope.detach() + self._slopes.get(name, 0.0)
         return result
 
+    def trained(self, draws: Draws, estimate: Callable[[], Tensor]) -> Tensor:
+        """The gradient `estimate()`; in training, its mean squared norm is what `variance_loss` hands out."""
+
+        def with_loss() -> tuple[Tensor, Tensor]:
+            gradient = estimate()
+            return gradient.square().flatten(draws.costs.dim() - 1).sum(-1), gradient
+
+        with torch.enable_grad():
+            gradient = self.learn(with_loss) if self.is_trained() else estimate()
+        return gradient.detach()
+
 
 def is_recomputation() -> bool:
     """Whether activation checkpointing runs a call again whose first run has counted."""
@@ -128,6 +139,16 @@ class Perceptron(torch.nn.Module):
         dtype = next(self.outer.parameters()).dtype
         y: Tensor = self.outer(torch.tanh(self.inner(x.to(dtype))))
         return y
+
+
+def outputs(network: torch.nn.Module, x: Tensor, shape: torch.Size) -> Tensor:
+    """One number of `network` for each entry of `shape`; a last axis of size 1 is dropped."""
+    values: Tensor = network(x, shape) if isinstance(network, Perceptron) else network(x)
+    values = values.squeeze(-1) if values.shape == (*shape, 1) else values
+    if values.shape != shape:
+        got, accepted = f"a result of shape {tuple(values.shape)}", f"one number each for {tuple(shape)}"
+        raise reject("network", got, accepted)
+    return values
 
 
 def check_width(network: torch.nn.Module | None) -> None:

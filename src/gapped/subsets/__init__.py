@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_count, check_generator, check_logits, check_mask
+from gapped.docstrings import ARGUMENTS, describing
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.score import Cost
@@ -30,17 +31,25 @@ from gapped.subsets.differentiable import log_normaliser_of, marginals_of
 from gapped.subsets.subset_sampling import check_size
 from gapped.subsets.subset_sampling import subset as subset
 
+_documented = describing(
+    {
+        "logits": "Logits θ, the `n` elements on the axis `dim`.",
+        "k": "How many elements are selected, from 0 to `n`.",
+        "dim": "The axis of the elements.",
+        "mask": "Booleans that broadcast against the logits; elements where it is False do not exist.",
+        "generator": ARGUMENTS["generator"],
+    }
+)
+
 __all__ = ["entropy", "expectation", "log_prob", "marginals", "subset"]
 
 
+@_documented
 def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """The probability that each element is among the k that are selected.
 
     Arguments:
-        logits: Logits θ, the `n` elements on the axis `dim`.
-        k: How many elements are selected, from 0 to `n`.
-        dim: The axis of the elements.
-        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+        (logits, k, dim, mask)
 
     Returns:
         Probabilities μ in the shape and dtype of `logits`. They sum to `k`.
@@ -55,15 +64,14 @@ def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = No
     return marginals_of(scores, k).to(logits.dtype).movedim(-1, dim)
 
 
+@_documented
 def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """The log-probability of a subset of k elements, as `gapped.subset` draws it.
 
     Arguments:
-        logits: Logits θ, the `n` elements on the axis `dim`.
-        k: How many elements are selected, from 0 to `n`.
+        (logits, k)
         sample: Zeros and ones, of a shape that broadcasts with that of the logits.
-        dim: The axis of the elements.
-        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+        (dim, mask)
 
     Returns:
         A tensor without the axis `dim`. What the law cannot give, such as a set of another size, has -inf.
@@ -87,14 +95,12 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     return torch.where(is_subset | value.isnan(), value, -torch.inf).to(logits.dtype)
 
 
+@_documented
 def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """The entropy of a random subset of k elements, in nats.
 
     Arguments:
-        logits: Logits θ, the `n` elements on the axis `dim`.
-        k: How many elements are selected, from 0 to `n`.
-        dim: The axis of the elements.
-        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
+        (logits, k, dim, mask)
 
     Returns:
         A tensor without the axis `dim`.
@@ -110,6 +116,7 @@ def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None
     return (log_normaliser_of(scores, k) - energy.sum(-1)).to(logits.dtype)
 
 
+@_documented
 def expectation(
     f: Callable[[Tensor], Tensor],
     logits: Tensor,
@@ -125,10 +132,9 @@ def expectation(
         f: The cost: a function that maps zeros and ones `(m, *batch, *variables, n)` to costs `(m, *batch)`,
             as in `gapped.expectation`. It need not be differentiable.
         logits: Logits θ, `(*batch, *variables, n)`; the elements lie on the last axis.
-        k: How many elements are selected, from 0 to `n`.
+        (k)
         samples: The number m of subsets, at least two.
-        mask: Booleans that broadcast against the logits; elements where it is False do not exist.
-        generator: Where random numbers come from; None is torch's default generator.
+        (mask, generator)
 
     Returns:
         Costs of the shape of the batch, which carry the gradient.

@@ -17,13 +17,14 @@ from gapped.checks import (
     check_logits,
     check_mask,
     is_integer,
+    note_backend,
 )
 from gapped.errors import reject
 from gapped.gradient import is_differentiated
-from gapped.kernels.backend import note, takes_groups
+from gapped.kernels.backend import takes_groups
+from gapped.pathwise import resolve_pathwise
 from gapped.pathwise.gst import GST, Gap
 from gapped.pathwise.straight_through import StraightThrough
-from gapped.registry import resolve_pathwise
 from gapped.simplex import divide, per_row
 from gapped.subsets import conditional_bernoulli as law
 from gapped.subsets.differentiable import with_marginals
@@ -166,7 +167,7 @@ def _sample(
     wants_gradient = is_differentiated(rows)
     scores = simplex.shift(simplex.computed(rows.detach()))
     backend = "triton" if law.runs_on_kernels(scores, k, backend=backend) else "torch"
-    note(backend)
+    note_backend(backend)
     tau = per_row(tau, scores)
     if not hard and gap is None:
         surrogate = divide(scores, tau)

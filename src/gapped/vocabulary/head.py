@@ -7,16 +7,17 @@ draws its noise again from a key. docs/vocabulary.md has the derivation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.gradient import jacobian_product, row_entries, slices
+from gapped.checks import without_autocast
+from gapped.gradient import first_order, jacobian_product
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Pathwise
+from gapped.simplex import row_entries, slices
 
 # Bytes of the logits of one chunk in float32, where torch computes; four such tensors exist at a time.
 CHUNK_BYTES = 1 << 23
@@ -36,8 +37,6 @@ MOST_ROUNDINGS = 32
 # Bytes of the float32 rows that are added up at a time.
 SUM_BYTES = 1 << 25
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """The gradients of hidden states, weight and bias."""
 
@@ -473,13 +472,117 @@ def seeded(key: Tensor) -> torch.Generator:
     return torch.Generator(key.device).manual_seed(int(key))
 
 
-def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function that torch.compile leaves to eager code: the noise of a chunk needs a seed."""
+class Matrices(NamedTuple):
+    """What a gradient at selected rows is multiplied with, and where the product is written."""
 
-    @wraps(function)
-    def call(*args: _P.args, **options: _P.kwargs) -> _R:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **options)  # type: ignore[no-any-return, no-untyped-call]
-        return function(*args, **options)
+    table: Tensor
+    """`(V, width)`"""
+    product: Tensor
+    """Room for the product of a part of the rows."""
 
-    return call
+
+Pull = Callable[[Head, Chunk, Draws, Tensor, Matrices | None], None]
+"""Writes the gradient of a chunk's logits in their place, by that of the rows of a result."""
+
+
+def pull_rows(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
+    assert matrices is not None
+    dense = matrices.product[: len(grad)]
+    if matrices.table.dtype == dense.dtype:
+        torch.mm(grad, matrices.table.mT, out=dense)
+    else:
+        dense.copy_(grad @ matrices.table.mT)
+    head.part.pull(chunk, draws, dense)
+
+
+def pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
+    head.part.pull(chunk, draws, grad, at_index=True)
+
+
+def pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
+    head.part.pull_log_prob(chunk, draws, grad)
+
+
+def matrix(values: Tensor) -> Tensor:
+    """`values` with all axes but the first made one."""
+    return values.unsqueeze(-1).flatten(1)
+
+
+def attach(value: Tensor, pull: Pull, head: Head, draws: Draws, layer: Layer, table: Tensor | None) -> Tensor:
+    """Return `value`, which is given away, with the gradients of layer and table that `pull` leads to."""
+    # A table that is the weight needs no gradient of its own beside that of the weight.
+    is_tied = table is layer.weight
+    result, _ = _Attached.apply(value, pull, head, draws, is_tied, None if is_tied else table, *layer)  # type: ignore[no-untyped-call]
+    return result  # type: ignore[no-any-return]
+
+
+class _Attached(torch.autograd.Function):
+    """What a use of a choice returns, with gradients to the layer and to the table."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        pull: Pull,
+        head: Head,
+        draws: Draws,
+        is_tied: bool,
+        table: Tensor | None,
+        *layer: Any,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.mark_dirty(value)
+        # Not the choice itself: what offloads or recomputes saved tensors must see all that are large.
+        ctx.pull, ctx.is_dense, ctx.head, ctx.is_tied = pull, pull is pull_rows, head, is_tied
+        # An output without entries, for the backward pass: what depends on it depends on the layer.
+        anchor = value.new_empty(0)
+        # Levels too, so that autograd notices if they are changed before the backward pass.
+        ctx.save_for_backward(anchor, *draws, table, *layer, *head.estimator.tensors)
+        return value, anchor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+        anchor, index, law, stats, table, *tensors = ctx.saved_tensors
+        draws, layer = Draws(index, law, stats), Layer(*tensors[: len(Layer._fields)])
+        with without_autocast(grad.device):
+            gradients = first_order(_gradients, anchor, grad, ctx, draws, layer, table)
+        return None, None, None, None, None, *gradients, None
+
+
+def _gradients(
+    grad: Tensor, ctx: Any, draws: Draws, layer: Layer, table: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of table, hidden states, weight and bias."""
+    part: Vocabulary = ctx.head.part
+    wants_table = table is not None and ctx.needs_input_grad[5]
+    # Whatever holds logits is free again before the gradient of the table is made, in the same room.
+    spare = table.nbytes if table is not None and wants_table else 0
+    for_hidden, for_weight, for_bias = _layer_gradients(ctx, draws, layer, table, grad, spare)
+    for_table = None
+    if table is not None and wants_table:
+        for_table = torch.zeros_like(matrix(table), memory_format=torch.contiguous_format)
+    into = for_weight if ctx.is_tied else for_table
+    if into is not None:
+        add_rows(into, part.place(draws.category), lambda n: part.own(grad[n], draws.category[n]))
+    gradients = zip((for_table, for_hidden, for_weight, for_bias), (table, *layer[:3]), strict=True)
+    return tuple(None if each is None else each.view(like.shape).to(like.dtype) for each, like in gradients)  # type: ignore[union-attr]
+
+
+def _layer_gradients(
+    ctx: Any, draws: Draws, layer: Layer, table: Tensor | None, grad: Tensor, spare: int
+) -> Gradients:
+    """The gradients of hidden states, weight and bias, in at least `spare` bytes of room."""
+    head: Head = ctx.head
+    wanted = ctx.needs_input_grad[6:9]
+    if not any(wanted):
+        return None, None, None
+    spans = head.spans(layer.weight, spare, grad.nbytes, ctx.is_dense)
+    matrices = None
+    if ctx.is_dense:
+        used = layer.weight if table is None else table
+        rows = min(spans.part, head.shape.numel())
+        matrices = Matrices(matrix(used), grad.new_empty((rows, head.part.here), dtype=head.dtype))
+
+    def pull(chunk: Chunk) -> None:
+        ctx.pull(head, chunk, draws.of(chunk.rows), grad[chunk.rows], matrices)
+
+    return head.gradients(layer, wanted, spans, spare, pull)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gapped import gradient, simplex
+from gapped import simplex
 from gapped.checks import (
     check_logits,
     check_mask,
@@ -25,10 +25,11 @@ from gapped.checks import (
     without_autocast,
 )
 from gapped.errors import reject
-from gapped.gradient import first_order, row_entries, slices
-from gapped.kernels import backend
+from gapped.gradient import first_order
 from gapped.pathwise import Pathwise
-from gapped.vocabulary.head import FEWEST_ROWS, rows_of_a_chunk, uncompiled
+from gapped.simplex import row_entries, slices
+from gapped.vocabulary import uncompiled
+from gapped.vocabulary.head import FEWEST_ROWS, rows_of_a_chunk
 
 # In torch so many blocks are enough.
 BLOCKS = 32
@@ -65,7 +66,7 @@ def mix(
         result = _by_group(sample.to(tables.dtype).reshape(rows, categories), groups) @ tables
         return result.transpose(0, 1).reshape((*shape, *rest))
     step = max(_rows_of_a_block(soft, rows, logits, has_kernel) // groups, 1) * groups
-    seeds = backend.draw_key(logits, generator, -(-rows // step)).tolist()
+    seeds = simplex.draw_key(logits, generator, -(-rows // step)).tolist()
     tau = soft.tau if soft.has_learned_tau() else None
     logits = logits if shape else logits.unsqueeze(0)
     result, _ = _Mix.apply(partial(_samples, soft, seeds, step), logits, tables, tau, mask, *soft.tensors)  # type: ignore[no-untyped-call]
@@ -81,7 +82,7 @@ def _rows_of_a_block(estimator: Pathwise, rows: int, logits: Tensor, has_kernel:
     if not estimator.is_rowwise():
         return rows
     # A block needs little memory beside the gradient of the logits. Gumbel-Rao has a point for each draw.
-    fewest = max(rows // BLOCKS, FEWEST_ROWS, gradient.BLOCK // categories)
+    fewest = max(rows // BLOCKS, FEWEST_ROWS, simplex.BLOCK // categories)
     return min(most, fewest // getattr(estimator, "samples", 1))
 
 

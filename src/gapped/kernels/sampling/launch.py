@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gapped.gradient import first_order
 from gapped.kernels import runner
-from gapped.kernels.backend import draw_key
 from gapped.kernels.runner import Launch, partition, run
 from gapped.kernels.sampling import long, rao, short, strips
 from gapped.kernels.sampling.fused import AVERAGED, Fused
 from gapped.kernels.sampling.layout import Rows, empty_rows, inner_axes, row_matrix, rows_of
 from gapped.kernels.sampling.surrogates import MODES
+from gapped.simplex import draw_key
 
 _SHORT = torch.iinfo(torch.int16).max
 
