@@ -18,7 +18,14 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
-from gapped.errors import reject
+from gapped.errors import MissingExtra, reject
+
+# An extra's floor does not hold for a torch that was there before.
+LEAST_TORCH = "2.10"
+if [int(part) for part in torch.__version__.split(".")[:2]] < [int(part) for part in LEAST_TORCH.split(".")]:
+    raise MissingExtra(
+        f'gapped needs torch {LEAST_TORCH} or newer, found {torch.__version__}: pip install -U "gapped[torch]"'
+    )
 
 # Temperatures and gaps outside float32's normal range are rejected: 1/x of a subnormal overflows.
 _FLOAT32 = torch.finfo(torch.float32)
