@@ -1,7 +1,8 @@
 """What a release would be: the wheel, installed in an environment of its own and used from another folder.
 
-`alone` and `both` borrow their dependencies from the environment that runs the tests; those that `fresh` makes
-are empty but for what pip installs there. Slow, because it builds, installs and trains: `make release-check`.
+`alone` and `both` borrow their dependencies from the environment that runs the tests; those that `fresh`
+makes are empty but for what pip installs there. Slow, because it builds, installs and trains: `make
+release-check`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import pytest
 import subprocesses
 from subprocesses import environment
 
-import gapped
 from gapped.checks import LEAST_TORCH
 from gapped_lab.report.paper import paper
 
@@ -51,6 +51,7 @@ LABORATORY = (
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HOME = PROJECT["project"]["urls"]["Repository"]
+FLOOR = ".".join(map(str, LEAST_TORCH))
 # A link or a picture of Markdown; an address of the project as the index shows it, at the tag of a version.
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 AT_TAG = re.compile(rf"{re.escape(HOME)}/(blob|raw)/v[^/]+/(.+)")
@@ -90,7 +91,9 @@ def test_the_addresses_of_the_project_stand_in_one_place() -> None:
     assert {"Repository", "Documentation", "Changelog", "Issues"} <= set(urls)
     owner = re.fullmatch(r"https://github\.com/([\w-]+)/gapped", HOME)
     assert owner
-    assert all(re.match(rf"https://(github\.com/{owner[1]}|{owner[1]}\.github\.io)/gapped", u) for u in urls.values())
+    assert all(
+        re.match(rf"https://(github\.com/{owner[1]}|{owner[1]}\.github\.io)/gapped", u) for u in urls.values()
+    )
     files = [ROOT / "README.md", *ROOT.glob("*.cff"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/**/*.yml")]
     named = [path.name for path in files if f"{owner[1]}/gapped" in path.read_text("utf-8")]
     assert named == []
@@ -110,8 +113,13 @@ def test_torch_and_jax_are_extras() -> None:
     """Nobody installs a framework that they do not use; the code knows the floor, which pip may pass over."""
     assert PROJECT["project"]["dependencies"] == []
     extras = PROJECT["project"]["optional-dependencies"]
-    assert extras["torch"] == [f"torch>={LEAST_TORCH}"]
-    assert not [need for name in ("jax", "numpyro", "distrax", "jax-triton") for need in extras[name] if "torch" in need]
+    assert extras["torch"] == [f"torch>={FLOOR}"]
+    assert not [
+        need
+        for name in ("jax", "numpyro", "distrax", "jax-triton")
+        for need in extras[name]
+        if "torch" in need
+    ]
 
 
 def test_a_torch_that_is_too_old_is_refused_in_one_line() -> None:
@@ -119,7 +127,7 @@ def test_a_torch_that_is_too_old_is_refused_in_one_line() -> None:
         "import torch, gapped\ntorch.__version__ = '2.1.0+cpu'\n"
         "try:\n    gapped.gst\nexcept ImportError as problem:\n    print(problem)"
     )
-    line = f'gapped needs torch {LEAST_TORCH} or newer, found 2.1.0+cpu: pip install -U "gapped[torch]"\n'
+    line = f'gapped needs torch {FLOOR}, found 2.1.0+cpu: pip install -U "gapped[torch]"\n'
     assert subprocesses.python("-c", program) == line
 
 
@@ -211,7 +219,15 @@ def test_the_source_distribution_holds_the_library_alone(built: Path) -> None:
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    named = {"README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    named = {
+        "README.md",
+        "LICENSE",
+        "CITATION.cff",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
     assert {name for name in held if not name.startswith("src/gapped/")} == named
 
 
@@ -293,7 +309,10 @@ NEEDS_TORCH = 'needs torch: pip install "gapped[torch]", or "gapped[jax]" for ga
 def test_without_a_framework_one_line_says_so(built: Path, tmp_path: Path, program: str, line: str) -> None:
     (wheel,) = built.glob("gapped-*.whl")
     python = fresh(tmp_path / "neither", str(wheel))
-    assert run(str(python), "-c", "import gapped; print(gapped.__version__)", where=tmp_path).strip() in wheel.name
+    assert (
+        run(str(python), "-c", "import gapped; print(gapped.__version__)", where=tmp_path).strip()
+        in wheel.name
+    )
     done = subprocess.run([str(python), "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == f"gapped.errors.MissingExtra: {line}"
 

@@ -20,11 +20,12 @@ from torch.autograd.graph import Node
 
 from gapped.errors import MissingExtra, reject
 
-# An extra's floor does not hold for a torch that was there before.
-LEAST_TORCH = "2.10"
-if [int(part) for part in torch.__version__.split(".")[:2]] < [int(part) for part in LEAST_TORCH.split(".")]:
+# The floor of the extra in pyproject.toml does not bind a torch that was installed without it.
+LEAST_TORCH = (2, 10)
+if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
+    least = ".".join(map(str, LEAST_TORCH))
     raise MissingExtra(
-        f'gapped needs torch {LEAST_TORCH} or newer, found {torch.__version__}: pip install -U "gapped[torch]"'
+        f'gapped needs torch {least}, found {torch.__version__}: pip install -U "gapped[torch]"'
     )
 
 # Temperatures and gaps outside float32's normal range are rejected: 1/x of a subnormal overflows.
