@@ -274,7 +274,7 @@ def test_beside_torch_a_first_gradient_takes_seconds(built: Path, tmp_path: Path
     run(str(python), "-c", theirs, where=tmp_path)  # compiles torch's files
     least = timed(run, str(python), "-c", theirs, where=tmp_path)
     install = timed(pip, python, f"{wheel}[torch]")
-    gradient = timed(run, str(python), "-W", "error", "-c", theirs + ours, where=tmp_path)
+    gradient = timed(run, str(python), "-c", theirs + ours, where=tmp_path)
     print(f"install {install:.1f} s, torch {least:.1f} s, torch and first gradient {gradient:.1f} s")
     assert install + gradient - least <= 20
 
@@ -298,23 +298,22 @@ NEEDS_TORCH = 'needs torch: pip install "gapped[torch]", or "gapped[jax]" for ga
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "line"),
-    [
-        ("import gapped; gapped.sample", f"gapped.sample {NEEDS_TORCH}"),
-        ("from gapped import nn", f"gapped.nn {NEEDS_TORCH}"),
-        ("import gapped.jax", 'gapped.jax needs jax: pip install "gapped[jax]"'),
-    ],
-)
-def test_without_a_framework_one_line_says_so(built: Path, tmp_path: Path, program: str, line: str) -> None:
+def test_without_a_framework_one_line_says_so(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("gapped-*.whl")
     python = fresh(tmp_path / "neither", str(wheel))
-    assert (
-        run(str(python), "-c", "import gapped; print(gapped.__version__)", where=tmp_path).strip()
-        in wheel.name
-    )
-    done = subprocess.run([str(python), "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == f"gapped.errors.MissingExtra: {line}"
+    printed = run(str(python), "-c", "import gapped; print(gapped.__version__)", where=tmp_path)
+    assert printed.strip() == wheel.name.split("-")[1]
+    lines = {
+        "import gapped; gapped.sample": f"gapped.sample {NEEDS_TORCH}",
+        "from gapped import nn": f"gapped.nn {NEEDS_TORCH}",
+        "import gapped.jax": 'gapped.jax needs jax: pip install "gapped[jax]"',
+    }
+    for program, line in lines.items():
+        done = subprocess.run([str(python), "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        assert done.stderr.splitlines()[-1] == f"gapped.errors.MissingExtra: {line}"
+    done = subprocess.run([str(python.parent / "gapped")], cwd=tmp_path, capture_output=True, text=True)
+    line = 'gapped: the gapped command needs typer and rich: pip install "gapped[compare]"\n'
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 @pytest.mark.slow
