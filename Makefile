@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint docs gpu-test bench numbers release-check floors floors-lowest floors-newest clean
+.PHONY: demo test lint docs gpu-test bench numbers release-check dist floors floors-lowest floors-newest clean
 
 demo: $(LAB)
 	@echo "gapped compare: a small VAE on 8x8 digits, six estimators, three seeds each, trained together."
@@ -39,6 +39,13 @@ numbers: $(DEV)
 release-check: $(DEV)
 	$(BIN)/python -m pytest -m slow tests/test_release.py
 
+# What a release uploads, checked as an index would.
+dist: $(DEV)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 # The tests against the lowest versions that pyproject.toml allows, and against current ones on a newer Python,
 # each in an environment of its own. An old release may call what a newer one of another library deprecates, and
 # an old matplotlib draws the committed figures a little otherwise; torch warns when it compiles on Python 3.13.0.
@@ -70,4 +77,4 @@ $(LAB) $(DEV): pyproject.toml lab/pyproject.toml constraints.txt
 	touch $(LAB) $@
 
 clean:
-	rm -rf $(VENV) $(FLOORS) .mypy_cache .ruff_cache .pytest_cache docs/_build
+	rm -rf $(VENV) $(FLOORS) .mypy_cache .ruff_cache .pytest_cache docs/_build dist

@@ -18,7 +18,15 @@ author = "The gapped authors"
 project_copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "gallery", "mathml", "reference"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "gallery",
+    "llms",
+    "mathml",
+    "reference",
+]
 exclude_patterns = ["_build", "generate"]
 
 myst_enable_extensions = ["dollarmath"]
@@ -44,7 +52,11 @@ html_extra_path = ["figures/simplex.html"]
 html_copy_source = False
 
 # Pages of the repository that are pages here too, under another address.
-PAGES = {"](../README.md": "](index.md", "](../CONTRIBUTING.md": "](contributing.md"}
+PAGES = {
+    "](../README.md": "](index.md",
+    "](../CONTRIBUTING.md": "](contributing.md",
+    "](../CHANGELOG.md": "](changelog.md",
+}
 
 
 def redirect(app: Sphinx, docname: str, source: list[str]) -> None:

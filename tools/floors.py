@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = {".": ("jax", "compare", "triton"), "lab": ("ray",)}
+EXTRAS = {".": ("torch", "jax", "compare", "triton"), "lab": ("ray",)}
 
 
 def floors() -> list[str]:

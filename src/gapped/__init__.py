@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gapped.errors import MissingExtra
+
 # Module of each public name. The stub beside this file lists them once, for type checkers too.
 _HOME = {
     alias.name: node.module
@@ -32,7 +34,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'gapped' has no attribute {name!r}")
     home = _HOME[name]
-    value = import_module(f"gapped.{name}") if home == "gapped" else getattr(import_module(home), name)
+    try:
+        value = import_module(f"gapped.{name}") if home == "gapped" else getattr(import_module(home), name)
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        choice = 'pip install "gapped[torch]", or "gapped[jax]" for gapped.jax'
+        raise MissingExtra(f"gapped.{name} needs torch: {choice}") from None
     globals()[name] = value
     return value
 

@@ -1,3 +1,8 @@
-"""The version, in one place."""
+"""The version, which a release has from its tag."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("gapped")
+except PackageNotFoundError:  # a folder of sources that was never installed
+    __version__ = "0+unknown"

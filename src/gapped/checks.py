@@ -18,7 +18,15 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
-from gapped.errors import reject
+from gapped.errors import MissingExtra, reject
+
+# The floor of the extra in pyproject.toml does not bind a torch that was installed without it.
+LEAST_TORCH = (2, 10)
+if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
+    least = ".".join(map(str, LEAST_TORCH))
+    raise MissingExtra(
+        f'gapped needs torch {least}, found {torch.__version__}: pip install -U "gapped[torch]"'
+    )
 
 # Temperatures and gaps outside float32's normal range are rejected: 1/x of a subnormal overflows.
 _FLOAT32 = torch.finfo(torch.float32)

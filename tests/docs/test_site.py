@@ -116,3 +116,16 @@ def test_examples_have_pages_with_source_and_notebook(site: Path) -> None:
         # What torchrun starts is no notebook.
         assert (site / "examples" / f"{page.stem}.ipynb").is_file() == (page.stem != "ddp")
         assert (f'href="{page.stem}.ipynb"' in text) == (page.stem != "ddp")
+
+
+def test_a_text_for_programs_has_every_public_name(site: Path) -> None:
+    """A line each, with an address that leads to it."""
+    text = (site / "llms.txt").read_text("utf-8")
+    assert len(text) < 20_000
+    found = re.findall(r"^- \[(gapped[.\w]+)\]\(api\.html#\1\): \S", text, flags=re.M)
+    anchors = set(re.findall(r'id="([\w.]+)"', (site / "api.html").read_text("utf-8")))
+    public = {f"gapped.{name}" for name in gapped.__all__ if callable(getattr(gapped, name))}
+    assert public <= set(found)
+    assert {name for name in found if name != "gapped.nn.schedules"} <= anchors
+    pages = set(re.findall(r"\]\((\w+\.html)\)", text))
+    assert {f"{page.stem}.html" for page in DOCS.glob("*.md")} <= pages | {"index.html"}
