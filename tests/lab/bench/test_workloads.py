@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from bench import work_tables
 from evidence import Evidence
 from report_records import load_json
-from speed import bench_work
 from test_bench import PAGE, TINY
 from torch import Tensor
 from torch.testing import assert_close
@@ -111,10 +111,6 @@ def test_the_recursion_has_the_gradient_of_gapped_subset() -> None:
     assert_close(torch_ways.recursion(certain, 2).detach(), torch.tensor([[0.0, 1, 0, 1]]).double())
 
 
-def test_the_default_estimator_is_that_of_linear_choice() -> None:
-    assert gapped.nn.Sample().estimator == workloads.DEFAULT
-
-
 # What is measured
 
 
@@ -173,7 +169,7 @@ def test_what_does_not_fit_or_fails_loses_nothing_else(monkeypatch: pytest.Monke
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no\nkernel")
 
-    monkeypatch.setattr(gapped, "linear_choice", broken)
+    monkeypatch.setattr(gapped.GST, "choose_linear", broken)
     monkeypatch.setattr(workloads.F, "gumbel_softmax", too_large)
     (lines,) = bench.run([task("vocabulary", SMALL["vocabulary"])], CPU, seconds=0.001)
     assert [line.status for line in lines] == ["too large", "ok", "failed: RuntimeError: no kernel", "ok"]
@@ -302,8 +298,8 @@ def test_ways_stand_beside_the_first() -> None:
 def test_the_page_says_what_is_not_measured_yet() -> None:
     cpu = made_up("ours", 1.0, device="CPU, 2 threads")
     gates, large = made_up("ours", 1.0), made_up("ours", None, work="masks", sizes=[25_000_000, 4])
-    evidence = Evidence([], [], {}, {}, [], [cpu, gates, large], [])
-    values = bench_work(evidence)
+    evidence = Evidence([], [], {}, [], [cpu, gates, large], [])
+    values = work_tables(evidence)
     others = [name for name in WORKLOADS if name != "gates"]
     assert values["missing"] == f"{', '.join(others[:-1])} and {others[-1]}"
     assert values["tables"].count("### ") == 2

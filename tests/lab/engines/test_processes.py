@@ -131,7 +131,7 @@ def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
     assert printed.count("has the lowest test negative ELBO") == 1
     assert printed.count("training 16 runs in 8 fleets") == 1
     left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert left == {*(f"{name}.jsonl" for name in FILES), "report.html", "tables.md"}
+    assert left == {".lock", *(f"{name}.jsonl" for name in FILES), "report.html", "tables.md"}
 
 
 @pytest.mark.slow

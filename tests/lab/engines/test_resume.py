@@ -225,7 +225,7 @@ def is_torn(path: Path) -> bool:
 
 
 def leftovers(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - set(FILES)
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {".lock", *FILES}
 
 
 def test_the_uninterrupted_run_is_what_the_tables_ask_for(whole):

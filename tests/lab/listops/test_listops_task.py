@@ -39,6 +39,7 @@ from gapped_lab.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped_lab.listops.source import ListOps
 from gapped_lab.listops.task import ListOpsTask, depths
 from gapped_lab.recipe import recipe_from
+from gapped_lab.records import Images, Trees
 from gapped_lab.store import Store
 from gapped_lab.training import Settings
 
@@ -319,11 +320,11 @@ def test_a_recipe_leaves_records_curves_and_trees(tmp_path: Path) -> None:
         assert {"test_accuracy_length_1_to_9", "test_accuracy_depth_1"} <= metrics.keys()
         assert metrics["best_valid_accuracy"] >= metrics["valid_accuracy"]
         assert line.fleet_gpu_memory_gb is None
-    trees = records.read(tmp_path, records.Trees)
+    trees = records.read(tmp_path, Trees)
     assert len(trees) == 4
     for example in trees[0].examples:
         words = example.tokens
         assert len(example.found) == len(example.true) == len(words) - 1
         assert example.found[-1] == [0, len(words)]
-    assert not records.read(tmp_path, records.Images)
+    assert not records.read(tmp_path, Images)
     assert records.read(tmp_path, records.Curve)[0].series.keys() >= {"train_cross_entropy", "valid_accuracy"}
