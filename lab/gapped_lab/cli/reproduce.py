@@ -61,6 +61,9 @@ def reproduce(
     tensorboard: command.TensorBoard = False,
     minutes: command.Minutes = None,
     engine: command.Engine = "local",
+    workers: Annotated[
+        int, typer.Option(help="Processes that train fleets side by side, on this machine's GPUs in turn.")
+    ] = 1,
     ray_address: command.RayAddress = None,
     runs_per_fleet: command.RunsPerFleet = None,
 ) -> None:
@@ -76,8 +79,7 @@ def reproduce(
       gapped reproduce figures
       gapped reproduce field --minutes 9
       gapped reproduce vae --engine ray --ray-address auto
-      torchrun --nproc-per-node 8 -m gapped reproduce vae \\
-          --engine torchrun --runs-per-fleet 40
+      gapped reproduce vae --workers 8 --runs-per-fleet 40
     """
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipes, figures = find_recipes(names, quick=quick, **overrides)
@@ -87,7 +89,7 @@ def reproduce(
     if figures:
         draw_figures(folder, quick)
     if recipes:
-        execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
+        execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, workers, ray_address)
 
 
 def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:

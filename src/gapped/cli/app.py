@@ -87,8 +87,7 @@ def options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 2 for a user error, 1 for any other, 130 for Ctrl-C.
 
-    An error is one line. Training that SIGTERM ended has status 143; that --minutes ended, 3, and under
-    torchrun 0.
+    An error is one line. Training that SIGTERM ended has status 143; that --minutes ended, 3.
     """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
