@@ -245,7 +245,10 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
         vocabulary,
         {"cuda": ("8192x4096x128256:bf16", "32768x2048x50304:bf16"), "cpu": ("256x64x4000:f32",)},
     ),
-    "decoding": (decoding, {"cuda": ("64x4096x128256:bf16",), "cpu": ("64x64x4000:f32",)}),
+    "decoding": (
+        decoding,
+        {"cuda": ("64x4096x128256:bf16", "64x2048x50304:bf16"), "cpu": ("64x64x4000:f32",)},
+    ),
     "mixture": (
         mixture,
         {"cuda": ("8192x32000x768:f32", "8192x32000x768:bf16"), "cpu": ("1024x4096x64:f32",)},
