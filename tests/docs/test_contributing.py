@@ -78,6 +78,7 @@ def test_the_recipe_touches_at_most_five_files() -> None:
     assert len({step.path for step in RECIPE}) <= 5
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_new_estimator_pass(copy: Path) -> None:
     suites = [f"tests/{suite}" for suite in SUITES]
     names = "raised or surface_is_pinned or in_the_reference"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +154,7 @@ def copies(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_emptied_documents_come_back_as_they_are(copies: Path) -> None:
     """A second time nothing is written."""
     figures = [f"{FIGURES}/{name}" for name in DRAWINGS]

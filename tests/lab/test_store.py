@@ -162,6 +162,7 @@ def is_sound(folder: Path) -> bool:
     return len(records.read(folder, Record)) == 250
 
 
+@pytest.mark.slow_if(lambda safe: not safe)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and flock")
 @pytest.mark.parametrize("safe", [True, False], ids=["locked", "not locked"])
 def test_several_processes_add_to_one_folder(tmp_path, safe):

@@ -93,6 +93,7 @@ def test_a_command_out_of_time_stops_with_a_checkpoint_and_goes_on(capsys, tmp_p
     assert numbers("stopped") == numbers("whole")
 
 
+@pytest.mark.slow_if(lambda number: number == signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_with_a_checkpoint_and_the_same_command_completes(number, capsys, tmp_path):
     arguments = ["reproduce", recipe_file(tmp_path, epochs=300), "--device", "cpu", "--out"]

@@ -112,7 +112,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     ("kind", "nth"),
     [
         ("workers", 5),
-        pytest.param("ray", 5, marks=needs_ray),
+        pytest.param("ray", 5, marks=[pytest.mark.slow, needs_ray]),
         # That nothing changes without a kill either follows from these two; they are here to be certain.
         pytest.param("workers", 0, marks=pytest.mark.slow),
         pytest.param("ray", 0, marks=[pytest.mark.slow, needs_ray]),
