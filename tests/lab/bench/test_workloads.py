@@ -77,28 +77,6 @@ def test_every_way_sends_a_gradient_to_every_input(name: str) -> None:
         assert tuple(part(*leaves).shape) == problem.logits
 
 
-def test_codes_are_the_same_by_product_and_by_einsum() -> None:
-    logits, tables = normal(7, 2, 5).requires_grad_(), normal(2, 5, 4).requires_grad_()
-    product, einsum, select = task("quantizer", SMALL["quantizer"]).problem.ways.values()
-    results = []
-    for way in (product, einsum):
-        with seeded():
-            codes = way(logits, tables)
-        results.append((codes, *torch.autograd.grad(codes, (logits, tables), normal(7, 2, 4))))
-    assert_close(*results)
-    assert (select(logits, tables).unsqueeze(2) == tables).all(-1).any(-1).all(), "rows of the tables"
-
-
-def test_pairs_are_gates_and_six_options_are_masks() -> None:
-    logits = normal(4000)
-    with seeded():
-        gates = torch_ways.first_of_pairs(torch.full((4000,), 40.0, dtype=torch.float64) * logits.sign())
-        masks = torch_ways.six_options(normal(1000, 4))
-    assert torch.equal(gates, (logits > 0).double())
-    assert_close(masks.sum(-1), torch.full((1000,), 2.0, dtype=torch.float64))
-    assert ((masks == 0) | (masks == 1)).all()
-
-
 def test_the_recursion_has_the_gradient_of_gapped_subset() -> None:
     """Both go straight through the exact marginals, whatever was drawn."""
     logits, upstream = normal(3, 7).requires_grad_(), normal(3, 7)
@@ -124,13 +102,6 @@ def test_all_workloads_have_sizes_for_both_devices() -> None:
     assert full["vocabulary"].logits_bytes == 32768 * 50304 * 2
     assert full["gates"].logits_bytes == 4e8
     assert tasks(["rao", "gates", "rao"], CPU) == tasks(["gates", "rao"], CPU)
-
-
-def test_logits_of_a_vocabulary_are_of_ordinary_size() -> None:
-    problem = task("vocabulary", "64x100x50:f64").problem
-    inputs = Inputs(problem.inputs, problem.result, torch.float64, CPU, problem.scale)
-    (product,) = problem.parts.values()
-    assert 0.8 < product(*inputs.leaves[0]).std() < 1.2
 
 
 def test_inputs_take_turns_and_fill_more_than_a_cache() -> None:
@@ -181,18 +152,6 @@ def test_what_does_not_fit_or_fails_loses_nothing_else(monkeypatch: pytest.Monke
     (lines,) = bench.run([task("gates", SMALL["gates"])], CPU, seconds=0.001)
     assert [line.status for line in lines] == ["too large"] * 2
     assert attempt(lambda: int("RESOURCE_EXHAUSTED"))[1] == "too large", "JAX's word"
-
-
-def test_jax_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("jax", reason="needs jax")
-    statuses = {line.status for line in next(bench.run([task("jax", "5x6:f32")], torch.device("meta")))}
-    assert statuses == {"not available: JAX has no meta device here"}
-    monkeypatch.setattr("gapped.errors.find_spec", lambda name: None)
-    (lines,) = bench.run([task("jax", "5x6:f32")], CPU)
-    assert {line.status for line in lines} == {
-        'not available: the workload jax needs jax: pip install "gapped[jax]"'
-    }
-    assert lines[0].milliseconds is None
 
 
 def test_jax_samples_are_one_hot_and_both_results_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:

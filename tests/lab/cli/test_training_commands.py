@@ -79,14 +79,6 @@ def test_compare_by_default_and_with_temperatures_from_where_they_are_named():
     assert default_recipe(data="mnist").entries[0].spec.protocol == "plain-30x10", "no ReLU"
 
 
-def test_tensorboard(capsys, tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is optional")
-    assert main(["reproduce", recipe_file(tmp_path, epochs=2), "--out", "o", "--tensorboard"]) == 0
-    assert "tensorboard --logdir" in capsys.readouterr().out
-    files = list((tmp_path / "o" / "tensorboard").rglob("events.out.tfevents.*"))
-    assert len(files) == 2
-
-
 def test_every_run_has_its_own_event_file(capsys, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is optional")
     base = {"task": "vae", "label": "a/b", "tau": 0.5, "seed": 0}
@@ -130,12 +122,6 @@ def test_reproduce_quick(capsys, tmp_path):
     assert out.startswith("smoke: Smoke test\n")
     assert "quick run" in out
     assert (folder / "report.html").exists()
-
-
-def test_reproduce_several_share_a_folder(capsys, tmp_path):
-    assert main(["reproduce", recipe_file(tmp_path, quick={}), "smoke", "--quick", "--seeds", "1"]) == 0
-    capsys.readouterr()
-    assert {each["recipe"] for each in lines(tmp_path / "runs" / "toy-smoke-quick")} == {"toy", "smoke"}
 
 
 SMALL = """

@@ -91,15 +91,6 @@ def test_out_of_time_commands_come_to_an_end(capsys, tmp_path):
 # Ray
 
 
-def test_ray_that_does_not_start_is_told_in_a_line(monkeypatch, fake_ray, tmp_path):
-    def init(*_: str, **__: Any) -> None:
-        raise Exception("The current node timed out during startup.\nMore.")
-
-    monkeypatch.setattr(fake_ray, "init", init)
-    with pytest.raises(GappedError, match=r"^--engine ray: Ray did not start here: The .* startup\.$"):
-        run(Ray("cpu"), tmp_path)
-
-
 def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
     """`ray.init` takes SIGTERM for itself, and would end the driver before its workers have a checkpoint."""
     before = signal.getsignal(signal.SIGTERM)
@@ -161,12 +152,6 @@ def test_ray_gets_gpus_as_resources(fake_ray, tmp_path):
     assert fake_ray.options[-1] == {"num_cpus": 1, "num_gpus": 1, "max_retries": 3}
     with pytest.raises(GappedError, match="device: got 'cuda:1', expected auto, cpu or cuda"):
         engine("ray", "cuda:1")
-
-
-def test_a_connection_that_was_there_is_used_and_left(fake_ray, tmp_path):
-    fake_ray.up = True
-    run(Ray("cpu"), tmp_path)
-    assert fake_ray.up
 
 
 # Failures
