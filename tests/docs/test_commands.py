@@ -149,7 +149,7 @@ def test_every_command_in_the_documentation_runs(
     assert any(lines)
     assert max(lines, key=len) == max((line for line in lines if len(line) <= 80), key=len)
     if call[0] in ("compare", "reproduce"):
-        page = "simplex.html" if "figures" in call else "report.html"
+        page = "expected-gap.svg" if "figures" in call else "report.html"
         assert (tmp_path / "out" / page).is_file()
 
 

@@ -21,7 +21,7 @@ FIGURES = "figures"
 FIELD = "field"
 """The name that stands for the recipes of the first board of the field."""
 BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
-PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
+PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg")
 
 # The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
 LOGITS = (0.8, 0.1, -0.5)
@@ -118,7 +118,7 @@ def draw_figures(folder: Path, quick: bool) -> None:
 
 
 def figures(quick: bool = False) -> dict[str, str]:
-    """The files by name: figures 1 and 2 of the paper, Lemma 1, and a page to try it all on."""
+    """The files by name: figures 1 and 2 of the paper, and Lemma 1."""
     import numpy as np
     import torch
 
@@ -127,7 +127,6 @@ def figures(quick: bool = False) -> dict[str, str]:
     from gapped.pathwise.gumbel_softmax import GumbelSoftmax
     from gapped.simplex import expected_gap
     from gapped_lab.movements import movements, simulated_gaps, surrogates
-    from gapped_lab.report.page import render_playground
     from gapped_lab.report.triangle import Cloud, Setting, draw_gaps, draw_movements, draw_samples
 
     generator = torch.Generator().manual_seed(SEED)
@@ -150,6 +149,5 @@ def figures(quick: bool = False) -> dict[str, str]:
         draw_samples(clouds, stops, setting, f"Soft samples of STGS, GR-MC and GST: {words}"),
         draw_movements(stops, setting, f"The movements m1 and m2 of GST: {words}"),
         draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
-        render_playground(LOGITS, TAU, GAP, SAMPLES),
     )
     return dict(zip(PICTURES, contents, strict=True))

@@ -36,7 +36,7 @@ Examples:
   gapped compare --train my:train    the same with your own training
   gapped estimators                  what there is to choose from
   gapped reproduce vae --quick       a table of the paper, for a laptop
-  gapped reproduce figures           its pictures, and an interactive page
+  gapped reproduce figures           its pictures, without training
   gapped diagnose --problem cubic    bias and variance of the gradient
   gapped doctor                      what is installed, what is missing
 
