@@ -13,6 +13,7 @@ import typer
 from gapped.cli import command
 from gapped.cli.command import Stopped
 from gapped.errors import GappedError, reject
+from gapped_lab.cli.reproduce import find_recipes
 from gapped_lab.records import Bench, Startup, Work
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from gapped_lab.bench.cases import Job
     from gapped_lab.bench.workloads import Task
+
+TABLES = "tables"
+"""The name that stands for the cells of the paper's tables that have numbers."""
 
 
 def bench(
@@ -88,7 +92,7 @@ def bench(
 
     from gapped.cli.command import console, say
     from gapped_lab.bench.cases import plan
-    from gapped_lab.bench.fleets import fleet_lines
+    from gapped_lab.bench.fleets import fleet_lines, tables
     from gapped_lab.bench.host import host_lines
     from gapped_lab.bench.workloads import tasks
     from gapped_lab.environment import current, pick_device
@@ -99,7 +103,9 @@ def bench(
     constants = dict(map(_change, constant or ()))
     with current(where):
         if fleet or host:
-            for line in fleet_lines(fleet, where, epochs, data_dir) if fleet else host_lines():
+            named = find_recipes([name for name in fleet or () if name != TABLES])[0]
+            recipes = [*named, *(tables() if TABLES in (fleet or ()) else ())]
+            for line in fleet_lines(recipes, where, epochs, data_dir) if fleet else host_lines():
                 say(screen, line)
             return 0
         jobs: list[Job | Task] = [*tasks(work or (), where)]
