@@ -59,7 +59,7 @@ floors: floors-lowest floors-newest
 floors-lowest:
 	$(LOWEST) -m venv $(FLOORS)/lowest || { echo "needs Python 3.11: make $@ LOWEST=/path/to/python3.11"; exit 1; }
 	$(FLOORS)/lowest/bin/python tools/floors.py > $(FLOORS)/lowest.txt
-	$(FLOORS)/lowest/bin/python $(PIP) -r $(FLOORS)/lowest.txt hypothesis pandas pytest pytest-timeout pytest-xdist -e . -e "lab[ray]"
+	$(FLOORS)/lowest/bin/python $(PIP) -r $(FLOORS)/lowest.txt pandas pytest pytest-timeout pytest-xdist -e . -e "lab[ray]"
 	OMP_NUM_THREADS=1 $(FLOORS)/lowest/bin/python -m pytest -n auto -m "not slow and not gpu" -W ignore::DeprecationWarning \
 		-k "not committed_pictures and not figures_are_what_the_command_draws"
 

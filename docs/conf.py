@@ -47,8 +47,6 @@ html_title = f"gapped {version}"
 html_static_path = ["_static"]
 html_css_files = ["gapped.css"]
 html_js_files = [("copy.js", {"defer": "defer"})]
-# The page to play with, which another one shows in a frame.
-html_extra_path = ["figures/simplex.html"]
 html_copy_source = False
 
 # Pages of the repository that are pages here too, under another address.

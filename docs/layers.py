@@ -46,7 +46,7 @@ WORDS = {
     "lab.tasks": "models, losses, protocols",
     "lab.listops": "latent trees, data and task",
     "lab": "recipes, training, storage",
-    "lab.engines": "local, torchrun, Ray",
+    "lab.engines": "processes here, Ray",
     "lab.bench": "time and memory",
     "lab.report": "tables, figures, pages",
     "lab.cli": "commands of recipes",

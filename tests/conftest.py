@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,41 +33,12 @@ INVERSE_CDF = tuple(
 )
 
 
-# Variants that take long and show what faster ones of the same test show, on a machine with two cores.
-# `pytest -m slow` has them.
-_SLOW = re.compile(
-    r"/(?:"
-    r"test_processes\.py::test_two_processes_make_the_same_records\[ray"
-    r"|test_contributing\.py::test_the_tests_of_the_new_estimator_pass"
-    r"|test_reproduction\.py::test_emptied_documents"
-    r"|test_examples\.py::test_data_parallel_ranks"
-    r"|test_docs\.py::test_python_blocks_run\[jax\.md:(?:49|71)\]"
-    r"|test_extras\.py::test_nothing_is_trained.*\[(?:jinja2|matplotlib|scipy)\]"
-    r"|test_interruption\.py::test_a_signal_.*\[15\]"
-    r"|test_compare\.py::test_a_kill_in_the_middle.*\[1\]"
-    r"|test_store\.py::test_several_processes.*\[not locked\]"
-    r"|test_score_law\.py::test_expected_value.*(?:steep|masked)"
-    r"|test_forms\.py::test_it_compiles_to_one_graph\[(?:mve|decoupled|reinmax-rao|gumbel-rao)"
-    r"|test_transforms\.py::test_compile.*\[(?:False-|mve|DisARMSticks|reinmax-rao|gumbel-rao)"
-    r"|test_score_transforms\.py::test_compiled.*\[(?:nvil|rodeo|relax|disarm-sticks|muprop|exact)\]"
-    r"|test_mix\.py::test_nothing_of_the_size.*(?:gumbel-rao|decoupled)"
-    r"|test_kernel_mix\.py::test_value.*(?:\[False|rao|decoupled|expected|reinmax|through).*-4100\]"
-    r"|test_kernel_linear\.py::.*(?:gumbel-rao|decoupled|reinmax)"
-    r"|test_sampling_kernels\.py::test_value.*\[(?!gst-\d).*-(?:32000|128256)\]"
-    r"|test_rao_kernels\.py::test_masked.*\[(?:0\.5|1\.0)-.*True\]"
-    r"|test_strips\.py::test_every_estimator.*\[(?:decoupled|gst-expected|straight-through)"
-    r"|test_subset_kernels\.py::test_.*\[(?:129-120|10|8)\]"
-    r"|test_jax_kernels\.py::test_\w+_rows_are_torchs\[(?:gumbel-rao|decoupled|gst-expected|straight)"
-    r"|test_listops_kernels\.py::test_a_whole_tree\[(?:late|greedy|fleet-\((?:8|1, 2))"
-    r")"
-)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`slow_if` makes those variants of a test slow for whose arguments its function is true."""
     for item in items:
-        # On a GPU the kernels' variants take no longer than others.
-        if _SLOW.search(item.nodeid) and not item.get_closest_marker("gpu"):
+        marker = item.get_closest_marker("slow_if")
+        if marker and marker.args[0](**item.callspec.params):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.slow)
 
 

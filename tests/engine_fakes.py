@@ -1,13 +1,10 @@
-"""Ray and torchrun as far as the engines use them, in one process and without delay."""
+"""Ray as far as the engines use it, in one process and without delay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 
 class Answer:
@@ -68,26 +65,3 @@ class FakeRay:
         if isinstance(reference, Answer):
             return reference.value
         return reference()
-
-
-class FakeChannel(dict[str, str]):
-    """A key-value store of one process, in which other ranks have left what `given` says."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
-
-    def add(self, key: str, amount: int) -> int:
-        self[key] = str(int(self.get(key, 0)) + amount)
-        return int(self[key])
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self for key in keys)
-
-    def wait(self, keys: Sequence[str]) -> None:
-        assert self.check(keys), "would wait forever"
-
-
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
-    for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")

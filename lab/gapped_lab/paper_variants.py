@@ -30,6 +30,8 @@ class RaisedGST(GST):
 
     name = "gst-raised"
 
+    gap: float = 1.0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.gap, str) or not self.detach:

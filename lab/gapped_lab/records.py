@@ -1,4 +1,4 @@
-"""Lines of results beside runs and curves: pictures, trees, timings, gradients."""
+"""Lines of results beside runs and curves: pictures, trees, timings."""
 
 from __future__ import annotations
 
@@ -44,40 +44,6 @@ class Trees(RunLine):
     FILE = "trees.jsonl"
 
     examples: Annotated[list[Tree], Within(1)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gradient(JsonLine):
-    """The gradients of an estimator at one point of training, beside the exact gradient.
-
-    `results/answered/criterion.md` describes the study that wrote these lines.
-    """
-
-    FILE = "gradients.jsonl"
-    TAGS = MappingProxyType({"schema": SCHEMA})
-
-    protocol: Name
-    data: Name
-    epoch: Count
-    level: Literal["logits", "weights"]
-    """What the gradient is taken with respect to."""
-    label: Name
-    tau: float | None
-    samples: Count
-    images: Count
-    inner: float
-    """The inner product of the mean gradient and the exact one."""
-    square: float
-    """The squared length of the mean gradient, less what its noise adds."""
-    variance: float
-    """The total variance of a gradient."""
-    exact: float
-    """The squared length of the exact gradient, likewise."""
-    cosine: float
-    """The mean cosine between a gradient and the exact one."""
-    descent: float
-    """How much steps of the mean over the root mean square, entry by entry, descend: at most 1."""
-    environment: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

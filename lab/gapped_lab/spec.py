@@ -31,6 +31,8 @@ _COUNTS = (
 
 # Fields added since the first published records, with their defaults.
 _LATER = {"rate_decay": "none", "test_every": 1, "variance_beside": ""}
+# Options that published records leave out and whose default has changed since, with the default they had.
+_FORMER = {"double-cv": {"alpha": 1.0}}
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,14 @@ class RunSpec:
 
     @property
     def id(self) -> str:
-        """Content hash. Fields that came later count only where they are used: old records keep their ids."""
-        plain = asdict(self)
+        """Content hash. Old records keep their ids: fields that came later count only where they are used.
+
+        An option of `_FORMER` counts unless it has its former default.
+        """
+        former = _FORMER.get(self.estimator, {})
+        left_out = {name: "default" for name in former if name not in self.options}
+        options = {k: v for k, v in self.options.items() if former.get(k, ...) != v}
+        plain = asdict(self) | {"options": options | left_out}
         text = json.dumps({k: v for k, v in plain.items() if _LATER.get(k, ...) != v}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -53,6 +53,24 @@ def follow(step: Step, root: Path) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
+def mapped(text: str) -> list[Path]:
+    """What the map of the repository lists: indented names lie in the folder above them."""
+    block = text.partition("## Where things are")[2].split("```")[1]
+    paths, folder = [], ROOT
+    for line in block.splitlines():
+        if match := re.match(r"(  )?(\S+/|\S+\.pyi?) ", line):
+            paths.append((folder if match[1] else ROOT) / match[2])
+            folder = folder if match[1] else paths[-1]
+    return paths
+
+
+def test_the_map_lists_what_there_is() -> None:
+    paths = mapped((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert [path for path in paths if not path.exists()] == []
+    packages = {path.parent for path in (ROOT / "src" / "gapped").glob("*/__init__.py")}
+    assert packages <= set(paths)
+
+
 RECIPE = steps_of((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 
 
@@ -78,6 +96,7 @@ def test_the_recipe_touches_at_most_five_files() -> None:
     assert len({step.path for step in RECIPE}) <= 5
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_new_estimator_pass(copy: Path) -> None:
     suites = [f"tests/{suite}" for suite in SUITES]
     names = "raised or surface_is_pinned or in_the_reference"

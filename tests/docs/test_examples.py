@@ -340,6 +340,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_data_parallel_ranks_share_weights_and_not_noise(tmp_path: Path) -> None:
     script = tmp_path / "every_way.py"
     script.write_text(EVERY_WAY)

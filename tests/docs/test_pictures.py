@@ -101,16 +101,15 @@ def test_the_density_is_that_of_gumbel_softmax(tau: float) -> None:
 
 
 def test_the_committed_pictures_are_what_the_command_draws(full: dict[str, str]) -> None:
-    for name in PICTURES[:3]:
+    for name in PICTURES:
         committed = (ROOT / "docs" / "figures" / name).read_text("utf-8")
         assert same_drawing(committed, full[name]), name
-    assert (ROOT / "docs" / "figures" / "simplex.html").read_text("utf-8") == full["simplex.html"]
     page = (ROOT / "docs" / "pictures.md").read_text("utf-8")
     assert set(re.findall(r"\(figures/([\w.-]+)\)", page)) == set(PICTURES)
 
 
 def test_pictures_describe_themselves(full: dict[str, str]) -> None:
-    for name in PICTURES[:3]:
+    for name in PICTURES:
         root = ElementTree.fromstring(full[name])
         assert len(root.attrib["aria-label"]) > 40
         titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
@@ -127,15 +126,6 @@ def test_every_sample_is_drawn_and_quick_draws_fewer(full: dict[str, str], quick
     assert dots(full["simplex-samples.svg"]) == 400 + 400 + 200 + 100
     assert dots(quick["simplex-samples.svg"]) == 100 + 100 + 50 + 100
     assert "mean of 300 simulated gaps" in quick["expected-gap.svg"]
-    assert quick["simplex.html"] == full["simplex.html"]
-
-
-def test_the_page_loads_nothing(full: dict[str, str]) -> None:
-    page = full["simplex.html"]
-    assert "default-src 'none'" in page
-    assert not re.findall(
-        r"https?://|<link(?! rel=\"icon\" href=\"data:,\")|src=|@import|url\(|fetch\(", page
-    )
 
 
 # The command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -145,20 +144,6 @@ def test_answered_recipes_stand_beside_the_records() -> None:
             find_recipe(name)
 
 
-def test_the_chosen_cell_is_the_one_that_pick_best_picks() -> None:
-    script = runpy.run_path(str(ROOT / "benchmarks" / "pick_best.py"))
-    text = script["recipe"](*script["best"](RESULTS))
-    assert (RESULTS / "answered" / "better.toml").read_text("utf-8") == text
-
-
-def test_each_cell_can_have_a_process_of_its_own() -> None:
-    script = runpy.run_path(str(ROOT / "benchmarks" / "one_by_one.py"))
-    whole = find_recipe("efficiency", quick=True).entries
-    texts = script["single_cells"]((RECIPES / "efficiency.toml").read_text("utf-8"))
-    parts = [recipe_from(tomllib.loads(text), "part.toml", quick=True).entries for text in texts]
-    assert [part for (part,) in parts] == list(whole)
-
-
 @pytest.fixture
 def copies(tmp_path: Path) -> Path:
     """The documents, with nothing in their blocks."""
@@ -169,6 +154,7 @@ def copies(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_emptied_documents_come_back_as_they_are(copies: Path) -> None:
     """A second time nothing is written."""
     figures = [f"{FIGURES}/{name}" for name in DRAWINGS]

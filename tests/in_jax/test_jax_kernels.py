@@ -114,6 +114,9 @@ def assert_launched(estimator: Any, logits: Tensor, weight: Tensor, ours: Any = 
         )
 
 
+@pytest.mark.slow_if(
+    lambda name, hard: name in ("gumbel-rao", "decoupled", "gst-expected", "straight-through")
+)
 @every_case
 def test_short_rows_are_torchs(name: str, hard: bool) -> None:
     logits = example(6, 7)
@@ -121,6 +124,9 @@ def test_short_rows_are_torchs(name: str, hard: bool) -> None:
     assert_launched(replace(ESTIMATORS[name], hard=hard), logits, incoming(6, 7))
 
 
+@pytest.mark.slow_if(
+    lambda name, hard: name in ("gumbel-rao", "decoupled", "gst-expected", "straight-through")
+)
 @pytest.mark.usefixtures("long_rows")
 @every_case
 def test_long_rows_are_torchs(name: str, hard: bool) -> None:

@@ -55,6 +55,7 @@ def awkward(n: int) -> Tensor:
     return scores
 
 
+@pytest.mark.slow_if(lambda n: n in (8, 10))
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 10])
 def test_every_size_equals_enumeration(n: int) -> None:
     scores, grad = scores_of(n, 1.0), incoming(1, n)
@@ -68,6 +69,7 @@ def test_every_size_equals_enumeration(n: int) -> None:
         assert_close(subsets.covariance_product(grad, scores, k)[0].cpu().double(), expected, CLOSE)
 
 
+@pytest.mark.slow_if(lambda n, k: n == 129)
 @pytest.mark.parametrize(("n", "k"), [(9, 4), *LARGE])
 def test_long_and_awkward_rows_equal_torch_in_float64(n: int, k: int) -> None:
     scores = torch.cat([awkward(n), scores_of(n, 30.0)])
@@ -164,6 +166,7 @@ def test_the_first_attempt_with_k_elements_is_taken(n: int, k: int, monkeypatch:
     assert torch.equal(chosen.float(), replayed(scores, k))
 
 
+@pytest.mark.slow_if(lambda n, k: n == 129)
 @pytest.mark.parametrize(("n", "k"), [(9, 4), (129, 120)])
 def test_subsets_of_awkward_rows(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = awkward(n)
@@ -174,6 +177,7 @@ def test_subsets_of_awkward_rows(n: int, k: int, monkeypatch: pytest.MonkeyPatch
     assert chosen[3].nonzero().flatten().tolist() == [0]
 
 
+@pytest.mark.slow_if(lambda n: n in (8, 10))
 @pytest.mark.parametrize("n", range(2, 11))
 def test_the_law_of_an_attempt_that_is_taken(n: int) -> None:
     """Exactly: independent rare events, given that k elements are chosen, have the law of the subsets."""

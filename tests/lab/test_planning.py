@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from training_toys import TABLE, Recorder, interrupt, outcome, timeless, toy_recipe, train
+from training_toys import Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 from gapped.comparison import records
-from gapped.comparison.records import Curve, Record, derived_hash
+from gapped.comparison.records import Curve, Record
 from gapped.errors import GappedError
-from gapped_lab.planning import Fleet, plan, request_hash
-from gapped_lab.recipe import find_recipe, recipe_from
+from gapped_lab.planning import plan, request_hash
+from gapped_lab.recipe import find_recipe
 
 # Fleets
 
@@ -48,18 +47,6 @@ def test_fleets_are_as_even_as_their_limit_allows():
     assert max(sizes) <= 400, "more do not fit on a device"
     assert max(sizes) - min(sizes) < len(sizes)
     assert request_hash([recipe]) != request_hash([replace(recipe, runs_per_fleet=4)])
-
-
-def test_plans_follow_from_the_recipes_alone():
-    first, second = (plan([find_recipe(name) for name in ("ablation", "vae", "smoke")]) for _ in range(2))
-    assert [fleet.key for fleet in first] == [fleet.key for fleet in second]
-    assert len({fleet.key for fleet in first}) == len(first) > 1
-
-
-def test_equal_estimators_are_neighbours_in_a_fleet():
-    (fleet,) = plan([toy_recipe("gst", "straight-through", "gst:gap=0.5", seeds=2)])
-    names = [spec.estimator for spec in fleet.specs]
-    assert names in (["gst"] * 4 + ["straight-through"] * 2, ["straight-through"] * 2 + ["gst"] * 4)
 
 
 def test_estimators_with_equally_many_samples_are_neighbours():
@@ -121,13 +108,6 @@ def test_recipes_trained_together_share_runs_and_fleets(tmp_path):
     assert lines[0] == replace(lines[2], recipe="a")
     assert all(each.runs_in_fleet == 3 for each in lines)
     assert recorder.finished == [fleet.key]
-
-
-def test_quick_and_full_runs_are_kept_apart(tmp_path):
-    table = {**TABLE, "name": "toy", "cell": [{"estimator": "gst"}], "quick": {"epochs": 1}}
-    for quick in (False, True):
-        train(recipe_from(table, "t", quick=quick), tmp_path)
-    assert [(each.quick, each.epochs) for each in records.read(tmp_path, Record)] == [(False, 2), (True, 1)]
 
 
 # Interruption
@@ -205,39 +185,3 @@ def test_a_plan_with_other_fleets_is_refused(tmp_path, change):
     path.write_text(json.dumps({key: change(runs) for key, runs in plan.items()}))
     with pytest.raises(GappedError, match=rf"{path.name}: not the plan of this command; remove it"):
         train(recipe, tmp_path)
-
-
-def test_a_run_in_two_fleets_of_a_plan_is_refused(tmp_path):
-    recipe = toy_recipe("gst", "reinmax")
-    interrupt(recipe, tmp_path)
-    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
-    plan = json.loads(path.read_bytes())
-    run = next(iter(plan.values()))[0]
-    path.write_text(json.dumps({**plan, derived_hash(run): [run]}))
-    with pytest.raises(GappedError, match=rf"{path.name}: not the plan of this command; remove it"):
-        train(recipe, tmp_path)
-
-
-def test_a_plan_without_end_or_bottom_is_one_clear_line(tmp_path):
-    interrupt(toy_recipe(), tmp_path)
-    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
-    path.write_bytes(b"[" * 100_000)
-    with pytest.raises(GappedError, match=rf"{path.name}: not a plan that can be read; remove it"):
-        train(toy_recipe(), tmp_path)
-    with open(path, "wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(GappedError, match=rf"{path.name}: not a plan that can be read; remove it"):
-        train(toy_recipe(), tmp_path)
-
-
-def test_a_folder_that_is_removed_while_it_is_used(tmp_path):
-    class Remover(Recorder):
-        def done(self, fleet: Fleet) -> None:
-            if not self.finished:
-                shutil.rmtree(tmp_path / "o")
-            super().done(fleet)
-
-    recipe = toy_recipe("gst", "reinmax", runs_per_fleet=1)
-    with pytest.raises(GappedError, match="o: 1 of 2 records were removed while others were trained; the"):
-        train(recipe, tmp_path / "o", callbacks=Remover())
-    assert [line.status for line in train(recipe, tmp_path / "o")] == ["ok", "ok"]

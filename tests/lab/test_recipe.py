@@ -14,17 +14,7 @@ from golden import recipes
 
 from gapped.errors import GappedError
 from gapped_lab.recipe import Recipe, find_recipe, load_recipe, recipe_from
-from gapped_lab.recipe_files import known_recipes
 
-# Cells, seeds per cell, and what every run of the full recipe has.
-GRIDS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "ablation": (10, 10, {"epochs": 40}),
-    "vae": (24, 10, {"epochs": 40}),
-    "mixed-temperature": (12, 10, {"schedule": {"kind": "mixed", "mid": 0.5, "period": 20}}),
-    "variance": (3, 3, {"epochs": 100, "variance_samples": 100, "variance_images": 1000}),
-    "entropy": (3, 10, {"entropy_steps": 100, "tau": 0.1}),
-    "efficiency": (4, 1, {"tau": 0.5}),
-}
 TABLE: dict[str, Any] = {
     "name": "toy",
     "task": "vae",
@@ -34,11 +24,6 @@ TABLE: dict[str, Any] = {
     "tau": 0.5,
     "cell": [{"label": "GST", "estimator": "gst:gap=1.0"}],
 }
-
-
-def is_marked_x(recipe: str, label: str, tau: float) -> bool:
-    """Cells for which the paper gives no number, since they did not converge."""
-    return recipe == "vae" and label.startswith("GST-") and tau < 0.5
 
 
 def toy(**changes: Any) -> Recipe:
@@ -69,40 +54,6 @@ def test_every_recipe_loads(name, quick):
     assert len({entry.spec.id for entry in recipe.entries}) == len(recipe.entries)
     places = {(e.label, e.spec.protocol, e.spec.tau, e.spec.seed) for e in recipe.entries}
     assert len(places) == len(recipe.entries)
-
-
-# The first has counts, which no estimator of categories draws, and the second repeats its authors' cells;
-# field-flows has the default on its shapes.
-WITHOUT_DEFAULT = {"field-counts", "field-mve"}
-
-
-@pytest.mark.parametrize(
-    "name", [each for each in known_recipes() if each.startswith("field-") and each not in WITHOUT_DEFAULT]
-)
-def test_every_table_of_the_field_has_the_default(name):
-    entries = find_recipe(name).entries
-    cells = {(e.spec.protocol, e.spec.options["gap"], e.spec.tau) for e in entries if e.label == "default"}
-    assert cells == {(e.spec.protocol, "auto", 0.85) for e in entries}
-
-
-@pytest.mark.parametrize("name", GRIDS)
-def test_grids_are_the_paper_s(name):
-    cells, seeds, settings = GRIDS[name]
-    recipe = find_recipe(name)
-    counts = Counter((entry.label, entry.spec.tau) for entry in recipe.entries)
-    assert len(counts) == cells
-    published = {cell: count for cell, count in counts.items() if not is_marked_x(name, *cell)}
-    assert set(published.values()) == {seeds}
-    assert min(counts.values()) >= min(seeds, 3)
-    for entry in recipe.entries:
-        assert (entry.spec.protocol, entry.spec.data, entry.spec.split) == ("paper-30x10", "mnist", "test")
-        assert {key: getattr(entry.spec, key) for key in settings} == settings
-
-
-def test_cells_that_the_paper_marks_as_failing_are_run():
-    cells = {(entry.label, entry.spec.tau) for entry in find_recipe("vae").entries}
-    marked = {cell for cell in cells if is_marked_x("vae", *cell)}
-    assert marked == {(f"GST-{gap}", tau) for gap in ("0.8", "1.0", "1.2", "pi") for tau in (0.1, 0.01)}
 
 
 def test_quick_recipes_are_smaller():
@@ -157,25 +108,6 @@ def test_the_seeds_of_a_cell_are_its_list_or_the_first_of_the_recipe():
     assert "[[cell]]: seeds: got 5, expected at most the recipe's 2" in message
 
 
-def test_what_shrinks_a_recipe_shrinks_the_seeds_of_its_cells():
-    assert seeds_of_a_cell([7, 8, 1], seeds=2) == [7, 8]
-    assert seeds_of_a_cell([7, 8], seeds=5) == [7, 8]
-    assert seeds_of_a_cell(5, seeds=2) == [0, 1]
-    assert seeds_of_a_cell(2, seeds=5) == [0, 1]
-    assert seeds_of_a_cell(5, seeds=2, recipe=None) == [0, 1]
-    for own, expected in ((3, [5]), ([7, 8], [7])):
-        table = {**TABLE, "quick": {"seeds": [5]}, "cell": [{"estimator": "gst", "seeds": own}]}
-        assert [e.spec.seed for e in recipe_from(table, "toy.toml", quick=True).entries] == expected
-
-
-def test_cells_override_what_is_above_them():
-    mixed, annealed = {"kind": "mixed", "period": 3}, {"kind": "annealed", "start": 2.0}
-    cells = [{"estimator": "gst"}, {"estimator": "reinmax", "schedule": annealed, "protocol": "plain-30x10"}]
-    first, second = toy(schedule=mixed, tau=1.0, seeds=1, epochs=2, cell=cells).entries
-    assert (first.spec.schedule, first.spec.protocol) == (mixed, "digits-8x8")
-    assert (second.spec.schedule, second.spec.protocol) == (annealed, "plain-30x10")
-
-
 def test_overrides_come_last():
     table = {**TABLE, "epochs": 5, "quick": {"epochs": 2, "seeds": 1, "tau": [0.1]}}
     full, quick = recipe_from(table, "t"), recipe_from(table, "t", quick=True)
@@ -213,12 +145,6 @@ def test_runs_that_a_report_would_take_for_seeds_of_one_cell_are_rejected(what):
 @pytest.mark.parametrize("how", [{"seeds": [0, 0]}, {"cell": [{"estimator": "gst"}, {"estimator": "gst"}]}])
 def test_the_same_run_cannot_be_asked_for_twice(how):
     assert "the same run is asked for twice: " in rejected({**TABLE, **how})
-
-
-def test_a_temperature_for_all_is_none_for_an_estimator_without():
-    cells = [{"estimator": "rloo"}, {"estimator": "gst"}]
-    entries = toy(seeds=1, tau=[0.5, 1.0], cell=cells).entries
-    assert [(e.label, e.spec.tau) for e in entries] == [("rloo", None), ("gst", 0.5), ("gst", 1.0)]
 
 
 def test_quick_may_skip_cells():

@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import math
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from conftest import MEMBERS
 from training_toys import Recorder, interrupt, outcome, timeless, toy_recipe, train
 
 import gapped
@@ -146,14 +143,6 @@ def test_runs_do_not_depend_on_what_else_is_in_the_folder_or_on_the_global_seed(
     assert (tmp_path / "b" / "notes.txt").read_text() == "mine"
 
 
-def test_learning_rates_of_cells_are_used(tmp_path):
-    cell = {"estimator": "gst", "learning_rate": [2e-3, 1e-6, 2e-2]}
-    lines = train(toy_recipe(cell=[cell], epochs=5), tmp_path)
-    own, tiny, large = (each.metrics["test_negative_elbo"] for each in lines)
-    assert large < own < tiny
-    assert len({each.id for each in lines}) == 3
-
-
 # Divergence
 
 
@@ -170,23 +159,7 @@ def test_a_diverged_run_is_recorded_as_such_and_the_others_go_on(tmp_path):
     assert curve.series["test_negative_elbo"] == [None, None]
 
 
-def test_a_run_whose_very_last_step_breaks_it_is_not_called_sound(tmp_path):
-    # One step: the loss before it is finite, the weights after it are useless.
-    (line,) = train(toy_recipe("gst", train_images=100, epochs=1, learning_rate=1e30), tmp_path)
-    assert line.metrics["test_negative_elbo"] is None
-    assert line.status == "diverged"
-
-
 # Checkpoints
-
-
-def test_checkpoints_are_written_at_intervals(tmp_path, monkeypatch):
-    epochs: list[int] = []
-    monkeypatch.setattr(Store, "save_checkpoint", lambda self, key, state: epochs.append(state["epoch"]))
-    train(toy_recipe(epochs=3), tmp_path / "a", checkpoint_seconds=3600)
-    assert epochs == []
-    train(toy_recipe(epochs=3), tmp_path / "b", checkpoint_seconds=0)
-    assert epochs[:2] == [1, 2]
 
 
 def stopped_after_one_epoch(recipe: Any, folder: Path) -> Path:
@@ -251,16 +224,6 @@ def test_training_goes_on_where_no_checkpoint_can_be_written(tmp_path):
 
 
 # Surroundings
-
-
-def test_nothing_touches_a_global_random_state(tmp_path):
-    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
-    others = [name for name in MEMBERS if name != "reinmax"]
-    recipe = toy_recipe(*others, "reinmax:tau=1.0", variance_samples=2, variance_images=10)
-    train([recipe, toy_recipe("gst", name="e", entropy_steps=1, epochs=1)], tmp_path)
-    after = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
 
 
 def test_unknown_data_fails_before_anything_is_trained(tmp_path):

@@ -29,6 +29,7 @@ def test_the_command_says_what_to_install(arguments: list[str], tmp_path: Path) 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
+@pytest.mark.slow_if(lambda hidden: hidden != "sklearn")
 @pytest.mark.parametrize("hidden", ["scipy", "matplotlib", "jinja2", "sklearn"])
 def test_nothing_is_trained_that_could_not_be_reported(hidden: str, tmp_path: Path) -> None:
     few = ["compare", "--estimator", "gst", "--seeds", "1", "--epochs", "1", "--device", "cpu"]

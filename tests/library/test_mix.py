@@ -396,6 +396,7 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
     return sum(kept.values())
 
 
+@pytest.mark.slow_if(lambda name, form: name in ("gumbel-rao", "decoupled"))
 @pytest.mark.parametrize("name", SOFT)
 @pytest.mark.parametrize("form", ["plain", "masked", "axis"])
 def test_nothing_of_the_size_of_the_logits_but_their_gradient(

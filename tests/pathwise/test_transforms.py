@@ -124,6 +124,7 @@ def eager_and_compiled(program: Callable[[Tensor], Tensor]) -> list[tuple[Tensor
     return results
 
 
+@pytest.mark.slow_if(lambda name, masked: not masked)
 @compiles
 @every_member
 @pytest.mark.parametrize("masked", [False, True])
@@ -202,6 +203,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow_if(lambda name: name.startswith(("mve", "DisARMSticks", "reinmax-rao", "gumbel-rao")))
 @compiles
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_code_takes_batches_of_any_size(name: str) -> None:

@@ -64,6 +64,7 @@ CASES += [(name, setting) for name in ("arsm", "rebar", "relax") for setting in 
 CASES += [("disarm", setting) for setting in BINARY]
 
 
+@pytest.mark.slow_if(lambda name, setting: "steep" in setting or "masked" in setting)
 @pytest.mark.parametrize(("name", "setting"), CASES)
 def test_expected_value_and_gradient(name: str, setting: str) -> None:
     theta = {**SETTINGS, **BINARY}[setting]

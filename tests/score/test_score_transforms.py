@@ -100,6 +100,7 @@ def test_what_function_transforms_cannot_do(estimator: Any, message: str) -> Non
         torch.func.grad(lambda x: gapped.expectation(through_argmax, x, frozen).sum())(normal(5, 2, 3))
 
 
+@pytest.mark.slow_if(lambda name: name in ("nvil", "rodeo", "relax", "disarm-sticks", "muprop", "exact"))
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @every_score

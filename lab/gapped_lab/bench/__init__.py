@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,9 +37,11 @@ def run(
     device: torch.device,
     seconds: float = 0.5,
     watch: Callable[[str], None] = lambda _: None,
+    constants: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sequence[Bench | Work]]:
-    """Measure the jobs, one list of lines for each as it is done."""
+    """Measure the jobs, one list of lines for each as it is done; `constants` are those that were changed."""
     common = _common(device)
+    common["environment"] |= constants
     for job in jobs:
         if device.type == "cuda":
             torch.cuda.empty_cache()

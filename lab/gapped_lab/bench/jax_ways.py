@@ -40,7 +40,7 @@ def gst(key: Array, logits: Array, backend: str) -> Array:
     """`gapped.jax.gst`."""
     import gapped.jax
 
-    return gapped.jax.gst(key, logits, hard=True, backend=backend)
+    return gapped.jax.gst(key, logits, 1.0, gap=1.0, backend=backend)
 
 
 class JaxInputs:

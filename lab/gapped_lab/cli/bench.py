@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ import typer
 from gapped.cli import command
 from gapped.cli.command import Stopped
 from gapped.errors import GappedError, reject
+from gapped_lab.cli.reproduce import find_recipes
 from gapped_lab.records import Bench, Startup, Work
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
     from gapped_lab.bench.cases import Job
     from gapped_lab.bench.workloads import Task
+
+TABLES = "tables"
+"""The name that stands for the cells of the paper's tables that have numbers."""
 
 
 def bench(
@@ -37,6 +43,25 @@ def bench(
             "subsets, vocabulary, decoding, mixture, rao, jax, or all; repeatable."
         ),
     ] = None,
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Recipes instead of shapes: seconds of an epoch of each fleet; tables stands for the 240 "
+            "runs of the paper's tables; repeatable."
+        ),
+    ] = None,
+    host: Annotated[
+        bool, typer.Option("--host", help="Only what the host does around kernels, without a GPU.")
+    ] = False,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="MODULE.NAME=VALUE of gapped.kernels, such as runner.BLOCK=(512,2), in place of its own; "
+            "repeatable."
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="How many epochs of each fleet are timed.", min=1)] = 4,
+    data_dir: command.DataDir = None,
     backend: Annotated[
         list[str] | None, typer.Option(help="torch or triton; repeatable. All that run here by default.")
     ] = None,
@@ -55,6 +80,8 @@ def bench(
       gapped bench
       gapped bench --estimator gst --shape 6400x64 --no-compiled
       gapped bench --work gates --work quantizer
+      gapped bench --work rao --constant "runner.BLOCK=(512,2)" --out runs/blocks
+      gapped bench --fleet tables
     """
     if not 0 < seconds < float("inf"):
         raise reject("--seconds", seconds, "a positive number")
@@ -63,21 +90,30 @@ def bench(
             "--work: workloads have their own estimators; --estimator and --backend are for --shape"
         )
 
-    from gapped.cli.command import console
+    from gapped.cli.command import console, say
     from gapped_lab.bench.cases import plan
+    from gapped_lab.bench.fleets import fleet_lines, tables
+    from gapped_lab.bench.host import host_lines
     from gapped_lab.bench.workloads import tasks
     from gapped_lab.environment import current, pick_device
     from gapped_lab.store import Store
 
     where = pick_device(device)
     screen = console()
+    constants = dict(map(_change, constant or ()))
     with current(where):
+        if fleet or host:
+            named = find_recipes([name for name in fleet or () if name != TABLES])[0]
+            recipes = [*named, *(tables() if TABLES in (fleet or ()) else ())]
+            for line in fleet_lines(recipes, where, epochs, data_dir) if fleet else host_lines():
+                say(screen, line)
+            return 0
         jobs: list[Job | Task] = [*tasks(work or (), where)]
         if shape or not work:
             jobs = [*plan(where, shape or (), estimator or (), backend or (), compiled), *jobs]
         Store(out)  # fails here, not after minutes, if nothing can be written
         try:
-            lines = _measure(jobs, where, seconds, out, screen, startup=not (shape or work))
+            lines = _measure(jobs, where, seconds, out, screen, constants, startup=not (shape or work))
         except KeyboardInterrupt:
             raise Stopped(f"interrupted; what was measured is in {out / 'bench.jsonl'}") from None
     present(*lines, out, screen)
@@ -87,8 +123,27 @@ def bench(
     return 0
 
 
+def _change(text: str) -> tuple[str, str]:
+    """Give a constant of the kernels another value; its name and the value, for the records."""
+    place, _, value = text.partition("=")
+    module, _, name = place.rpartition(".")
+    try:
+        home = import_module(f"gapped.kernels.{module}")
+        getattr(home, name)
+        setattr(home, name, literal_eval(value))
+    except (ImportError, AttributeError, ValueError, SyntaxError):
+        raise reject("--constant", text, "MODULE.NAME=VALUE, such as runner.BLOCK=(512,2)") from None
+    return place, value
+
+
 def _measure(
-    jobs: Sequence[Job | Task], where: torch.device, seconds: float, out: Path, screen: Console, startup: bool
+    jobs: Sequence[Job | Task],
+    where: torch.device,
+    seconds: float,
+    out: Path,
+    screen: Console,
+    constants: Mapping[str, str],
+    startup: bool,
 ) -> tuple[list[Bench], list[Work], list[Startup]]:
     """Measure everything; each shape and each workload is on disk as soon as it is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -107,7 +162,7 @@ def _measure(
         def watch(what: str) -> None:
             progress.update(bar, advance=1, description=what)
 
-        for lines in run(jobs, where, seconds, watch):
+        for lines in run(jobs, where, seconds, watch, constants):
             records.write(out, lines)
             benches += [line for line in lines if isinstance(line, Bench)]
             works += [line for line in lines if isinstance(line, Work)]

@@ -69,7 +69,7 @@ def problem(seed: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
 
     rules, device = vae_protocol("digits-8x8"), torch.device("cpu")
     task = VAETask(rules, load("digits"), [seed], device)
-    trainer = Trainer(task, [Run(GST(tau=0.5), rules.learning_rate)], VAE_EPOCHS, seed, device)
+    trainer = Trainer(task, [Run(GST(tau=0.5, gap=1.0), rules.learning_rate)], VAE_EPOCHS, seed, device)
     for _ in range(VAE_EPOCHS):
         trainer.train_epoch()
     model, x = task.model.requires_grad_(False), task.test[:VAE_IMAGES] / task.scale

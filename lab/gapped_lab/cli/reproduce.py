@@ -21,7 +21,7 @@ FIGURES = "figures"
 FIELD = "field"
 """The name that stands for the recipes of the first board of the field."""
 BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
-PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg", "simplex.html")
+PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg")
 
 # The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
 LOGITS = (0.8, 0.1, -0.5)
@@ -61,6 +61,9 @@ def reproduce(
     tensorboard: command.TensorBoard = False,
     minutes: command.Minutes = None,
     engine: command.Engine = "local",
+    workers: Annotated[
+        int, typer.Option(help="Processes that train fleets side by side, on this machine's GPUs in turn.")
+    ] = 1,
     ray_address: command.RayAddress = None,
     runs_per_fleet: command.RunsPerFleet = None,
 ) -> None:
@@ -76,8 +79,7 @@ def reproduce(
       gapped reproduce figures
       gapped reproduce field --minutes 9
       gapped reproduce vae --engine ray --ray-address auto
-      torchrun --nproc-per-node 8 -m gapped reproduce vae \\
-          --engine torchrun --runs-per-fleet 40
+      gapped reproduce vae --workers 8 --runs-per-fleet 40
     """
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipes, figures = find_recipes(names, quick=quick, **overrides)
@@ -87,7 +89,7 @@ def reproduce(
     if figures:
         draw_figures(folder, quick)
     if recipes:
-        execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, ray_address)
+        execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, workers, ray_address)
 
 
 def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
@@ -116,7 +118,7 @@ def draw_figures(folder: Path, quick: bool) -> None:
 
 
 def figures(quick: bool = False) -> dict[str, str]:
-    """The files by name: figures 1 and 2 of the paper, Lemma 1, and a page to try it all on."""
+    """The files by name: figures 1 and 2 of the paper, and Lemma 1."""
     import numpy as np
     import torch
 
@@ -125,7 +127,6 @@ def figures(quick: bool = False) -> dict[str, str]:
     from gapped.pathwise.gumbel_softmax import GumbelSoftmax
     from gapped.simplex import expected_gap
     from gapped_lab.movements import movements, simulated_gaps, surrogates
-    from gapped_lab.report.page import render_playground
     from gapped_lab.report.triangle import Cloud, Setting, draw_gaps, draw_movements, draw_samples
 
     generator = torch.Generator().manual_seed(SEED)
@@ -148,6 +149,5 @@ def figures(quick: bool = False) -> dict[str, str]:
         draw_samples(clouds, stops, setting, f"Soft samples of STGS, GR-MC and GST: {words}"),
         draw_movements(stops, setting, f"The movements m1 and m2 of GST: {words}"),
         draw_gaps(np.array(PROBABILITIES), gaps, (p, curve)),
-        render_playground(LOGITS, TAU, GAP, SAMPLES),
     )
     return dict(zip(PICTURES, contents, strict=True))

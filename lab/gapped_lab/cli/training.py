@@ -22,6 +22,7 @@ def execute(
     tensorboard: bool,
     minutes: float | None,
     engine: str,
+    workers: int,
     ray_address: str | None,
 ) -> None:
     """Train the runs of `recipes`, show tables and verdict, write the report."""
@@ -36,9 +37,9 @@ def execute(
 
     if tensorboard:
         event_writer()
-    trainer = engine_by_name(engine, device, ray_address=ray_address)
+    trainer = engine_by_name(engine, device, workers=workers, ray_address=ray_address)
     store = Store(out)
-    screen = console(quiet=not trainer.leads)
+    screen = console()
     display = Display(screen, minutes)
     for recipe in recipes:
         say(screen, ": ".join(filter(None, (recipe.name, recipe.title))))
@@ -52,11 +53,7 @@ def execute(
             advice = "there is no checkpoint, the same command starts its unfinished fleets over"
         if display.stop_signal or not display.is_late():
             raise Stopped(f"interrupted; {advice}", 128 + (display.stop_signal or signal.SIGINT)) from None
-        if trainer.restarts:
-            raise Stopped(f"out of time; {advice}; exit status 0, or it would be restarted", 0) from None
         raise Stopped(f"out of time; {advice}", 3) from None
-    if not trainer.leads:
-        return
     failed = {record.fleet: record for record in records if record.failed}
     sound = [record for record in records if not record.failed]
     if sound:

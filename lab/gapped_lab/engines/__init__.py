@@ -15,14 +15,6 @@ from gapped_lab.training import Settings
 class Engine(Protocol):
     """Trains what is not finished yet, wherever and with however many processes."""
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process shows progress and writes the report; one of them does."""
-
-    @property
-    def restarts(self) -> bool:
-        """Whether this process is started again if it ends with another status than 0."""
-
     def run(self, recipes: Sequence[Recipe], store: Store, settings: Settings) -> list[Record]:
         """Train what is not finished yet, and return the records of all entries of `recipes`.
 
@@ -34,20 +26,18 @@ class Engine(Protocol):
         """
 
 
-def engine(name: str, device: str, *, ray_address: str | None = None) -> Engine:
+def engine(name: str, device: str, *, workers: int = 1, ray_address: str | None = None) -> Engine:
     """The engine called `name`; fails at once if it cannot work here, or not on `device`."""
     if ray_address is not None and name != "ray":
         raise GappedError(f"--ray-address: got {ray_address!r}, expected only with --engine ray")
     if name == "local":
         from gapped_lab.engines.local import Local
 
-        return Local(device)
-    if name == "torchrun":
-        from gapped_lab.engines.torchrun import Torchrun
-
-        return Torchrun(device)
+        return Local(device, workers)
     if name == "ray":
+        if workers != 1:
+            raise GappedError("--workers: goes with --engine local; Ray has as many as its cluster")
         from gapped_lab.engines.ray import Ray
 
         return Ray(device, ray_address)
-    raise reject("--engine", name, "local, torchrun or ray")
+    raise reject("--engine", name, "local or ray")

@@ -30,9 +30,6 @@ from gapped_lab.training import Interrupted, Settings, attempt
 class Ray:
     """A Ray cluster: the one at `address`, the one this process is connected to already, or a local one."""
 
-    leads = True
-    restarts = False
-
     def __init__(self, device: str, address: str | None = None) -> None:
         check_installed()
         if device not in ("auto", "cpu", "cuda"):

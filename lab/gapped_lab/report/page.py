@@ -23,12 +23,10 @@ from gapped.comparison.page import (
     Section,
     curve_caption,
     duration,
-    fill,
     final_picture,
     hardware,
     legend_of,
     meanings,
-    packaged,
     render_html,
     with_units,
 )
@@ -48,11 +46,10 @@ from gapped_lab.report.cells import (
     verdict_of,
 )
 from gapped_lab.report.markdown import best_rows
-from gapped_lab.report.paper import against_paper, paper, paper_table
+from gapped_lab.report.paper import against_paper, paper_table
 from gapped_lab.report.plots import curve_figures, mark_published, palette
 from gapped_lab.report.rendering import command
 from gapped_lab.report.trees import details, tree_pictures
-from gapped_lab.report.triangle import CATEGORIES, COLOURS
 
 Pixels = NDArray[np.uint8]
 
@@ -106,30 +103,6 @@ def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
         quick=any(record.quick for record in own),
     )
     return render_html([section], [], back="../field.html", title="The board")
-
-
-def render_playground(logits: Sequence[float], tau: float, gap: float, samples: int) -> str:
-    """The page on which one moves the logits and sees the estimators follow, as text.
-
-    The arguments are where its sliders stand at first. Its arithmetic is a second copy, in JavaScript, of
-    what the estimators do; `tests/lab/report/test_playground.py` compares the two, number by number.
-    """
-    from markupsafe import Markup
-
-    return fill(
-        _packaged("simplex.html.j2"),
-        categories=list(zip(CATEGORIES, logits, COLOURS, strict=True)),
-        tau=tau,
-        gap=gap,
-        samples=samples,
-        citation=paper()["citation"],
-        css=Markup(packaged("report.css") + _packaged("simplex.css")),
-        script=Markup(_packaged("simplex.js")),
-    )
-
-
-def _packaged(name: str) -> str:
-    return packaged(name, "gapped_lab.report")
 
 
 def sections(folder: Path) -> list[Section]:

@@ -36,7 +36,7 @@ Examples:
   gapped compare --train my:train    the same with your own training
   gapped estimators                  what there is to choose from
   gapped reproduce vae --quick       a table of the paper, for a laptop
-  gapped reproduce figures           its pictures, and an interactive page
+  gapped reproduce figures           its pictures, without training
   gapped diagnose --problem cubic    bias and variance of the gradient
   gapped doctor                      what is installed, what is missing
 
@@ -87,8 +87,7 @@ def options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 2 for a user error, 1 for any other, 130 for Ctrl-C.
 
-    An error is one line. Training that SIGTERM ended has status 143; that --minutes ended, 3, and under
-    torchrun 0.
+    An error is one line. Training that SIGTERM ended has status 143; that --minutes ended, 3.
     """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:

@@ -25,13 +25,11 @@ Minutes = Annotated[
     float | None,
     typer.Option(
         help="Train for so many minutes at most, but for one step at least, and stop with a checkpoint. "
-        "The exit status is 3 (under torchrun, 0). The same command goes on from there.",
+        "The exit status is 3. The same command goes on from there.",
         min=0.0,
     ),
 ]
-Engine = Annotated[
-    str, typer.Option(help="What runs the training: local, torchrun or ray. The numbers are the same.")
-]
+Engine = Annotated[str, typer.Option(help="What runs the training: local or ray. The numbers are the same.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="Address of a Ray cluster; by default, one on this machine.")
 ]
@@ -119,12 +117,12 @@ def show_rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def console(*, quiet: bool = False) -> Console:
+def console() -> Console:
     """The terminal at its width; a file or a pipe gets room enough for every column. Text is never markup."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
-    return Console(width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def say(screen: Console, text: str) -> None:

@@ -35,7 +35,7 @@ def compare(
         str | None, typer.Option(help="module:function of your own; train(estimator, seed) returns a number.")
     ] = None,
     workers: Annotated[
-        int, typer.Option(help="Processes that train side by side, with --train and without Ray.")
+        int, typer.Option(help="Processes that train fleets, or runs of --train, side by side; without Ray.")
     ] = 1,
     maximize: Annotated[
         bool, typer.Option("--maximize", help="Higher numbers are better, with --train.")
@@ -92,12 +92,13 @@ def compare(
         how |= {"ray_address": ray_address, "timeout": timeout, "margin": margin}
         _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
         return
-    if unused := sorted(given & {"workers", "maximize", "timeout", "margin"}):
+    if unused := sorted(given & {"maximize", "timeout", "margin"}):
         raise GappedError(f"--{unused[0]}: only together with --train")
     train_demo = command.laboratory("demo", "gapped compare without --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     how = {"device": device, "data_dir": data_dir, "tensorboard": tensorboard, "minutes": minutes}
-    train_demo(data, estimator, tau, out, overrides, **how, engine=engine, ray_address=ray_address)
+    how |= {"engine": engine, "workers": workers, "ray_address": ray_address}
+    train_demo(data, estimator, tau, out, overrides, **how)
 
 
 def _compare_own(

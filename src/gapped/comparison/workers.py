@@ -155,7 +155,7 @@ def _work(train: Train, run: UserRun, timeout: float | None, sender: Any) -> Non
     torch.set_num_threads(1)
     # Ctrl-C goes to all processes of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     lines = run.lines(train, timeout)
     end_children()
     for stream in (sys.stdout, sys.stderr):
@@ -164,7 +164,7 @@ def _work(train: Train, run: UserRun, timeout: float | None, sender: Any) -> Non
     sender.close()
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """End this process when the one that started it is gone: nobody would record what it trains."""
     parent = parent_process()
     assert parent is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Elements of a block and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
+# Elements of a block and warps that share it: the fastest on an H200 (`gapped bench --constant`).
 BLOCK = (1024, 4)
 # This many programs fill the GPU. With fewer rows, blocks are smaller.
 PROGRAMS = 256

@@ -20,8 +20,10 @@ from gapped.vocabulary import head as sizes
 pytestmark = GPU_MARKS
 # A choice has no path through GST's perturbation.
 CHOOSING = [name for name, estimator in ESTIMATORS.items() if getattr(estimator, "detach", True)]
+SLOW = ("gumbel-rao", "decoupled", "reinmax")
 
 
+@pytest.mark.slow_if(lambda name, categories: name in SLOW)
 @pytest.mark.parametrize(
     ("name", "categories"), [*((name, 7) for name in CHOOSING), *((name, 4100) for name in LONG)]
 )
@@ -75,6 +77,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow_if(lambda name, mask: name in SLOW)
 @pytest.mark.usefixtures("small_spans")
 @pytest.mark.parametrize(
     ("name", "mask"), [*((name, None) for name in LONG), *(("gst", mask) for mask in MASKS)]

@@ -193,7 +193,7 @@ def test_long_rows_and_gates_have_no_kernel() -> None:
     logits = torch.zeros(2, 4097, device=DEVICE, requires_grad=True)
     with pytest.raises(gapped.GappedError, match="ReinMax-Rao has no kernel for rows longer than 4096"):
         gapped.reinmax_rao(logits, backend="triton")
-    with pytest.raises(gapped.GappedError, match="gates of ReinMax-Rao have no kernel"):
+    with pytest.raises(gapped.GappedError, match="ReinMaxRao has no kernel for gates"):
         gapped.ReinMaxRao(backend="triton").gate(logits)
     for use in (gapped.reinmax_rao, gapped.ReinMaxRao(samples=2).gate):
         (gradient,) = torch.autograd.grad(use(logits)[:, 0].sum(), logits)

@@ -63,6 +63,7 @@ short_and_long = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow_if(lambda name, categories: name != "gst" and categories >= 32_000)
 @pytest.mark.parametrize(("name", "categories"), cases())
 def test_value_and_gradient_equal_the_reference(name: str, categories: int) -> None:
     """Short rows in one block, long ones in chunks or segments."""

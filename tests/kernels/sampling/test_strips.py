@@ -75,6 +75,7 @@ def test_awkward_sizes_equal_the_reference(name: str, categories: int, inner: in
         assert torch.equal(index, launch.forward(logits.contiguous(), key(), FUSED[name]).indices.long())
 
 
+@pytest.mark.slow_if(lambda name, categories: name in ("decoupled", "gst-expected", "straight-through"))
 @pytest.mark.usefixtures("small_strips")
 @pytest.mark.parametrize(
     ("name", "categories"), [*((name, n) for name in NATIVE for n in (7, 37)), ("nz-gst", 7)]

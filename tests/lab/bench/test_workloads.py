@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from bench import work_tables
 from evidence import Evidence
 from report_records import load_json
-from speed import bench_work
 from test_bench import PAGE, TINY
 from torch import Tensor
 from torch.testing import assert_close
@@ -77,28 +77,6 @@ def test_every_way_sends_a_gradient_to_every_input(name: str) -> None:
         assert tuple(part(*leaves).shape) == problem.logits
 
 
-def test_codes_are_the_same_by_product_and_by_einsum() -> None:
-    logits, tables = normal(7, 2, 5).requires_grad_(), normal(2, 5, 4).requires_grad_()
-    product, einsum, select = task("quantizer", SMALL["quantizer"]).problem.ways.values()
-    results = []
-    for way in (product, einsum):
-        with seeded():
-            codes = way(logits, tables)
-        results.append((codes, *torch.autograd.grad(codes, (logits, tables), normal(7, 2, 4))))
-    assert_close(*results)
-    assert (select(logits, tables).unsqueeze(2) == tables).all(-1).any(-1).all(), "rows of the tables"
-
-
-def test_pairs_are_gates_and_six_options_are_masks() -> None:
-    logits = normal(4000)
-    with seeded():
-        gates = torch_ways.first_of_pairs(torch.full((4000,), 40.0, dtype=torch.float64) * logits.sign())
-        masks = torch_ways.six_options(normal(1000, 4))
-    assert torch.equal(gates, (logits > 0).double())
-    assert_close(masks.sum(-1), torch.full((1000,), 2.0, dtype=torch.float64))
-    assert ((masks == 0) | (masks == 1)).all()
-
-
 def test_the_recursion_has_the_gradient_of_gapped_subset() -> None:
     """Both go straight through the exact marginals, whatever was drawn."""
     logits, upstream = normal(3, 7).requires_grad_(), normal(3, 7)
@@ -109,10 +87,6 @@ def test_the_recursion_has_the_gradient_of_gapped_subset() -> None:
     assert_close(*gradients, rtol=0, atol=1e-10)
     certain = torch.tensor([[-60.0, 60, 0, 60]], dtype=torch.float64).requires_grad_()
     assert_close(torch_ways.recursion(certain, 2).detach(), torch.tensor([[0.0, 1, 0, 1]]).double())
-
-
-def test_the_default_estimator_is_that_of_linear_choice() -> None:
-    assert gapped.nn.Sample().estimator == workloads.DEFAULT
 
 
 # What is measured
@@ -128,13 +102,6 @@ def test_all_workloads_have_sizes_for_both_devices() -> None:
     assert full["vocabulary"].logits_bytes == 32768 * 50304 * 2
     assert full["gates"].logits_bytes == 4e8
     assert tasks(["rao", "gates", "rao"], CPU) == tasks(["gates", "rao"], CPU)
-
-
-def test_logits_of_a_vocabulary_are_of_ordinary_size() -> None:
-    problem = task("vocabulary", "64x100x50:f64").problem
-    inputs = Inputs(problem.inputs, problem.result, torch.float64, CPU, problem.scale)
-    (product,) = problem.parts.values()
-    assert 0.8 < product(*inputs.leaves[0]).std() < 1.2
 
 
 def test_inputs_take_turns_and_fill_more_than_a_cache() -> None:
@@ -173,7 +140,7 @@ def test_what_does_not_fit_or_fails_loses_nothing_else(monkeypatch: pytest.Monke
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no\nkernel")
 
-    monkeypatch.setattr(gapped, "linear_choice", broken)
+    monkeypatch.setattr(gapped.GST, "choose_linear", broken)
     monkeypatch.setattr(workloads.F, "gumbel_softmax", too_large)
     (lines,) = bench.run([task("vocabulary", SMALL["vocabulary"])], CPU, seconds=0.001)
     assert [line.status for line in lines] == ["too large", "ok", "failed: RuntimeError: no kernel", "ok"]
@@ -185,18 +152,6 @@ def test_what_does_not_fit_or_fails_loses_nothing_else(monkeypatch: pytest.Monke
     (lines,) = bench.run([task("gates", SMALL["gates"])], CPU, seconds=0.001)
     assert [line.status for line in lines] == ["too large"] * 2
     assert attempt(lambda: int("RESOURCE_EXHAUSTED"))[1] == "too large", "JAX's word"
-
-
-def test_jax_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("jax", reason="needs jax")
-    statuses = {line.status for line in next(bench.run([task("jax", "5x6:f32")], torch.device("meta")))}
-    assert statuses == {"not available: JAX has no meta device here"}
-    monkeypatch.setattr("gapped.errors.find_spec", lambda name: None)
-    (lines,) = bench.run([task("jax", "5x6:f32")], CPU)
-    assert {line.status for line in lines} == {
-        'not available: the workload jax needs jax: pip install "gapped[jax]"'
-    }
-    assert lines[0].milliseconds is None
 
 
 def test_jax_samples_are_one_hot_and_both_results_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +257,8 @@ def test_ways_stand_beside_the_first() -> None:
 def test_the_page_says_what_is_not_measured_yet() -> None:
     cpu = made_up("ours", 1.0, device="CPU, 2 threads")
     gates, large = made_up("ours", 1.0), made_up("ours", None, work="masks", sizes=[25_000_000, 4])
-    evidence = Evidence([], [], {}, {}, [], [cpu, gates, large], [])
-    values = bench_work(evidence)
+    evidence = Evidence([], [], {}, [], [cpu, gates, large], [])
+    values = work_tables(evidence)
     others = [name for name in WORKLOADS if name != "gates"]
     assert values["missing"] == f"{', '.join(others[:-1])} and {others[-1]}"
     assert values["tables"].count("### ") == 2

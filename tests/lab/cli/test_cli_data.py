@@ -36,10 +36,6 @@ def test_list_says_where_and_what_is_missing(tmp_path, capsys):
     assert lines[2][2].startswith("missing: train-images-idx3-ubyte, ")
 
 
-def test_fetch_prints_the_place_and_the_check(capsys):
-    assert printed(capsys, "digits") == "load_digits\tshape\tinside scikit-learn\n"
-
-
 def test_what_must_not_be_downloaded_is_one_line(tmp_path, capsys):
     assert main(["data", "mnist", "--no-download", "--data-dir", str(tmp_path)]) == 2
     assert re.search(rf"mnist: downloading is off; put .* into {tmp_path}/mnist", one_line(capsys))
@@ -49,13 +45,3 @@ def test_a_folder_that_does_not_exist_is_said(tmp_path, capsys):
     for arguments in ((), ("digits",)):
         assert main(["data", *arguments, "--data-dir", str(tmp_path / "nowhere")]) == 0
         assert f"--data-dir: {tmp_path / 'nowhere'} does not exist" in one_line(capsys)
-
-
-def test_a_terminal_gets_a_table(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "400")
-    folder = one_file_of_mnist(tmp_path / "[red]sets" / "mnist")
-    output = printed(capsys, "--data-dir", str(folder.parent))
-    assert "━" in output
-    # Brackets in a path are not markup.
-    assert "[red]sets" in "".join(output.split("\n"))

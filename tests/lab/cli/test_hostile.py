@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gzip
 import io
-import json
 import random
 import re
-import time
-import tomllib
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import torch
 from report_records import append_json, load_json, run_lines
 from tiny_images import TINY_IMAGES, put_tiny_images
-from training_toys import recipe_file
 
 from gapped.cli.app import main
 from gapped.comparison.records import Curve, Within, from_json
 from gapped.errors import GappedError
 from gapped_lab.listops import examples
-from gapped_lab.planning import prepare
-from gapped_lab.recipe import load_recipe, recipe_from
-from gapped_lab.recipe_files import known_recipes
-from gapped_lab.store import Store
 
 RESULTS = Path(__file__).parents[3] / "results"
-SECONDS = 3
 """That a fuzz test may take; one that is out of time has tried fewer files, in the same order."""
 
 BAD: list[Any] = [None, True, -1, 0, 3.5, 1e150, -1e300, float("nan"), float("inf"), 10**30, 10**400]
 BAD += ["", "x", r"GST[/1]$\foo$", "a\x1b[31mb\n|", "\ud800", "_x", "../../x", "x" * 5000]
 BAD += [[], [1], [[]], [None], {}, {"a": 1}, {"kind": []}]
-KEYS = ["", r"$\x$", "a\x1b", "[/b]", "test_accuracy_length_x", "_z"]
 
 
 # The only warning that a damaged file may give.
@@ -54,23 +42,6 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, one in value.items() if isinstance(value, dict) else few:
         yield (*at, key)
         yield from places(one, (*at, key))
-
-
-def mutant(value: Any, rng: random.Random) -> Any:
-    """The object with one part replaced, removed or renamed."""
-    changed = copy.deepcopy(value)
-    *way, last = rng.choice(list(places(changed)))
-    part = changed
-    for key in way:
-        part = part[key]
-    how = rng.random()
-    if how < 0.2:
-        del part[last]
-    elif how < 0.3 and isinstance(part, dict):
-        part[rng.choice(KEYS)] = part.pop(last)
-    else:
-        part[last] = rng.choice(BAD)
-    return changed
 
 
 def damaged(raw: bytes, rng: random.Random) -> bytes:
@@ -115,74 +86,6 @@ def folder() -> dict[str, Any]:
     return {"records": kept, "curves": curves, "images": images, "trees": trees, "bench": bench}
 
 
-@pytest.mark.parametrize("name", ["records", "curves", "images", "trees", "bench"])
-def test_damaged_results_are_reported_or_refused(name: str, folder: dict[str, Any], tmp_path: Path) -> None:
-    rng, end = random.Random(name), time.monotonic() + SECONDS
-    for others in [name] if name == "bench" else ["records", "curves", "images", "trees"]:
-        append_json(tmp_path / f"{others}.jsonl", folder[others])
-    path = tmp_path / f"{name}.jsonl"
-    whole, tried, refused = path.read_bytes(), 0, 0
-    while tried < 5 or (tried < 16 and time.monotonic() < end):
-        lines = list(folder[name])
-        place = rng.randrange(len(lines))
-        lines[place] = mutant(lines[place], rng)
-        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        path.write_bytes(damaged(whole, rng) if rng.random() < 0.15 else text)
-        said = answer("report", str(tmp_path))
-        tried, refused = tried + 1, refused + bool(said)
-    assert refused > 1
-
-
-def test_a_damaged_recipe_is_refused() -> None:
-    rng, refused = random.Random(0), 0
-    tables = [tomllib.loads(path.read_text("utf-8")) for path in known_recipes().values()]
-    for _ in range(500):
-        table = rng.choice(tables)
-        try:
-            recipe_from(mutant({**table, "seeds": 1, "cell": table["cell"][:2]}, rng), "a.toml")
-        except GappedError:
-            refused += 1
-    assert refused > 100
-
-
-def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
-    rng, end = random.Random(0), time.monotonic() + SECONDS
-    prepare([load_recipe(Path(recipe_file(tmp_path, seeds=2)), runs_per_fleet=2)], Store(tmp_path / "whole"))
-    (kept,) = (tmp_path / "whole" / "checkpoints").glob("*.plan.json")
-    plan, refused = json.loads(kept.read_bytes()), 0
-    for attempt in range(40):
-        path = tmp_path / f"o{attempt}" / "checkpoints" / kept.name
-        path.parent.mkdir(parents=True)
-        text = json.dumps(mutant(plan, rng)).encode()
-        path.write_bytes(damaged(kept.read_bytes(), rng) if attempt % 5 == 0 else text)
-        asked = ["--seeds", "2", "--runs-per-fleet", "2", "--device", "cpu", "--out", f"o{attempt}"]
-        said = answer("reproduce", "toy.toml", *asked)
-        assert not said or "plan" in said
-        refused += bool(said)
-        if time.monotonic() > end:
-            break
-    assert refused > 2
-
-
-def test_damaged_logits_are_refused(tmp_path: Path) -> None:
-    rng, end = random.Random(0), time.monotonic() + SECONDS
-    zeros = torch.zeros(3, 4)
-    odd: list[Any] = [zeros.to_sparse(), zeros.int(), zeros[0, 0], zeros[:0], zeros[:, :0], [zeros], {"a": 1}]
-    odd += [zeros.cfloat(), zeros / 0, torch.zeros(3, 4, device="meta"), torch.nn.Parameter(zeros), None]
-    buffer = io.BytesIO()
-    torch.save(zeros, buffer)
-    for attempt in range(60):
-        path = tmp_path / "logits.pt"
-        if attempt < len(odd):
-            torch.save(odd[attempt], path)
-        else:
-            path.write_bytes(damaged(buffer.getvalue(), rng))
-        answer("diagnose", "--logits", str(path), "--samples", "200", "--estimator", "gst")
-        if time.monotonic() > end:
-            break
-    assert attempt > len(odd)
-
-
 @pytest.mark.parametrize(
     ("value", "form", "problem"),
     [
@@ -212,8 +115,8 @@ def test_a_metric_out_of_range_counts_as_a_lost_run(tmp_path: Path, capsys: Any)
     append_json(tmp_path / "curves.jsonl", curves)
     assert main(["report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "1 of 3 runs of GST diverged" in out
-    assert "all 3 runs of ST diverged" in out
+    assert "GST: 1 of 3 runs diverged" in out
+    assert "ST: 3 of 3 runs diverged" in out
     assert re.search(r"big +0\.5 +1\.5e\+30", out)
 
 

@@ -32,7 +32,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_compare_takes_both_families(capsys, tmp_path):
     taus = {
         "rloo": None,
-        "gst:gap=1.2": 0.5,
+        "gst:gap=1.2": 0.85,
         "nvil:network=4": None,
         "relax:network=4": 0.5,
         "rodeo:hidden=4": None,
@@ -50,8 +50,8 @@ def test_compare_takes_both_families(capsys, tmp_path):
         row = next(line for line in output.out.splitlines() if line.startswith(f" {each['label']} "))
         assert f"{each['metrics']['test_negative_elbo']:.2f}" in row
     best = min(runs, key=lambda each: each["metrics"]["test_negative_elbo"])["label"]
-    assert re.search(rf"{re.escape(best)}( \(τ=0.5\))? has the lowest test negative ELBO", output.out)
-    assert "run more seeds" in output.out, "one seed cannot make a winner"
+    assert re.search(rf"{re.escape(best)}( \(τ=0.85?\))? has the lowest test negative ELBO", output.out)
+    assert "run three" in output.out, "one seed cannot make a winner"
     assert re.fullmatch(r"Report: .*mine/report\.html", output.out.splitlines()[-1])
     assert Path("mine/report.html").read_text().lstrip().lower().startswith("<!doctype html>")
     assert Path("mine/tables.md").exists()
@@ -74,17 +74,9 @@ def test_compare_by_default_and_with_temperatures_from_where_they_are_named():
     recipe = default_recipe(estimators=["gst:tau=0.25", "gst:gap=2"], tau=0.75, seeds=1)
     assert [entry.spec.tau for entry in recipe.entries] == [0.25, 0.75]
     recipe = default_recipe(estimators=["reinmax", "straight-through", "gst"], seeds=1)
-    assert [entry.spec.tau for entry in recipe.entries] == [1, 1, 0.5], "each at its own"
+    assert [entry.spec.tau for entry in recipe.entries] == [1, 1, 0.85], "each at its own"
     assert {entry.spec.tau for entry in default_recipe(tau=0.7).entries} == {0.7}
     assert default_recipe(data="mnist").entries[0].spec.protocol == "plain-30x10", "no ReLU"
-
-
-def test_tensorboard(capsys, tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is optional")
-    assert main(["reproduce", recipe_file(tmp_path, epochs=2), "--out", "o", "--tensorboard"]) == 0
-    assert "tensorboard --logdir" in capsys.readouterr().out
-    files = list((tmp_path / "o" / "tensorboard").rglob("events.out.tfevents.*"))
-    assert len(files) == 2
 
 
 def test_every_run_has_its_own_event_file(capsys, tmp_path):
@@ -130,12 +122,6 @@ def test_reproduce_quick(capsys, tmp_path):
     assert out.startswith("smoke: Smoke test\n")
     assert "quick run" in out
     assert (folder / "report.html").exists()
-
-
-def test_reproduce_several_share_a_folder(capsys, tmp_path):
-    assert main(["reproduce", recipe_file(tmp_path, quick={}), "smoke", "--quick", "--seeds", "1"]) == 0
-    capsys.readouterr()
-    assert {each["recipe"] for each in lines(tmp_path / "runs" / "toy-smoke-quick")} == {"toy", "smoke"}
 
 
 SMALL = """

@@ -1,31 +1,27 @@
-"""Engines in one process, with fakes for Ray and torchrun: fleets shared, stopped, lost and failed."""
+"""Engines in one process, with a fake for Ray: fleets shared, stopped, lost and failed."""
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
-from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_fakes import FakeChannel, FakeRay, as_rank
-from training_toys import Recorder, one_line, outcome, recipe_file, toy_recipe, train
+from engine_fakes import FakeRay
+from training_toys import Recorder, one_line, outcome, toy_recipe, train
 
 from gapped.cli.app import main
 from gapped.comparison import ray_tasks
 from gapped.comparison.records import Record
 from gapped.errors import GappedError, MissingExtra
 from gapped_lab import training
-from gapped_lab.engines import engine, torchrun
+from gapped_lab.engines import engine
 from gapped_lab.engines import ray as ray_engine
 from gapped_lab.engines.local import Local
 from gapped_lab.engines.ray import Ray
-from gapped_lab.engines.torchrun import Torchrun
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe
 from gapped_lab.store import Store
@@ -49,14 +45,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-@pytest.fixture
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started by torchrun, alone."""
-    as_rank(monkeypatch, 0, 1)
-    monkeypatch.setattr(torchrun, "_channel", FakeChannel)
-
-
-@pytest.mark.usefixtures("fake_ray", "one_rank")
+@pytest.mark.usefixtures("fake_ray")
 def test_an_interrupted_command_goes_on_under_another_engine(tmp_path):
     """The plan depends on what was asked for, and not on who does it."""
     train(TOY, tmp_path / "a")
@@ -68,123 +57,38 @@ def test_an_interrupted_command_goes_on_under_another_engine(tmp_path):
         run(Ray("cpu"), tmp_path / "b", recorder)
     assert len(recorder.finished) == 2, "the wish is passed on with the news of the first, during the second"
     recorder = Recorder()
-    run(Torchrun("cpu"), tmp_path / "b", recorder)
+    run(Local("cpu"), tmp_path / "b", recorder)
     assert outcome(tmp_path / "b") == outcome(tmp_path / "a")
     assert len(recorder.finished) == 1
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert not (tmp_path / "b" / "checkpoints").exists()
 
 
-# torchrun
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_ranks_share_all_fleets_and_none_twice(monkeypatch, tmp_path, world):
-    """One after the other here, as if they took turns, so each stops where it would wait for the next."""
-    fleets: list[str] = []
-
-    def attempt(fleet: Any, *_: Any) -> list[Record]:
-        fleets.append(fleet.key)
-        return [Record(recipe="toy", id=spec.id, label="") for spec in fleet.specs]
-
-    monkeypatch.setattr(torchrun, "attempt", attempt)
-    channel = FakeChannel()
-    monkeypatch.setattr(torchrun, "_channel", lambda: channel)
-    for rank in range(world):
-        as_rank(monkeypatch, rank, world)
-        turns = count(rank + 1, world)
-        monkeypatch.setattr(channel, "add", lambda *_, turns=turns: next(turns), raising=False)
-        waits = rank < min(world, 4) - 1
-        recorder = Recorder(stop_after=0 if waits else None)
-        with pytest.raises(Interrupted) if waits else nullcontext():
-            assert len(run(Torchrun("cpu"), tmp_path, recorder)) == 4
-        assert set(recorder.finished) <= set(fleets)
-    assert len(fleets) == len(set(fleets)) == 4
-
-
-def test_a_free_rank_takes_the_next_fleet():
-    channel = FakeChannel()
-    first, second = (torchrun._taken(["a", "b", "c", "d"], channel) for _ in range(2))
-    assert [next(first), next(second), next(second)] == ["a", "b", "c"]
-    assert [*first, *second] == ["d"]
-
-
-def test_a_rank_that_does_not_see_the_folder_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(torchrun, "_channel", lambda: FakeChannel(planned=""))
-    monkeypatch.setattr(torchrun, "_SHARED_SECONDS", 0)
-    as_rank(monkeypatch, 1, 2)
-    with pytest.raises(GappedError, match=r"rank 1 does not see what rank 0 has written there.*shared"):
-        run(Torchrun("cpu"), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_sigterm_makes_a_checkpoint(tmp_path):
-    """So does torchrun end the other workers when one has died."""
-
-    class Terminated(Recorder):
-        def epoch(self, *news: Any) -> None:
-            super().epoch(*news)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    recorder = Terminated()
-    with pytest.raises(Interrupted):
-        run(Torchrun("cpu"), tmp_path, recorder)
-    assert len(recorder.epochs) == 1
-    assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
-
-
-def test_every_rank_has_its_own_gpu(monkeypatch):
+def test_every_worker_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    as_rank(monkeypatch, 1, 3)
-    assert Torchrun("cuda").device == torch.device("cuda:1")
-    assert Torchrun("auto").device == torch.device("cuda:1")
-    assert Torchrun("cuda:0").device == torch.device("cuda:0")
-    as_rank(monkeypatch, 2, 3)
-    with pytest.raises(GappedError, match="got 'cuda:2', but there are 2 CUDA devices"):
-        Torchrun("cuda")
+    assert [each.index for each in Local("cuda", 3).devices()] == [0, 1, 0]
+    assert [each.index for each in Local("auto", 2).devices()] == [0, 1]
+    assert [each.index for each in Local("cuda:1", 2).devices()] == [1, 1]
 
 
-def test_quiet_ranks_print_nothing(monkeypatch, capsys, tmp_path):
-    as_rank(monkeypatch, 1, 2)
-    recipe = recipe_file(tmp_path)
-    arguments = ["reproduce", recipe, "--device", "cpu", "--out", str(tmp_path / "o")]
-    assert main([*arguments, "--engine", "local"]) == 0
-    assert capsys.readouterr().out
-    (fleet,) = plan([find_recipe(recipe)])
-    monkeypatch.setattr(torchrun, "_channel", lambda: FakeChannel(planned="", **{fleet.key: ""}))
-    (tmp_path / "o" / "report.html").unlink()
-    assert main([*arguments, "--engine", "torchrun"]) == 0
-    assert capsys.readouterr().out == ""
-    assert not (tmp_path / "o" / "report.html").exists()
+def test_one_fleet_needs_no_other_process(monkeypatch, tmp_path):
+    monkeypatch.setattr("gapped_lab.engines.local.train_all", None)
+    assert len(Local("cpu", 8).run([toy_recipe()], Store(tmp_path), Settings())) == 1
 
 
-@pytest.mark.usefixtures("one_rank")
-def test_a_rank_out_of_time_gives_torchrun_no_reason_to_start_it_again(capsys, tmp_path):
-    # Two fleets of one epoch each.
+def test_out_of_time_commands_come_to_an_end(capsys, tmp_path):
+    # Two fleets of one epoch each; each life trains for one step at least.
     arguments = ["reproduce", "smoke", "--quick", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
     lives = 0
-    while main([*arguments, "--minutes", "0", "--engine", "torchrun"]) == 0 and (
-        said := capsys.readouterr().err
-    ):
-        assert "gapped: out of time; the same command goes on" in said
-        assert (tmp_path / "checkpoints").exists()
+    while main([*arguments, "--minutes", "0"]) == 3:
+        assert "gapped: out of time; the same command goes on" in capsys.readouterr().err
         lives += 1
     assert lives >= 2
     assert not (tmp_path / "checkpoints").exists()
 
 
 # Ray
-
-
-def test_ray_that_does_not_start_is_told_in_a_line(monkeypatch, fake_ray, tmp_path):
-    def init(*_: str, **__: Any) -> None:
-        raise Exception("The current node timed out during startup.\nMore.")
-
-    monkeypatch.setattr(fake_ray, "init", init)
-    with pytest.raises(GappedError, match=r"^--engine ray: Ray did not start here: The .* startup\.$"):
-        run(Ray("cpu"), tmp_path)
 
 
 def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
@@ -250,16 +154,10 @@ def test_ray_gets_gpus_as_resources(fake_ray, tmp_path):
         engine("ray", "cuda:1")
 
 
-def test_a_connection_that_was_there_is_used_and_left(fake_ray, tmp_path):
-    fake_ray.up = True
-    run(Ray("cpu"), tmp_path)
-    assert fake_ray.up
-
-
 # Failures
 
 
-ENGINES = {"local": Local, "torchrun": Torchrun, "ray": Ray, "ray, worker lost": Ray}
+ENGINES = {"local": Local, "ray": Ray, "ray, worker lost": Ray}
 
 
 def failing(problem: Exception, *keys: str) -> Any:
@@ -274,7 +172,6 @@ def failing(problem: Exception, *keys: str) -> Any:
     return fail
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_fleet_that_fails_fails_alone(monkeypatch, fake_ray, tmp_path, kind):
     """Its runs are recorded as failed; the same command, given again, tries them again, and only them."""
@@ -300,8 +197,7 @@ def test_a_fleet_that_fails_fails_alone(monkeypatch, fake_ray, tmp_path, kind):
     assert not (tmp_path / "b" / "checkpoints").exists()
 
 
-@pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("kind", ["local", "torchrun", "ray, worker lost"])
+@pytest.mark.parametrize("kind", ["local", "ray, worker lost"])
 def test_a_package_that_is_missing_ends_the_command(monkeypatch, fake_ray, tmp_path, kind):
     """No fleet fails for it: with the package, the same command would do."""
     problem: Any = MissingExtra("digits needs scikit-learn")
@@ -333,8 +229,9 @@ def test_failures_are_listed_at_the_end(monkeypatch, capsys, tmp_path):
 
 
 ERRORS = {
-    "unknown": (["--engine", "slurm"], "--engine: got 'slurm', expected local, torchrun or ray"),
-    "not started by torchrun": (["--engine", "torchrun"], "torchrun --nproc-per-node 2 -m gapped reproduce"),
+    "unknown": (["--engine", "slurm"], "--engine: got 'slurm', expected local or ray"),
+    "workers of Ray": (["--engine", "ray", "--workers", "2"], "--workers: goes with --engine local"),
+    "no workers": (["--workers", "0"], "--workers: got 0, expected a positive integer"),
     "address of nothing": (["--ray-address", "auto"], "--ray-address: got 'auto', expected only with"),
     "no ray": (["--engine", "ray"], '--engine ray needs ray: pip install "gapped[ray]"'),
     "no runs": (["--runs-per-fleet", "0"], "runs_per_fleet: got 0, expected a positive integer"),
@@ -344,7 +241,6 @@ ERRORS = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_are_one_line_and_leave_nothing(monkeypatch, capsys, tmp_path, case):
     arguments, message = ERRORS[case]
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setattr(ray_tasks, "ray", None)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "smoke", "--out", str(tmp_path / "o"), *arguments]) == 2

@@ -1,8 +1,7 @@
 """Engines of several processes: the same records as the local one's, also when a worker is killed.
 
-Run as a script, this file is the command that a launcher starts: the `gapped` command, except that every
-epoch is written down before it is trained, that checkpoints are made after every epoch, and that one
-worker kills itself on the way.
+Run as a script, this file is the `gapped` command, except that every step is written down before it is
+trained, that checkpoints are made after every epoch, and that one worker kills itself on the way.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from training_toys import outcome, train
 
 from gapped.cli.app import main
 from gapped.comparison import ray_tasks
+from gapped_lab.engines import processes
 from gapped_lab.fleet import Trainer
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe
@@ -67,19 +67,22 @@ def command(kind: str, folder: str, log: str, nth: str) -> int:
         ray_tasks.ray.init = partial(
             ray_tasks.ray.init, num_cpus=2, runtime_env={"worker_process_setup_hook": hook}
         )
-    elif os.environ["RANK"] == "1":
-        hook()
     else:
-        watched(Path(log), None)
+        processes.train_fleets = partial(watched_worker, log, int(nth) or None)
     Settings.__init__.__kwdefaults__["checkpoint_seconds"] = 0  # type: ignore[index]
-    return main(["--debug", "reproduce", "smoke", "--device", "cpu", "--out", folder, "--engine", kind])
+    engine = ["--engine", "ray"] if kind == "ray" else ["--workers", "2"]
+    return main(["--debug", "reproduce", "smoke", "--device", "cpu", "--out", folder, *engine])
+
+
+def watched_worker(log: str, nth: int | None, *arguments: Any) -> None:
+    """What a worker does, when it is watched."""
+    watched(Path(log), nth)
+    processes.train_fleets(*arguments)
 
 
 def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[str]:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--standalone"]
-    arguments = [__file__, kind, str(folder), str(log), str(nth)]
     return subprocess.Popen(
-        [sys.executable, *(launcher if kind == "torchrun" else []), *arguments],
+        [sys.executable, __file__, kind, str(folder), str(log), str(nth)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -108,10 +111,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "nth"),
     [
-        ("torchrun", 5),
-        pytest.param("ray", 5, marks=needs_ray),
+        ("workers", 5),
+        pytest.param("ray", 5, marks=[pytest.mark.slow, needs_ray]),
         # That nothing changes without a kill either follows from these two; they are here to be certain.
-        pytest.param("torchrun", 0, marks=pytest.mark.slow),
+        pytest.param("workers", 0, marks=pytest.mark.slow),
         pytest.param("ray", 0, marks=[pytest.mark.slow, needs_ray]),
     ],
 )
@@ -131,14 +134,15 @@ def test_two_processes_make_the_same_records(whole, tmp_path, kind, nth):
     assert printed.count("has the lowest test negative ELBO") == 1
     assert printed.count("training 16 runs in 8 fleets") == 1
     left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert left == {*(f"{name}.jsonl" for name in FILES), "report.html", "tables.md"}
+    assert left == {".lock", *(f"{name}.jsonl" for name in FILES), "report.html", "tables.md"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number", "status"),
     [
-        ("torchrun", signal.SIGINT, 1),
+        ("workers", signal.SIGINT, 130),
+        ("workers", signal.SIGTERM, 143),
         pytest.param("ray", signal.SIGINT, 130, marks=needs_ray),
         pytest.param("ray", signal.SIGTERM, 143, marks=needs_ray),
     ],

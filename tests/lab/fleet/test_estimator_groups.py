@@ -27,7 +27,7 @@ LEVELS = [
 ]
 # The groups of a fleet of both families, by what can be sampled together.
 MIXED = [
-    [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0)],
+    [gapped.GST(tau=0.5, gap=0.8), gapped.GST(tau=1.0, gap=1.0)],
     [gapped.ReinMax()],
     [gapped.RLOO(2), gapped.RLOO(2)],
     [gapped.DisARMTree()],

@@ -14,7 +14,7 @@ import gapped
 from gapped.errors import GappedError
 from gapped_lab.fleet import Run, Task, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped
-from gapped_lab.fleet.schedule import SCHEDULES, Annealed, Constant, Mixed, schedule
+from gapped_lab.fleet.schedule import Annealed, Constant, Mixed, schedule
 
 STEPS, EPOCHS = 5, 3
 CPU = torch.device("cpu")
@@ -99,21 +99,6 @@ def test_the_trainer_follows_each_run_s_own_schedule():
     assert [each.tolist() for each in task.group_taus] == task.train_taus
     # Tests are at each run's own temperature.
     assert task.test_taus == [[0.25, 0.25, 0.125, 0.75]] * EPOCHS
-
-
-def test_constant_fleets_return_to_their_own_temperature():
-    task = Spy(2)
-    trainer = Trainer(task, [Run(gapped.GST(tau=0.25), 1e-3)] * 2, EPOCHS, seed=0, device=CPU)
-    trainer.sampler.tau.fill_(9.0)
-    trainer.train_epoch()
-    assert task.train_taus == [[0.25, 0.25]] * STEPS
-
-
-def test_by_name():
-    assert schedule() == Constant()
-    assert schedule("annealed", start=2.0) == Annealed(2.0)
-    assert schedule("mixed", mid=0.7, period=3) == Mixed(0.7, 3)
-    assert set(SCHEDULES) == {"constant", "annealed", "mixed"}
 
 
 @pytest.mark.parametrize(

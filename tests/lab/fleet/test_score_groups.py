@@ -55,13 +55,6 @@ def test_pathwise_runs_start_as_they_would_alone():
             assert_close(one, other, 1e-12)
 
 
-def test_every_family_learns():
-    trainer = fleet([Run(e, 1e-2) for e in (*PATHWISE, *SCORE, *map(stateful, STATEFUL))], [5] * 13)
-    history = train(trainer)
-    assert all(last < first for first, last in zip(history[0], history[-1], strict=True))
-    assert trainer.alive.all()
-
-
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_s_state_does_not_depend_on_its_neighbours(name):
     """The neighbour's learning rate changes everything about it, and nothing about the first run."""
@@ -120,17 +113,6 @@ def test_estimators_with_a_state_resume_from_a_checkpoint(name):
     forgetful.load_state_dict(state)
     forgetful.train_epoch()
     assert forgetful.history["train_negative_elbo"][2] != whole.history["train_negative_elbo"][2]
-
-
-def test_measuring_leaves_the_state_alone():
-    trainer = fleet([Run(stateful(name), 3e-3) for name in STATEFUL], [1, 2, 3, 4, 5, 6])
-    trainer.train_steps(2)
-    before = [{k: v.clone() for k, v in each.state_dict().items()} for _, each, _ in trainer.tuned]
-    trainer.task.gradient_variance(trainer.sampler, seeded(), 3, 10)
-    for state, (_, each, _) in zip(before, trainer.tuned, strict=True):
-        assert all(torch.equal(value, each.state_dict()[key]) for key, value in state.items())
-        assert each.training
-    trainer.train_steps(1)
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,6 @@ def test_a_malformed_line_is_named(line, words):
     assert len(str(caught.value)) < 200
 
 
-def test_a_file_may_lack_its_last_newline():
-    assert [each.value for each in expressions(b"1\t1\n2\t2", Path("f"))] == [1, 2]
-    assert list(expressions(b"", Path("f"))) == []
-
-
 def test_stack_pads():
     split = stack(
         map(parse, ["7", "( ( ( [SM 0 ) ( ( ( [MIN 7 ) 8 ) ] ) ) ] )", "( ( ( [MED 4 ) 7 ) ] )"]), True, 5
@@ -77,13 +72,6 @@ def test_stack_pads():
     assert split.spans[0].count_nonzero() == 0
     assert split.spans[2].tolist() == [[0, 2], [0, 3], [0, 4], [0, 5], *[[0, 0]] * 4]
     assert (len(split), split.official, split.complete) == (3, True, 5)
-
-
-@pytest.mark.parametrize(("texts", "shape"), [([], (0, 0)), (["1", "2"], (2, 1))])
-def test_stack_of_nothing_and_of_digits(texts, shape):
-    split = stack(map(parse, texts), False, len(texts))
-    assert split.tokens.shape == shape
-    assert split.spans.shape == (shape[0], 0, 2)
 
 
 def padding(lengths: list[int]) -> int:
@@ -117,8 +105,3 @@ def test_buckets_are_the_best_division(waste):
         assert all(max(one) < min(two) for one, two in itertools.pairwise(filled))
         assert all(group.tolist() == sorted(group.tolist()) for group in groups)
         assert all(group.dtype == torch.int64 for group in groups)
-
-
-def test_buckets_of_nothing_and_of_bytes():
-    assert buckets(torch.zeros(0, dtype=torch.int64)) == []
-    assert [group.tolist() for group in buckets(torch.tensor([3, 200], dtype=torch.uint8))] == [[0], [1]]

@@ -11,14 +11,9 @@ from listops_text import encode, spans_of, value_of
 
 from gapped.errors import GappedError
 from gapped_lab.listops.examples import count_tokens
-from gapped_lab.listops.language import MAX_DEPTH, PADDING, VOCABULARY, draw, generate, parse
+from gapped_lab.listops.language import draw, generate, parse
 
 SAMPLE = [text for _, text in generate(300, seed=11)]
-
-
-def test_vocabulary_is_fixed():
-    assert " ".join(VOCABULARY) == "<pad> [ ] MIN MAX MED SM 0 1 2 3 4 5 6 7 8 9"
-    assert PADDING == 0
 
 
 @pytest.mark.parametrize(
@@ -36,13 +31,6 @@ def test_vocabulary_is_fixed():
 )
 def test_values(text, value):
     assert parse(text).value == value
-
-
-def test_spans_by_hand():
-    # [SM 0 [MIN 7 8 ] ] : tokens [ SM 0 [ MIN 7 8 ] ]
-    expression = parse("( ( ( [SM 0 ) ( ( ( [MIN 7 ) 8 ) ] ) ) ] )")
-    assert expression.spans == ((0, 2), (0, 3), (3, 5), (3, 6), (3, 7), (3, 8), (0, 8), (0, 9))
-    assert parse("3").spans == ()
 
 
 def test_trees_and_values_of_generated_expressions():
@@ -76,14 +64,6 @@ def test_draw_by_replay():
     for number, count in ((0.0, 2), (0.2499, 2), (0.25, 3), (0.5, 4), (0.75, 5), (0.9999, 5)):
         digits = (0.9, 0.0) * count
         assert draw(replay(0.0, number, *digits, 0.0))[0].count("0") == count
-
-
-def test_depth_is_bounded():
-    """With operators wherever allowed, and two arguments each, the tree is complete."""
-    text, _ = draw(lambda: 0.0, depth=MAX_DEPTH - 4)
-    assert text.count("[MIN") == 2**4 - 1
-    assert text.count("0") == 2**4
-    assert draw(lambda: 0.0, depth=MAX_DEPTH) == ("0", 0)
 
 
 def test_generated_expressions_are_unique_disjoint_and_reproducible():

@@ -13,7 +13,6 @@ from toy_tasks import tree_inputs
 import gapped
 from gapped.errors import GappedError
 from gapped.registry import Pathwise
-from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped_lab.listops.tree import latent_tree
 
@@ -64,12 +63,6 @@ def test_every_estimator_has_the_reference_gradient(estimator: Pathwise, count: 
 @pytest.mark.parametrize("count", [30, 100])
 def test_long_expressions(count: int) -> None:
     assert_equal_trees(*problem(2, 3, count, 3, seed=count), gapped.GST(tau=0.5))
-
-
-def test_a_fleet_of_estimators_samples_as_one() -> None:
-    inputs, lengths = problem(3, 4, 7, 4)
-    estimators = [gapped.GST(gap=0.8), gapped.GST(tau=0.5, gap=1.2), gapped.ReinMax()]
-    assert_equal_trees(inputs, lengths, Grouped.of(estimators, 1, lengths.device, torch.float64))
 
 
 def test_the_check_sees_a_lost_gradient() -> None:
@@ -140,16 +133,6 @@ def test_a_broken_run_leaves_its_neighbour_alone() -> None:
             torch.testing.assert_close(mine[healthy], theirs[0], rtol=1e-12, atol=1e-12)
 
 
-def test_without_a_gradient_the_values_are_the_same() -> None:
-    inputs, lengths = problem(2, 5, 8, 4)
-    estimator = gapped.StraightThrough()
-    root, merges = latent_tree(*inputs, lengths, estimator, seeded(1))
-    with torch.no_grad():
-        again, same = latent_tree(*inputs, lengths, estimator, seeded(1))
-    assert torch.equal(root, again)
-    assert torch.equal(merges, same)
-
-
 def test_greedy_takes_the_highest_score() -> None:
     inputs, lengths = problem(2, 6, 9, 4)
     root, merges = latent_tree(*inputs, lengths, Greedy())
@@ -159,15 +142,6 @@ def test_greedy_takes_the_highest_score() -> None:
     cold, same = latent_tree(*inputs, lengths, gapped.StraightThrough(), seeded(0))
     assert torch.equal(merges, same)
     assert torch.equal(root, cold)
-
-
-def test_merges_end_with_the_expression() -> None:
-    inputs, lengths = problem(2, 6, 7, 3)
-    _, merges = latent_tree(*inputs, lengths, gapped.GST(), seeded(2))
-    step = torch.arange(6)
-    alive = step < lengths.unsqueeze(-1) - 1
-    assert ((merges >= 0) == alive).all()
-    assert (merges <= lengths.unsqueeze(-1) - 2 - step)[alive].all()
 
 
 def test_padding_changes_nothing() -> None:
@@ -183,17 +157,6 @@ def test_padding_changes_nothing() -> None:
     torch.testing.assert_close(grad[:, :1, :5], expected, rtol=0, atol=1e-12)
     assert not grad[:, :, 5:][:, 0].any()
     assert not grad[:, 1].any()
-
-
-def test_one_token_is_its_own_tree() -> None:
-    inputs, lengths = problem(2, 3, 1, 4)
-    root, merges = latent_tree(*inputs, lengths, gapped.GST())
-    assert torch.equal(root, inputs[0][:, :, 0, :4])
-    assert merges.shape == (2, 3, 0)
-    grads = torch.autograd.grad(root.sum(), inputs)
-    assert (grads[0][..., :4] == 1).all()
-    assert not any(each.any() for each in grads[1:])
-    assert torch.equal(reference_tree(*inputs, lengths, gapped.GST()), root)
 
 
 def test_soft_samples_are_refused() -> None:

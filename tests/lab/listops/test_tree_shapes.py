@@ -7,21 +7,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 from conftest import seeded
-from golden import recipes
 from statistical import chi_squared, counts_of, require_law, require_rejected
-from torch import Tensor
-from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, equal, listops_task, train, tree_inputs
+from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, listops_task, train, tree_inputs
 
 import gapped
-from gapped.errors import GappedError
-from gapped_lab.estimator_text import make, parse
 from gapped_lab.fleet import Run, Trainer
-from gapped_lab.fleet.estimator_groups import Grouped
-from gapped_lab.listops.reference_tree import Greedy, reference_tree
-from gapped_lab.listops.spans import left_branching, merged_spans
+from gapped_lab.listops.reference_tree import reference_tree
+from gapped_lab.listops.spans import merged_spans
 from gapped_lab.listops.tree import latent_tree
 from gapped_lab.listops.variants import SHAPES, TreeShape
-from gapped_lab.recipe import find_recipe, load_recipe
 
 
 def tree_of(shape: str, count: int) -> list[list[int]]:
@@ -97,42 +91,3 @@ def test_a_parser_that_decides_nothing_never_moves() -> None:
     left = 1 + list(SHAPES).index("left")
     assert metrics["test_tree_f1"][left] == pytest.approx(metrics["left_branching_f1"][left], abs=1e-6)
     assert metrics["test_tree_f1"][left + 1] < metrics["test_tree_f1"][left]
-
-
-def test_evaluation_follows_the_rule_of_training() -> None:
-    task = listops_task(seeds=(3, 3, 3, 8))
-    estimators = [gapped.GST(), TreeShape(shape="left"), TreeShape(shape="random"), gapped.ReinMax()]
-    sampler = Grouped.of(estimators, 1, CPU, DOUBLE)
-    parsed = task.parse(task.test, sampler)
-    greedy = task.parse(task.test, Grouped.of([gapped.GST()] * 4, 1, CPU, DOUBLE))
-    assert torch.equal(parsed.merges[[0, 3]], greedy.merges[[0, 3]])
-    assert torch.equal(parsed.merges[1], left_branching(task.test.lengths, parsed.merges.shape[-1]))
-    assert not any(torch.equal(parsed.merges[2], other) for other in (parsed.merges[1], greedy.merges[2]))
-    again = task.parse(task.test, sampler)
-    assert equal(parsed, again)
-
-
-def test_what_a_shape_is_called() -> None:
-    estimator = make(*parse("tree:shape=balanced"))
-    assert isinstance(estimator, TreeShape)
-    assert "tree" not in gapped.estimators()
-    (entry, *_) = load_recipe(recipes()["listops-controls"]).entries
-    assert entry.spec.tau is None
-    with pytest.raises(GappedError, match="tree: shape: got 'tall', expected one of left, right"):
-        parse("tree:shape=tall")
-    with pytest.raises(GappedError, match="tree: unknown option 'tau'"):
-        parse("tree:tau=0.5")
-
-
-def test_the_controls_have_the_budget_of_the_table() -> None:
-    controls, table = load_recipe(recipes()["listops-controls"]).entries, find_recipe("listops").entries
-    assert {e.spec.seed for e in controls} == {e.spec.seed for e in table}
-    assert {e.spec.shape for e in controls} == {e.spec.shape for e in table}
-
-
-def test_rows_without_a_pair_merge_nothing() -> None:
-    scores = torch.full((2, 3), -torch.inf)
-    for shape in SHAPES:
-        sample: Tensor = TreeShape(shape=shape).sample(scores, generator=seeded())
-        assert not sample.any()
-    assert not Greedy().sample(scores).any()

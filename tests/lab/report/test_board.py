@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -59,31 +58,12 @@ def test_runs_that_diverged_are_counted_beside_those_that_did_not() -> None:
     assert "diverged" not in board(RECORDS, [FLOWS]).notes[0]
 
 
-def test_fleets_that_shared_a_device_show_no_time() -> None:
-    table = board(RECORDS, [replace(FLOWS, alone=False)])
-    assert {row[table.columns.index("s / run")].text for row in table.rows} == {"–"}
-
-
 def test_a_published_number_stands_alone_until_its_cell_is_run() -> None:
     alone = rows(RECORDS)["MVE annealed at 0.00316", "1"]
     assert (alone["mean"], alone["published"]) == ("–", "94.60 ± 0.26")
     published = sum(each[0] == "mve-32x16" for each in field()["field-mve"]["rows"])
     assert len(rows([])) == published
     assert len(rows(RECORDS)) == published + 1
-
-
-def test_missing_runs_are_counted() -> None:
-    (run,) = many("default", [93.5], recipe="field-mve")
-    assert FLOWS.missing([]) == 3
-    assert FLOWS.missing([replace(run, id="b"), replace(run, id="c", recipe="vae")]) == 2
-
-
-def test_columns_that_no_row_fills_are_not_in_the_page() -> None:
-    heads = re.compile(r"<th[^>]*>\s*(?:<[^>]*>)*([^<]+)")
-    some, none = (heads.findall(render_board(records, [FLOWS])) for records in (RECORDS, []))
-    assert "mean" in some
-    assert "mean" not in none
-    assert "published" in none
 
 
 @pytest.mark.parametrize("records", [RECORDS, []], ids=["some", "none"])

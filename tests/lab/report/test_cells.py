@@ -13,10 +13,9 @@ from gapped.cli.app import main
 from gapped.comparison.records import Record, write
 from gapped.comparison.statistics import summary
 from gapped.errors import GappedError
-from gapped_lab.report.cells import cells, finished_runs, groups, pace, rows_of, summary_table, verdict_of
+from gapped_lab.report.cells import cells, finished_runs, groups, pace, rows_of, summary_table
 from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import against_paper
-from gapped_lab.report.rendering import render_markdown
 
 
 def test_rows_are_best_first_and_count_what_was_lost() -> None:
@@ -63,16 +62,6 @@ def test_accuracy_sorts_downward_and_shows_three_digits() -> None:
     assert "| A | 0.5 | 0.600 |" in to_markdown(summary_table(rows))
 
 
-def test_cells_differ_in_more_than_the_seed() -> None:
-    plain = record("GST", 0, 1.0)
-    again = replace(plain, metrics={ELBO: 3.0})
-    cold = replace(plain, id="c", tau=0.1)
-    other = replace(plain, id="o", label="GST (exponential)")
-    made = cells([plain, again, cold, other])
-    assert [(c.label, c.tau) for c in made] == [("GST", 0.5), ("GST", 0.1), ("GST (exponential)", 0.5)]
-    assert made[0].values(ELBO).tolist() == [3.0]
-
-
 def test_data_sets_are_not_mixed() -> None:
     settings = {"recipe": "listops", "protocol": "paper", "tau": 1.0, "metrics": {"test_accuracy": 0.66}}
     runs = many("STGS", [1.0, 1.0], data="listops", **settings)
@@ -86,19 +75,6 @@ def test_data_sets_are_not_mixed() -> None:
     (beside,) = (row for row in against_paper([*runs, *others], "listops") if row.ours)
     assert beside.ours == summary([0.66, 0.66])
     assert not any(row.ours for row in against_paper(others, "listops"))
-
-
-def test_runs_of_different_lengths_are_not_mixed() -> None:
-    runs = many("GST", [1.0, 2.0])
-    shorter = [replace(r, id=f"{r.id} short", epochs=10, metrics={ELBO: 9.0}) for r in runs]
-    assert render_markdown([*shorter, *runs], "compare") == render_markdown(runs, "compare")
-    assert "| GST | 0.5 | 9.00 |" in render_markdown(shorter, "compare")
-
-
-def test_a_verdict_names_the_temperature_only_where_it_differs() -> None:
-    one, two = many("A", [1.0, 1.1]), many("B", [5.0, 5.1])
-    assert verdict_of(cells(one + two)).startswith("A wins")
-    assert verdict_of(cells(one + [replace(r, tau=1.0) for r in two])).startswith("A (τ=0.5) wins")
 
 
 def test_nothing_to_report_is_one_clear_line(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from report_records import ELBO, ENVIRONMENT, many, record, write_compare, write
 from gapped.comparison.records import Curve, Record, write
 from gapped.errors import GappedError
 from gapped_lab.records import Images
-from gapped_lab.report.cells import finished_runs
 from gapped_lab.report.page import sections, strip, tiles, write_report
-from gapped_lab.report.rendering import render_markdown
 
 
 @pytest.fixture
@@ -62,12 +60,6 @@ def test_the_page_begins_with_the_verdict(compare: Path) -> None:
     assert page.count("<img ") == 11
 
 
-def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
-    page = write_report(write_vae(tmp_path)).read_text("utf-8")
-    ids = re.findall(r'\bid="([^"]+)"', page)
-    assert len(ids) == len(set(ids))
-
-
 @pytest.mark.parametrize("twins", [False, True])
 def test_cells_that_would_hide_each_other_get_no_map(tmp_path: Path, twins: bool) -> None:
     """With the perturbation differentiated, gap and temperature are the same, and the method is another."""
@@ -94,36 +86,6 @@ def test_figures_stand_alone_and_speak(tmp_path: Path) -> None:
         titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
         assert len(titles) > 5
     assert "the paper 107.33" in section.pictures[0].svg
-
-
-def test_drawing_leaves_matplotlib_alone(compare: Path) -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    sections(compare)
-    assert dict(matplotlib.rcParams) == before
-
-
-def test_many_cells_are_drawn_with_a_short_legend(tmp_path: Path) -> None:
-    runs = [r for i in range(14) for r in many(f"E{i:02}", [float(i), i + 0.5])]
-    write(tmp_path, runs)
-    write_curves(tmp_path, runs, 9.0, 8.0)
-    svg = sections(tmp_path)[0].pictures[1].svg
-    assert ">7 more<" in svg
-    assert ">E06<" in svg
-    assert ">E07<" not in svg
-
-
-@pytest.mark.parametrize("run", [record("A", 0, 1.0), record("A", 0, None), record("A", 0, None, metrics={})])
-def test_the_least_that_a_folder_can_hold(tmp_path: Path, run: Record) -> None:
-    write(tmp_path, [Record(id=run.id, recipe="compare", label="A", status=run.status, metrics=run.metrics)])
-    assert "A" in write_report(tmp_path).read_text("utf-8")
-    assert render_markdown(finished_runs(tmp_path), "compare")
-
-
-def test_a_report_that_cannot_be_written_says_so(compare: Path) -> None:
-    with pytest.raises(GappedError, match="cannot be written"):
-        write_report(compare, compare / "records.jsonl" / "report.html")
 
 
 def test_strips_are_pngs_with_gaps() -> None:
@@ -174,24 +136,6 @@ def test_a_report_of_very_many_cells_shows_the_best(
 LONG = ("gumbel-rao:samples=10, learning_rate=0.001, rate_decay=cosine", 200 * "x", "a " * 90 + "b")
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_long_labels_leave_room_for_what_they_label(name: str, tmp_path: Path) -> None:
-    runs = [
-        record(label, seed, level + seed / 100, id=f"{level}/{seed}")
-        for label, level in ((name, 1.0), (f"{name[1:]}y", 2.0))
-        for seed in range(2)
-    ]
-    write(tmp_path, runs)
-    write_curves(tmp_path, runs, 2.0, 1.0)
-    final, curve = (ET.fromstring(each.svg) for each in sections(tmp_path)[0].pictures)
-    for picture in (final, curve):
-        texts = ["".join(text.itertext()) for text in picture.iter() if text.tag.endswith("text")]
-        assert max(map(len, texts)) <= 62
-    spots = [float(spot.get("cx", 0)) for spot in final.iter() if spot.get("class") == "tip"]
-    assert max(spots) - min(spots) > 50
-    assert float(str(final.get("width")).removesuffix("pt")) - min(spots) > 150
-
-
 def test_a_page_explains_its_columns_and_says_what_to_do_next(compare: Path, tmp_path: Path) -> None:
     (section,) = sections(compare)
     assert [name for name, _ in section.meanings] == list(section.table.columns)
@@ -217,18 +161,6 @@ def test_curves_share_one_legend(compare: Path) -> None:
     assert all(f">{label}</text>" not in svg for label in labels for svg in curves)
     for _, colour, _ in section.legend:
         assert any(colour in svg for svg in curves)
-
-
-def test_an_estimator_has_one_colour_at_every_temperature(tmp_path: Path) -> None:
-    """Many cells are drawn in a figure for each temperature, beside one legend."""
-    runs = [run for name in "ABCDE" for tau in (0.5, 1.0) for run in many(name, [1.0, 1.1], tau=tau)]
-    write(tmp_path, runs)
-    write_curves(tmp_path, runs, 2.0, 1.0)
-    (section,) = sections(tmp_path)
-    curves = [picture.svg for picture in section.pictures if "-tau-" in picture.name]
-    assert len(curves) > 1
-    assert len(section.legend) == 5
-    assert all(colour in svg for _, colour, _ in section.legend for svg in curves)
 
 
 def test_an_estimator_has_one_colour_in_every_report(tmp_path: Path) -> None:

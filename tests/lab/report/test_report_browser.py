@@ -117,21 +117,6 @@ def test_a_long_table_is_filtered_by_words(browser: Any, tmp_path: Path) -> None
     assert len(browser.execute_script(shown)) == len(everything)
 
 
-def test_the_estimator_and_the_header_stay_in_sight(browser: Any, tmp_path: Path) -> None:
-    visit(browser, board(tmp_path), width=390)
-    browser.execute_script(
-        "const box = document.querySelector('.scroll'); box.style.maxHeight = '300px'; box.scrollTo(900, 150)"
-    )
-    edges = (
-        "const box = document.querySelector('.scroll').getBoundingClientRect();"
-        "const of = (where) => document.querySelector(where).getBoundingClientRect();"
-        "return [of('tbody th').left - box.left, of('thead .head').left - box.left,"
-        " of('thead th').top - box.top]"
-    )
-    assert all(0 <= edge <= 2 for edge in browser.execute_script(edges))
-    assert browser.find_element("css selector", "thead .head").text.startswith("estimator")
-
-
 def test_without_javascript_the_essentials_are_there(browser: Any, pages: dict[str, Path]) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -164,24 +149,3 @@ def test_a_spot_shows_its_number(browser: Any, pages: dict[str, Path], width: in
     assert box["x"] + box["width"] <= width
     ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
     assert not label.is_displayed()
-
-
-def test_figures_speak_to_those_who_do_not_see_them(browser: Any, pages: dict[str, Path]) -> None:
-    """As the browser itself computes role and name for a screen reader."""
-    visit(browser, pages["compare"])
-    figures = browser.find_elements("css selector", "figure svg, .gallery img")
-    assert len(figures) == 15
-    for figure in figures:
-        assert figure.aria_role in ("image", "img")
-        assert len(figure.accessible_name) > 10
-    assert browser.find_element("css selector", "table").accessible_name == "All cells, best first"
-
-
-def test_it_prints_on_white_without_scroll_boxes(browser: Any, pages: dict[str, Path]) -> None:
-    visit(browser, pages["vae"], scheme="dark")
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    page = style(browser, "body", "backgroundColor")
-    assert luminance(page) == 1
-    assert contrast(style(browser, "figure svg text", "fill"), page) >= 4.5
-    assert style(browser, ".scroll", "overflowX") == "visible"
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})

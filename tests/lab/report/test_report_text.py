@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import many, record, write_compare, write_vae
-from rich.console import Console
+from report_records import write_compare, write_vae
 
 import gapped_lab.report
 from gapped.cli.command import console
-from gapped.comparison.table import to_rich
 from gapped.errors import GappedError
 from gapped_lab.cli.report import report
-from gapped_lab.report.cells import cells, finished_runs, rows_of, summary_table
-from gapped_lab.report.markdown import to_markdown
+from gapped_lab.report.cells import finished_runs
 from gapped_lab.report.rendering import render_markdown, show
 
 
@@ -30,13 +26,6 @@ def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:
     assert "| GST-1.2 | 0.5 |" in text
     with pytest.raises(GappedError, match=r"recipe: got 'nope'.*vae"):
         render_markdown(records, "nope")
-
-
-def test_a_metric_s_name_breaks_no_table() -> None:
-    rows = rows_of(cells([record("a", 0, 1.0, metrics={"x|<b>": 1.0})]))
-    head, rule, *_ = to_markdown(summary_table(rows)).split("\n")
-    assert len(re.findall(r"(?<!\\)\|", head)) == rule.count("|")
-    assert r"x\|\<b\>" in head
 
 
 def test_the_command_prints_table_verdict_and_path(
@@ -65,16 +54,6 @@ def test_tables_fit_an_ordinary_terminal(
     numbers = r"[-+]?\d+\.\d+(?:e-\d+)?|≠"
     assert re.findall(numbers, narrow) == re.findall(numbers, wide)
     assert max(len(line.rstrip()) for line in narrow.splitlines() if " has the " not in line) <= 80
-
-
-def test_a_narrow_table_gives_its_labels_what_is_left() -> None:
-    label = "gumbel-rao:samples=10, learning_rate=0.001"
-    file = io.StringIO()
-    table = summary_table(rows_of(cells(many(label, [1.0, 2.0]))))
-    Console(width=70, file=file).print(to_rich(table, "", 70))
-    shown = [line[:23].strip() for line in file.getvalue().splitlines()]
-    assert "gumbel-rao:samples=10," in shown
-    assert "learning_rate=0.001" in shown
 
 
 def test_the_report_needs_no_other_layer() -> None:

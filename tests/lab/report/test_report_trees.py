@@ -6,17 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
-import pytest
-from matplotlib.figure import Figure
 from report_records import record
 
-from gapped.comparison import figures
 from gapped.comparison.records import Curve, Record, write
 from gapped_lab.records import Tree, Trees
 from gapped_lab.report.cells import cells, rows_of
 from gapped_lab.report.page import write_report
-from gapped_lab.report.trees import binned_table, brackets, details, draw_tree, tree_table
+from gapped_lab.report.trees import binned_table, details, draw_tree, tree_table
 
 TREE = Tree(
     tokens=["[", "MAX", "2", "9", "]"],
@@ -66,23 +62,6 @@ def test_the_gradient_of_the_parser_stands_beside_its_trees() -> None:
     assert any(note.startswith("Query gradient: ") for note in table.notes)
 
 
-def test_runs_that_read_characters_have_no_f1() -> None:
-    kept = {"test_accuracy": 0.5, "query_gradient_norm": 0.0, "query_gradient_zero": 1.0}
-    ((title, table),) = details(rows_of(cells([replace(r, metrics=kept) for r in RUNS]), "test_accuracy"))
-    assert title == "Trees"
-    assert [entry.text for entry in table.rows[0][4:7]] == ["–", "0", "100%"]
-    assert len(table.notes) == 1
-
-
-def test_records_without_trees_have_no_such_tables() -> None:
-    assert details(rows_of(cells([record("STGS", 0, 100.0)]))) == []
-
-
-def test_brackets_spell_the_spans() -> None:
-    assert brackets(TREE.tokens, TREE.true) == "(((([ MAX) 2) 9) ])"
-    assert brackets(["7"], []) == "7"
-
-
 def test_drawings_mark_what_the_true_parse_lacks() -> None:
     right = draw_tree(TREE, TREE.true, "the parse", "a")
     other = draw_tree(TREE, TREE.found, "a run", "a")
@@ -103,18 +82,3 @@ def test_the_page_shows_trees(tmp_path: Path) -> None:
         assert text in page
     assert "0.605 ± 0.007" in page
     assert "valid accuracy" in page.lower()
-
-
-def test_every_run_that_is_drawn_is_in_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.array([[0.2, 0.5, 0.6, 0.65], [0.3, 0.5, 0.6, 0.72], [0.25, 0.5, 0.6, 0.66]])
-    views: list[tuple[float, float]] = []
-
-    def look(figure: Figure, *rest: object) -> str:
-        views.append(figure.axes[0].get_ylim())
-        return ""
-
-    monkeypatch.setattr(figures, "to_svg", look)
-    figures.learning_curves([figures.CellCurve("STGS", "STGS", np.arange(1.0, 5.0), values)], "it", runs=True)
-    ((low, high),) = views
-    assert low <= 0.2
-    assert high >= 0.72

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
-from report_records import load_json
-from tiny_images import REAL_DATA
 from torch import Tensor
 from torch.distributions import Binomial, Distribution, NegativeBinomial, Poisson
 from toy_tasks import BATCH, CPU, DOUBLE, PIXELS, toy_images
 
 import gapped
-from gapped.cli.app import main
 from gapped.errors import GappedError
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.fleet.run_layers import generators
-from gapped_lab.recipe import find_recipe
-from gapped_lab.report.paper import field
 from gapped_lab.spec import RunSpec
-from gapped_lab.tasks import COUNT_PROTOCOLS, CountProtocol, count_protocol
-from gapped_lab.tasks.count_vae import CountTask, CountVAE, Fini, draw, law
+from gapped_lab.tasks import CountProtocol, count_protocol
+from gapped_lab.tasks.count_vae import CountTask, CountVAE, Fini, law
 
 LAWS = ("poisson-0.1-2", "poisson-1-200", "binomial-8-16", "negative-binomial-8-2")
 every_law = pytest.mark.parametrize("name", LAWS)
@@ -79,15 +73,6 @@ def test_a_posterior_starts_at_the_prior(name: str) -> None:
     assert_close(law(model.protocol, eta[0, 0, 0, 0]).mean, prior.mean, 1e-12)
 
 
-def test_priors_are_those_of_the_paper() -> None:
-    """He and Wu (2026): rates of 1 and 0.1, and p = 1/2 with 8 trials or 8 failures."""
-    means = {"poisson-1-200": 1.0, "poisson-0.1-2": 0.1, "binomial-8-16": 4.0, "negative-binomial-8-2": 8.0}
-    for name, mean in means.items():
-        rules = count_protocol(name)
-        own = law(rules, torch.tensor(rules.prior, dtype=DOUBLE))
-        assert_close(own.mean, torch.tensor(mean, dtype=DOUBLE), 1e-12)
-
-
 @every_law
 def test_the_gradient_of_rloo_is_exact_in_the_mean(name: str) -> None:
     """All pairs of counts, each with its probability; the cost has no structure."""
@@ -114,20 +99,6 @@ def test_the_law_has_the_derivatives_of_its_log_probability(name: str) -> None:
     (score,) = torch.autograd.grad(torch_law(rules, eta).log_prob(z).sum(), eta)
     own = law(rules, eta)
     assert_close((z - own.mean) * own.slope, score, 1e-12)
-
-
-@every_law
-@pytest.mark.parametrize("order", [2, 3])
-def test_counts_are_those_of_the_library(name: str, order: int) -> None:
-    rules, eta = count_protocol(name), normal(50).requires_grad_()
-    z = draw(rules, eta, order, seeded(4))
-    if rules.law == "poisson":
-        expected = gapped.counts.poisson(eta, order=order, generator=seeded(4))
-    else:
-        drawn = gapped.counts.binomial if rules.law == "binomial" else gapped.counts.negative_binomial
-        expected = drawn(8, eta, order=order, generator=seeded(4))
-    assert torch.equal(z, expected)
-    assert torch.equal(*(torch.autograd.grad(each.square().sum(), eta)[0] for each in (z, expected)))
 
 
 @every_law
@@ -200,13 +171,6 @@ def spec(**changes: Any) -> RunSpec:
     return RunSpec(**{**plain, **changes})
 
 
-def test_specs_of_counts() -> None:
-    assert spec(options={"order": 2}).make_estimator().order == 2
-    assert spec(options={"order": 2}).options == {"order": 2}
-    assert spec().tau is None
-    assert "fini" not in gapped.estimators()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -224,27 +188,3 @@ def test_specs_of_counts() -> None:
 def test_what_counts_cannot_train_with_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(GappedError, match=f"^{message}"):
         spec(**changes)
-
-
-def test_the_recipe_has_every_protocol_and_what_is_published() -> None:
-    entries = find_recipe("field-counts").entries
-    assert {entry.spec.protocol for entry in entries} == set(COUNT_PROTOCOLS)
-    assert {entry.label for entry in entries} == {"Fini-2", "Fini-3", "RLOO-2"}
-    published = field()["field-counts"]["rows"]
-    assert {(row[0], row[1]) for row in published} >= {
-        (name, label) for name in COUNT_PROTOCOLS for label in ("Fini-2", "Fini-3", "ReinMax")
-    }
-
-
-@pytest.mark.skipif(
-    not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
-)
-@pytest.mark.usefixtures("sandbox")
-def test_the_quick_recipe_runs() -> None:
-    command = ["reproduce", "field-counts", "--quick", "--device", "cpu", "--data-dir", str(REAL_DATA)]
-    assert main([*command, "--out", "o"]) == 0
-    runs = load_json(Path("o/records.jsonl"))
-    assert len(runs) == len(find_recipe("field-counts", quick=True).entries) == 9
-    for each in runs:
-        assert each["status"] == "ok"
-        assert 0 < each["metrics"]["train_negative_elbo"] < 784

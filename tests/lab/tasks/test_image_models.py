@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from gapped_lab.data.images import Dataset
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.run_layers import generators
 from gapped_lab.tasks import VAEProtocol
-from gapped_lab.tasks.vae import VAE, VAETask, patches, unpatched
+from gapped_lab.tasks.vae import VAE, VAETask
 
 CODES = VAEProtocol("codes", 9, 5, (3, 2), patch=2, batch=4)
 SELECTION = VAEProtocol("selection", 3, 36, (4,), selects=True, batch=4)
@@ -35,14 +33,6 @@ def kernel(layer: torch.nn.Module, run: int) -> torch.Tensor:
     return weight.view(3, 3, weight.shape[0] // 9, -1).permute(3, 2, 0, 1)
 
 
-def test_patches_are_squares_of_the_image_and_back():
-    x = torch.arange(PIXELS, dtype=DOUBLE).view(1, 1, PIXELS)
-    grid = patches(x, 2)
-    assert grid.shape == (1, 1, 3, 3, 4)
-    assert grid[0, 0, 1, 2].tolist() == [16, 17, 22, 23]
-    assert torch.equal(unpatched(grid, 2), x)
-
-
 def test_encoder_and_decoder_are_torch_s_convolutions():
     model, x = model_and_images(CODES)
     z = torch.softmax(normal(2, 4, 9, 5), -1)
@@ -59,13 +49,6 @@ def test_encoder_and_decoder_are_torch_s_convolutions():
         y = F.conv2d(y, kernel(second, run), second.bias[run, 0], padding=1).relu()
         y = F.conv2d(y, kernel(last, run), last.bias[run, 0], padding=1)
         assert_close(pixels[run], F.pixel_shuffle(y, 2).flatten(1), 1e-12)
-
-
-def test_vectors_of_the_codebook_have_the_scale_of_one_input():
-    model = VAE(VAEProtocol("codes", 9, 4096, (3,), patch=2), PIXELS, generators([0]))
-    table = model.decoder[0].weight.detach()
-    assert abs(float(table.std()) - 1 / math.sqrt(3)) < 0.02
-    assert float(table.abs().max()) <= 1
 
 
 def test_images_of_another_size_are_refused_in_one_line():

@@ -9,7 +9,6 @@ import pytest
 
 from gapped.errors import GappedError
 from gapped_lab.listops import listops_protocol
-from gapped_lab.recipe import find_recipe
 from gapped_lab.spec import RunSpec
 from gapped_lab.tasks import vae_protocol
 
@@ -71,11 +70,6 @@ def test_a_run_without_a_temperature_is_one_run_at_all_of_them():
     assert spec("relax", options={"network": 5}).options == {"network": 5}
 
 
-def test_how_often_to_test_counts_only_where_it_is_used():
-    assert spec("gst", test_every=1).id == spec("gst").id == replace(spec("gst"), test_every=1).id
-    assert spec("gst", test_every=2).id != spec("gst").id
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -91,14 +85,3 @@ def test_specs_accept_what_the_task_has(change: dict[str, Any], message: str) ->
     RunSpec(**plain)
     with pytest.raises(GappedError, match=f"^{message}"):
         RunSpec(**{**plain, **change})
-
-
-def test_the_paper_s_table_is_a_recipe() -> None:
-    recipe = find_recipe("listops")
-    assert len(recipe.entries) == 18 * 5
-    assert {entry.spec.tau for entry in recipe.entries} == {1.0, 0.1, 0.01}
-    assert {entry.spec.epochs for entry in recipe.entries} == {20}
-    assert {entry.spec.data for entry in recipe.entries} == {"listops"}
-    short = find_recipe("listops", seeds=3, epochs=10)
-    assert len(short.entries) == 18 * 3
-    assert {e.spec.epochs for e in find_recipe("listops", quick=True).entries} != {20}

@@ -100,14 +100,6 @@ def test_loss_equals_torch_s_distributions():
     assert_close(loss, divergence - likelihood, 1e-12)
 
 
-def test_grey_pixels_have_their_cross_entropy():
-    model, x = model_and_images()
-    z = torch.softmax(normal(2, 6, LATENTS, CATEGORIES), -1)
-    p = torch.sigmoid(model.decode(z))
-    expected = -(x * p.log() + (1 - x) * (1 - p).log()).sum(-1)
-    assert_close(model.reconstruction(z, x), expected, 1e-12)
-
-
 def test_the_bound_holds_on_average_over_all_configurations():
     """E_q[loss] is at least -log p(x), by enumeration, and equals it at no image here."""
     model, x = model_and_images()
@@ -123,32 +115,7 @@ def test_the_bound_holds_on_average_over_all_configurations():
     assert (bound + evidence.log() < 100).all()
 
 
-def test_rectified_logits_are_not_negative():
-    model, x = model_and_images(replace(VAE_TINY, rectified_logits=True))
-    plain, _ = model_and_images()
-    assert (plain.encode(x) < 0).any()
-    assert_close(model.encode(x), plain.encode(x).relu())
-    assert (model.encode(x) >= 0).all()
-
-
-def test_activations_between_layers():
-    for slope in (0.0, 0.2):
-        model, x = model_and_images(replace(VAE_TINY, slope=slope))
-        first, second, last = model.encoder
-        for each in (first, second):
-            x = x @ each.weight + each.bias
-            x = torch.where(x > 0, x, slope * x)
-        expected = x @ last.weight + last.bias
-        _, images = model_and_images()
-        assert_close(model.encode(images).flatten(-2), expected, 1e-13)
-
-
 # Pixels
-
-
-def test_grey_levels():
-    task = vae_task()
-    assert torch.equal(task.pixels(task.train, seeded()), task.train.double() / SCALE)
 
 
 def test_pixels_may_be_binarised_once():
@@ -230,16 +197,6 @@ def test_gradient_variance_equals_two_passes_over_replayed_gradients(rules):
     assert_close(variance / torch.from_numpy(direct.mean(1)), torch.ones(3), 1e-10)
     # The divisor of the biased variance is a wrong twin that the tolerance tells apart.
     assert (variance / torch.from_numpy(gradients.var(0).mean(1)) - 1 > 1e-3).all()
-
-
-def test_measuring_again_starts_from_the_arguments_of_that_call():
-    sampler = toy_sampler()
-    task = vae_task()
-    task.gradient_variance(sampler, seeded(1), 5, 20)
-    for noise, samples, images in ((2, 6, 20), (2, 6, 10)):
-        fresh = vae_task().gradient_variance(sampler, seeded(noise), samples, images)
-        again = task.gradient_variance(sampler, seeded(noise), samples, images)
-        assert_close(again / fresh, torch.ones(3), 1e-10)
 
 
 def test_surrogate_entropy_equals_the_formula():
@@ -357,16 +314,6 @@ def test_the_test_bound_is_importance_weighted():
 
 def spec(**changes: object) -> RunSpec:
     return RunSpec("vae", "digits-8x8", "digits", "gst", split="validation", **changes)
-
-
-def test_validation_images_are_the_last_sixth_of_the_training_images():
-    data = data_sets.load("digits")
-    task = build([spec()], CPU, None, "key").task
-    assert torch.equal(task.train, data.train[:1250])
-    assert torch.equal(task.test, data.train[1250:])
-    few = build([spec(train_images=100, test_images=60)], CPU, None, "key").task
-    assert torch.equal(few.train, data.train[:100])
-    assert torch.equal(few.test, data.train[1250:1310])
 
 
 def test_validation_never_touches_the_test_images(monkeypatch):

@@ -19,7 +19,7 @@ other. Kernels on other streams may take places, but each has at most one row th
 
 On an H200 the backward pass of GST takes 1.81 ms split and 2.25 streamed for 8,192 rows of 128,256 in
 bfloat16, the vocabularies of language models; for 8,192 rows of 32,000 in float32, whose second reading comes
-from the cache, 0.79 and 0.80 (`benchmarks/bench_blocks.py long`).
+from the cache, 0.79 and 0.80.
 
 `p_stats` keeps two numbers of each row from the forward for the backward pass: the largest logit, and the sum
 of weights relative to it; with Gumbel noise, the best score instead of the sum. `p_law` is for a choice whose
@@ -69,14 +69,14 @@ from gapped.kernels.sampling.surrogates import (
 if TYPE_CHECKING:
     import torch
 
-# Elements of a chunk and warps that share it: the fastest on an H200 (benchmarks/bench_blocks.py).
+# Elements of a chunk and warps that share it: the fastest on an H200 (`gapped bench --constant`).
 CHUNK, WARPS = 4096, 16
 # With `FEW_ROWS` or fewer, most of the GPU is idle and a program waits for its memory: larger chunks.
 FEW_ROWS, FEW_CHUNK, FEW_WARPS = 128, 8192, 32
 # Backward, rows that cannot be split are read twice. Few large programs leave them in the cache.
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 # Bytes of logits in a segment, and warps of its program. With so few registers one more program fits on a
-# multiprocessor; only simple weights need no more. The fastest on an H200 (benchmarks/bench_blocks.py).
+# multiprocessor; only simple weights need no more. The fastest on an H200 (`gapped bench --constant`).
 SEGMENT_BYTES, SEGMENT_WARPS, REGISTERS = 16384, 8, 64
 # The registers of other weights: as many programs fit beside each other as without the path rarely taken.
 SECOND_REGISTERS, MOST_REGISTERS = 80, 128

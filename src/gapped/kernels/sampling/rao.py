@@ -15,7 +15,7 @@ batch of draws, which its threads add up apart, and once more for the result of 
 the dtype of the row. So noise is drawn twice, and of each draw three numbers are kept.
 
 No two elements share noise, which is drawn again wherever it is needed. These kernels spend their time on
-it, so each instruction counts (`benchmarks/count_instructions.py`).
+it, so each instruction counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gapped.kernels.runner import partition, power
 from gapped.kernels.sampling.long import chunk, fill, gradient_chunk, row_of_sample, write
 from gapped.kernels.sampling.surrogates import level
 
-# `python benchmarks/bench_blocks.py rao` tries other values of these constants on a GPU.
+# `gapped bench --work rao --constant` tries other values of these constants on a GPU.
 # Rows in one block: elements and warps of a program, and into how many pieces a row of float32 is cut. A
 # thread holds neighbours of every piece, so with more pieces fewer threads share a row and exchange its sums.
 BLOCK, PIECES = (256, 1), 2

@@ -64,7 +64,7 @@ from gapped.kernels.sampling.surrogates import (
 )
 
 # Sizes leave a program so few registers that two or more programs fit on a multiprocessor.
-# `benchmarks/bench_axis.py` measures others.
+# `gapped bench --constant` measures others.
 # Rows up to this length are held by one program at once, at least 16 of them; longer ones are read in strips.
 LONGEST_HELD = 64
 # Forward: bytes of a strip's width, warps, chunks read at a time, how many times that is read ahead, and the
