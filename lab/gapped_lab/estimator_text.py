@@ -7,6 +7,8 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from gapped import registry
 from gapped.registry import Estimator, build
 from gapped.texts import Option, split_text
@@ -49,4 +51,8 @@ def temperature(text: str, tau: float | None = None) -> float | None:
     name, options = parse(text)
     if "tau" in options or "tau" not in options_of(name):
         return None
-    return KINDS[name]().tau if tau is None else tau  # type: ignore[union-attr,return-value]
+    if tau is not None:
+        return tau
+    own = KINDS[name]().tau  # type: ignore[union-attr]
+    # REBAR's is a parameter.
+    return float(own.detach() if isinstance(own, Tensor) else own)

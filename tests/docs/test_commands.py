@@ -138,7 +138,7 @@ def test_every_command_in_the_documentation_runs(
         module, _, _ = call[call.index("--train") + 1].partition(":")
         script = tmp_path / (module.replace(".", "/") + ".py")
         script.parent.mkdir(exist_ok=True)
-        script.write_text("def train(estimator, seed):\n    return seed / 10\n")
+        script.write_text("def train(estimator, seed):\n    return estimator.tau + seed / 10\n")
         monkeypatch.syspath_prepend(tmp_path)
     if call[0] == "report":
         assert main(["compare", "--device", "cpu"]) == 0

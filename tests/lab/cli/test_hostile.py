@@ -212,8 +212,8 @@ def test_a_metric_out_of_range_counts_as_a_lost_run(tmp_path: Path, capsys: Any)
     append_json(tmp_path / "curves.jsonl", curves)
     assert main(["report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "1 of 3 runs of GST diverged" in out
-    assert "all 3 runs of ST diverged" in out
+    assert "GST: 1 of 3 runs diverged" in out
+    assert "ST: 3 of 3 runs diverged" in out
     assert re.search(r"big +0\.5 +1\.5e\+30", out)
 
 
