@@ -22,15 +22,15 @@ from gapped.texts import DEFAULT, Option, kind_of
 
 Estimator = Pathwise | Score
 
-CANDIDATES = (
+RECOMMENDED = (
     DEFAULT,
     "gst",
-    "gumbel-rao",
-    "gumbel-softmax",
-    "reinmax",
+    "gumbel-softmax:tau=1",
+    "gumbel-softmax:tau=0.5",
+    "reinmax:tau=1.5",
     "straight-through",
 )
-"""What commands compare unless told otherwise."""
+"""What `gapped.compare` and commands compare unless told otherwise."""
 
 # The functions that an option may name.
 _FUNCTIONS = MappingProxyType({"expected": expected_gap})

@@ -33,7 +33,7 @@ def default_recipe(
     data: str = "digits", estimators: Sequence[str] | None = None, tau: float | None = None, **overrides: Any
 ) -> Recipe:
     """The recipe behind the command; `overrides` such as `seeds` and `epochs` come last."""
-    from gapped.registry import CANDIDATES
+    from gapped.registry import RECOMMENDED
     from gapped_lab.data import IMAGES
     from gapped_lab.estimator_text import temperature
     from gapped_lab.recipe import recipe_from
@@ -51,7 +51,7 @@ def default_recipe(
         "variance_images": 200,
         "cell": [],
     }
-    for text in estimators or CANDIDATES:
+    for text in estimators or RECOMMENDED:
         own = temperature(text, tau)
         table["cell"].append({"estimator": text} if own is None else {"estimator": text, "tau": own})
     return recipe_from(table, "compare", **overrides)

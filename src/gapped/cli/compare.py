@@ -80,7 +80,6 @@ def compare(
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    from gapped.registry import CANDIDATES
 
     if train is not None:
         if unused := sorted(given - OWN):
@@ -90,7 +89,7 @@ def compare(
         function = command.load_function("--train", train)
         how = {"maximize": maximize, "engine": engine, "workers": workers}
         how |= {"ray_address": ray_address, "timeout": timeout, "margin": margin}
-        _compare_own(function, estimator or CANDIDATES, seeds, minutes, out, **how)
+        _compare_own(function, estimator or "recommended", seeds, minutes, out, **how)
         return
     if unused := sorted(given & {"maximize", "timeout", "margin"}):
         raise GappedError(f"--{unused[0]}: only together with --train")
@@ -103,7 +102,7 @@ def compare(
 
 def _compare_own(
     train: Callable[..., Any],
-    estimators: Sequence[str],
+    estimators: Sequence[str] | str,
     seeds: int,
     minutes: float | None,
     out: Path,

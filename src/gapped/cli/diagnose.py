@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gapped.diagnostics.diagnosis import Diagnosis
     from gapped.diagnostics.gradients import Progress
 
-# Beside `registry.CANDIDATES`.
+# Beside `registry.RECOMMENDED`.
 UNBIASED = ("rloo:samples=4", "disarm-tree")
 PROBLEMS = ("linear", "quadratic", "cubic", "classic", "vae")
 METRICS = ("mse", "bias", "relative-bias", "variance")
@@ -181,11 +181,11 @@ def _members(
     texts: Sequence[str] | None, tau: float | None, axes: Mapping[str, Sequence[float]]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Estimators by label, and the places of those that are swept."""
-    from gapped.registry import CANDIDATES, options_of, spell
+    from gapped.registry import RECOMMENDED, options_of, spell
     from gapped.registry import estimator as make
     from gapped.texts import split_text
 
-    texts = texts or (("gst",) if "gap" in axes else (*CANDIDATES, *UNBIASED))
+    texts = texts or (("gst",) if "gap" in axes else (*RECOMMENDED, *UNBIASED))
     members: dict[str, Any] = {}
     places: dict[str, Place] = {}
     for text in texts:

@@ -29,7 +29,7 @@ from gapped.errors import reject
 
 def compare(
     train: Train,
-    estimators: Iterable[Any] | Mapping[str, Any],
+    estimators: Iterable[Any] | Mapping[str, Any] = "recommended",
     seeds: int | Sequence[int] = 5,
     *,
     budget: float | None = None,
@@ -47,8 +47,9 @@ def compare(
             first one is compared, or yields one of these per epoch, of which the last counts. Of more than
             2,000 values the curve keeps some, evenly spaced. All randomness should come from `seed`: gapped
             itself seeds nothing.
-        estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either. A text without a
-            temperature runs at the recommended one, and its label says so. Every run gets a copy of its own.
+        estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either; "recommended" is
+            `gapped.registry.RECOMMENDED`. A text without a temperature runs at the default of its class. Every
+            run gets a copy of its own.
         seeds: How many (0, 1, ...), or which.
         budget: Seconds after which no further run starts. The verdict says which are missing.
         maximize: Whether higher is better.

@@ -28,8 +28,8 @@ from gapped._version import __version__
 from gapped.checks import check_count
 from gapped.comparison.records import Curve, Record, RunLine, derived_hash
 from gapped.errors import GappedError, one_line, printable, reject
+from gapped.registry import RECOMMENDED, label_estimators, label_of
 from gapped.registry import estimator as make
-from gapped.registry import label_estimators, label_of
 from gapped.score.trainable import Trainable
 
 Train = Callable[[Any, int], Any]
@@ -146,7 +146,8 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
     if not numbers or not all(isinstance(seed, Integral) and seed >= 0 for seed in numbers):
         raise reject("seeds", seeds, "a count, or integers from 0")
     members = {}
-    for name, member in label_estimators(estimators).items():
+    chosen = RECOMMENDED if isinstance(estimators, str) and estimators == "recommended" else estimators
+    for name, member in label_estimators(chosen).items():
         label, text = printable(name), label_of(member)
         if isinstance(member, str):
             text, estimator, contents = member, make(member), ""
