@@ -48,8 +48,8 @@ def compare(
             2,000 values the curve keeps some, evenly spaced. All randomness should come from `seed`: gapped
             itself seeds nothing.
         estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either; "recommended" is
-            `gapped.registry.RECOMMENDED`. A text without a temperature runs at the default of its class. Every
-            run gets a copy of its own.
+            `gapped.registry.RECOMMENDED`. A text without a temperature runs at the default of its class.
+            Every run gets a copy of its own.
         seeds: How many (0, 1, ...), or which.
         budget: Seconds after which no further run starts. The verdict says which are missing.
         maximize: Whether higher is better.
