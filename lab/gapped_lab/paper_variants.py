@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.errors import reject
+from gapped.gradient import Points, Weights, jacobian_product
 from gapped.pathwise import Draw, Pathwise
+from gapped.pathwise.gapmax import GapMax
 from gapped.pathwise.gst import GST
 from gapped.pathwise.gumbel_rao import GumbelRao
 from gapped.simplex import per_row
@@ -100,6 +102,81 @@ def linear_gumbel(
     return chosen * (total.log() - winner.log()) - (1 - chosen) * losing
 
 
+_ODDS = ("expected", "median", "geometric")
+
+
+@dataclass(frozen=True, eq=False)
+class GapMaxFamily(GapMax):
+    r"""The family around GapMax that its study chose from.
+
+    The gradient is :math:`(c/\tau)\,J(q)\,g - d\,J(p)\,g` with :math:`q_i \propto 1` at the drawn category
+    and :math:`q_j \propto o(\lambda p_j)^{1/\tau}` elsewhere. GapMax is :math:`c = 2, d = \lambda = 1/2` with
+    the expected odds :math:`o`. For a loser of rate :math:`x` the odds :math:`1/(1 + R)` have the tail
+    :math:`P(R > r) = 1/(1 + xr)`, hence the median :math:`x/(1 + x)` and the geometric mean
+    :math:`x^{1/(1 - x)}`.
+    """
+
+    name = "gapmax-family"
+
+    c: float = 2.0
+    d: float = 0.5
+    share: float = 0.5
+    """The weight of p at the centre: odds are those at this multiple of p."""
+    odds: str = "expected"
+    inside: bool = True
+    """Whether the temperature is an exponent of the odds."""
+    outside: bool = True
+    """Whether the first term is divided by the temperature."""
+    linear: bool = False
+    """Whether J(p) less the mean of the rest is added: the gradient is unbiased for linear costs then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.odds not in _ODDS:
+            raise reject("odds", self.odds, f"one of {', '.join(_ODDS)}")
+
+    def fused(self) -> None:  # type: ignore[override]
+        return None
+
+    def points(self, logits: Tensor, draw: Draw) -> Points:
+        tau = per_row(self.tau, logits)
+        p = torch.softmax(logits, -1)
+        odds = self._odds_of(self.share * p)
+        if self.inside:
+            odds = odds ** (1 / tau)
+        put = draw.put(odds, 1.0)
+        points = torch.stack([put / draw.total(put), p, odds])
+        return Points(points, self.c / tau if self.outside else self.c, self._product)
+
+    def _odds_of(self, x: Tensor) -> Tensor:
+        x = x.clamp(torch.finfo(x.dtype).tiny, 1 - 1e-4)
+        if self.odds == "median":
+            return x / (1 + x)
+        if self.odds == "geometric":
+            return x ** (1 / (1 - x))
+        return x * (x - 1 - x.log()) / (1 - x) ** 2
+
+    def _product(self, grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
+        q, p, odds = points
+        first = jacobian_product(grad, q.unsqueeze(0), weights, grad)
+        second = jacobian_product(grad, p.unsqueeze(0), 1.0 if self.linear else -self.d, grad)
+        if not self.linear:
+            return first + second
+        return first + second - weights * mean_jacobian_product(grad, p, odds)
+
+
+def mean_jacobian_product(grad: Tensor, p: Tensor, odds: Tensor) -> Tensor:
+    r""":math:`\sum_i p_i J(q_i) g` for the points that have 1 at `i` and the `odds` elsewhere, normalised."""
+    scale = 1 / (1 + odds.sum(-1, keepdim=True) - odds)
+    inner = scale * ((odds * grad).sum(-1, keepdim=True) + (1 - odds) * grad)
+    own, weighted = p * scale, p * scale * inner
+    mean = own + odds * (own.sum(-1, keepdim=True) - own)
+    return grad * mean - weighted - odds * (weighted.sum(-1, keepdim=True) - weighted)
+
+
 VARIANTS: Mapping[str, type[Pathwise]] = MappingProxyType(
-    {each.name: each for each in (RaisedGST, LinearGumbelRao, LateMaskGumbelSoftmax, TreeShape, Fini)}
+    {
+        each.name: each
+        for each in (RaisedGST, LinearGumbelRao, GapMaxFamily, LateMaskGumbelSoftmax, TreeShape, Fini)
+    }
 )
