@@ -15,6 +15,7 @@ import vocabulary
 from evidence import Evidence
 from field_board import field_board, field_default
 from protocols import protocols
+from readme import gains
 from study import shortfalls
 from template import fill
 
@@ -23,6 +24,7 @@ from gapped_lab.report.rendering import render_markdown
 
 # Each makes the values of the template of its name, or the text itself where it is a table alone.
 BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
+    "readme": gains,
     "protocols": protocols,
     "shortfalls": shortfalls,
     "field-default": field_default,

@@ -9,11 +9,9 @@ import pytest
 from evidence import gather
 from study import TEXTS, Study
 
-from gapped.registry import TEMPERATURES
-from gapped.texts import DEFAULT
+import gapped
 
 ROOT = Path(__file__).parents[2]
-CALL = 'gapped.gst(logits, tau=0.85, hard=True, gap="auto")'
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +19,22 @@ def study() -> Study:
     return Study.of(gather(ROOT / "results"))
 
 
-def test_the_default_and_the_temperatures_are_those_of_the_records(study: Study) -> None:
-    chosen = study.recommended()
-    assert {TEXTS[label]: tau for label, (_, tau) in chosen.items()}.items() <= TEMPERATURES.items()
-    assert TEXTS[min(chosen, key=lambda label: study.mean(chosen[label]))] == DEFAULT
-    # A finding, not an accident of rounding: the default is worse on some task than 1%, and so is every cell.
-    assert min(study.shortfall(study.worst(cell), cell) for cell in study.cells) > 1
+def test_default_temperatures_are_those_of_the_records(study: Study) -> None:
+    for label, (_, tau) in study.recommended().items():
+        if ":gap=" not in TEXTS[label]:
+            assert gapped.estimator(TEXTS[label]).tau == tau, label
+    # A finding, not an accident of rounding: every cell is worse than the best by 1% on some task.
+    complete = [cell for cell in study.cells if not np.isnan(study.mean(cell))]
+    assert min(study.shortfall(study.worst(cell), cell) for cell in complete) > 1
 
 
 def test_pages_give_one_answer() -> None:
     for name in ("README.md", "docs/index.md", "docs/choosing.md"):
-        assert CALL in (ROOT / name).read_text("utf-8"), name
+        assert "gapped.sample(logits)" in (ROOT / name).read_text("utf-8"), name
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1000
 
 
 def test_a_shortfall_is_relative_to_the_best_cell_of_the_task(study: Study) -> None:
