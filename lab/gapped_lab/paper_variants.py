@@ -162,7 +162,8 @@ class GapMaxFamily(GapMax):
         second = jacobian_product(grad, p.unsqueeze(0), 1.0 if self.linear else -self.d, grad)
         if not self.linear:
             return first + second
-        return first + second - weights * mean_jacobian_product(grad, p, odds)
+        scale = weights[0] if isinstance(weights, tuple) else weights
+        return first + second - scale * mean_jacobian_product(grad, p, odds)
 
 
 def mean_jacobian_product(grad: Tensor, p: Tensor, odds: Tensor) -> Tensor:
