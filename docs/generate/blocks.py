@@ -16,10 +16,11 @@ from evidence import Evidence
 from field_board import field_board, field_default
 from protocols import protocols
 from readme import gains
-from study import shortfalls
+from study import family, shortfalls
 from template import fill
 
 from gapped.errors import GappedError
+from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.rendering import render_markdown
 
 # Each makes the values of the template of its name, or the text itself where it is a table alone.
@@ -27,6 +28,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "readme": gains,
     "protocols": protocols,
     "shortfalls": shortfalls,
+    "gapmax-family": lambda evidence: to_markdown(family(evidence)),
     "field-default": field_default,
     "field-board": field_board,
     "bench": bench.sample_tables,

@@ -82,10 +82,10 @@ def default(evidence: Evidence) -> str:
     study = Study.of(evidence)
     chosen = study.recommended()
     names = {
+        "GapMax": "GapMax, the default",
         "GST-auto": 'GST, gap="auto"',
         "GR-MC10": "Gumbel-Rao, 10 draws",
         "STGS": "F.gumbel_softmax(hard=True)",
-        "GST-1.0": "GST, gap 1",
     }
     with style("default"):
         figure, axes = new_figure(90 + 26 * len(study.tasks))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from evidence import Evidence
+from study import DEFAULT
 from template import fill
 
 from gapped.comparison.page import hardware
@@ -17,7 +19,6 @@ from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import field
 from gapped_lab.report.rendering import provenance
 
-DEFAULT = "default"
 # Recipes whose fleets trained beside others on one GPU: their seconds say nothing of speed.
 SHARED = (
     *("field-polynomial", "field-reinmax", "field-flows", "field-coupled", "field-codes", "field-counts"),
@@ -44,34 +45,47 @@ def field_board(evidence: Evidence) -> str:
 def field_default(evidence: Evidence) -> str:
     """For each protocol with a default, the best estimator and how far above it the default ends."""
     rows = []
-    for protocol, ranked in _with_default(evidence):
-        best = ranked[0]
-        place = next(place for place, row in enumerate(ranked) if row.label == DEFAULT)
-        own = ranked[place]
-        above = 100 * (own.value.mean / best.value.mean - 1)
+    for standing in standings(evidence):
+        best, own, place = standing.best, standing.own, standing.place
         rows.append(
             (
-                Entry(protocol, code=True),
+                Entry(standing.protocol, code=True),
                 Entry(best.label),
                 tau_entry(best.tau),
                 number(best.value.mean, best.metric),
                 number(own.value.mean, own.metric),
-                Entry(f"{above:.1f}", above),
-                Entry(f"{place + 1} of {len(ranked)}", place),
+                Entry(f"{standing.above:.1f}", standing.above),
+                Entry(f"{place} of {standing.cells}", place),
             )
         )
     columns = ("protocol", "best", "τ", "its loss", "default's", "above, %", "place")
     return to_markdown(Table(columns, tuple(rows)))
 
 
-def _with_default(evidence: Evidence) -> Iterator[tuple[str, list[Row]]]:
-    """The protocols that the default was trained under, with their cells by test loss, best first."""
+class Standing(NamedTuple):
+    """The default under one protocol, among all cells by test loss."""
+
+    protocol: str
+    best: Row
+    own: Row
+    place: int
+    cells: int
+
+    @property
+    def above(self) -> float:
+        """How far the default ends above the best cell, in per cent of it."""
+        return 100 * (self.own.value.mean / self.best.value.mean - 1)
+
+
+def standings(evidence: Evidence) -> Iterator[Standing]:
+    """Those of the protocols that the default was trained under."""
     for contest in contests():
         own = [record for record in evidence.records if record.recipe == contest.name]
         for (_, protocol), group in groups(own).items():
             ranked = rows_of(group)
-            if any(row.label == DEFAULT for row in ranked):
-                yield protocol, ranked
+            for place, row in enumerate(ranked, 1):
+                if (row.label, row.tau) == DEFAULT:
+                    yield Standing(protocol, ranked[0], row, place, len(ranked))
 
 
 def _part(evidence: Evidence, contest: Contest) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from evidence import Evidence
-from study import gapmax
+from field_board import standings
+from study import DEFAULT, TASKS, Study
 from vocabulary import LINEAR, cases
 
 from gapped_lab.report.timings import REFERENCE, Timings, time, timings
@@ -35,7 +36,8 @@ def gains(evidence: Evidence) -> dict[str, Any]:
     }
     rows, width, categories, _ = key = max(linear, key=lambda key: key[2])
     return {
-        "gapmax": gapmax(evidence),
+        "study": _study(evidence),
+        "board": _board(evidence),
         "device": device,
         "time": f"{min(t for t, _ in ratios):.2f} to {max(t for t, _ in ratios):.2f}",
         "memory": f"{max(m for _, m in ratios):.2f}",
@@ -46,6 +48,24 @@ def gains(evidence: Evidence) -> dict[str, Any]:
         "index_memory": f"{by_index.memory / dense.memory:.2f}",
         "index_shape": index.title,
     }
+
+
+def _study(evidence: Evidence) -> str:
+    """How far the default lies above the best cell of the study."""
+    study = Study.of(evidence)
+    task = study.worst(DEFAULT)
+    return (
+        f"{study.mean(DEFAULT):.1f}% above the best of {len(study.cells)} cells on average, "
+        f"at most {study.shortfall(task, DEFAULT):.1f}% ({TASKS[task]})"
+    )
+
+
+def _board(evidence: Evidence) -> str:
+    """The same on the board's VAEs, which have a network between choice and cost."""
+    own = [each for each in standings(evidence) if not each.protocol.startswith("power-")]
+    worst = max(own, key=lambda each: each.above)
+    mean = sum(each.above for each in own) / len(own)
+    return f"{mean:.1f}% on average over the board's {len(own)} VAEs, at most {worst.above:.1f}%"
 
 
 def _categories(bench: Timings) -> int:

@@ -14,10 +14,12 @@ from gapped_lab.report.cells import groups, primary
 Cell = tuple[str, float | None]
 
 RECIPE = "defaults"
+FAMILY = "gapmax-family"
 LARGEST, LARGEST_TASK = "defaults-8192", "codes-49x8192"
-GAPMAX: Cell = ("GapMax", 1.0)
+DEFAULT: Cell = ("GapMax", 1.0)
 # The estimators that get a temperature, by the label that the recipe has for them.
 TEXTS = {
+    "GapMax": "gapmax",
     "GST-auto": "gst",
     "GST-1.0": "gst:gap=1.0",
     "GR-MC10": "gumbel-rao",
@@ -115,12 +117,15 @@ def shortfalls(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def gapmax(evidence: Evidence) -> str:
-    """How far the default lies above the best cell, on each task that it was run on."""
+def family(evidence: Evidence) -> Table:
+    """The relatives of the default against it, in per cent of its loss, on the tasks that they finished."""
     study = Study.of(evidence)
-    tasks = [task for task in study.tasks if (task, *GAPMAX) in study.results]
-    return ", ".join(
-        f"{study.shortfall(task, GAPMAX):.1f}% on {TASKS[task]} "
-        f"(of {sum(key[0] == task for key in study.results)} cells)"
-        for task in tasks
-    )
+    relatives = Study([record for record in evidence.records if record.recipe == FAMILY])
+    body = []
+    for cell in relatives.cells:
+        ratios = [relatives.results[task, *cell] / study.results[task, *DEFAULT] for task in relatives.tasks]
+        above = [100 * (ratio - 1) for ratio in ratios]
+        numbers = (float(np.mean(above)), *above)
+        body.append((Entry(cell[0]), tau_entry(cell[1]), *(Entry(f"{n:+.1f}%", n) for n in numbers)))
+    body.sort(key=lambda row: row[2].value)
+    return Table(("relative", "τ", "mean", *(TASKS[task] for task in relatives.tasks)), tuple(body))
