@@ -121,11 +121,13 @@ def family(evidence: Evidence) -> Table:
     """The relatives of the default against it, in per cent of its loss, on the tasks that they finished."""
     study = Study.of(evidence)
     relatives = Study([record for record in evidence.records if record.recipe == FAMILY])
-    body = []
+    numbers: dict[tuple[str, float | None], tuple[float, ...]] = {}
     for cell in relatives.cells:
         ratios = [relatives.results[task, *cell] / study.results[task, *DEFAULT] for task in relatives.tasks]
         above = [100 * (ratio - 1) for ratio in ratios]
-        numbers = (float(np.mean(above)), *above)
-        body.append((Entry(cell[0]), tau_entry(cell[1]), *(Entry(f"{n:+.1f}%", n) for n in numbers)))
-    body.sort(key=lambda row: row[2].value)
-    return Table(("relative", "τ", "mean", *(TASKS[task] for task in relatives.tasks)), tuple(body))
+        numbers[cell] = (float(np.mean(above)), *above)
+    body = tuple(
+        (Entry(cell[0]), tau_entry(cell[1]), *(Entry(f"{n:+.1f}%", n) for n in numbers[cell]))
+        for cell in sorted(numbers, key=lambda cell: numbers[cell][0])
+    )
+    return Table(("relative", "τ", "mean", *(TASKS[task] for task in relatives.tasks)), body)
