@@ -385,7 +385,7 @@ def gapmax(
     where: Array | None = None,
     backend: str = "auto",
 ) -> Array:
-    """GapMax sample: a category, and a gradient of second order without temperature.
+    """GapMax sample: a gradient of second order, without a temperature.
 
     It is the default: `gapped.jax.sample(key, logits)` calls it.
 

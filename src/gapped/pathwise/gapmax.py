@@ -18,7 +18,7 @@ from gapped.simplex import halfway_odds, per_row
 @documented
 @dataclass(frozen=True, eq=False)
 class GapMax(Pathwise):
-    """ReinMax with expected odds in the place of its halves: the default.
+    """ReinMax with expected odds for its halves: the default.
 
     Its method `sample` draws what `gapped.gapmax` draws, whose help has the mathematics.
 
@@ -60,7 +60,7 @@ def gapmax(
     eps: float = 1e-10,
     backend: str = "auto",
 ) -> Tensor:
-    """GapMax sample: a category, and a gradient of second order without temperature.
+    """GapMax sample: a gradient of second order, without a temperature.
 
     It is the default: `gapped.sample(logits)` calls it.
 

@@ -85,7 +85,7 @@ def gumbel_softmax(
 ) -> Tensor:
     """Gumbel-softmax sample; with `hard`, straight-through Gumbel-softmax (STGS).
 
-    It is torch's function with torch's defaults: soft, at a temperature of 1. The class
+    Soft by default, at a temperature of 1: torch's function with torch's defaults. The class
     `gapped.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
     Arguments:
