@@ -24,7 +24,7 @@ from gapped.errors import GappedError
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
 SURE = 1 - LEVEL
-PATHWISE = [gapped.StraightThrough(), gapped.ReinMax(), gapped.GST()]
+PATHWISE = [gapped.StraightThrough(), gapped.ReinMax(), gapped.GST(1.0, gap=1.0)]
 
 
 def square(z):
@@ -285,7 +285,9 @@ def test_batches_and_masks():
         assert not z[..., 3].any()
         return (z[..., 0].sum(-1) - target) ** 2 + z[..., 1].prod(-1)
 
-    diagnosis = gapped.diagnose(f, logits, [gapped.RLOO(2), gapped.GST()], 400, mask=mask, generator=seeded())
+    diagnosis = gapped.diagnose(
+        f, logits, [gapped.RLOO(), gapped.GST(1.0, gap=1.0)], 400, mask=mask, generator=seeded()
+    )
     assert diagnosis["RLOO"].entries == 40
     assert diagnosis["RLOO"].bias.low < 0.2 * diagnosis["GST"].bias.value
 
@@ -382,7 +384,7 @@ def flat_gradient(loss, model):
 def test_bias_of_a_models_gradient():
     model, loss = toy_model()
     length = flat_gradient(loss(gapped.Exact(), None), model).norm()
-    members = [gapped.RLOO(2), gapped.GST()]
+    members = [gapped.RLOO(), gapped.GST()]
     diagnosis = gapped.diagnose_model(loss, model, members, 200, gapped.RLOO(4), generator=seeded())
     assert diagnosis.norm.low < length < diagnosis.norm.high
     assert diagnosis["RLOO"].bias.low == 0

@@ -52,7 +52,7 @@ def test_movements_are_those_of_the_paper(gap: float, tau: float) -> None:
 
 
 def test_surrogates_of_gst_are_the_ends_of_its_movements() -> None:
-    index, points = surrogates(gapped.GST(), LOGITS, 50, seeded())
+    index, points = surrogates(gapped.GST(1.0, gap=1.0), LOGITS, 50, seeded())
     assert points.shape == (1, 50, 3)
     assert set(index.tolist()) == {0, 1, 2}
     for i, point in zip(index, points[0], strict=True):

@@ -38,7 +38,7 @@ USES = {
     "axis": lambda e, key, x: e.sample(key, x.T, axis=0).T,
     "select": lambda e, key, x: e.choose(key, x).select(TABLE) @ TABLE.T,
     "gate": lambda e, key, x: e.choose(key, x).gate()[:, None] * jnp.ones(5),
-    "gates": lambda e, key, x: gapped.jax.gate(key, x, e.tau, True, estimator=e),
+    "gates": lambda e, key, x: gapped.jax.gate(key, x, estimator=e),
     "mean": lambda e, key, x: (
         gapped.jax.expectation(key, lambda z: z @ TABLE[:, 0], x, e)[:, None] * jnp.ones(5)
     ),
@@ -84,7 +84,7 @@ def test_batched_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("hard", [True, False])
-@pytest.mark.parametrize(("estimator", "option"), [("simple", "tau"), ("gst", "tau"), ("gst", "gap")])
+@pytest.mark.parametrize(("estimator", "option"), [("simple", "tau"), ("gst:gap=1", "tau"), ("gst", "gap")])
 def test_a_batched_level_of_a_subset(estimator: str, option: str, hard: bool) -> None:
     def f(x: Any, weight: Any, level: Any) -> Any:
         gap = gapped.jax.GST(gap=level) if option == "gap" else estimator
@@ -129,7 +129,7 @@ USES = {
     "sample": lambda e, key, x, t: e.sample(key, x),
     "select": lambda e, key, x, t: e.choose(key, x).select(t),
     "gate": lambda e, key, x, t: e.choose(key, x).gate()[:, None] * t[0],
-    "gates": lambda e, key, x, t: gapped.jax.gate(key, x, e.tau, True, estimator=e),
+    "gates": lambda e, key, x, t: gapped.jax.gate(key, x, estimator=e),
     "subset": lambda e, key, x, t: gapped.jax.subset(key, x, 2, e.tau),
     "mean": lambda e, key, x, t: gapped.jax.expectation(key, cost(t), x, e)[:, None] * t[0],
     "score": lambda e, key, x, t: gapped.jax.expectation(key, cost(t), x, "rloo")[:, None] * t[0],

@@ -48,7 +48,6 @@ BAD: list[tuple[str, Any]] = [
     ("alpha: got True, expected a finite number", lambda: gapped.jax.DoubleCV(2, True)),
     ("estimator: got 'gts'; did you mean gst? Expected one of", lambda: gapped.jax.estimator("gts")),
     ("gst: unknown option 'gab'", lambda: gapped.jax.estimator("gst:gab=1")),
-    ("tau: got 0.5, but the estimator", lambda: gapped.jax.choose(KEY, LOGITS, 0.5, estimator="gst:tau=0.7")),
     ("estimator: got RLOO", lambda: gapped.jax.gate(KEY, LOGITS, estimator=gapped.jax.RLOO())),
     ("table: got a float32 array", lambda: gapped.jax.choose(KEY, LOGITS).select(LOGITS)),
     ("amount: got 2", lambda: gapped.jax.unimix(LOGITS, 2)),

@@ -55,7 +55,7 @@ def test_looking_up_a_table_agrees(name: str) -> None:
 
 def test_a_choice_leaves_jit_and_can_be_batched() -> None:
     keys, table = jax.random.split(KEY, 8), to_jax(normal(5, 5, seed=4))
-    choices = jax.jit(jax.vmap(lambda k, x: gapped.jax.choose(k, x, 0.5)))(keys, to_jax(normal(8, 5)))
+    choices = jax.jit(jax.vmap(lambda k, x: gapped.jax.choose(k, x)))(keys, to_jax(normal(8, 5)))
     assert isinstance(choices, gapped.jax.Choice)
     rows = jax.vmap(lambda choice: choice.select(table))(choices)
     np.testing.assert_array_equal(rows, table[choices.index])
@@ -63,9 +63,9 @@ def test_a_choice_leaves_jit_and_can_be_batched() -> None:
 
 def test_gates_of_infinite_odds_are_certain() -> None:
     odds = jnp.asarray([jnp.inf, -jnp.inf])
-    for hard in (True, False):
+    for estimator in (gapped.jax.GapMax(), gapped.jax.GumbelSoftmax(hard=False)):
         value, slope = jax.value_and_grad(
-            lambda x, hard=hard: (gapped.jax.gate(KEY, x, hard=hard) * jnp.asarray([1.0, 2.0])).sum()
+            lambda x, e=estimator: (gapped.jax.gate(KEY, x, estimator=e) * jnp.asarray([1.0, 2.0])).sum()
         )(odds)
         assert float(value) == 1
         assert slope.tolist() == [0, 0]

@@ -80,7 +80,9 @@ def test_a_learned_temperature_ignores_gradients_behind_a_mask() -> None:
 def test_a_gate_is_a_bernoulli_sample_with_the_gradient_of_a_pair() -> None:
     logits = jnp.tile(jnp.asarray([0.7, -1.2, -INF, 0.0]), (20_000, 1))
     where = jnp.asarray([True, True, True, False])
-    gates, back = jax.vjp(lambda x: gapped.jax.gate(KEY, x, 0.5, True, estimator="gst", where=where), logits)
+    gates, back = jax.vjp(
+        lambda x: gapped.jax.gate(KEY, x, estimator="gst:tau=0.5,gap=1", where=where), logits
+    )
     (slope,) = back(jnp.ones_like(gates))
     ones = to_torch(gates)
     assert ((ones == 0) | (ones == 1)).all()

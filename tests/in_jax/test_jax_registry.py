@@ -16,7 +16,7 @@ import gapped.jax
 
 def test_the_surface() -> None:
     """The estimators have torch's names, options and defaults."""
-    assert len(PATHWISE) == 6
+    assert len(PATHWISE) == 7
     for name in PATHWISE:
         theirs, ours = gapped.estimators()[name], gapped.jax.estimators()[name]
         assert ours.__name__ == theirs.__name__

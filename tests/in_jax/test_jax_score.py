@@ -96,7 +96,7 @@ def test_double_cv_contains_rloo_and_lowers_its_variance_for_linear_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     theta, slope = SETTINGS["2x4"], to_jax(normal(8, seed=4))
-    _, rloo, weights = with_samples(gapped.jax.RLOO(), theta)
+    _, rloo, weights = with_samples(gapped.jax.RLOO(2), theta)
     _, none, _ = with_samples(gapped.jax.DoubleCV(alpha=0.0), theta)
     assert_close(none, rloo, EXACT)
     monkeypatch.setattr(f"{__name__}.cost_in_jax", lambda z: z.reshape(*z.shape[:-2], -1) @ slope)

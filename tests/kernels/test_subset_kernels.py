@@ -227,7 +227,7 @@ def test_a_subset_with_the_backend_triton(dtype: torch.dtype, monkeypatch: pytes
 
 def test_a_second_derivative_of_the_sample_is_refused() -> None:
     logits = torch.zeros(1, 12, device=DEVICE).requires_grad_()
-    sample = gapped.subset(logits, 4, estimator=gapped.GST(backend="triton"))
+    sample = gapped.subset(logits, 4, estimator=gapped.GST(gap=1.0, backend="triton"))
     (gradient,) = torch.autograd.grad((sample**3).sum(), logits, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
         gradient.sum().backward()

@@ -230,7 +230,7 @@ SITES: dict[str, Site] = {
     ),
     "27 mix": Site(
         lambda x, g, t: gumbel_softmax(x.unsqueeze(0).repeat(4, 1, 1), g, 1.0) @ t,
-        lambda x, t: gapped.GumbelSoftmax().mix(x.expand(4, N, K), t, generator=seeded()),
+        lambda x, t: gapped.GumbelSoftmax(1.0, hard=False).mix(x.expand(4, N, K), t, generator=seeded()),
         drawn=lambda x: x.expand(4, N, K),
         noise=noise_of_a_key,
     ),

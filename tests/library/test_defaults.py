@@ -14,7 +14,7 @@ from doc_pages import ROOT
 from torch import Tensor
 
 import gapped
-from gapped.registry import CANDIDATES, resolve
+from gapped.registry import RECOMMENDED, resolve
 from gapped.texts import DEFAULT
 
 MODULES: list[Any] = [gapped, gapped.nn, gapped.distributions, gapped.subsets, gapped.counts]
@@ -159,4 +159,4 @@ def test_a_text_is_one_estimator_in_layers_and_commands(text: str | None) -> Non
 
 
 def test_candidates_begin_with_the_default() -> None:
-    assert CANDIDATES[0] == DEFAULT
+    assert RECOMMENDED[0] == DEFAULT
