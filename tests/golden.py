@@ -52,10 +52,14 @@ def recipes() -> dict[str, Path]:
     return dict(sorted({**known_recipes(), **{path.stem: path for path in answered}}.items()))
 
 
+def specs() -> dict[str, list[str]]:
+    """The ids of the runs of each recipe, in order."""
+    return {name: [entry.spec.id for entry in load_recipe(path).entries] for name, path in recipes().items()}
+
+
 def run_ids() -> dict[str, str]:
-    """The number of runs of each recipe, and a hash of their ids in order."""
-    ids = {name: [entry.spec.id for entry in load_recipe(path).entries] for name, path in recipes().items()}
-    return {name: f"{len(own)} {_hash(' '.join(own).encode())}" for name, own in ids.items()}
+    """The number of runs of each recipe, and a hash of their ids."""
+    return {name: f"{len(own)} {_hash(' '.join(own).encode())}" for name, own in specs().items()}
 
 
 def _digest(*tensors: Tensor) -> str:
