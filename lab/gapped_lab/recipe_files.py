@@ -7,7 +7,15 @@ from pathlib import Path
 
 ANSWERED = (
     *("better", "counts-longer", "coupled-fresh", "coupled-linear", "coupled-own", "coupled-start"),
-    *("coupled-time", "field-variance", "gap-grid", "listops-authors", "listops-controls", "listops-more"),
+    *(
+        "coupled-time",
+        "field-variance",
+        "gap-grid",
+        "gapmax-family",
+        "listops-authors",
+        "listops-controls",
+        "listops-more",
+    ),
     *("listops-parser", "listops-short", "raised", "rao-fresh", "search", "second-look", "soft", "tuned"),
     *("without-relu", "zoo"),
 )

@@ -39,7 +39,7 @@ def sample(
     >>> logits = torch.zeros(2, 3, requires_grad=True)
     >>> z = sample(logits, generator=torch.Generator().manual_seed(0))
     >>> z.detach()
-    tensor([[0., 1., 0.],
+    tensor([[0., 0., 1.],
             [0., 0., 1.]])
     >>> z[:, 0].sum().backward()
     >>> logits.grad.shape

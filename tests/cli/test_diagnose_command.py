@@ -37,8 +37,6 @@ def test_it_prints_a_table_and_writes_it_down(here, capsys):
     assert [row["estimator"] for row in record["rows"]] == ["gst:gap=1.2", "reinmax"]
     words = " ".join(shown.replace("\n- ", "\n").split())
     assert all(" ".join(sentence.split()) in words for sentence in record["findings"])
-    assert "Temperatures: gst:gap=1.2 0.5, reinmax 1." in words
-    assert record["temperatures"] == {"gst:gap=1.2": 0.5, "reinmax": 1.0}
     assert (here / "d" / "diagnosis.svg").read_text().startswith("<svg")
     assert sorted(p.name for p in (here / "d").iterdir()) == ["diagnosis.json", "diagnosis.svg"]
 

@@ -24,6 +24,7 @@ from gapped.errors import GappedError
 
 # A comparison with an interval of this confidence fails a correct package at the suite's own level.
 SURE = 1 - LEVEL
+GST = "GST(tau=1.0, gap=1.0)"
 PATHWISE = [gapped.StraightThrough(), gapped.ReinMax(), gapped.GST(1.0, gap=1.0)]
 
 
@@ -78,7 +79,7 @@ def test_against_enumeration_of_the_gradients():
     by_hand = {
         "StraightThrough": [jacobian_of_softmax(p) @ g for g in slope],
         "ReinMax": [reinmax_gradient(theta, i, g, 1.0) for i, g in enumerate(slope)],
-        "GST": [
+        GST: [
             gradient_through(lambda t, i=i: gst_surrogate(t, i, 1.0, 1.0), theta, g)
             for i, g in enumerate(slope)
         ],
@@ -135,7 +136,7 @@ def test_a_given_gradient_is_taken_as_exact():
     leaf = logits.clone().requires_grad_()
     gapped.expectation(f, leaf, gapped.Exact()).backward()
     given, own = (measured("cubic", samples=200, reference=r) for r in (leaf.grad, "auto"))
-    assert given["GST"].bias.value == pytest.approx(own["GST"].bias.value, rel=1e-9)
+    assert given[GST].bias.value == pytest.approx(own[GST].bias.value, rel=1e-9)
     with pytest.raises(GappedError, match=r"reference: .*logits' shape \(3, 4\)"):
         measured("cubic", reference=leaf.grad[0])
 
@@ -289,7 +290,7 @@ def test_batches_and_masks():
         f, logits, [gapped.RLOO(), gapped.GST(1.0, gap=1.0)], 400, mask=mask, generator=seeded()
     )
     assert diagnosis["RLOO"].entries == 40
-    assert diagnosis["RLOO"].bias.low < 0.2 * diagnosis["GST"].bias.value
+    assert diagnosis["RLOO"].bias.low < 0.2 * diagnosis[GST].bias.value
 
 
 def test_rounding_in_half_precision_is_not_bias():

@@ -57,7 +57,7 @@ def test_an_altered_number_is_detected(name: str, evidence: Evidence) -> None:
     spots = [
         i for m in BLOCK.finditer(text) for i in range(m.start() + 30, m.end() - 30) if text[i].isdigit()
     ]
-    assert len(spots) > 100
+    assert len(spots) > 60
     for spot in spots[:: len(spots) // 5]:
         wrong = text[:spot] + str((int(text[spot]) + 1) % 10) + text[spot + 1 :]
         assert fill_blocks(evidence, wrong) == text != wrong

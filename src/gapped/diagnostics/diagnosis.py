@@ -151,9 +151,6 @@ class Diagnosis:
 
     def __getitem__(self, label: str) -> Row:
         rows = {row.label: row for row in self.rows}
-        # A text that named no temperature has it in its label.
-        longer = (each for each in rows if each.startswith((f"{label}:tau=", f"{label},tau=")))
-        label = label if label in rows else next(longer, label)
         if label not in rows:
             raise reject("label", label, f"one of {', '.join(rows)}")
         return rows[label]

@@ -744,7 +744,7 @@ def straight_through(
 
     The help of `gapped.straight_through` has the mathematics and the references.
 
-    >>> straight_through(jax.random.key(0), jnp.zeros(2))
+    >>> straight_through(jax.random.key(0), jnp.zeros(2), hard=False)
     Array([0.5, 0.5], dtype=float32)
     """
     return StraightThrough(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)

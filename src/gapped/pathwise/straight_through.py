@@ -66,7 +66,7 @@ def straight_through(
     - Bias: none for linear costs at τ = 1, else biased.
     - Cost: one evaluation, one uniform per row.
 
-    >>> straight_through(torch.tensor([0.0, 0.0]))
+    >>> straight_through(torch.tensor([0.0, 0.0]), hard=False)
     tensor([0.5000, 0.5000])
 
     References: Bengio, Léonard, Courville (2013).
