@@ -255,6 +255,14 @@ def test_what_the_kernels_cannot_do_is_said(message: str, call: Any, monkeypatch
         call()
 
 
+def test_a_newer_jax_triton_gets_shapes_by_their_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(*arrays: Any, out_type: Any, **rest: Any) -> Any:
+        return triton_call(*arrays, out_shape=out_type, **rest)
+
+    monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=renamed))
+    assert_launched(ESTIMATORS["gst"], example(6, 7), incoming(6, 7))
+
+
 # As constants of a compiled kernel, sizes and numbers must be legal wherever the kernel uses them.
 COMPILED = """
 import re, sys, types, jax, jax.numpy as jnp, triton

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -255,13 +256,16 @@ def _call(
     arrays, rest = [*inputs, *outputs], kernel.arg_names[len(inputs) + len(outputs) :]
     assert kernel.arg_names[: len(arrays)] == arrays, (kernel.arg_names, arrays)
     values = {**_UNUSED, **values}
-    results = _triton_call()(
+    call = _triton_call()
+    # jax-triton 0.4 renamed it.
+    shapes = "out_type" if "out_type" in signature(call).parameters else "out_shape"
+    results = call(
         *inputs.values(),
         kernel=kernel,
-        out_shape=tuple(outputs.values()),
         grid=programs,
         num_warps=values["num_warps"],
         zeroed_outputs=(len(outputs) - 1,) if zeroed else (),
+        **{shapes: tuple(outputs.values())},
         **{name: values[name] for name in rest},
     )
     return list(results)
