@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 # Lines and modules of Python, stubs included: the limit, and the goal.
 LIMITS = {
     "src/gapped": ((22_500, 116), (19_000, 115)),
-    "lab/gapped_lab": ((10_830, 79), (10_500, 79)),
-    "docs/generate": ((950, 11), (1_500, 11)),
-    "tests": ((30_830, 183), (27_000, 180)),
+    "lab/gapped_lab": ((10_910, 79), (10_500, 79)),
+    "docs/generate": ((1_070, 12), (1_500, 11)),
+    "tests": ((31_415, 186), (27_000, 180)),
 }
 
 

@@ -672,16 +672,6 @@ def test_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert main(["compare", "--train", "my_training:absent"]) == 2
 
 
-def test_a_label_says_at_which_temperature_a_text_ran() -> None:
-    """So that it means the same where it is pasted into a model; a label of one's own stays."""
-    result = gapped.compare(
-        lambda estimator, seed: estimator.tau + seed, ["gst:gap=auto", "gumbel-softmax"], 2
-    )
-    assert {record.label for record in result.records} == {"gst:gap=auto,tau=0.85", "gumbel-softmax:tau=0.7"}
-    result = gapped.compare(lambda estimator, seed: estimator.tau + seed, {"mine": "gst:gap=auto"}, 2)
-    assert {record.label for record in result.records} == {"mine"}
-
-
 @pytest.mark.parametrize("kind", [gapped.gst, gapped.GST])
 def test_a_function_or_a_class_is_no_estimator(kind: Any) -> None:
     with pytest.raises(
