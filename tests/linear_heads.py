@@ -43,6 +43,7 @@ class Dense(NamedTuple):
     rows: Tensor
     gates: Tensor
     log_prob: Tensor
+    entropy: Tensor
 
 
 def dense(
@@ -71,6 +72,6 @@ def dense(
     warmth = warmth.reshape(-1, 1) if isinstance(warmth, Tensor) else warmth
     law = torch.log_softmax(logits.masked_fill(~masks, -torch.inf) / warmth, -1)
     log_prob = law.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    return Dense(
-        index.view(shape), selected.view(*shape, *table.shape[1:]), gates.view(shape), log_prob.view(shape)
-    )
+    entropy = -(law.exp() * law.masked_fill(~masks, 0.0)).sum(-1)
+    numbers = (gates.view(shape), log_prob.view(shape), entropy.view(shape))
+    return Dense(index.view(shape), selected.view(*shape, *table.shape[1:]), *numbers)

@@ -51,11 +51,19 @@ def results(estimator: Any, tensors: list[Tensor], is_tied: bool, **how: Any) ->
     hidden, weight, bias, table = tensors
     choice = gapped.linear_choice(hidden, weight, bias, estimator=estimator, **how)
     found = [choice.index]
-    for result in (choice.select(weight if is_tied else table), choice.gate(), choice.log_prob):
+    for result in (
+        choice.select(weight if is_tied else table),
+        choice.gate(),
+        choice.log_prob,
+        choice.entropy,
+    ):
         upstream = normal(*result.shape, seed=5)
         found.append(result)
         found += torch.autograd.grad(result, tensors, upstream, materialize_grads=True)
-    return found
+    again = gapped.linear_choice(
+        hidden, weight, bias, estimator=estimator, index=choice.index, **how
+    ).log_prob
+    return [*found, again, *torch.autograd.grad(again.sum(), tensors, materialize_grads=True)]
 
 
 def with_noise_of_ranks(sizes: list[int], run: Any) -> Any:

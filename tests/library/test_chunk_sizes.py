@@ -94,7 +94,7 @@ def test_a_choice_on_a_gpu_divides_where_torch_computes(
     """Beyond 4,096 categories ReinMax-Rao has no kernel, in float64 no estimator has one."""
     pytest.importorskip("triton")
     steps = []
-    monkeypatch.setattr(head.Head, "draw", lambda own, _: steps.append(own.step))
+    monkeypatch.setattr(head.Head, "draw", lambda own, *_: steps.append(own.step))
     with FakeTensorMode():
         hidden, weight = (torch.empty(n, 2, device="cuda", dtype=dtype) for n in (3, categories))
         gapped.linear_choice(hidden, weight, estimator=text)

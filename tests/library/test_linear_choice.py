@@ -31,7 +31,7 @@ def uses(estimator: Any, parts: Problem, bias: Tensor | None, table: Tensor, mas
     choice = gapped.linear_choice(
         parts.hidden, parts.weight, bias, estimator=estimator, mask=mask, generator=seeded()
     )
-    return Dense(choice.index, choice.select(table), choice.gate(), choice.log_prob)
+    return Dense(choice.index, choice.select(table), choice.gate(), choice.log_prob, choice.entropy)
 
 
 def gradients(result: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -95,7 +95,7 @@ def test_levels_per_row(name: str, keeps_axis: bool) -> None:
 def test_shapes_of_rows(name: str, rows: tuple[int, ...]) -> None:
     parts = problem(rows)
     ours = uses(make(name), parts, parts.bias, parts.table, None)
-    assert [each.shape for each in ours] == [rows, (*rows, 2, 3), rows, rows]
+    assert [each.shape for each in ours] == [rows, (*rows, 2, 3), rows, rows, rows]
     if 0 in rows:
         for result in ours[1:]:
             assert all((each == 0).all() for each in gradients(result, list(parts)))
@@ -110,6 +110,7 @@ def test_one_category(name: str) -> None:
     assert not ours.index.any()
     assert (ours.gates == 1).all()
     assert not ours.log_prob.any()
+    assert not ours.entropy.any()
     for gradient in gradients(ours.rows, [parts.hidden, parts.weight, parts.bias]):
         assert_close(gradient, torch.zeros_like(gradient))
 
@@ -143,6 +144,57 @@ def test_the_gradient_of_log_prob_is_exact() -> None:
     found = torch.autograd.grad(choice.log_prob.sum(), [parts.hidden, parts.weight, parts.bias])
     for gradient, other in zip(found, expected, strict=True):
         assert_close(gradient, other, 1e-10)
+
+
+@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("name", ["gapmax", "decoupled-warm"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_given_categories_have_the_law_of_logits_written_out(
+    name: str, mask: str, temperature: float
+) -> None:
+    parts, estimator, exists = problem(), make(name), MASKS[mask]
+    drawn = gapped.linear_choice(*parts[:3], estimator=estimator, mask=exists, generator=seeded())
+    options: dict[str, Any] = {"estimator": estimator, "mask": exists, "temperature": temperature}
+    given = gapped.linear_choice(*parts[:3], index=drawn.index, **options)
+    assert torch.equal(given.index, drawn.index)
+    logits = (parts.hidden @ parts.weight.T + parts.bias) / (
+        temperature * getattr(estimator, "tau_forward", 1)
+    )
+    logits = logits if exists is None else logits.masked_fill(~exists, -1e9)
+    law = torch.distributions.Categorical(logits=logits)
+    for ours, expected in ((given.log_prob, law.log_prob(drawn.index)), (given.entropy, law.entropy())):
+        assert_close(ours, expected, 1e-10)
+        for gradient, other in zip(
+            gradients(ours, list(parts)), gradients(expected, list(parts)), strict=True
+        ):
+            assert_close(gradient, other, 1e-10)
+
+
+def test_a_temperature_scales_law_and_gradient() -> None:
+    """It is the division of the logits, by hand."""
+    parts, results = problem(), []
+    for scale, options in ((1.0, {"temperature": 0.7}), (0.7, {})):
+        choice = gapped.linear_choice(
+            parts.hidden / scale, parts.weight, parts.bias / scale, generator=seeded(), **options
+        )
+        results.append(
+            Dense(choice.index, choice.select(parts.table), choice.gate(), choice.log_prob, choice.entropy)
+        )
+    assert_same(*results, list(parts))
+
+
+def test_a_given_category_may_be_none_or_forbidden() -> None:
+    """Neither has a gradient; the law of the row is what it is."""
+    parts, mask = problem((3,)), torch.arange(V) > 0
+    index = torch.tensor([V, 0, 5])
+    choice = gapped.linear_choice(*parts[:3], index=index, mask=mask)
+    log_prob = torch.log_softmax((parts.hidden @ parts.weight.T + parts.bias)[:, 1:], -1)
+    assert choice.log_prob[:2].tolist() == [0.0, -torch.inf]
+    assert_close(choice.log_prob[2], log_prob[2, 4], 1e-10)
+    assert_close(choice.entropy, -(log_prob.exp() * log_prob).sum(-1), 1e-10)
+    (gradient,) = torch.autograd.grad(choice.log_prob, parts.hidden, torch.ones(3, dtype=torch.float64))
+    assert not gradient[:2].any()
+    assert gradient[2].any()
 
 
 def test_estimators_as_objects_text_and_the_default() -> None:

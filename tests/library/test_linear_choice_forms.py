@@ -26,7 +26,8 @@ def cost(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any)
     """A use of everything that a choice has."""
     choice = gapped.linear_choice(hidden, weight, bias, **how)
     rows = choice.select(weight)
-    return (rows.square().sum(-1) * choice.gate() + choice.log_prob.to(rows.dtype)).sum()
+    score = (choice.log_prob - choice.entropy).to(rows.dtype)
+    return (rows.square().sum(-1) * choice.gate() + score).sum()
 
 
 # Precision
@@ -156,12 +157,12 @@ def test_only_what_is_wanted_is_computed() -> None:
     assert gradient.shape == parts.bias.shape
 
 
-@pytest.mark.parametrize("use", ["select", "gate", "log_prob"])
+@pytest.mark.parametrize("use", ["select", "gate", "log_prob", "entropy"])
 def test_a_second_derivative_is_refused(use: str) -> None:
     parts = problem()
     choice = gapped.linear_choice(*parts[:3])
-    result = choice.select(parts.weight) if use == "select" else choice.gate()
-    result = choice.log_prob if use == "log_prob" else result
+    result = choice.select(parts.weight) if use == "select" else getattr(choice, use)
+    result = result() if use == "gate" else result
     gradients = torch.autograd.grad(result.square().sum(), parts[:3], create_graph=True)
     for gradient in gradients:
         with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
@@ -245,6 +246,14 @@ def test_nothing_of_the_size_of_the_logits_is_kept_or_allocated(
         ({"estimator": "gst:detach=false"}, "detach: got False, expected True"),
         ({"estimator": gapped.GST(tau=torch.ones(3))}, r"tau: got a tensor of shape \(3,\)"),
         ({"generator": 1}, "generator: got 1"),
+        ({"temperature": 0}, "temperature: got 0, expected a positive number"),
+        ({"temperature": torch.ones(2)}, "temperature: got a tensor, expected a positive number"),
+        ({"index": 3}, "index: got an object of type int, expected an int64 tensor"),
+        ({"index": torch.ones(3, dtype=torch.int64)}, r"index: got a tensor of shape \(3,\)"),
+        (
+            {"index": torch.tensor([0, -1])},
+            "index: got values out of range, expected categories from 0 to 11",
+        ),
         ({"estimator": gapped.GST(backend="triton")}, "backend: got 'triton', expected torch or auto here"),
     ],
 )
@@ -265,6 +274,14 @@ def test_bad_tables_are_one_line(table: Any) -> None:
     choice = gapped.linear_choice(torch.ones(2, D), torch.ones(V, D))
     with pytest.raises(gapped.GappedError, match=r"table: got .*, expected a floating-point tensor on cpu"):
         choice.select(table)
+
+
+def test_given_categories_have_neither_rows_nor_gates() -> None:
+    weight = torch.ones(V, D)
+    choice = gapped.linear_choice(torch.ones(2, D), weight, index=torch.zeros(2, dtype=torch.int64))
+    for use in (lambda: choice.select(weight), choice.gate):
+        with pytest.raises(gapped.GappedError, match="index: got given categories, expected None for select"):
+            use()
 
 
 def test_a_gap_function_sees_the_rows_of_a_chunk() -> None:

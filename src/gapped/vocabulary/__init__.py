@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gapped.checks import check_linear, check_mask, without_autocast
+from gapped.checks import check_level, check_linear, check_mask, holds, without_autocast
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import versions
@@ -25,6 +25,7 @@ from gapped.vocabulary.head import (
     Vocabulary,
     attach,
     matrix,
+    pull_entropy,
     pull_gates,
     pull_log_prob,
     pull_rows,
@@ -58,11 +59,13 @@ def linear_choice(
     bias: Tensor | None = None,
     *,
     estimator: Pathwise | str | None = None,
+    index: Tensor | None = None,
+    temperature: float = 1.0,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     group: ProcessGroup | None = None,
 ) -> LinearChoice:
-    """Draw one of V categories per row, without a tensor of all their logits.
+    """Draw one of V categories per row, or score given ones, without a tensor of all their logits.
 
     For vocabularies, where a tensor of all logits takes more memory than the model. The rows go through the
     product in chunks, forward and once more backward; in between, the index and a few numbers per row are all
@@ -70,6 +73,10 @@ def linear_choice(
 
     Arguments:
         (hidden, weight, bias, estimator)
+        index: Categories `(*rows)` to score instead of drawing, int64: they have `log_prob` and `entropy`. V
+            stands for no category, with a log-probability of 0. One that the mask forbids has -inf and no
+            gradient.
+        temperature: What the logits are divided by, for law and gradient alike: a positive number.
         mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
         (generator)
         group: A process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
@@ -79,8 +86,8 @@ def linear_choice(
 
     Returns:
         An object with `index`, `(*rows)`; `select(table)` for the rows of a table such as an embedding, which
-        may be `weight` itself; `gate()` for routers; and `log_prob`, `(*rows)`. Their gradients reach
-        `hidden`, `weight`, `bias` and the table, and cannot be differentiated again.
+        may be `weight` itself; `gate()` for routers; and `log_prob` and `entropy`, `(*rows)`. Their gradients
+        reach `hidden`, `weight`, `bias` and the table, and cannot be differentiated again.
 
     For a score-function gradient multiply `log_prob` with the reward. Each use costs one more pass over the
     chunks in its backward: with `select`, five products of the size rows × d × V in all. torch.compile leaves
@@ -92,7 +99,15 @@ def linear_choice(
     >>> choice = linear_choice(hidden, embedding.weight, estimator="gst:tau=0.5", generator=g)
     >>> choice.index.shape, choice.log_prob.shape, choice.select(embedding.weight).shape
     (torch.Size([2, 7]), torch.Size([2, 7]), torch.Size([2, 7, 16]))
+    >>> again = linear_choice(hidden, embedding.weight, index=choice.index)
+    >>> torch.equal(again.log_prob, choice.log_prob)
+    True
     """
+    if isinstance(temperature, Tensor):
+        raise reject("temperature", "a tensor", "a positive number")
+    check_level("temperature", temperature, positive=True)
+    if temperature != 1:
+        hidden, bias = hidden / temperature, None if bias is None else bias / temperature
     resolved = resolve_pathwise(estimator)
     dtype, shape = check_linear(hidden, weight, bias), hidden.shape[:-1]
     resolved.check_choice()
@@ -105,21 +120,26 @@ def linear_choice(
     # A stand-in for the logits, without entries of its own.
     logits = hidden.new_empty((), dtype=dtype).expand(*shape, part.here)
     check_mask(mask, logits)
+    given = None if index is None else _check_index(index, shape, part.categories, hidden)
     _, fitted = resolved.prepare(logits, -1, None, generator)
     has_kernel = part.kernel(fitted, logits) is not None
     streams = has_kernel and part.here > runner.LONGEST_BLOCK
     rows = shape.numel()
     step = max(rows, 1) if streams else rows_of_a_chunk(fitted, part.largest, hidden.device, has_kernel)
-    keys = part.share(draw_key(hidden, generator, -(-rows // step)))
+    count = -(-rows // step)
+    if given is None:
+        keys = part.share(draw_key(hidden, generator, count))
+    else:
+        keys = torch.zeros(count, dtype=torch.int64, device=hidden.device)
     # The kernels of short rows do not write the law: decoding does not wait until torch has computed it.
     keeps_law = streams or not has_kernel or torch.is_grad_enabled()
     head = Head(part, fitted, shape, dtype, keys, step, streams, keeps_law)
     layer = Layer(hidden, weight, bias, mask)
     with torch.no_grad(), without_autocast(hidden.device):
-        draws = head.draw(layer)
+        draws = head.draw(layer, given)
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
-    return LinearChoice(draws, head, layer, versions((*layer, *fitted.tensors)))
+    return LinearChoice(draws, head, layer, versions((*layer, *fitted.tensors)), given is not None)
 
 
 @dataclass(frozen=True)
@@ -127,7 +147,8 @@ class LinearChoice:
     """One category per row of `hidden @ weight.T + bias`, and ways to use it: see `gapped.linear_choice`.
 
     With the one-hot sample D that is never written, as for a `gapped.choice.Choice`: `select` is D V for a
-    table V, and `gate` is the entry D_i = 1. Besides there is `log_prob`.
+    table V, and `gate` is the entry D_i = 1. Besides there are `log_prob` and `entropy`, which categories
+    that were given have alone.
     The backward pass of each use computes the logits once more.
     """
 
@@ -136,6 +157,7 @@ class LinearChoice:
     _layer: Layer
     _versions: tuple[int, ...]
     """Versions of the tensors of layer and levels when the choice was drawn."""
+    _is_given: bool = False
 
     def __repr__(self) -> str:
         return f"LinearChoice(index={self.index})"
@@ -167,8 +189,25 @@ class LinearChoice:
         law = self._draws.law
         if law is None:
             with torch.no_grad(), without_autocast(self._draws.category.device):
-                law = self._head.law(self._layer, self._draws.category)
+                law = self._head.draw(self._layer, self._draws.category).law
+            assert law is not None
         return self._attached(law[:, 0].clone(), pull_log_prob)
+
+    @property
+    @uncompiled
+    def entropy(self) -> Tensor:
+        """The entropy of each row's law in nats, `(*rows)`, in float32 or float64, with its exact gradient.
+
+        It does not depend on `index`. It is 0 in a row without categories. It takes one more product.
+
+        >>> import gapped
+        >>> hidden, weight = torch.zeros(2, 3, requires_grad=True), torch.zeros(4, 3)
+        >>> gapped.linear_choice(hidden, weight).entropy.exp()
+        tensor([4., 4.], grad_fn=<ExpBackward0>)
+        """
+        with torch.no_grad(), without_autocast(self._draws.category.device):
+            entropy = self._head.entropy(self._layer)
+        return self._attached(entropy, pull_entropy)
 
     @uncompiled
     def select(self, table: Tensor) -> Tensor:
@@ -179,6 +218,7 @@ class LinearChoice:
         >>> gapped.linear_choice(hidden, weight).select(weight).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
         """
+        self._check_drawn()
         part, index = self._head.part, self._draws.category
         accepted = f"a floating-point tensor on {index.device} with {part.here} rows, one per category"
         if not isinstance(table, Tensor):
@@ -195,9 +235,16 @@ class LinearChoice:
     @uncompiled
     def gate(self) -> Tensor:
         """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
+        self._check_drawn()
         part, index = self._head.part, self._draws.category
         ones = part.own(torch.ones_like(index, dtype=self._head.dtype), index)
         return self._attached(part.total(ones), pull_gates)
+
+    def _check_drawn(self) -> None:
+        if self._is_given:
+            raise reject(
+                "index", "given categories", "None for select and gate, which estimate a drawn one's gradient"
+            )
 
     def _attached(self, value: Tensor, pull: Pull, table: Tensor | None = None) -> Tensor:
         _check_ordinary(self._layer.hidden)
@@ -208,6 +255,19 @@ class LinearChoice:
         return attach(value, pull, self._head, self._draws, self._layer, table).view(
             (*self._head.shape, *rest)
         )
+
+
+def _check_index(index: object, shape: torch.Size, categories: int, hidden: Tensor) -> Tensor:
+    """Given categories, flat, in a tensor of their own."""
+    accepted = f"an int64 tensor of shape {tuple(shape)} on {hidden.device}, as the rows of hidden"
+    if not isinstance(index, Tensor):
+        raise reject("index", f"an object of type {type(index).__name__}", accepted)
+    if index.shape != shape or index.dtype != torch.int64 or index.device != hidden.device:
+        got = f"a tensor of shape {tuple(index.shape)} and {index.dtype} on {index.device}"
+        raise reject("index", got, accepted)
+    if holds((index < 0) | (index > categories)):
+        raise reject("index", "values out of range", f"categories from 0 to {categories}")
+    return index.reshape(-1).clone()
 
 
 def _check_ordinary(hidden: Tensor) -> None:

@@ -132,16 +132,25 @@ class Vocabulary:
         else:
             draws.category.copy_(self.index(chunk.estimator, chunk.logits, chunk.key))
         if draws.law is not None:
-            self.write_law(chunk, draws.category, draws.law)
+            self.write_law(chunk, draws)
 
-    def write_law(self, chunk: Chunk, index: Tensor, to: Tensor) -> None:
-        """Write the law of the categories that were drawn from a chunk: see `Draws`."""
-        law, _ = chunk.estimator.law(simplex.computed(chunk.logits))
-        log_sum = self.log_partition(law)
-        selected = law.gather(-1, self.place(index).unsqueeze(-1)).squeeze(-1)
-        log_prob = self.total(self.own(selected, index)) - log_sum
+    def write_law(self, chunk: Chunk, draws: Draws) -> None:
+        """Write the law of categories that are known, drawn from this chunk or not: see `Draws`."""
+        index, to, kernel = draws.category, draws.law, self.kernel(chunk.estimator, chunk.logits)
+        assert to is not None
+        if kernel is not None and draws.stats is not None:
+            from gapped.kernels.sampling import launch
+
+            # The sums that the kernel of a draw writes, which itself is dropped.
+            unused = launch.Streamed(torch.empty_like(index), draws.stats, to)
+            launch.stream(chunk.logits, chunk.key, kernel, unused, first=chunk.first)
+        else:
+            law, _ = chunk.estimator.law(simplex.computed(chunk.logits))
+            to[:, 1] = self.log_partition(law)
+        logit = simplex.computed(chunk.logits.gather(-1, self.place(index).unsqueeze(-1)))
+        selected = chunk.estimator.law(logit)[0].squeeze(-1)
+        log_prob = self.total(self.own(selected, index)) - to[:, 1]
         to[:, 0] = torch.where(index == self.categories, 0.0, log_prob)
-        to[:, 1] = log_sum
 
     def index(self, estimator: Pathwise, logits: Tensor, key: Tensor) -> Tensor:
         """The category of each row, drawn by torch with noise from `key`."""
@@ -179,21 +188,45 @@ class Vocabulary:
     def pull_log_prob(self, chunk: Chunk, draws: Draws, grad: Tensor) -> None:
         """Write the gradient of the logits in their place, by that of the log-probabilities.
 
-        d log p(i) = e_i - p, in rows that have a category.
+        d log p(i) = e_i - p, in rows that have a category which the mask allows.
         """
         assert draws.law is not None
+        index = torch.where(draws.law[:, 0] == -torch.inf, self.categories, draws.category)
         kernel = self.kernel(chunk.estimator, chunk.logits)
         if kernel is not None and draws.stats is not None:
             from gapped.kernels.sampling import launch
 
-            drawn = launch.Streamed(draws.category, draws.stats, draws.law)
+            drawn = launch.Streamed(index, draws.stats, draws.law)
             launch.pull_log_prob(chunk.logits, drawn, grad, kernel)
             return
-        law, slope = chunk.estimator.law(simplex.computed(chunk.logits))
-        grad = torch.where(draws.category == self.categories, 0.0, grad)
-        p = torch.where(law == -torch.inf, 0.0, (law - draws.law[:, 1:]).exp_())
-        gradient = self.at_index(grad, draws.category, law).addcmul_(p, grad.unsqueeze(-1), value=-1)
+        p, _, slope = self.probabilities(chunk, draws.law[:, 1])
+        grad = torch.where(index == self.categories, 0.0, grad)
+        gradient = self.at_index(grad, index, p).addcmul_(p, grad.unsqueeze(-1), value=-1)
         chunk.logits.copy_(gradient.mul_(slope))
+
+    def probabilities(
+        self, chunk: Chunk, log_sum: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, float | Tensor]:
+        """Probabilities, their logarithms, and the slope of the law in the logits.
+
+        Both are 0 at categories that do not exist. `log_sum` is the law's `log_partition` if that is known.
+        """
+        law, slope = chunk.estimator.law(simplex.computed(chunk.logits))
+        log_sum = self.log_partition(law) if log_sum is None else log_sum
+        exists = law != -torch.inf
+        log_p = torch.where(exists, law - log_sum.unsqueeze(-1), 0.0)
+        return torch.where(exists, log_p.exp(), 0.0), log_p, slope
+
+    def entropy(self, chunk: Chunk) -> Tensor:
+        """The entropy of the law of each row."""
+        p, log_p, _ = self.probabilities(chunk)
+        return -self.total(p.mul_(log_p).sum(-1))
+
+    def pull_entropy(self, chunk: Chunk, grad: Tensor) -> None:
+        """Write the gradient of the logits in their place, by that of the entropies: dH = -p (log p + H)."""
+        p, log_p, slope = self.probabilities(chunk)
+        entropy = -self.total((p * log_p).sum(-1, keepdim=True))
+        chunk.logits.copy_(p.mul_(log_p.add_(entropy)).mul_(-grad.unsqueeze(-1) * slope))
 
     def place(self, index: Tensor) -> Tensor:
         """Local index of each category; an arbitrary valid one if it belongs to another rank."""
@@ -279,29 +312,40 @@ class Head(NamedTuple):
         bias = None if bias is None else _in_dtype(bias, self.dtype)
         return Layer(rows, _in_dtype(weight, self.dtype), bias, mask)
 
-    def draw(self, layer: Layer) -> Draws:
-        """Draw a category for each row."""
+    def draw(self, layer: Layer, given: Tensor | None = None) -> Draws:
+        """Draw a category for each row, or compute the law of `given` ones."""
         layer = self.matrices(layer)
-        hidden, rows = layer.hidden, layer.hidden.shape[0]
-        law = self._empty_law(hidden) if self.keeps_law else None
-        stats = self._empty_law(hidden) if self.streams else None
-        draws = Draws(hidden.new_empty(rows, dtype=torch.int64), law, stats)
+        hidden, is_given = layer.hidden, given is not None
+        category = hidden.new_empty(len(hidden), dtype=torch.int64) if given is None else given
+        law = self._numbers(hidden, 2) if self.keeps_law or is_given else None
+        draws = Draws(category, law, self._numbers(hidden, 2) if self.streams else None)
         for chunk in self._chunks(layer):
-            self.part.draw(chunk, draws.of(chunk.rows))
+            (self.part.write_law if is_given else self.part.draw)(chunk, draws.of(chunk.rows))
         return draws
 
-    def law(self, layer: Layer, category: Tensor) -> Tensor:
-        """The law of categories that were drawn and did not keep it: see `Draws`."""
+    def entropy(self, layer: Layer) -> Tensor:
+        """The entropy of the law of each row."""
         layer = self.matrices(layer)
-        law = self._empty_law(layer.hidden)
+        entropy = self._numbers(layer.hidden)
         for chunk in self._chunks(layer):
-            self.part.write_law(chunk, of_rows(category, chunk.rows), of_rows(law, chunk.rows))
-        return law
+            own = of_rows(entropy, chunk.rows)
+            for rows, part in self.parts(chunk):
+                own[rows] = self.part.entropy(part)
+        return entropy
 
-    def _empty_law(self, hidden: Tensor) -> Tensor:
-        """Room for two numbers per row."""
+    def parts(self, chunk: Chunk) -> Iterator[tuple[slice, Chunk]]:
+        """Parts of a chunk that torch can compute in float32 beside it, after their rows in it."""
+        count = chunk.logits.shape[:1]
+        for rows in slices(
+            count[0], rows_of_a_chunk(self.estimator, self.part.largest, self.keys.device, True)
+        ):
+            estimator = chunk.estimator.of_rows(count, rows)
+            yield rows, chunk._replace(logits=of_rows(chunk.logits, rows), estimator=estimator)
+
+    def _numbers(self, hidden: Tensor, *each: int) -> Tensor:
+        """Room for a number, or several, per row."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return hidden.new_empty(hidden.shape[0], 2, dtype=dtype)
+        return hidden.new_empty(len(hidden), *each, dtype=dtype)
 
     def _chunks(self, layer: Layer) -> Iterator[Chunk]:
         """All rows of a layer that `matrices` returned; the next chunk overwrites the logits of the last."""
@@ -501,6 +545,11 @@ def pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: M
 
 def pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
     head.part.pull_log_prob(chunk, draws, grad)
+
+
+def pull_entropy(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
+    for rows, part in head.parts(chunk):
+        head.part.pull_entropy(part, of_rows(grad, rows))
 
 
 def matrix(values: Tensor) -> Tensor:

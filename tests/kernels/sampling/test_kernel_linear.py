@@ -94,14 +94,16 @@ def test_any_division_into_chunks_gives_the_choice_of_all_logits(name: str, mask
         generator = torch.Generator(DEVICE).manual_seed(1)
         if is_linear:
             choice = estimator.choose_linear(hidden, weight, bias, mask=exists, generator=generator)
-            log_prob = choice.log_prob
+            log_prob, entropy = choice.log_prob, choice.entropy
         else:
             logits = hidden @ weight.T + bias
             logits = logits if exists is None else logits.masked_fill(~exists, -torch.inf)
             choice = estimator.choose(logits, generator=generator)
             law, _ = estimator.law(logits)
-            log_prob = torch.log_softmax(law, -1).gather(-1, choice.index.unsqueeze(-1)).squeeze(-1)
-        uses = (choice.select(table).square().sum(-1), choice.gate(), log_prob)
+            log_p = torch.log_softmax(law, -1)
+            log_prob = log_p.gather(-1, choice.index.unsqueeze(-1)).squeeze(-1)
+            entropy = -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(-1)
+        uses = (choice.select(table).square().sum(-1), choice.gate(), log_prob, entropy)
         upstream = normal(*ROWS, seed=5, dtype=torch.float32).to(DEVICE)
         found = [
             torch.autograd.grad(use, leaves, upstream, retain_graph=True, materialize_grads=True)
@@ -149,6 +151,27 @@ def test_memory_beyond_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2 * rows * CATEGORIES == 8 * sizes.MEMORY
     for own in (table, weight, None):
         assert sizes.MEMORY / 2 < beyond(own) <= sizes.MEMORY
+
+
+@pytest.mark.usefixtures("small_spans")
+@pytest.mark.parametrize("name", ["gapmax", "decoupled"])
+def test_given_categories_have_the_law_of_drawn_ones(name: str) -> None:
+    """The kernel that draws writes the sums of a law whose categories are given."""
+    leaves = head()
+    estimator = replace(ESTIMATORS[name], backend="triton")
+    index = torch.arange(6, device=DEVICE).view(ROWS) * 700
+    index[0, 1] = CATEGORIES
+    mask = torch.arange(CATEGORIES, device=DEVICE) != 700 * 3
+    choice = gapped.linear_choice(*leaves[:3], estimator=estimator, index=index, mask=mask)
+    logits = (leaves[0] @ leaves[1].T + leaves[2]).masked_fill(~mask, -torch.inf)
+    law = torch.log_softmax(estimator.law(logits)[0], -1)
+    expected = torch.cat([law, law.new_zeros(*ROWS, 1)], -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(choice.log_prob, expected, rtol=2e-4, atol=2e-5)
+    upstream = normal(*ROWS, seed=5, dtype=torch.float32).to(DEVICE)
+    upstream[1, 0] = 0.0  # of the forbidden category, whose log-probability is -inf
+    ours, theirs = (torch.autograd.grad(each, leaves[:3], upstream) for each in (choice.log_prob, expected))
+    for gradient, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=2e-4, atol=2e-5)
 
 
 class _Names(TorchDispatchMode):
