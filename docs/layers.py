@@ -25,6 +25,7 @@ WORDS = {
     "gradient": "a value forward, an estimate backward",
     "kernels": "fused Triton kernels",
     "choice": "an index instead of a one-hot",
+    "choices": "k of them, for routers",
     "counts": "Poisson, binomial",
     "pathwise": "the sample carries the gradient",
     "score": "the gradient comes from the cost",

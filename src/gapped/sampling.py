@@ -1,17 +1,19 @@
-"""The front door: a sample, or a choice, of one category per row."""
+"""The front door: a sample of one category per row, or a choice of one or several by index."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
 
 from gapped.docstrings import documented
-from gapped.pathwise import Pathwise, resolve_pathwise
+from gapped.pathwise import Pathwise, Source, resolve_pathwise
 
 if TYPE_CHECKING:
     from gapped.choice import Choice
+    from gapped.choices import Choices, Law
 
 
 @documented
@@ -48,30 +50,92 @@ def sample(
     return resolve_pathwise(estimator).sample(logits, dim=dim, mask=mask, generator=generator)
 
 
-@documented
+@overload
 def choose(
     logits: Tensor,
+    k: None = None,
     *,
     estimator: Pathwise | str | None = None,
+    draw: Source | None = None,
+    law: Law = "subset",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> Choice:
-    """Draw one category per row by its index, for look-ups and routers.
+) -> Choice: ...
+@overload
+def choose(
+    logits: Tensor,
+    k: int,
+    *,
+    estimator: Pathwise | str | None = None,
+    draw: Source | None = None,
+    law: Law = "subset",
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Choices: ...
+@documented
+def choose(
+    logits: Tensor,
+    k: int | None = None,
+    *,
+    estimator: Pathwise | str | None = None,
+    draw: Source | None = None,
+    law: Law = "subset",
+    dim: int = -1,
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Choice | Choices:
+    """Draw one category per row by its index, or k distinct ones.
 
-    It is `gapped.sample` without the one-hot vector, which is never written; what uses the choice never
-    multiplies by its zeros. Values and gradients are those of the one-hot sample.
+    For look-ups and routers: `gapped.sample`, or `gapped.subset`, without the zeros and ones, which are never
+    written; what uses the choice never multiplies by them.
 
     Arguments:
-        (logits, estimator, dim, mask, generator)
+        (logits)
+        k: How many categories are drawn, from 1 to K. None is one, without an axis for it.
+        estimator: A pathwise one, as an object or its text; None is the default, GapMax, and for sets of more
+            than one category the one below.
+        draw: "sample"; "argmax" takes the k largest logits, with the estimator's gradient for them. None is
+            the estimator's own.
+        law: "subset", the law of `gapped.subset`, or "sequential", one category after the other.
+        (dim, mask, generator)
 
     Returns:
-        A `Choice`. Its `index` has the shape of the logits without the category axis; `select(table)` looks
-        up entries, and `gate()` is a 1 for each row that carries the gradient.
+        For k categories a `Choices`: `index`, `(*rows, k)`; `gate()`, ones that carry the gradient, of the
+        same shape; `weights()`, the gates times the normalised probabilities of the drawn categories;
+        `select(table)` and `log_prob`. Without k a `Choice`, whose `index` has the shape of the logits
+        without the category axis; `select(table)` looks up entries, and `gate()` is a 1 for each row.
+
+    Under "subset" the set S has a probability in proportion to Π_{i ∈ S} exp(θ_i), with the marginals μ. A
+    gradient g at its zeros and ones becomes, in one of three ways::
+
+        (Cov(S) g + (S - μ) ⟨S - μ, g⟩) / 2        "reinmax", the default
+        Cov(S) g                                   "straight-through", also with a temperature
+        Cov(S') g / τ                              "gst:gap=1", the S' of logits with a gap
+
+    The first is exact on average for costs up to quadratic in S, the second for linear ones. Under
+    "sequential" each category is drawn from the softmax of those that are left, and has the gradient of a
+    single choice, given those before it: any estimator without further noise will do.
+
+    A row with fewer than k categories has all of them drawn; the places that are left have index K and a
+    gate of zero. The logits must not be changed before the backward pass, and autograd notices.
 
     >>> logits = torch.zeros(2, 4, requires_grad=True)
     >>> choice = choose(logits, generator=torch.Generator().manual_seed(0))
     >>> choice.index.shape, choice.select(torch.eye(4)).shape, choice.gate()
     (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_GateBackward>))
+    >>> choices = choose(logits, k=2)
+    >>> choices.index.shape, choices.weights().sum(-1)
+    (torch.Size([2, 2]), tensor([1., 1.], grad_fn=<SumBackward1>))
+
+    References: Liu, Dong, Liu, Yu, Gao (2023) for ReinMax; Ahmed, Zeng, Niepert, Van den Broeck (2023) for
+    the gradient of sets; Plackett (1975) for sequences.
     """
-    return resolve_pathwise(estimator).choose(logits, dim=dim, mask=mask, generator=generator)
+    if k is None:
+        resolved = resolve_pathwise(estimator)
+        resolved = resolved if draw is None else replace(resolved, draw=draw)
+        return resolved.choose(logits, dim=dim, mask=mask, generator=generator)
+    from gapped.choices import choose
+
+    return choose(estimator, logits, k, law, draw, dim, mask, generator)

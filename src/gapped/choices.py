@@ -1,0 +1,371 @@
+r"""k distinct categories of each row, stored by index: what a router that sends a token to k experts draws.
+
+A set :math:`S` of `k` categories is drawn under one of two laws. "subset" is that of `gapped.subsets`, with a
+probability in proportion to :math:`\prod_{i \in S} e^{\theta_i}`. "sequential" draws one category after the
+other without putting it back, each from the softmax of those that are left. For one category both are the
+softmax.
+
+Logits and indices are all that is kept for the backward pass, where gradients are computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from gapped import simplex
+from gapped.checks import batched_with, check_table, in_eager_mode, is_integer
+from gapped.choice import _Gate, _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect
+from gapped.errors import reject
+from gapped.gradient import first_order, is_differentiated, jacobian_product, transformable, versions
+from gapped.pathwise import Pathwise, Source, resolve_pathwise
+from gapped.pathwise.gst import GST
+from gapped.pathwise.reinmax import ReinMax
+from gapped.pathwise.straight_through import StraightThrough
+from gapped.simplex import Draw, divide, per_row
+from gapped.subsets import conditional_bernoulli as law
+from gapped.subsets.differentiable import log_normaliser_of
+from gapped.subsets.subset_sampling import perturbed
+
+Law = Literal["subset", "sequential"]
+"""The law of the k categories."""
+Pull = Callable[..., Tensor]
+"""``pull(logits, index, grad, at_index, *tensors)``: the gradient of the logits, by that of the entries
+``(*rows, k)`` at the drawn categories, or, without `at_index`, by those of k one-hot vectors
+``(*rows, k, K)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """k distinct categories of each row, and ways to use them that send a gradient to the logits.
+
+    `gapped.choose(logits, k=...)` returns it. With S the zeros and ones of the drawn set, which are never
+    written:
+
+    - `gate`: the entries of S at the drawn categories, which are 1, to be multiplied with the results of the
+      branches that a router selects. The results of the other branches count as zero.
+    - `weights`: the gates times the probabilities of the drawn categories, normalised to a sum of 1.
+    - `select`: the rows of a table.
+    - `log_prob`: the log-probability of what was drawn.
+    """
+
+    _drawn: Tensor
+    """The indices, ``(*rows, k)``."""
+    _rows: Tensor
+    """The masked logits, ``(*rows, K)``, in the graph."""
+    _logits: Tensor
+    """What the gradient goes to: the rows, or a `handle` of them."""
+    _law: Law
+    _pull: Pull | None
+    """None without a gradient."""
+    _tensors: tuple[Tensor | None, ...]
+    _versions: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"Choices(index={self.index})"
+
+    @property
+    def index(self) -> Tensor:
+        """The drawn categories, int64, ``(*rows, k)``: ascending, or in the order in which they were drawn.
+
+        A row with fewer than k categories has index `K` in the places that are left, one with a NaN or +inf
+        `K + 1` in all of them.
+        """
+        # A copy: what the caller writes into it must not change what was drawn.
+        return self._drawn.to(torch.int64, copy=True)
+
+    def gate(self) -> Tensor:
+        """Ones, ``(*rows, k)``, in the dtype of the logits; zero in places without a category.
+
+        >>> import gapped
+        >>> logits = torch.zeros(2, 6, requires_grad=True)
+        >>> gapped.choose(logits, k=2).gate()
+        tensor([[1., 1.],
+                [1., 1.]], grad_fn=<_GateBackward>)
+        """
+        self._check_versions()
+        if self._pull is None:
+            return _gate_of(self._rows, self._drawn)
+        return _Gate.apply(self._logits, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+    def weights(self) -> Tensor:
+        """The probabilities of the drawn categories, normalised, ``(*rows, k)``; zero in places without one.
+
+        They are the softmax over the logits of the drawn categories, with its own gradient, times `gate()`
+        with that of the estimator.
+
+        >>> import gapped
+        >>> gapped.choose(torch.tensor([0.0, 0.0, -torch.inf]), k=2).weights()
+        tensor([0.5000, 0.5000])
+        """
+        self._check_versions()
+        value = _weights_of(self._rows.detach(), self._drawn)
+        if self._pull is None:
+            return value.to(self._rows.dtype)
+        return _Weights.apply(self._logits, value, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+    def select(self, table: Tensor) -> Tensor:
+        """The rows of a table that the categories select: `table[index]`, for a table `(K, *rest)`.
+
+        Returns:
+            A tensor `(*rows, k, *rest)`, zero in places without a category. It carries the estimator's
+            gradient: that of a category that was not drawn is the mean over the k places in which it could
+            stand, or under the law "sequential" over those in which it could still be drawn, the sum.
+
+        >>> import gapped
+        >>> gapped.choose(torch.tensor([0.0, -torch.inf, 0.0]), k=2).select(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([1., 3.])
+        """
+        check_table(table, self._rows.shape[-1:], "; for others take table[choices.index]")
+        self._check_versions()
+        if self._pull is None:
+            return _look_up(table, self._drawn, self._rows.shape[-1], False)
+        function = _Select if in_eager_mode() else _TransformedSelect
+        return function.apply(self._logits, table, self._drawn, False, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+    @property
+    def log_prob(self) -> Tensor:
+        """The log-probability of what was drawn, ``(*rows)``, in float32 or float64, with its exact gradient.
+
+        It is that of the set, or under the law "sequential" that of the sequence. It is 0 in a row that has
+        nothing to choose.
+
+        >>> import gapped
+        >>> gapped.choose(torch.zeros(4), k=2).log_prob.exp()
+        tensor(0.1667)
+        """
+        self._check_versions()
+        scores = simplex.shift(simplex.computed(self._rows))
+        if self._law == "sequential":
+            return _log_prob_of_sequence(scores, self._drawn)
+        wide = simplex.accumulated(scores)
+        total = torch.where(self._drawn < scores.shape[-1], _at(wide, self._drawn), 0.0).sum(-1)
+        return (total - log_normaliser_of(wide, self._drawn.shape[-1])).to(scores.dtype)
+
+    def _check_versions(self) -> None:
+        # Autograd checks these tensors from the first use of the choices on, but not before it.
+        if self._versions and self._versions != versions((self._rows, *self._tensors)):
+            raise RuntimeError("gapped: the logits or options of choices were changed after they were drawn")
+
+
+def choose(
+    estimator: Pathwise | str | None,
+    logits: Tensor,
+    k: int,
+    law: Law,
+    draw: Source | None,
+    dim: int,
+    mask: Tensor | None,
+    generator: torch.Generator | None,
+) -> Choices:
+    """Draw k categories per row: see `gapped.choose`."""
+    if law not in ("subset", "sequential"):
+        raise reject("law", law, "'subset' or 'sequential'")
+    is_set = law == "subset" and k != 1
+    resolved: Pathwise = ReinMax() if estimator is None and is_set else resolve_pathwise(estimator)
+    resolved = resolved if draw is None else replace(resolved, draw=draw)
+    resolved.check_choice()
+    rows, fitted = resolved.prepare(logits, dim, mask, generator)
+    if not is_integer(k) or not 1 <= k <= rows.shape[-1]:
+        raise reject("k", k, f"an integer from 1 to {rows.shape[-1]}, the number of categories")
+    k = int(k)
+    if k == 1:
+        return _choose_one(fitted, rows, law, generator)
+    check = _check_set if is_set else _check_sequence
+    check(fitted)
+    wants_gradient = is_differentiated(rows)
+    with torch.no_grad():
+        scores = simplex.shift(simplex.computed(rows))
+        index = (_draw_set if is_set else _draw_sequence)(scores, k, fitted, generator)
+        index = torch.where(scores[..., :1].isnan(), scores.shape[-1] + 1, index)
+    pull = partial(_pull_set if is_set else _pull_sequence, fitted) if wants_gradient else None
+    rows = rows if wants_gradient else rows.detach()
+    return Choices(index, rows, rows, law, pull, (), _seen((rows,)))
+
+
+def _choose_one(estimator: Pathwise, rows: Tensor, law: Law, generator: torch.Generator | None) -> Choices:
+    """A choice of one category, with an axis for it."""
+    choice = estimator.choose(rows, generator=generator)
+    pull = partial(_pull_one, choice._pull) if choice._tensors else None
+    tensors, rows = choice._tensors, rows if choice._tensors else rows.detach()
+    index = choice._drawn.unsqueeze(-1)
+    return Choices(index, rows, choice._logits, law, pull, tensors, _seen((rows, *tensors)))
+
+
+def _seen(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    """Versions of these tensors, where they may be changed before the backward pass."""
+    return versions(tensors) if in_eager_mode() else ()
+
+
+def _check_set(estimator: Pathwise) -> None:
+    """Raise an error unless there is a gradient of this kind for sets."""
+    accepted = "'reinmax', 'straight-through' or a gap as in 'gst:gap=1' for k > 1, or law='sequential'"
+    if not isinstance(estimator, ReinMax | StraightThrough | GST):
+        raise reject("estimator", estimator, accepted)
+    if isinstance(estimator, ReinMax) and (isinstance(estimator.tau, Tensor) or estimator.tau != 1):
+        raise reject("tau", estimator.tau, "1: ReinMax has no other temperature for k > 1")
+    if isinstance(estimator, GST):
+        if callable(estimator.gap) or isinstance(estimator.gap, str):
+            raise reject("gap", estimator.gap, "a number or a tensor, as in 'gst:gap=1', for k > 1")
+        if not estimator.detach:
+            raise reject("detach", False, "True if more than one category is drawn")
+
+
+def _check_sequence(estimator: Pathwise) -> None:
+    """Raise an error unless the estimator's gradient follows from the drawn category."""
+    kind = type(estimator)
+    is_plain = kind.draw_given is Pathwise.draw_given and kind.draw_category is Pathwise.draw_category
+    if not is_plain or kind.law is not Pathwise.law or not getattr(estimator, "detach", True):
+        accepted = "one whose gradient needs no noise, such as 'gapmax', 'reinmax' or 'gst', for k > 1"
+        raise reject("estimator", estimator, accepted)
+
+
+def _draw_set(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Generator | None) -> Tensor:
+    """The indices of a subset, ascending."""
+    n = scores.shape[-1]
+    if estimator.draw == "argmax":
+        return _largest(scores, k)
+    backend = "triton" if law.runs_on_kernels(scores, k, backend=estimator.backend) else "torch"
+    chosen = law.draw(scores, k, generator, backend=backend)
+    # The largest of n, n - 1, ... are those of the chosen categories, in order; what is left is 0.
+    order = torch.arange(n, 0, -1, device=scores.device)
+    return n - torch.where(chosen, order, 0).topk(k).values
+
+
+def _draw_sequence(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Generator | None) -> Tensor:
+    """The indices of k draws without replacement, in their order: those of the largest noisy logits."""
+    if estimator.draw == "argmax":
+        return _largest(scores, k)
+    return _largest(scores + simplex.gumbel(scores, generator), k)
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    top, index = scores.topk(k)
+    return torch.where(top == -torch.inf, scores.shape[-1], index)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """The entries of ``(*rows, K)`` at the indices ``(*rows, k)``; any where there is no category."""
+    return values.gather(-1, index.long().clamp(max=values.shape[-1] - 1))
+
+
+def _put(index: Tensor, values: Tensor, categories: int) -> Tensor:
+    """``(*rows, K)``, zero but for `values` at the indices; what stands in places without one is dropped."""
+    values = torch.where(index < categories, values, 0.0)
+    zeros = values.new_zeros((*values.shape[:-1], categories))
+    # Added: places without a category point at the last one.
+    return zeros.scatter_add(-1, index.long().clamp(max=categories - 1), values)
+
+
+def _weights_of(logits: Tensor, index: Tensor) -> Tensor:
+    """The softmax over the logits at the indices, in float32 or float64."""
+    categories = logits.shape[-1]
+    chosen = torch.where(index < categories, _at(simplex.computed(logits), index), -torch.inf)
+    return _only_sampled(simplex.softmax(chosen), index, categories)
+
+
+def _pull_one(
+    pull: Pull, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *tensors: Tensor
+) -> Tensor:
+    grad = grad.squeeze(-1) if at_index else grad.squeeze(-2)
+    return pull(logits, index.squeeze(-1), grad, at_index, *tensors)
+
+
+def _at_set(index: Tensor, grad: Tensor, categories: int, at_index: bool) -> Tensor:
+    """The gradient at the zeros and ones of a set, ``(*rows, K)``."""
+    if at_index:
+        return _put(index, grad, categories)
+    where = index.long().clamp(max=categories - 1)
+    own = grad.gather(-1, where.unsqueeze(-1)).squeeze(-1)
+    # In any of the k places each category that was not drawn could stand.
+    mean = grad.mean(-2)
+    return mean + _put(index, own - _at(mean, index), categories)
+
+
+def _pull_set(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool) -> Tensor:
+    """The gradient of the logits of a subset: see `gapped.choose`."""
+    k, categories = index.shape[-1], logits.shape[-1]
+    scores = simplex.shift(simplex.computed(logits))
+    grad = _at_set(index, grad.to(scores.dtype), categories, at_index)
+    grad = torch.where(scores == -torch.inf, 0.0, grad)
+    chosen = _put(index, torch.ones_like(index, dtype=scores.dtype), categories)
+    tau: float | Tensor = 1.0
+    if not isinstance(estimator, ReinMax):
+        tau = per_row(estimator.tau, scores)
+        if isinstance(estimator, GST):
+            scores = perturbed(scores, chosen > 0, k, per_row(cast(Any, estimator.gap), scores))
+        scores = divide(scores, tau)
+    backend = "triton" if law.runs_on_kernels(scores, k, grad, backend=estimator.backend) else "torch"
+    product = law.covariance_product(grad, scores, k, backend=backend)
+    if isinstance(estimator, ReinMax):
+        centred = chosen - law.marginals(scores, k, backend=backend)
+        product = (product + centred * (centred * grad).sum(-1, keepdim=True)) / 2
+    return divide(product, tau).to(logits.dtype)
+
+
+def _pull_sequence(
+    estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool
+) -> Tensor:
+    """The sum of the estimator's gradients of all draws, each given those before it."""
+    categories, scores = logits.shape[-1], simplex.computed(logits)
+    total = torch.zeros_like(scores)
+    for place in range(index.shape[-1]):
+        at = index[..., place : place + 1]
+        own = grad[..., place : place + 1] if at_index else grad[..., place, :]
+        own = _put(at, own.to(scores.dtype), categories) if at_index else own.to(scores.dtype)
+        total = total + _step(estimator, scores, at, own)
+        drawn = torch.arange(categories, device=scores.device) == at
+        scores = torch.where(drawn, -torch.inf, scores)
+    return total.to(logits.dtype)
+
+
+def _step(estimator: Pathwise, scores: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+    """The estimator's gradient for a category ``(*rows, 1)`` that was drawn from the softmax of `scores`."""
+    top = scores.amax(-1, keepdim=True)
+    lawful = top.isfinite()
+    draw = Draw(torch.where(lawful & (index < scores.shape[-1]), index, 0).squeeze(-1))
+    points, weights, product = estimator.points(torch.where(lawful, scores - top, 0.0), draw)
+    points = torch.where(lawful, points, torch.where(top == -torch.inf, 0.0, torch.nan))
+    points = torch.where(scores.isneginf(), -points, points)
+    return jacobian_product(grad, points, weights, scores, product)
+
+
+def _log_prob_of_sequence(scores: Tensor, index: Tensor) -> Tensor:
+    categories, total = scores.shape[-1], scores.new_zeros(scores.shape[:-1])
+    for at in torch.split(index.long(), 1, -1):
+        step = _at(simplex.log_softmax(scores), at).squeeze(-1)
+        total = total + torch.where(at.squeeze(-1) == categories, 0.0, step)
+        scores = torch.where(torch.arange(categories, device=scores.device) == at, -torch.inf, scores)
+    return total
+
+
+@transformable
+class _Weights(torch.autograd.Function):
+    """The softmax over the drawn categories, times gates: one gradient of the logits for both."""
+
+    @staticmethod
+    def forward(logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
+        # A copy: autograd forbids returning an input as it is.
+        return batched_with(value.to(logits.dtype, copy=True), *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, value, index, ctx.pull, *tensors = inputs
+        ctx.save_for_backward(logits, value, index, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+        logits, value, index, *tensors = ctx.saved_tensors
+
+        def product(grad: Tensor) -> Tensor:
+            scaled = grad.to(value.dtype) * value
+            estimate = ctx.pull(logits, index, scaled.to(logits.dtype), True, *tensors)
+            own = scaled - value * scaled.sum(-1, keepdim=True)
+            return cast(Tensor, estimate + _put(index, own, logits.shape[-1]).to(logits.dtype))
+
+        return first_order(product, logits, grad), None, None, None, *(None for _ in tensors)
