@@ -64,7 +64,7 @@ def headline(evidence: Evidence) -> str:
     columns = (*times, "memory, eager", "memory, `gapped.gst`")
     texts = []
     for device, group in _devices([b for b in timings(evidence.bench) if not b.width]):
-        rows = (_beside(bench) for bench in group if _ours(bench))
+        rows = (_row(bench) for bench in group if _ours(bench))
         table = without_empty(Table(columns, tuple(rows)))
         values = {"table": table, "device": device, "versions": _versions(group)}
         texts.append(fill("bench-headline-device", values))
@@ -97,7 +97,7 @@ def _ours(bench: Timings) -> Bench | None:
     return bench.find("gst", "triton") or bench.find("gst", "torch")
 
 
-def _beside(bench: Timings) -> tuple[Entry, ...]:
+def _row(bench: Timings) -> tuple[Entry, ...]:
     """A row of the headline: GST beside torch's sampler."""
     ours, torch = _ours(bench), bench.find(REFERENCE, "eager")
     spent, eager, compiled = time(ours), time(torch), bench.reference("compiled")

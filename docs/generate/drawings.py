@@ -80,7 +80,7 @@ def heat(evidence: Evidence, protocol: str, where: str) -> str:
 def default(evidence: Evidence) -> str:
     """What each of the widely used estimators loses at one temperature for all tasks."""
     study = Study.of(evidence)
-    chosen = study.recommended()
+    chosen = study.recommend()
     names = {
         "GapMax": "GapMax, the default",
         "GST-auto": 'GST, gap="auto"',

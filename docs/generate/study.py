@@ -78,21 +78,21 @@ class Study:
         """The task without a ReLU where it falls short most."""
         return max(self.plain, key=lambda task: np.nan_to_num(self.shortfall(task, cell), nan=-1.0))
 
-    def ranked(self) -> list[Cell]:
+    def rank(self) -> list[Cell]:
         """The cells, the least mean shortfall first, those without one last."""
         return sorted(self.cells, key=lambda cell: np.nan_to_num(self.mean(cell), nan=np.inf))
 
-    def recommended(self) -> dict[str, Cell]:
+    def recommend(self) -> dict[str, Cell]:
         """Each estimator of `TEXTS` at the temperature with the least mean shortfall."""
-        return {label: next(cell for cell in self.ranked() if cell[0] == label) for label in TEXTS}
+        return {label: next(cell for cell in self.rank() if cell[0] == label) for label in TEXTS}
 
 
 def shortfalls(evidence: Evidence) -> dict[str, Any]:
     """All cells on all tasks, the best mean first; recommended ones are marked."""
     study = Study.of(evidence)
-    chosen = set(study.recommended().values())
+    chosen = set(study.recommend().values())
     body = []
-    for cell in study.ranked():
+    for cell in study.rank():
         mean = study.mean(cell)
         worst = np.nan if np.isnan(mean) else study.shortfall(study.worst(cell), cell)
         numbers = [study.above(task, cell) for task in study.tasks]

@@ -57,8 +57,8 @@ def _table(mine: dict[Key, dict[str, LinearTiming]]) -> Table:
             (
                 Entry(sizes),
                 Entry(TABLES[table]),
-                *(_spent(ways.get(way)) for way in WAYS),
-                Entry(NOTHING) if product is None else Entry(f"{_shown(count * product)} ms ({count})"),
+                *(_time_of(ways.get(way)) for way in WAYS),
+                Entry(NOTHING) if product is None else Entry(f"{_format(count * product)} ms ({count})"),
                 Entry(NOTHING) if ratio is None else Entry(f"{ratio:.2f}", ratio),
             )
         )
@@ -70,15 +70,15 @@ def _time(line: LinearTiming | None) -> float | None:
     return None if line is None or line.milliseconds is None else line.milliseconds.median
 
 
-def _shown(milliseconds: float) -> str:
+def _format(milliseconds: float) -> str:
     return f"{milliseconds:.3f}" if milliseconds < 10 else f"{milliseconds:.1f}"
 
 
-def _spent(line: LinearTiming | None) -> Entry:
+def _time_of(line: LinearTiming | None) -> Entry:
     spent = _time(line)
     if line is None or spent is None or line.memory is None:
         return Entry(NOTHING)
-    return Entry(f"{_shown(spent)} ms, {line.memory:,.0f} MiB", spent)
+    return Entry(f"{_format(spent)} ms, {line.memory:,.0f} MiB", spent)
 
 
 def word_model(evidence: Evidence) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _sampling_order(spec: RunSpec) -> tuple[bool, int, str]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a command comes down to. It depends on the recipes and the folder, not on the engine."""
+    """The work of a command. It depends on the recipes and the folder, not on the engine."""
 
     entries: tuple[Entry, ...]
     request: str

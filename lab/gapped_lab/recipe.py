@@ -70,9 +70,9 @@ def recipe_from(table: Mapping[str, Any], origin: str, *, quick: bool = False, *
             raise GappedError(f"{origin}: the recipe has no [quick] section: {advice}")
         changes = dict(_table(table["quick"], f"{origin}: quick"))
         _check_keys(changes, (_TOP | {"skip"}) - {"cell", "quick", "name"}, f"{origin} [quick]")
-        cells = _without_skipped(cells, changes.pop("skip", []), origin)
+        cells = _skip(cells, changes.pop("skip", []), origin)
         if "protocol" in changes:
-            cells = _restricted(cells, _listed(changes["protocol"], f"{origin} [quick]: protocol"), origin)
+            cells = _restrict(cells, _list(changes["protocol"], f"{origin} [quick]: protocol"), origin)
     changes |= {k: v for k, v in overrides.items() if v is not None}
     settings |= changes
     for key in ("name", "task", "protocol"):
@@ -132,8 +132,8 @@ def _expand(
         if own_tau:
             accepted = f"none: {kind} has no temperature"
             raise GappedError(f"{origin} [[cell]]: tau: got {tau!r}, expected {accepted}")
-    axes = {k: _listed(common.pop(k), f"{origin}: {k}") for k in _AXES if k in common}
-    grid = {k: _listed(v, f"{origin}: {k}") for k, v in options.items()}
+    axes = {k: _list(common.pop(k), f"{origin}: {k}") for k in _AXES if k in common}
+    grid = {k: _list(v, f"{origin}: {k}") for k, v in options.items()}
     for values in product(*axes.values(), *grid.values()):
         point = dict(zip([*axes, *grid], values, strict=True))
         own_options = {k: point.pop(k) for k in grid}
@@ -187,7 +187,7 @@ def _fill(text: str, values: Mapping[str, Any]) -> str:
     return label
 
 
-def _without_skipped(cells: list[Any], skip: object, origin: str) -> list[Any]:
+def _skip(cells: list[Any], skip: object, origin: str) -> list[Any]:
     """The cells that a quick run does not skip."""
     labels = [cell.get("label") for cell in cells]
     if not isinstance(skip, list) or any(label not in labels for label in skip):
@@ -199,11 +199,11 @@ def _without_skipped(cells: list[Any], skip: object, origin: str) -> list[Any]:
     return rest
 
 
-def _restricted(cells: list[Any], protocols: list[Any], origin: str) -> list[Any]:
+def _restrict(cells: list[Any], protocols: list[Any], origin: str) -> list[Any]:
     """The cells with those of their own protocols that are among `protocols`, if they have any."""
     rest = []
     for cell in cells:
-        own = _listed(cell.get("protocol", protocols), f"{origin} [[cell]]: protocol")
+        own = _list(cell.get("protocol", protocols), f"{origin} [[cell]]: protocol")
         left = [protocol for protocol in own if protocol in protocols]
         if left:
             rest.append({**cell, "protocol": left} if "protocol" in cell else cell)
@@ -260,7 +260,7 @@ def _seeds(value: object, origin: str) -> list[int]:
     raise GappedError(f"{origin}: seeds: got {value!r}, expected {accepted}")
 
 
-def _listed(value: Any, what: str) -> list[Any]:
+def _list(value: Any, what: str) -> list[Any]:
     if value == []:
         raise GappedError(f"{what}: got an empty list, expected at least one value")
     return value if isinstance(value, list) else [value]

@@ -28,6 +28,6 @@ def known_recipes() -> dict[str, Path]:
 
 
 def recipe_titles() -> dict[str, str]:
-    """What each of them is about, in a line, sorted by name."""
+    """The subject of each of them, in a line, sorted by name."""
     recipes = sorted(known_recipes().items())
     return {name: tomllib.loads(path.read_text("utf-8"))["title"] for name, path in recipes}

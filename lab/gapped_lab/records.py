@@ -106,7 +106,7 @@ class Work(JsonLine):
 
 @dataclass(frozen=True, kw_only=True)
 class Startup(JsonLine):
-    """What an import costs."""
+    """The time of an import."""
 
     FILE = "bench.jsonl"
     TAGS = MappingProxyType({"schema": SCHEMA, "kind": "startup"})
@@ -133,7 +133,7 @@ class LinearTiming(JsonLine):
     way: Name
     """Who computes, or a product of hidden states and weight alone."""
     table: Literal["own", "weight", "none"]
-    """What rows are selected from; none where an index is drawn without a gradient."""
+    """The table that rows are selected from; none where an index is drawn without a gradient."""
     status: str = "ok"
     milliseconds: Timing | None = None
     memory: float | None = None
@@ -154,7 +154,7 @@ class Tuning(JsonLine):
     rewards: list[float]
     """The mean reward of each step."""
     nats_lost: float
-    """What the prediction of held-out text lost, in nats a word."""
+    """The loss of predicting held-out text, in nats a word."""
     spread: float
     """The standard deviation of the first gradient over the norm of its mean."""
     milliseconds: Duration

@@ -1,4 +1,4 @@
-"""What a fleet writes when it ends: records, curves, and pictures or trees, one line per run."""
+"""The lines that a fleet writes when it ends: records, curves, and pictures or trees, one line per run."""
 
 from __future__ import annotations
 

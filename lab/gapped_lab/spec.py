@@ -133,7 +133,7 @@ class RunSpec:
 
     @property
     def shape(self) -> str:
-        """What runs must have in common to be trained as one fleet."""
+        """The key of runs that may be trained as one fleet."""
         own = {"estimator", "options", "tau", "seed", "learning_rate", "rate_decay", "schedule"}
         return json.dumps({k: v for k, v in asdict(self).items() if k not in own}, sort_keys=True)
 

@@ -72,7 +72,7 @@ class Store(RecordStore):
         self._remove_empty()
 
     @contextmanager
-    def occupied(self) -> Iterator[None]:
+    def occupy(self) -> Iterator[None]:
         """A block in which this process trains into the folder; a warning if another one does so already.
 
         Processes of other machines are not seen.
@@ -206,7 +206,7 @@ def _read_plan(path: Path) -> dict[str, list[str]]:
 
 
 def _identity(key: str) -> dict[str, Any]:
-    """What a checkpoint says of itself."""
+    """The header of a checkpoint."""
     return {
         "format": _FORMAT,
         "fleet": key,

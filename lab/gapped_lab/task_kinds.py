@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Rules(Protocol):
-    """What every named protocol says, whatever its task."""
+    """The fields of every named protocol, whatever its task."""
 
     @property
     def data(self) -> str: ...
@@ -80,7 +80,7 @@ def _image_task(
 ) -> VAETask:
     first = specs[0]
     rules = rules_of(first.protocol)
-    data = data_sets.load(first.data, data_dir).limited(
+    data = data_sets.load(first.data, data_dir).limit(
         first.train_images or rules.train_images,
         first.test_images,
         validation=first.split == "validation",

@@ -68,7 +68,7 @@ def train(fleet: Fleet, device: torch.device, checkpoints: Store | None, setting
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    trainer = _restored(fleet, device, checkpoints, settings.data_dir)
+    trainer = _restore(fleet, device, checkpoints, settings.data_dir)
     metrics: dict[str, list[float]] = {}
     if spec.entropy_steps:
         metrics["surrogate_entropy"] = _surrogate_entropy(trainer, spec.entropy_steps)
@@ -106,9 +106,7 @@ def build(specs: Sequence[RunSpec], device: torch.device, data_dir: Path | None,
     )
 
 
-def _restored(
-    fleet: Fleet, device: torch.device, checkpoints: Store | None, data_dir: Path | None
-) -> Trainer:
+def _restore(fleet: Fleet, device: torch.device, checkpoints: Store | None, data_dir: Path | None) -> Trainer:
     """The fleet's trainer, as its checkpoint left it if there is one that can be used."""
     trainer = build(fleet.specs, device, data_dir, fleet.key)
     state = None if checkpoints is None else checkpoints.load_checkpoint(fleet.key, device)

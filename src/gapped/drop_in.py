@@ -32,7 +32,7 @@ _lock = threading.Lock()
 _active: list[_Replacement] = []
 """The contexts that have not ended, the last one in force: they may end in any order."""
 _torchs: list[Any] = []
-"""What was there before the first of them."""
+"""The function that was there before the first of them."""
 
 
 @contextmanager

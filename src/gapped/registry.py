@@ -30,7 +30,7 @@ RECOMMENDED = (
     "reinmax:tau=1.5",
     "straight-through",
 )
-"""What `gapped.compare` and commands compare unless told otherwise."""
+"""The estimators that `gapped.compare` and commands compare unless told otherwise."""
 
 # The functions that an option may name.
 _FUNCTIONS = MappingProxyType({"expected": expected_gap})

@@ -20,7 +20,7 @@ def study() -> Study:
 
 
 def test_default_temperatures_are_those_of_the_records(study: Study) -> None:
-    for label, (_, tau) in study.recommended().items():
+    for label, (_, tau) in study.recommend().items():
         if ":gap=" not in TEXTS[label]:
             assert gapped.estimator(TEXTS[label]).tau == tau, label
     # A finding, not an accident of rounding: every cell is worse than the best by 1% on some task.

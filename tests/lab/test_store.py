@@ -159,11 +159,11 @@ def test_several_processes_add_to_one_folder(tmp_path, safe):
 @pytest.mark.parametrize("whose", ["another's", "own", "a dead one's"])
 def test_another_live_process_in_the_folder_is_announced(tmp_path, whose):
     process = {"another's": os.getppid(), "own": os.getpid(), "a dead one's": 2**22 + 1}[whose]
-    with Store(tmp_path).occupied():
+    with Store(tmp_path).occupy():
         (mark,) = tmp_path.iterdir()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / mark.name.replace(str(os.getpid()), str(process))).touch()
-    with warnings.catch_warnings(record=True, action="always") as caught, Store(tmp_path).occupied():
+    with warnings.catch_warnings(record=True, action="always") as caught, Store(tmp_path).occupy():
         pass
     announced = [f"process {process} trains into this folder, too" in str(each.message) for each in caught]
     assert announced == [True] * (whose == "another's")

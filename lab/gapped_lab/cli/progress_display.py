@@ -56,7 +56,7 @@ class Display(Callbacks):
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Display:
-        self._before = {each: signal.signal(each, self._interrupted) for each in _SIGNALS}
+        self._before = {each: signal.signal(each, self._interrupt) for each in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,7 +128,7 @@ class Display(Callbacks):
         self.console.print(f"epoch {round(epochs, 2):g} of {fleet.specs[0].epochs}{rest}")
         self.said = time.monotonic()
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.stop_signal:
             raise KeyboardInterrupt
         self.stop_signal = number

@@ -43,7 +43,7 @@ class Dataset:
     width: int
     scale: int
 
-    def limited(self, train: int | None, test: int | None, *, validation: bool = False) -> Dataset:
+    def limit(self, train: int | None, test: int | None, *, validation: bool = False) -> Dataset:
         """The first `train` and `test` images of each split, all if None.
 
         With `validation`, the last sixth of the training images takes the place of the test images: a
@@ -131,7 +131,7 @@ def parse(raw: bytes) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class IdxFile:
-    """What one file must be.
+    """The form that one file must have.
 
     `md5` is the publisher's checksum of the packed file (``name.gz``), and every download must match it.
     `sha256` is the checksum of the unpacked content, and every file must match it: files that people bring
@@ -179,7 +179,7 @@ class IdxSource:
             try:
                 require("downloading", "pooch")
             except GappedError as problem:
-                raise self._absent(missing, str(problem), data_dir) from None
+                raise self._explain_absence(missing, str(problem), data_dir) from None
 
     def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Resource]:
         self._complete(data_dir, progress, download)
@@ -208,7 +208,7 @@ class IdxSource:
                     raise GappedError("downloading is off")
                 self._download(file, data_dir, progress)
             except GappedError as problem:
-                raise self._absent(missing[i:], str(problem), data_dir) from None
+                raise self._explain_absence(missing[i:], str(problem), data_dir) from None
 
     def _download(self, file: IdxFile, data_dir: Path | None, progress: bool) -> None:
         packed = sources.download(f"{file.name}.gz", self.mirrors, file.md5, progress)
@@ -223,7 +223,7 @@ class IdxSource:
         except OSError as problem:
             raise GappedError(f"cannot write {path}: {problem.strerror or problem}") from None
 
-    def _absent(self, missing: list[IdxFile], reason: str, data_dir: Path | None) -> GappedError:
+    def _explain_absence(self, missing: list[IdxFile], reason: str, data_dir: Path | None) -> GappedError:
         names = ", ".join(file.name for file in missing)
         folder = sources.destination(self.name, data_dir)
         install = f", or on Debian and Ubuntu: apt install {self.package}" if self.package else ""

@@ -1,4 +1,4 @@
-"""What a data set is here, and its files: where they are looked up, how they are downloaded and unpacked.
+"""Data sets and their files: where they are looked up, how they are downloaded and unpacked.
 
 Files are looked up in the folder that the caller names, in ``$GAPPED_DATA``, in the user's cache, and where
 Debian's packages put data sets, in this order. Inside each, a file of the set NAME is ``NAME/FILE`` or

@@ -24,7 +24,7 @@ class Local:
         self.device, self.workers = pick_device(device), workers
 
     def run(self, recipes: Sequence[Recipe], store: Store, settings: Settings) -> list[Record]:
-        with store.occupied():
+        with store.occupy():
             work = prepare(recipes, store)
             pending = remaining(work, store)
             check_data(pending, settings.data_dir)

@@ -37,7 +37,7 @@ class Ray:
         self.device, self.address = device, address or os.environ.get("RAY_ADDRESS")
 
     def run(self, recipes: Sequence[Recipe], store: Store, settings: Settings) -> list[Record]:
-        with store.occupied():
+        with store.occupy():
             work = prepare(recipes, store)
             pending = remaining(work, store)
             settings.callbacks.start(pending)
@@ -51,7 +51,7 @@ class Ray:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the tasks of a command have in common."""
+    """The state that the tasks of a command share."""
 
     plan: Path
     """The driver's plan: a worker that sees it shares the driver's folder."""
@@ -74,7 +74,7 @@ def _board() -> Any:
             return self.stop
 
         def read(self, stop: bool) -> list[tuple[str, Snapshot | None]]:
-            """What came since the last time."""
+            """The messages since the last time."""
             self.stop = stop
             news, self.news = self.news, []
             return news
@@ -156,7 +156,7 @@ def _ask(reference: Any) -> bool:
 
 
 def _result(reference: Any, fleet: Fleet) -> Sequence[RunLine] | None:
-    """What a task returned; where its worker was lost for good, the records of a failed fleet."""
+    """The result of a task; where its worker was lost for good, the records of a failed fleet."""
     lines: Sequence[RunLine] | Exception | None = answer(reference)
     if isinstance(lines, MissingExtra):
         raise lines from None

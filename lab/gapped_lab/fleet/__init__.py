@@ -42,7 +42,7 @@ class Task(Protocol):
     row_axes: int
     """How many axes of the sampled logits lie between run and category."""
     loss_name: str
-    """What the loss is called in records, after ``train_``."""
+    """The name of the loss in records, after ``train_``."""
     clip: float | None = None
     """Largest norm of a run's gradient, if there is one."""
     widths: Widths | None = None
@@ -68,7 +68,7 @@ class Task(Protocol):
         return
 
     def program(self, step: int) -> Hashable:
-        """What the loss of a step must have in common with that of another to be recorded as one graph."""
+        """The key of steps whose losses are recorded as one graph."""
         return None
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
@@ -96,7 +96,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What may differ between the runs of a fleet, apart from their seeds."""
+    """The settings that may differ between the runs of a fleet, apart from their seeds."""
 
     estimator: Estimator
     learning_rate: float
@@ -175,7 +175,7 @@ class Trainer:
             if (self.epoch + 1) % self.test_every == 0 or self.epoch + 1 == self.epochs:
                 self._test()
         self.epoch, self.step = self.epoch + 1, 0
-        self.seconds.append(self._elapsed())
+        self.seconds.append(self._seconds_so_far())
 
     def train_steps(self, steps: int, before_step: Callable[[int], None] | None = None) -> None:
         """The epoch up to its step number `steps`; `before_step` gets each one's number, its batch loaded.
@@ -188,7 +188,7 @@ class Trainer:
             self.norms.clear()
         self.task.start_epoch(self.epoch)
         self._set_rates()
-        scheduled = {name: values for name in LEVELS if (values := self._scheduled(name)) is not None}
+        scheduled = {name: values for name in LEVELS if (values := self._values_of(name)) is not None}
         for step in range(self.step, steps):
             self.task.load_batch(step)
             for name, values in scheduled.items():
@@ -201,7 +201,7 @@ class Trainer:
                 self._set_rates()
             self.step = step + 1
 
-    def _elapsed(self) -> float:
+    def _seconds_so_far(self) -> float:
         """The seconds of the epoch so far, those of steps that are queued on the device included."""
         synchronize(self.device)
         return time.perf_counter() - self._began
@@ -262,7 +262,7 @@ class Trainer:
             "epoch": self.epoch,
             "within": {
                 "step": self.step,
-                "seconds": self._elapsed(),
+                "seconds": self._seconds_so_far(),
                 "noise": self.generator.get_state(),
                 "sums": [self.loss_sum, *self.norms.state()],
             },
@@ -326,7 +326,7 @@ class Trainer:
         if self.selection is not None:
             self.adam.learning_rate.mul_(self.selection.factor)
 
-    def _scheduled(self, level: str) -> Tensor | None:
+    def _values_of(self, level: str) -> Tensor | None:
         """The values of a level in the epoch, ``(steps, R)``, or None if they never change."""
         base = self.base[level]
         if all(run.schedule.level != level for run in self.runs):

@@ -32,7 +32,7 @@ _LEVELS = ("tau", "gap", "tau_forward", "eta", "alpha", "beta", "smoothing")
 
 
 def group_key(estimator: Estimator) -> Hashable:
-    """What runs must have in common to be sampled by one call: everything but the numeric levels."""
+    """The key of runs that one call samples: everything but the numeric levels."""
     if isinstance(estimator, Trainable):
         network = getattr(estimator, "network", None)
         rest = tuple(getattr(estimator, name, None) for name in ("decay", "scale", "samples", "hidden"))
@@ -248,7 +248,7 @@ class Grouped:
 
 
 def _call(group: Group) -> Hashable:
-    """What groups must have in common for their costs to be evaluated in one call."""
+    """The key of groups whose costs are evaluated in one call."""
     start, _, each = group
     if isinstance(each, Pathwise):
         return "pathwise"

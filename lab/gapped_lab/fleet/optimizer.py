@@ -76,7 +76,7 @@ class Adam:
 
 
 def step_sizes(learning_rate: Tensor, count: Tensor, rectified: bool) -> tuple[Tensor, Tensor, Tensor]:
-    r"""What a step is made of: m times the first, over :math:`\sqrt v` over the second plus the third.
+    r"""The parts of a step: m times the first, over :math:`\sqrt v` over the second plus the third.
 
     For Adam the learning rates over the first moment's bias correction, the square root of the second's, and
     a small constant. For RAdam the first has the rectification as a factor; as long as the second moment
@@ -120,7 +120,7 @@ def update(
 
 @torch.no_grad()
 def clip_scales(gradients: Sequence[Tensor], limit: float) -> Tensor:
-    """What to multiply each run's gradients by for a norm of at most `limit` over all weights, ``(R,)``.
+    """The factor of each run's gradients for a norm of at most `limit` over all weights, ``(R,)``.
 
     The rule of `torch.nn.utils.clip_grad_norm_`, for gradients whose first axis is the run axis. The products
     are left to `update`, which reads the gradients anyway: as tensors of their own, all weights would go
@@ -142,7 +142,7 @@ class SelectionRule:
     """How a task's runs are validated while they train."""
 
     metric: str
-    """What the score is called in records; more is better."""
+    """The name of the score in records; more is better."""
     score: Callable[[Grouped], Tensor]
     """Takes the score of each run, ``(R,)``, given their sampler; NaN for a run that is broken."""
     validations: int

@@ -10,7 +10,7 @@ from gapped.checks import check_count
 from gapped.errors import GappedError, reject
 
 LEVELS = ("tau", "smoothing")
-"""What a schedule may change."""
+"""The levels that a schedule may change."""
 
 
 @dataclass(frozen=True)

@@ -145,16 +145,16 @@ def stack(examples: Iterable[Expression], official: bool, complete: int) -> Spli
     longest = max(lengths, default=0)
     nodes = max(longest - 1, 0)
     return Split(
-        padded(tokens, longest, torch.uint8).reshape(len(tokens), longest),
+        pad(tokens, longest, torch.uint8).reshape(len(tokens), longest),
         torch.tensor(lengths, dtype=torch.int64),
         torch.tensor(labels, dtype=torch.int64),
-        padded(trees, 4 * nodes, torch.int16).reshape(len(tokens), nodes, 2),
+        pad(trees, 4 * nodes, torch.int16).reshape(len(tokens), nodes, 2),
         official,
         complete,
     )
 
 
-def padded(items: Iterable[bytes], size: int, dtype: torch.dtype) -> torch.Tensor:
+def pad(items: Iterable[bytes], size: int, dtype: torch.dtype) -> torch.Tensor:
     """`items`, each padded to `size` bytes, one after the other."""
     # A bytearray is writable, as torch requires of memory that it shares; frombuffer refuses empty buffers.
     raw = bytearray().join(each.ljust(size, bytes([PADDING])) for each in items)
@@ -223,7 +223,7 @@ def as_characters(split: Split) -> Split:
     longest = max(lengths, default=0)
     return replace(
         split,
-        tokens=padded(lines, longest, torch.uint8).reshape(len(lines), longest),
+        tokens=pad(lines, longest, torch.uint8).reshape(len(lines), longest),
         lengths=torch.tensor(lengths, dtype=torch.int64),
         spans=split.spans[:, :0],
     )

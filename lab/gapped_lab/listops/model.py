@@ -35,17 +35,17 @@ class TreeClassifier(torch.nn.Module):
         self.dropout = protocol.dropout
         words = len(CHARACTERS if protocol.characters else VOCABULARY)
         normal, uniform = partial(init.normal_, std=0.01), partial(init.uniform_, a=-0.002, b=0.002)
-        self.embedding = _stacked(runs, (words, d), normal)
-        self.input_weight = _stacked(runs, (4 * d, d), init.kaiming_normal_, transposed=True)
-        self.recurrent_weight = _stacked(runs, (4 * d, d), init.orthogonal_, transposed=True)
+        self.embedding = _stack(runs, (words, d), normal)
+        self.input_weight = _stack(runs, (4 * d, d), init.kaiming_normal_, transposed=True)
+        self.recurrent_weight = _stack(runs, (4 * d, d), init.orthogonal_, transposed=True)
         self.input_bias = Parameter(torch.zeros(len(runs), 1, 4 * d))
         self.recurrent_bias = Parameter(torch.zeros(len(runs), 1, 4 * d))
-        self.tree_weight = _stacked(runs, (5 * d, 2 * d), init.orthogonal_, transposed=True)
+        self.tree_weight = _stack(runs, (5 * d, 2 * d), init.orthogonal_, transposed=True)
         self.tree_bias = Parameter(torch.zeros(len(runs), 1, 5 * d))
-        self.query = _stacked(runs, (1, d), normal)
+        self.query = _stack(runs, (1, d), normal)
         self.hidden, self.output = Linear(d, d, runs), Linear(d, CLASSES, runs)
-        self.hidden.weight = _stacked(runs, (d, d), init.kaiming_normal_, transposed=True)
-        self.output.weight = _stacked(runs, (CLASSES, d), uniform, transposed=True)
+        self.hidden.weight = _stack(runs, (d, d), init.kaiming_normal_, transposed=True)
+        self.output.weight = _stack(runs, (CLASSES, d), uniform, transposed=True)
         with torch.no_grad():
             self.input_bias[..., d : 2 * d] = 1
             self.hidden.bias.zero_()
@@ -77,7 +77,7 @@ class TreeClassifier(torch.nn.Module):
         # Dropout's factor is applied to the few words of the table instead of to all of their occurrences.
         words = torch.bmm((flat == vocabulary).to(self.embedding.dtype), self.embedding / (1 - rate))
         bias = self.input_bias + self.recurrent_bias
-        gates = torch.baddbmm(bias, zeroed(words, rate, generator), self.input_weight)
+        gates = torch.baddbmm(bias, zero(words, rate, generator), self.input_weight)
         return lstm(gates.view(runs, batch, count, -1), self.recurrent_weight)
 
 
@@ -153,10 +153,10 @@ def retreat(gates: Tensor, before: Tensor, own: Tensor, grad_h: Tensor, grad_c: 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """Dropout with a generator of its own."""
-    return zeroed(x / (1 - rate), rate, generator) if rate else x
+    return zero(x / (1 - rate), rate, generator) if rate else x
 
 
-def zeroed(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+def zero(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """`x` with each number zero at the probability `rate`."""
     if rate == 0:
         return x
@@ -164,7 +164,7 @@ def zeroed(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     return torch.where(keep, x, 0.0)
 
 
-def _stacked(
+def _stack(
     runs: Sequence[torch.Generator],
     shape: tuple[int, int],
     fill: Callable[..., Tensor],

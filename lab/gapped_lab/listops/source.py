@@ -79,9 +79,9 @@ class _Files:
 class ListOpsSource:
     """`count` training expressions drawn under `seed`; all splits cut to fewer than `max_tokens` tokens.
 
-    Validation and test are the official files where one of the folders that are searched holds them. What is
-    missing is drawn in one go by the rule of the official set and then divided, so that all generated splits
-    follow one length law and are disjoint from each other and from the official files. It is kept in the
+    Validation and test are the official files where one of the folders that are searched holds them. Missing
+    splits are drawn in one go by the rule of the official set and then divided, so that all generated splits
+    follow one length law and are disjoint from each other and from the official files. They are kept in the
     user's cache, one file a split, under a name that depends on all of this. Nothing is ever downloaded.
     """
 
@@ -100,7 +100,7 @@ class ListOpsSource:
             raise reject("count", self.count, "a whole number from 1")
 
     @property
-    def _published(self) -> dict[str, OfficialFile]:
+    def _official_files(self) -> dict[str, OfficialFile]:
         return {"valid": self.valid, "test": self.test}
 
     def locate(self, data_dir: Path | None) -> list[Resource]:
@@ -138,7 +138,7 @@ class ListOpsSource:
     def _files(self, data_dir: Path | None) -> _Files:
         official: dict[str, Path] = {}
         counts, checksums = {"train": self.count}, []
-        for split, file in self._published.items():
+        for split, file in self._official_files.items():
             if path := sources.find(self.name, file.name, data_dir):
                 official[split] = path
                 checksums.append(file.sha256)
@@ -152,7 +152,7 @@ class ListOpsSource:
 
     def _contents(self, files: _Files, progress: bool) -> dict[str, bytes]:
         """The verified content of each split, in the form of the official files."""
-        official = {split: self._verified(split, path) for split, path in files.official.items()}
+        official = {split: self._verify(split, path) for split, path in files.official.items()}
         if all(path.is_file() for path in files.generated.values()):
             try:
                 return official | files.read_generated()
@@ -168,11 +168,11 @@ class ListOpsSource:
             recipe = {**files.recipe, "split": split}
             examples.write_generated(path, islice(pairs, files.counts[split]), recipe)
 
-    def _verified(self, split: str, path: Path) -> bytes:
+    def _verify(self, split: str, path: Path) -> bytes:
         """The content of an official file. Where the checksum is wrong, a bad line says more than digests."""
         content = examples.read(path)
         digest = hashlib.sha256(content).hexdigest()
-        expected = self._published[split].sha256
+        expected = self._official_files[split].sha256
         if digest != expected:
             for _ in examples.expressions(content, path):
                 pass

@@ -194,7 +194,7 @@ class Sweep:
         return torch.cat([take(each, pairs).chunk(2, -1)[side] for each in slopes], -1)
 
     def _share(self, pairs: Tensor, side: int) -> Tensor:
-        """What a child's adjoint has from its pairs so far; nothing from one that does not exist."""
+        """The part of a child's adjoint from its pairs so far; zero from one that does not exist."""
         line = pairs.clamp(min=0)
         share = self._slope(line, side) * take(self.weights, line).unsqueeze(-1)
         return share.masked_fill((pairs < 0).unsqueeze(-1), 0.0)

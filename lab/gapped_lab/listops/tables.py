@@ -112,7 +112,7 @@ class Tables:
         return self.leaf_count - 1 + 2 * layer
 
     def neighbours(self, layer: int) -> Neighbours:
-        """What surrounds a layer's merge."""
+        """The surroundings of a layer's merge."""
         return Neighbours(*self.around[:, layer].unbind(-1))
 
     def gates(self, left: Tensor, right: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class ListOpsTask(Task):
     """R classifiers with the data on the device.
 
     The lengths of an epoch's batches are the same for all runs, in an order drawn for the epoch; the
-    examples of a batch are each run's own. What does not fill a last batch of its bucket sits out the epoch.
+    examples of a batch are each run's own. A last batch that its bucket cannot fill sits out the epoch.
     """
 
     row_axes = 1
@@ -107,7 +107,7 @@ class ListOpsTask(Task):
             size = len(bucket.labels)
             orders = [permutation(size, seed, epoch, number) for seed in self._distinct]
             self._orders.append(torch.stack(orders).to(self.batch.device)[self._places])
-            self._widths.append(self._padded(bucket, self._orders[-1]))
+            self._widths.append(self._pad(bucket, self._orders[-1]))
 
     def load_batch(self, step: int) -> None:
         self._bucket, turn = self._schedule[step]
@@ -120,7 +120,7 @@ class ListOpsTask(Task):
         bucket, turn = self._schedule[step]
         return bucket, self._widths[bucket][turn]
 
-    def _padded(self, bucket: _Bucket, orders: Tensor) -> list[int]:
+    def _pad(self, bucket: _Bucket, orders: Tensor) -> list[int]:
         """To how many tokens each batch of a bucket is padded, the same for all runs."""
         size = self.protocol.batch
         turns, widest = len(bucket.labels) // size, bucket.tokens.shape[1]
@@ -231,7 +231,7 @@ class ListOpsTask(Task):
 
 
 def bin_name(low: int, high: int | None) -> str:
-    """What a bin is called in the name of a metric.
+    """The name of a bin in the name of a metric.
 
     >>> bin_name(1, 10), bin_name(3, 4), bin_name(6, None)
     ('1_to_9', '3', '6_up')

@@ -124,10 +124,10 @@ class LateMaskGumbelSoftmax(GumbelSoftmax):
         if dim != -1 or not self.hard:
             raise reject("gumbel-softmax-late-mask", "a dim or soft samples", "hard samples, last axis")
         allowed = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
-        return late_masked(logits, allowed, simplex.gumbel(logits.detach(), generator), self.tau)
+        return mask_late(logits, allowed, simplex.gumbel(logits.detach(), generator), self.tau)
 
 
-def late_masked(logits: Tensor, mask: Tensor, gumbel: Tensor, tau: float | Tensor) -> Tensor:
+def mask_late(logits: Tensor, mask: Tensor, gumbel: Tensor, tau: float | Tensor) -> Tensor:
     """`LateMaskGumbelSoftmax` given its noise, as `logits` and `mask` of shape ``(*rows, K)``."""
     exists = logits > -torch.inf
     allowed = exists & mask

@@ -40,7 +40,7 @@ DIVERGED = "2 of 3 seeds: the other run diverged, and enters no mean."
 
 @dataclass(frozen=True)
 class Contest:
-    """What the board needs to know of a recipe."""
+    """A recipe as the board needs it."""
 
     name: str
     title: str
@@ -80,12 +80,12 @@ def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, 
         what = {"recipe": Entry(contest.name), "protocol": Entry(protocol, code=True)}
         what["measure"] = Entry(metric_name(metric))
         for row in rows_of(group, metric) if group else []:
-            published = _published(theirs.pop((row.label, row.tau), None), metric)
+            published = _list_published(theirs.pop((row.label, row.tau), None), metric)
             mark = {"mark": Entry(marks.get(row.name, ""))}
             yield _row(what | _ours(row) | (_share(row) if contest.alone else {}) | mark | published)
         for alone in theirs.values():
             name = {"estimator": Entry(alone.label), "τ": tau_entry(alone.tau)}
-            yield _row(what | name | _published(alone, metric))
+            yield _row(what | name | _list_published(alone, metric))
 
 
 def _row(entries: Mapping[str, Entry]) -> tuple[Entry, ...]:
@@ -106,7 +106,7 @@ def _share(row: Row) -> dict[str, Entry]:
     return {"s / run": number(share.mean)}
 
 
-def _published(row: PaperRow | None, metric: str) -> dict[str, Entry]:
+def _list_published(row: PaperRow | None, metric: str) -> dict[str, Entry]:
     """A published mean and standard deviation, the number of seeds, and our difference."""
     if row is None:
         return {}

@@ -21,18 +21,18 @@ def best_rows(table: Table) -> Table:
 def to_markdown(table: Table) -> str:
     """A Markdown table: texts to the left, numbers to the right."""
     # Our own headings may hold code.
-    head = "| " + " | ".join(escaped(name).replace("\\`", "`") for name in table.columns) + " |"
+    head = "| " + " | ".join(escape(name).replace("\\`", "`") for name in table.columns) + " |"
     rule = "|" + "|".join("---:" if right else ":---" for right in aligned_right(table)) + "|"
-    texts = [[_in_markdown(entry) for entry in row] for row in table.rows]
+    texts = [[_format(entry) for entry in row] for row in table.rows]
     body = ["| " + " | ".join(row) + " |" for row in texts]
     notes = [f"\n{note}" for note in table.notes]
     return "\n".join([head, rule, *body, *notes]) + "\n"
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     r"""Text as Markdown that shows it, whatever is in it.
 
-    >>> escaped("GST[/1] | $x$"), escaped("gst:gap=1.2"), escaped("# x_y _z_")
+    >>> escape("GST[/1] | $x$"), escape("gst:gap=1.2"), escape("# x_y _z_")
     ('GST\\[/1\\] \\| \\$x\\$', 'gst:gap=1.2', '\\# x_y \\_z\\_')
     """
     text = re.sub(r"([\\`*\[\]<>|$~&#]|\b_|_\b)", r"\\\1", text)
@@ -54,5 +54,5 @@ def fence(text: str, least: int = 1) -> str:
     return "`" * max([least, *(len(marks) + 1 for marks in re.findall("`+", text))])
 
 
-def _in_markdown(entry: Entry) -> str:
-    return ", ".join(map(as_code, entry.text.split(", "))) if entry.code else escaped(entry.text)
+def _format(entry: Entry) -> str:
+    return ", ".join(map(as_code, entry.text.split(", "))) if entry.code else escape(entry.text)

@@ -64,7 +64,7 @@ GAP = 1
 
 @dataclass(frozen=True)
 class _Logs:
-    """What the runs of a folder left beside their records, by the id of the run."""
+    """The files that the runs of a folder left beside their records, by the id of the run."""
 
     curves: Mapping[str, Curve]
     images: Mapping[str, Images]
@@ -157,7 +157,7 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
 
 
 def _next_step(rows: Sequence[Row], recipe: str) -> tuple[str, str]:
-    """What to do next, in words and as a command; the latter may be empty."""
+    """The next step, in words and as a command; the latter may be empty."""
     runs = rows[0].cell.records
     if any(run.quick for run in runs):
         return "For numbers to quote, run it in full:", f"gapped reproduce {recipe}"

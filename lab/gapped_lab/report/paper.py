@@ -92,7 +92,7 @@ def against_paper(records: Iterable[Record], recipe: str, protocol: str | None =
     seeds = table.get("seeds")
     rows: list[PaperRow] = []
     seen: list[Cell] = []
-    for name, tau, published in (_published(recipe, row, table) for row in table.get("rows", [])):
+    for name, tau, published in (_find_published(recipe, row, table) for row in table.get("rows", [])):
         matching = [c for c in ours if _matches(c, name, tau)]
         seen += matching
         if why := table.get("incomparable", {}).get(name):
@@ -141,14 +141,14 @@ def _entries(row: PaperRow, several: bool) -> tuple[Entry, ...]:
         Entry(str(ours.count), ours.count) if row.ours else Entry(NOTHING),
         _mean_std(row.paper_mean, row.paper_std, row.metric),
         Entry(str(row.paper_count), row.paper_count) if row.paper_count else Entry(NOTHING),
-        _signed(number(row.difference, row.metric)),
-        _signed(Entry(NOTHING) if errors is None else Entry(f"{errors:.1f}", errors)),
+        _sign(number(row.difference, row.metric)),
+        _sign(Entry(NOTHING) if errors is None else Entry(f"{errors:.1f}", errors)),
         Entry(DISAGREES if row.disagrees else ""),
         Entry(row.note),
     )
 
 
-def _signed(entry: Entry) -> Entry:
+def _sign(entry: Entry) -> Entry:
     """A difference with its sign, unless it rounds to nothing."""
     if entry.value is None or float(entry.text) == 0:
         return Entry(entry.text.removeprefix("-"), entry.value)
@@ -165,7 +165,7 @@ def _under(protocol: str | None, table: dict[str, Any]) -> dict[str, Any]:
     return {**table, "rows": [row[1:] for row in table["rows"] if row[0] == protocol]}
 
 
-def _published(
+def _find_published(
     recipe: str, row: list[Any], table: dict[str, Any]
 ) -> tuple[str, float | None, list[tuple[str, float, float | None]]]:
     """A row of the paper's data as label, temperature, and (metric, mean, std) for each of its numbers."""

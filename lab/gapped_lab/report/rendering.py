@@ -13,7 +13,7 @@ from gapped.comparison.store import write_text
 from gapped.comparison.table import Table, failures, to_rich, without_empty
 from gapped.errors import GappedError
 from gapped_lab.report.cells import cells, groups, rows_of, summary_table, verdict_of
-from gapped_lab.report.markdown import as_code, best_rows, escaped, to_markdown
+from gapped_lab.report.markdown import as_code, best_rows, escape, to_markdown
 from gapped_lab.report.paper import against_paper, paper, paper_table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def render_markdown(records: Iterable[Record], recipe: str) -> str:
         beside = against_paper(mine, recipe, protocol)
         table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
         title = f"Protocol {as_code(protocol)}: " if len(by_table) > 1 else ""
-        texts.append(f"{title}{escaped(verdict_of(group))}\n\n{to_markdown(table)}")
+        texts.append(f"{title}{escape(verdict_of(group))}\n\n{to_markdown(table)}")
     return "\n".join([*texts, provenance(mine, recipe) + "\n"])
 
 
@@ -46,8 +46,8 @@ def write_tables(records: Iterable[Record], path: Path) -> None:
     records = list(records)
     finished = [r for r in records if not r.failed]
     recipes = dict.fromkeys(r.recipe for r in finished)
-    texts = [f"## {escaped(recipe)}\n\n{render_markdown(finished, recipe)}" for recipe in recipes]
-    write_text(path, "\n".join([*texts, *(f"{escaped(line)}\n" for line in failures(records))]))
+    texts = [f"## {escape(recipe)}\n\n{render_markdown(finished, recipe)}" for recipe in recipes]
+    write_text(path, "\n".join([*texts, *(f"{escape(line)}\n" for line in failures(records))]))
 
 
 def provenance(records: Sequence[Record], recipe: str) -> str:
@@ -55,9 +55,9 @@ def provenance(records: Sequence[Record], recipe: str) -> str:
     quick = "**Quick run**, scaled down. " if any(r.quick for r in records) else ""
     own = [record for cell in cells(records) for record in cell.records]
     return (
-        f"{quick}{as_code(command(records, recipe))} on {escaped(hardware(records))}: "
+        f"{quick}{as_code(command(records, recipe))} on {escape(hardware(records))}: "
         f"{len(own)} run{'s' * (len(own) != 1)} in {duration(own)}."
-        f"{_shared(records)}{_shorter(records, recipe)}"
+        f"{_describe_fleets(records)}{_shorter(records, recipe)}"
     )
 
 
@@ -70,7 +70,7 @@ def command(records: Iterable[Record], recipe: str) -> str:
     return "gapped compare" if recipe == "compare" else f"gapped reproduce {recipe}{quick}"
 
 
-def _shared(records: Iterable[Record]) -> str:
+def _describe_fleets(records: Iterable[Record]) -> str:
     """A remark where other tables' runs were trained in the same fleets."""
     own: dict[tuple[float, int, object], set[str]] = {}
     for r in records:

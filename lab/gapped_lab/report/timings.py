@@ -38,7 +38,7 @@ MARKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Timings:
-    """What one run measured at one shape on one device."""
+    """The measurements of one run at one shape on one device."""
 
     device: str
     shape: str

@@ -14,7 +14,7 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclass(frozen=True)
 class WorkTimings:
-    """What one run measured of one workload at one size on one device."""
+    """The measurements of one run: one workload at one size on one device."""
 
     lines: tuple[Work, ...]
 

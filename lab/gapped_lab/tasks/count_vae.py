@@ -145,7 +145,7 @@ class CountVAE(VAE):
 
 
 def _decoded_with(group: Group) -> str | int:
-    """What groups have in common whose counts are decoded together: others than Fini's differ in samples."""
+    """The key of groups whose counts are decoded together: others than Fini's differ in samples."""
     start, _, each = group
     return each.name if isinstance(each, Fini) else start
 

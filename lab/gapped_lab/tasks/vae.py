@@ -193,7 +193,7 @@ class VAE(torch.nn.Module):
         # The first layer looks a vector up for each cell; no activation follows it.
         cells = affine(folded.view(runs, -1, rules.categories), *decoder[0])
         grid = cells.view(runs, n * size, side, side, -1)
-        return unpatched(self._stack(decoder[1:], grid), rules.patch).view(runs, n, size, -1)
+        return join_patches(self._stack(decoder[1:], grid), rules.patch).view(runs, n, size, -1)
 
     def _stack(self, layers: Weights, x: Tensor) -> Tensor:
         """All layers, on ``(R, B, C)`` or, as convolutions where one takes that many inputs, on grids."""
@@ -223,11 +223,11 @@ def _layers(
         areas = [9] * len(rules.hidden) + [1]
     ends = list(zip(pairwise(widths), areas, strict=True))
 
-    def made(sizes: Iterable[tuple[int, int]]) -> torch.nn.ModuleList:
+    def make(sizes: Iterable[tuple[int, int]]) -> torch.nn.ModuleList:
         return torch.nn.ModuleList(Linear(a, b, runs, glorot=rules.glorot) for a, b in sizes)
 
-    encoder = made((a * area, b) for (a, b), area in ends)
-    decoder = made((b * area, a) for (a, b), area in reversed(ends))
+    encoder = make((a * area, b) for (a, b), area in ends)
+    decoder = make((b * area, a) for (a, b), area in reversed(ends))
     if rules.patch:
         # The first layer of the decoder is a look-up: one category of each cell is its only input.
         with torch.no_grad():
@@ -241,7 +241,7 @@ def patches(x: Tensor, size: int) -> Tensor:
     return x.view(*x.shape[:2], side, size, side, size).transpose(3, 4).flatten(-2)
 
 
-def unpatched(x: Tensor, size: int) -> Tensor:
+def join_patches(x: Tensor, size: int) -> Tensor:
     """The images ``(R, B, pixels)`` of grids of patches: the inverse of `patches`."""
     return x.view(*x.shape[:-1], size, size).transpose(3, 4).flatten(2)
 
@@ -297,7 +297,7 @@ class VAETask(Task):
         self.adaptation = Adaptation(protocol.rectified_adam, protocol.weight_decay)
         if protocol.binarised == "once":
             self.train, self.test = (
-                each.to(device) for each in binarised((data.train, data.test), data.scale)
+                each.to(device) for each in binarise((data.train, data.test), data.scale)
             )
         self._distinct = sorted(set(self.seeds))
         self._places = [self._distinct.index(seed) for seed in self.seeds]
@@ -327,7 +327,7 @@ class VAETask(Task):
 
     def loss(self, sampler: Grouped, generator: torch.Generator) -> Tensor:
         grey = self._images_at(self.train, self.batch, self.scale, self._dtype)
-        return self.model.loss(self._binarised(grey, generator), sampler, generator).mean(1)
+        return self.model.loss(self._binarise(grey, generator), sampler, generator).mean(1)
 
     def evaluate(self, sampler: Grouped, generator: torch.Generator) -> dict[str, Tensor]:
         """The test bound over all test images: of one sample, or importance-weighted if of several."""
@@ -346,9 +346,9 @@ class VAETask(Task):
 
     def pixels(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Grey levels in [0, 1], or Bernoulli draws from them."""
-        return self._binarised(grey_levels(images, self.scale, self._dtype), generator)
+        return self._binarise(grey_levels(images, self.scale, self._dtype), generator)
 
-    def _binarised(self, grey: Tensor, generator: torch.Generator) -> Tensor:
+    def _binarise(self, grey: Tensor, generator: torch.Generator) -> Tensor:
         return torch.bernoulli(grey, generator=generator) if self.protocol.binarised is True else grey
 
     def gradient_variance(
@@ -395,7 +395,7 @@ class VAETask(Task):
             yield {"height": self.height, "width": self.width, "count": _PICTURES, **encoded}
 
 
-def binarised(images: Sequence[Tensor], scale: int) -> Iterator[Tensor]:
+def binarise(images: Sequence[Tensor], scale: int) -> Iterator[Tensor]:
     """Black and white images: Bernoulli draws of the grey levels, the same at every call."""
     noise = torch.Generator().manual_seed(0)
     for each in images:

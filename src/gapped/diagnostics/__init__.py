@@ -139,7 +139,7 @@ def diagnose_model(
     if not callable(loss_fn):
         accepted = "a function of an estimator and a generator"
         raise reject("loss_fn", f"an object of type {type(loss_fn).__name__}", accepted)
-    source = ModelGradients(loss_fn, _named(parameters), generator)
+    source = ModelGradients(loss_fn, _name(parameters), generator)
     target = None
     if reference is not None:
         name = f"mean of {label_of(reference)}"
@@ -149,7 +149,7 @@ def diagnose_model(
 
 
 def _object(estimator: Any) -> Any:
-    """What a text names; anything else is for the user's own function to understand."""
+    """The estimator that a text names; anything else is for the user's own function to understand."""
     return resolve(estimator) if isinstance(estimator, str) else estimator
 
 
@@ -210,7 +210,7 @@ def check_settings(samples: object, confidence: object = 0.95) -> None:
         raise reject("confidence", confidence, "a number from 0.5 to below 1, such as 0.95")
 
 
-def _named(
+def _name(
     parameters: torch.nn.Module | Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]],
 ) -> dict[str, Tensor]:
     if isinstance(parameters, torch.nn.Module):

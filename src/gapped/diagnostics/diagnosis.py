@@ -122,7 +122,7 @@ class Diagnosis:
         """The table of a notebook."""
         columns = _columns(self.rows, COLUMNS[:-1])
         lines = [["estimator", *(title for title, _, _ in columns)]]
-        lines += [[_title(row), *(_shown(row, *column[1:]) for column in columns)] for row in self.rows]
+        lines += [[_title(row), *(_show(row, *column[1:]) for column in columns)] for row in self.rows]
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
         prose = "".join(f"<p>{escape(each)}</p>" for each in (self._notes(), *self.findings))
         return f"<table>{body}</table>{prose}"
@@ -134,11 +134,9 @@ class Diagnosis:
         """
         columns = _columns(self.rows, COLUMNS[:-1])  # the bias is in the data; the relative one says more
         labels = ["estimator", *map(_title, self.rows)]
-        cells = [
-            [title, *(_shown(row, name, factor) for row in self.rows)] for title, name, factor in columns
-        ]
+        cells = [[title, *(_show(row, name, factor) for row in self.rows)] for title, name, factor in columns]
         tables = [_table(labels, block, width) for block in _blocks(labels, cells, width)]
-        prose = [_wrapped(self._notes(), width), *(_wrapped(each, width, "- ") for each in self.findings)]
+        prose = [_wrap(self._notes(), width), *(_wrap(each, width, "- ") for each in self.findings)]
         return "\n\n".join([*tables, "\n".join(prose)])
 
     def _notes(self) -> str:
@@ -157,14 +155,14 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What the measurements say, a sentence each, and what they do not.
+        """The findings of the measurements, a sentence each, and their limits.
 
         A vanishing gradient is named as such and is least in nothing. Mean squared errors are compared with
         as many evaluations of the cost as the estimator that takes the most. `Exact` is left out.
         """
         rows = [row for row in self.rows if not row.enumerates]
         least = _least([row for row in rows if not row.vanishes])
-        return (*self._bias(rows), *least, *_untrained(rows), UNDECIDED)
+        return (*self._bias(rows), *least, *_list_untrained(rows), UNDECIDED)
 
     def _bias(self, rows: Sequence[Row]) -> Iterator[str]:
         """Which gradients vanish, and which estimators are unbiased as far as can be told."""
@@ -256,7 +254,7 @@ def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[C
     return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
 
 
-def _untrained(rows: Sequence[Row]) -> Iterator[str]:
+def _list_untrained(rows: Sequence[Row]) -> Iterator[str]:
     """Which estimators were measured with the parameters that they happen to have."""
     names = [row.label for row in rows if row.trainable]
     if names:
@@ -293,13 +291,13 @@ def _title(row: Row) -> str:
     return row.label + " (vanishes)" * row.vanishes
 
 
-def _shown(row: Row, name: str, factor: float) -> str:
+def _show(row: Row, name: str, factor: float) -> str:
     """A measurement in the table; of the time, which depends on the machine's load, the mean alone."""
     number = getattr(row, name)
     return _cell(number.value if name == "seconds" else number, factor)
 
 
-def _wrapped(sentence: str, width: int, mark: str = "") -> str:
+def _wrap(sentence: str, width: int, mark: str = "") -> str:
     """A sentence in lines; words, names of estimators and intervals are not broken."""
     text = re.sub(r"\[[^\]]*\]", lambda match: match[0].replace(" ", "\xa0"), sentence)
     lines = fill(

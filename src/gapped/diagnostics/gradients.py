@@ -286,7 +286,7 @@ class Coordinates(Score):
             draws = draw_independent(logits, 1, generator)
             batch = cost(simplex.one_hot(draws, categories, logits.dtype)).shape[1:]
             p = simplex.normalised(logits).reshape(*batch, -1, categories)
-            index = _substituted(draws.reshape(*batch, -1), p > 0)
+            index = _substitute(draws.reshape(*batch, -1), p > 0)
             points = simplex.one_hot(index.reshape(-1, *logits.shape[:-1]), categories, logits.dtype)
         # (L K, *batch) to (*batch, L, K)
         costs = cost(points).reshape(-1, categories, *batch).movedim((0, 1), (-2, -1))
@@ -305,7 +305,7 @@ class Coordinates(Score):
         raise NotImplementedError("what is evaluated depends on which axes are the batch")
 
 
-def _substituted(index: Tensor, possible: Tensor) -> Tensor:
+def _substitute(index: Tensor, possible: Tensor) -> Tensor:
     """`index` `(*batch, L)` with each entry set to each category in turn, `(L, K, *batch, L)`.
 
     Where a category is impossible the entry stays: the cost need not be defined there.
@@ -384,12 +384,12 @@ class Reference:
         own = mean_interval(
             float(stream.error.mean) - self.noise, float(stream.error.variance), n, confidence
         )
-        mse = own.widened(z * math.sqrt(doubt)).clamp(0.0)
+        mse = own.widen(z * math.sqrt(doubt)).clamp(0.0)
         cosine = None
         if length > 0:
             mean, spread = float(stream.cosine.mean) / length, float(stream.cosine.variance) / length**2
             own = mean_interval(mean, spread, n, confidence)
-            cosine = own.widened(z * self.overlap**0.25 / length).clamp(-1.0, 1.0)
+            cosine = own.widen(z * self.overlap**0.25 / length).clamp(-1.0, 1.0)
         return bias_at(confidence), relative, mse, cosine
 
 

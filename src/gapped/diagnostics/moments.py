@@ -136,7 +136,7 @@ class Interval(NamedTuple):
         """Estimate and limits, each moved into the range of values that are possible."""
         return Interval(*(min(max(end, low), high) for end in self))
 
-    def widened(self, by: float) -> Interval:
+    def widen(self, by: float) -> Interval:
         """The interval with an independent error of half-width `by` added."""
         half = math.hypot(self.high - self.value, by)
         return Interval(self.value, self.value - half, self.value + half)

@@ -132,17 +132,19 @@ def properties(
         raise reject("logits", "a tensor of other logits", "finite ones, of at least two categories")
     rows = logits.detach().double()
     hard = replace(estimator, hard=True)
-    law = _follows(hard, rows, draws, level, generator)
+    law = _test_law(hard, rows, draws, level, generator)
     try:
         replace(estimator, hard=False)
     except GappedError:
         nothing = [Finding(number, None, "no soft sample", 0, {}) for number in (1, 2, 3)]
         return Properties(estimator, (law, *nothing))
     sample = _draw(hard, rows.expand(draws // 10, *rows.shape), generator)
-    return Properties(estimator, (law, _consistent(sample), _zero_gradient(sample), _strict_gap(sample)))
+    return Properties(
+        estimator, (law, _test_consistency(sample), _test_perturbation(sample), _test_gap(sample))
+    )
 
 
-def _follows(
+def _test_law(
     estimator: Pathwise, rows: Tensor, draws: int, level: float, generator: torch.Generator | None
 ) -> Finding:
     samples = estimator.sample(rows.expand(draws, *rows.shape), generator=generator)
@@ -161,17 +163,17 @@ def _chi_squared(counts: Tensor, expected: Tensor) -> float:
     """P-value of the counts of all rows together; rare categories are pooled."""
     statistic, freedom = 0.0, 0
     for row in zip(expected.tolist(), counts.tolist(), strict=True):
-        cells = _pooled(*row)
+        cells = _pool(*row)
         statistic += sum((count - mean) ** 2 / mean for mean, count in cells)
         freedom += len(cells) - 1
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1])) if freedom else 1.0
 
 
-def _pooled(expected: Sequence[float], counts: Sequence[float]) -> list[tuple[float, float]]:
+def _pool(expected: Sequence[float], counts: Sequence[float]) -> list[tuple[float, float]]:
     """Cells of (expected, count), merged from the small end until each expects enough.
 
-    >>> _pooled([70.0, 20.0, 10.0], [66.0, 25.0, 9.0])
+    >>> _pool([70.0, 20.0, 10.0], [66.0, 25.0, 9.0])
     [(30.0, 34.0), (70.0, 66.0)]
     """
     cells = [(0.0, 0.0)]
@@ -198,7 +200,7 @@ def _source(seed: int, like: Tensor) -> torch.Generator:
     return torch.Generator(like.device).manual_seed(seed)
 
 
-def _consistent(sample: _Draws) -> Finding:
+def _test_consistency(sample: _Draws) -> Finding:
     h = sample.points.mean(0)
     behind = (h.amax(-1, keepdim=True) - h.gather(-1, sample.category)).squeeze(-1)
     wrong, cases, worst = int((behind > ROUNDING).sum()), behind.numel(), float(behind.max())
@@ -206,7 +208,7 @@ def _consistent(sample: _Draws) -> Finding:
     return Finding(1, wrong == 0, evidence, cases, {"wrong": wrong, "largest_difference": worst})
 
 
-def _zero_gradient(sample: _Draws) -> Finding:
+def _test_perturbation(sample: _Draws) -> Finding:
     q, g = sample.points, sample.weight
     expected = (q * (g - (q * g).sum(-1, keepdim=True))).mean(0) / sample.tau
     off = (sample.gradient - expected).abs().amax(-1) / expected.abs().max().clamp(min=ROUNDING)
@@ -215,7 +217,7 @@ def _zero_gradient(sample: _Draws) -> Finding:
     return Finding(2, wrong == 0, evidence, off.numel(), {"wrong": wrong, "largest_difference": worst})
 
 
-def _strict_gap(sample: _Draws) -> Finding:
+def _test_gap(sample: _Draws) -> Finding:
     perturbed = sample.tau * sample.points.log()
     largest = perturbed.topk(2, -1).values
     gap = (largest[..., 0] - largest[..., 1]).mean(0)

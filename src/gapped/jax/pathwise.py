@@ -101,7 +101,7 @@ class Pathwise(ABC):
     """
 
     name: ClassVar[str]
-    """What text calls it."""
+    """Its name in text."""
     levels: ClassVar[tuple[str, ...]] = ("tau",)
     """The options that may be arrays, with one value per row."""
     has_surrogate: ClassVar[bool] = True

@@ -45,7 +45,7 @@ class Score(ABC):
     """
 
     name: ClassVar[str]
-    """What text calls it."""
+    """Its name in text."""
     needs_slopes: ClassVar[bool] = False
     """Whether `gradient` is given the derivatives of the costs by the samples."""
     samples: int = 1
@@ -159,7 +159,7 @@ class DisARMTree(Score):
         return spread(delta, direction) * direction
 
     def _direction(self, logits: Array, index: Array) -> Array:
-        """What the difference of the costs is multiplied by: see `gapped.score.disarm.direction_of_pair`."""
+        """The factor of the difference of the costs: see `gapped.score.disarm.direction_of_pair`."""
         # The highest bit in which the two leaves differ is decided where the paths part.
         height = jnp.maximum(31 - jax.lax.clz((index[0] ^ index[1]).astype(jnp.int32)), 0)[..., None]
         leaves = jnp.arange(logits.shape[-1], dtype=jnp.int32)

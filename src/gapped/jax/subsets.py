@@ -146,7 +146,7 @@ def _product(k: int, grad: Array, surrogate: Array, weight: Array) -> Array:
 
 
 def noise(key: Array, scores: Array) -> Array:
-    """What `draw` needs: one uniform for each node of the tree that has children, `(*rows, nodes)`."""
+    """The noise of `draw`: one uniform for each node of the tree that has children, `(*rows, nodes)`."""
     nodes = sum(decisions(scores.shape[-1]))
     return jax.random.uniform(key, (*scores.shape[:-1], nodes), jnp.result_type(float))
 

@@ -135,7 +135,7 @@ def _surrogate(
 
 
 @triton.jit
-def _expected(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
+def _expect(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The subsets' largest logit, the reciprocal of the sum of their weights, and their mean value."""
     b_largest = _largest(b_scores, b_columns, N, M)
     b_total = tl.zeros_like(b_largest)
@@ -152,7 +152,7 @@ def _expected(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr, F
 @triton.jit
 def _covariance_product(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The covariances of the selections times the values."""
-    b_largest, b_scale, b_mean = _expected(b_scores, b_columns, b_values, N, M, FAST)
+    b_largest, b_scale, b_mean = _expect(b_scores, b_columns, b_values, N, M, FAST)
     b_out = tl.zeros_like(b_scores)
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
@@ -165,7 +165,7 @@ def _covariance_product(b_scores, b_columns, b_values, N: tl.constexpr, M: tl.co
 @triton.jit
 def _marginals(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr, FAST: tl.constexpr):
     """The probability that each element is selected."""
-    b_largest, b_scale, _ = _expected(b_scores, b_columns, tl.zeros_like(b_scores), N, M, FAST)
+    b_largest, b_scale, _ = _expect(b_scores, b_columns, tl.zeros_like(b_scores), N, M, FAST)
     b_out = tl.zeros_like(b_scores)
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:

@@ -72,7 +72,7 @@ class Estimated(torch.nn.Module):
 
 
 class _Sampler(Estimated):
-    """What to do in eval mode: sample as well, or take the mode."""
+    """The rule of eval mode: to sample as well, or to take the mode."""
 
     def __init__(self, estimator: Pathwise | str | None, eval: Literal["sample", "argmax"]) -> None:
         super().__init__(estimator)

@@ -74,7 +74,7 @@ class Pathwise(ABC):
     """
 
     name: ClassVar[str]
-    """What the registry, the command line and records call it."""
+    """Its name in the registry, on the command line and in records."""
     levels: ClassVar[tuple[str, ...]] = ("tau",)
     """The options that may be tensors, with one value per row."""
     has_surrogate: ClassVar[bool] = True

@@ -73,7 +73,7 @@ class Score(ABC):
     """
 
     name: ClassVar[str]
-    """What the registry, the command line and records call it."""
+    """Its name in the registry, on the command line and in records."""
     derivatives: ClassVar[int] = 0
     """How often the estimator itself differentiates the cost."""
     needs_slopes: ClassVar[bool] = False

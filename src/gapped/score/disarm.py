@@ -28,7 +28,7 @@ class _Pair(Score):
 
     @abstractmethod
     def direction(self, logits: Tensor, category: Tensor) -> Tensor:
-        """What the difference of the costs is multiplied by, for the pair `(2, *rows)`; `(*rows, K)`."""
+        """The factor of the difference of the costs, for the pair `(2, *rows)`; `(*rows, K)`."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def mark_absent(index: Tensor, logits: Tensor) -> Tensor:
 
 
 def direction_of_pair(logits: Tensor, points: Tensor, sides: Tensor) -> Tensor:
-    r"""What the difference of two costs is multiplied by, for a pair drawn down a tree of DisARM bits.
+    r"""The factor of the difference of two costs, for a pair drawn down a tree of DisARM bits.
 
     The two paths part at one node, with logit `φ`; `sides` `(2, *rows, K)` are the categories below it on
     either path, `q_1, q_2` the softmax restricted to them. At that node DisARM gives `½ σ(|φ|)(q_1 - q_2)`.

@@ -70,7 +70,7 @@ class DoubleCV(Trainable):
         def estimate() -> Tensor:
             return plain + cost.spread(self.alpha.expand(1, *draws.costs.shape[1:])).squeeze(0) * change
 
-        return self.trained(draws, estimate)
+        return self.learn_from(draws, estimate)
 
     def _parts(self, cost: Cost, draws: Draws) -> tuple[Tensor, Tensor]:
         """RLOO's gradient, and what is added to it for each unit of alpha."""

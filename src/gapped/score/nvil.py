@@ -102,12 +102,12 @@ class NVIL(Trainable):
         residual = residual.to(self.mean.dtype)
         self.steps += 1
         rate = (1 / self.steps).clamp(min=1 - self.decay).to(residual.dtype)
-        mean = self._pooled(residual)
-        spread = self._pooled((residual - torch.where(self.steps > 1, self.mean, mean)).square())
+        mean = self._pool(residual)
+        spread = self._pool((residual - torch.where(self.steps > 1, self.mean, mean)).square())
         # In place, and assigned: some compilers drop a change of a float64 scalar that has no use.
         self.variance = self.variance.lerp_(spread, rate)
         self.mean = self.mean.lerp_(mean, rate)
 
-    def _pooled(self, values: Tensor) -> Tensor:
+    def _pool(self, values: Tensor) -> Tensor:
         """The mean of `values` `(n, *batch)` over whatever shares an entry of the memory."""
         return values.sum_to_size(self.mean.shape) / (values.numel() // self.mean.numel())

@@ -79,7 +79,7 @@ class REBAR(Trainable):
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         train = self.is_trained()
-        return self.trained(draws, lambda: self._estimate(cost, draws, train))
+        return self.learn_from(draws, lambda: self._estimate(cost, draws, train))
 
     def control(self, cost: Cost, soft: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """The control variate `(2, *batch)` at relaxed samples, and its derivative with respect to them."""
@@ -94,12 +94,12 @@ class REBAR(Trainable):
         tau = self.tau.to(cost.logits.dtype).unsqueeze(-1)
         free, conditional = draws.noise
 
-        def relaxed(log_p: Tensor) -> Tensor:
+        def relax(log_p: Tensor) -> Tensor:
             scores = torch.stack([log_p + free, conditional_scores(log_p, conditional, draws.category[0])])
             return existing(torch.softmax(scores / tau, -1), cost.logits)
 
         log_p = torch.where(exists, simplex.log_softmax(cost.logits), _LOWEST)
-        soft, pull = pullback(relaxed, log_p, train)
+        soft, pull = pullback(relax, log_p, train)
         control, slope = self.control(cost, soft, train)
         towards = pull(torch.cat([slope[:1], -slope[1:]]))
         p = simplex.normalised(cost.logits)

@@ -78,7 +78,7 @@ class RODEO(Trainable):
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             check_fit(name, value, draws.costs.shape[1:], "one number for each example")
 
-        return self.trained(draws, lambda: self._estimate(cost, draws))
+        return self.learn_from(draws, lambda: self._estimate(cost, draws))
 
     def _estimate(self, cost: Cost, draws: Draws) -> Tensor:
         n, batch = self.samples, draws.costs.shape[1:]

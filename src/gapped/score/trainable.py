@@ -33,7 +33,7 @@ class Trainable(torch.nn.Module, Score):
         self._slopes: dict[str, Tensor] = {}
 
     def forward(self, call: Callable[[], _T]) -> _T:
-        """What `call` returns: for `torch.func.functional_call`, which puts other parameters in place."""
+        """The result of `call`: for `torch.func.functional_call`, which puts other parameters in place."""
         return call()
 
     def variance_loss(self) -> Tensor:
@@ -99,7 +99,7 @@ class Trainable(torch.nn.Module, Score):
                 self._slopes[name] = slope.detach() + self._slopes.get(name, 0.0)
         return result
 
-    def trained(self, draws: Draws, estimate: Callable[[], Tensor]) -> Tensor:
+    def learn_from(self, draws: Draws, estimate: Callable[[], Tensor]) -> Tensor:
         """The gradient `estimate()`; in training, its mean squared norm is what `variance_loss` hands out."""
 
         def with_loss() -> tuple[Tensor, Tensor]:

@@ -74,7 +74,7 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
         (dim, mask)
 
     Returns:
-        A tensor without the axis `dim`. What the law cannot give, such as a set of another size, has -inf.
+        A tensor without the axis `dim`. A set that the law excludes, such as one of another size, has -inf.
 
     The set S has the probability Π_{i ∈ S} exp(θ_i) / Z_k(θ), where Z_k sums the numerator over all sets.
 

@@ -58,7 +58,7 @@ def draw(
             return exists & (k > 0)
         if _is_enumerated(scores, k):
             return torch.where(
-                _is_certain(scores, k), exists, option_table.draw(_open(scores, k), k, generator)
+                _is_certain(scores, k), exists, option_table.draw(_lift_certain(scores, k), k, generator)
             )
         trials = trials_of(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
@@ -80,11 +80,13 @@ def marginals(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
         if k in (0, scores.shape[-1]):
             return exists * (k > 0)
         if _is_enumerated(scores, k):
-            return torch.where(_is_certain(scores, k), exists, option_table.marginals(_open(scores, k), k))
+            return torch.where(
+                _is_certain(scores, k), exists, option_table.marginals(_lift_certain(scores, k), k)
+            )
         trials = trials_of(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
         law = levels[-1]
-        by_law = size_tree.descend(levels, _at(trials.size, law) / _selected(law, trials.size))
+        by_law = size_tree.descend(levels, _at(trials.size, law) / _take_size(law, trials.size))
         without, chosen = by_law[..., : scores.shape[-1], :].unbind(-1)
         if trials.is_complement:
             return torch.where(scores == -torch.inf, 0.0, trials.q * without).to(scores.dtype)
@@ -109,7 +111,7 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int, *, backend: str = "
             return torch.where(scores.isnan(), torch.nan, torch.zeros_like(scores))
         grad = torch.where(scores == -torch.inf, 0.0, grad)
         if _is_enumerated(scores, k):
-            product = option_table.covariance_product(grad, _open(scores, k), k)
+            product = option_table.covariance_product(grad, _lift_certain(scores, k), k)
             return torch.where(_is_certain(scores, k), 0.0, product)
         trials = trials_of(scores, k)
         p, q, grad = trials.p, trials.q, grad.to(trials.p.dtype)
@@ -118,7 +120,7 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int, *, backend: str = "
         levels = size_tree.ascend(p, q, trials.degree)
         sums = size_tree.ascend_moments(levels, p * grad)
         # The expected sum is a quotient at the root, whose derivatives go down to the leaves.
-        by_sum = _at(trials.size, levels[-1]) / _selected(levels[-1], trials.size)
+        by_sum = _at(trials.size, levels[-1]) / _take_size(levels[-1], trials.size)
         mean = (by_sum * sums[-1]).sum(-1, keepdim=True)
         by_law, by_sum = size_tree.descend_moments(levels, sums, -mean * by_sum, by_sum)
         by_law, by_sum = by_law[..., : p.shape[-1], :], by_sum[..., : p.shape[-1], 1]
@@ -145,7 +147,9 @@ def log_normaliser(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
         trials = trials_of(scores, k)
         law = size_tree.ascend(trials.p, trials.q, trials.degree)[-1]
         factors = F.logsigmoid(trials.tilt - trials.scores).sum(-1)
-        value = trials.size * trials.tilt.squeeze(-1) - factors + _selected(law, trials.size)[..., 0, 0].log()
+        value = (
+            trials.size * trials.tilt.squeeze(-1) - factors + _take_size(law, trials.size)[..., 0, 0].log()
+        )
         value = value + total if trials.is_complement else value
         return torch.where(_is_certain(scores, k).squeeze(-1), total, value).to(scores.dtype)
 
@@ -168,7 +172,7 @@ def _is_certain(scores: Tensor, k: int) -> Tensor:
     return (scores != -torch.inf).sum(-1, keepdim=True) <= k
 
 
-def _open(scores: Tensor, k: int) -> Tensor:
+def _lift_certain(scores: Tensor, k: int) -> Tensor:
     """Scores with ordinary rows in the place of those in which nothing is left to choose."""
     return torch.where(_is_certain(scores, k), 0.0, scores)
 
@@ -177,7 +181,7 @@ def _is_enumerated(scores: Tensor, k: int) -> bool:
     return comb(scores.shape[-1], k) <= MOST_OPTIONS
 
 
-def _selected(law: Tensor, size: Tensor) -> Tensor:
+def _take_size(law: Tensor, size: Tensor) -> Tensor:
     """The root's entry for the size of each row, with all axes of the root."""
     return law.gather(-1, size[..., None, None])
 

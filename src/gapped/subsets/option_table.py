@@ -28,13 +28,13 @@ def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Te
 
 def marginals(scores: Tensor, k: int) -> Tensor:
     """The probability that each element is selected."""
-    return _collected(_law(scores, k), scores, k)
+    return _collect(_law(scores, k), scores, k)
 
 
 def covariance_product(grad: Tensor, scores: Tensor, k: int) -> Tensor:
     """The covariances of the selections times `grad`."""
     law, sums = _law(scores, k), _sums(grad.to(scores.dtype), k)
-    return _collected(law * (sums - (law * sums).sum(0)), scores, k)
+    return _collect(law * (sums - (law * sums).sum(0)), scores, k)
 
 
 def _law(scores: Tensor, k: int) -> Tensor:
@@ -59,7 +59,7 @@ def _sums(values: Tensor, k: int) -> Tensor:
     return total
 
 
-def _collected(values: Tensor, like: Tensor, k: int) -> Tensor:
+def _collect(values: Tensor, like: Tensor, k: int) -> Tensor:
     """For each element the sum over the subsets that have it, `(*rows, n)`."""
     # Autocast computes products in half precision, unless they are in float64.
     values = simplex.accumulated(values)

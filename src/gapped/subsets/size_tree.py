@@ -24,10 +24,10 @@ from gapped import simplex
 
 def ascend(p: Tensor, q: Tensor, degree: int) -> list[Tensor]:
     """The levels of the tree whose leaves are `(q, p)`, each of shape `(..., nodes, sizes)`."""
-    levels = [_even(torch.stack([q, p], -1))]
+    levels = [_make_even(torch.stack([q, p], -1))]
     while levels[-1].shape[-2] > 1:
         left, right = _children(levels[-1])
-        levels.append(_even(_convolved(left, right, min(2 * (left.shape[-1] - 1), degree))))
+        levels.append(_make_even(_convolve(left, right, min(2 * (left.shape[-1] - 1), degree))))
     return levels
 
 
@@ -37,12 +37,12 @@ def ascend_moments(levels: list[Tensor], moments: Tensor) -> list[Tensor]:
     That is :math:`\sum_S P(S) \sum_{i \in S} g_i` over the sets :math:`S` of that size; `moments` has
     :math:`p_i g_i`. Sums over two parts add, so this follows the product rule.
     """
-    sums = [_padded(torch.stack([torch.zeros_like(moments), moments], -1), levels[0])]
+    sums = [_pad(torch.stack([torch.zeros_like(moments), moments], -1), levels[0])]
     for level, above in pairwise(levels):
         (left, right), (sum_left, sum_right) = _children(level), _children(sums[-1])
         most = above.shape[-1] - 1
-        both = _convolved(sum_left, right, most) + _convolved(left, sum_right, most)
-        sums.append(_padded(both, above))
+        both = _convolve(sum_left, right, most) + _convolve(left, sum_right, most)
+        sums.append(_pad(both, above))
     return sums
 
 
@@ -54,7 +54,7 @@ def descend(levels: list[Tensor], by_law: Tensor) -> Tensor:
     for level in reversed(levels[:-1]):
         left, right = _children(level)
         by_law = by_law[..., : left.shape[-2], :]
-        by_law = _interleaved(_windows(by_law, left) @ torch.stack([right, left], -1))
+        by_law = _interleave(_windows(by_law, left) @ torch.stack([right, left], -1))
     return by_law
 
 
@@ -67,7 +67,7 @@ def descend_moments(
         by_law, by_sum = by_law[..., : left.shape[-2], :], by_sum[..., : left.shape[-2], :]
         products = _windows(by_sum, left) @ torch.stack([right, left, sum_right, sum_left], -1)
         by_law = _windows(by_law, left) @ torch.stack([right, left], -1) + products[..., 2:]
-        by_law, by_sum = _interleaved(by_law), _interleaved(products[..., :2])
+        by_law, by_sum = _interleave(by_law), _interleave(products[..., :2])
     return by_law, by_sum
 
 
@@ -96,7 +96,7 @@ def _children(level: Tensor) -> tuple[Tensor, Tensor]:
     return level[..., 0::2, :], level[..., 1::2, :]
 
 
-def _convolved(left: Tensor, right: Tensor, most: int) -> Tensor:
+def _convolve(left: Tensor, right: Tensor, most: int) -> Tensor:
     """The convolution of `left` and `right`, up to the size `most`."""
     sizes = right.shape[-1]
     # Window c holds the entries c - sizes + 1, ..., c: in the order of left, turned round.
@@ -112,12 +112,12 @@ def _windows(slopes: Tensor, child: Tensor) -> Tensor:
     return padded.unfold(-1, sizes, 1).contiguous()
 
 
-def _interleaved(pair: Tensor) -> Tensor:
+def _interleave(pair: Tensor) -> Tensor:
     """Columns of left and right children `(..., nodes, sizes, 2)` as a level `(..., 2 nodes, sizes)`."""
     return pair.movedim(-1, -2).flatten(-3, -2)
 
 
-def _even(level: Tensor) -> Tensor:
+def _make_even(level: Tensor) -> Tensor:
     """The level with an even number of nodes, but for the root: one without elements surely has size 0."""
     if level.shape[-2] == 1 or level.shape[-2] % 2 == 0:
         return level
@@ -125,6 +125,6 @@ def _even(level: Tensor) -> Tensor:
     return torch.cat([level, certain], -2)
 
 
-def _padded(sums: Tensor, level: Tensor) -> Tensor:
+def _pad(sums: Tensor, level: Tensor) -> Tensor:
     """Sums with as many nodes as the level has: the sum over no elements is 0."""
     return F.pad(sums, (0, 0, 0, level.shape[-2] - sums.shape[-2]))

@@ -99,7 +99,7 @@ def subset(
     check_flag("hard", hard)
     check_mask(mask, logits, dim)
     check_generator(generator, logits)
-    gapped = _gapped(estimator, k)
+    gapped = _read(estimator, k)
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(logits, dim=dim, mask=mask, generator=generator)
@@ -123,13 +123,13 @@ def check_size(name: str, k: object, n: int) -> int:
     return int(k)
 
 
-def perturbed(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Tensor:
+def perturb(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Tensor:
     """Scores whose chosen ones are at least the `k`-th largest, and the others at least `gap` below it."""
     level = law.kth_largest(scores, k)
     return torch.where(chosen, scores.maximum(level), scores.minimum(level - gap))
 
 
-def _gapped(estimator: object, k: int) -> GST | None:
+def _read(estimator: object, k: int) -> GST | None:
     """The GST object whose gap is taken; None for SIMPLE."""
     accepted = '"simple", or a gap as in "gst:gap=1"'
     if estimator == "simple":
@@ -176,7 +176,7 @@ def _sample(
         chosen = law.draw(scores, k, generator, backend=backend)
         value = torch.where(scores[..., :1].isnan(), torch.nan, chosen.to(scores.dtype))
         if gap is not None:
-            scores = perturbed(scores, chosen, k, per_row(gap, scores))  # type: ignore[arg-type]
+            scores = perturb(scores, chosen, k, per_row(gap, scores))  # type: ignore[arg-type]
         surrogate = divide(scores, tau)
         if not hard:
             value = law.marginals(surrogate, k, backend=backend)

@@ -232,7 +232,7 @@ def test_pictures():
 
 def test_too_few_images_for_a_batch():
     with pytest.raises(GappedError, match=f"train_images: got 7, expected at least one batch of {BATCH}"):
-        VAETask(VAE_TINY, toy_images().limited(7, None), [0], CPU)
+        VAETask(VAE_TINY, toy_images().limit(7, None), [0], CPU)
 
 
 # The protocol of the coupled estimators

@@ -561,7 +561,7 @@ def again(b_x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE: tl.constexpr, FAST: tl.constexpr):
+def _weigh(b_logits, b_grad, b_columns, row, s_own_gap, MODE: tl.constexpr, FAST: tl.constexpr):
     """Relative logits, their weights, and the sums of weights, of weights and of halves times gradient."""
     b_shifted = b_logits.to(tl.float32) - row.shift
     b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
@@ -657,7 +657,7 @@ def split_backward_kernel(
             s_row, s_first, s_categories, s_index, p_stats, p_seed, (p_tau, s_tau, s_tau_every), TAU_PER_ROW
         )
         s_own_gap = row_gap((p_gap, s_gap, s_gap_every), p_logits, row, MODE, EXPECTED_GAP, GAP_PER_ROW)
-        weighted = _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
+        weighted = _weigh(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
         s_dot = weighted[3]
         # A sum is the same for all threads of a program, which get it from shared memory.
         if (s_dot != s_dot) & (not AT_INDEX):
@@ -667,7 +667,7 @@ def split_backward_kernel(
             b_logits = tl.load(p_logits + b_columns, mask=b_inside, other=-float("inf"))
             if not AT_INDEX:
                 b_grad = drop_absent(tl.load(p_grad + b_columns, mask=b_inside, other=0.0), b_logits)
-            weighted = _weighted(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
+            weighted = _weigh(b_logits, b_grad, b_columns, row, s_own_gap, MODE, FAST)
             _finish(
                 p_words, p_grad, p_out, b_logits, b_grad, b_columns, weighted, row, s_segment,
                 MODE, AT_INDEX, FAST, SEGMENTS, SLOTS, WAITS,
