@@ -43,7 +43,7 @@ def reference(logits: Tensor, sample: Tensor, grad: Tensor, options: Options) ->
     k, tau, gap, _ = options
     scores = simplex.shift(logits.float())
     if gap is not None:
-        scores = subset_sampling.perturb(scores, sample == 1, k, gap)
+        scores = subset_sampling.perturbed(scores, sample == 1, k, gap)
     surrogate = conditional_bernoulli.marginals(scores / tau, k)
     return surrogate, conditional_bernoulli.covariance_product(grad.float(), scores / tau, k) / tau
 

@@ -69,7 +69,7 @@ def test_gst_is_consistent_and_has_a_strict_gap(n: int, k: int, gap: float) -> N
     """For every subset, however improbable: the k largest entries of the surrogate are the selected ones."""
     theta, tau = 3 * normal(n, seed=n), 0.7
     chosen = enumerate_law(theta, k).subsets > 0
-    t = subset_sampling.perturb(theta.expand_as(chosen), chosen, k, gap)
+    t = subset_sampling.perturbed(theta.expand_as(chosen), chosen, k, gap)
     least, most = t.masked_fill(~chosen, torch.inf).amin(-1), t.masked_fill(chosen, -torch.inf).amax(-1)
     assert (least - most >= gap - 1e-12).all()
     h = gapped.subsets.marginals(t / tau, k)
@@ -77,7 +77,7 @@ def test_gst_is_consistent_and_has_a_strict_gap(n: int, k: int, gap: float) -> N
     # A subset that is already ahead by the gap is not perturbed.
     ahead = torch.zeros(n, dtype=torch.bool).index_fill(0, theta.topk(k).indices, True)
     apart = torch.where(ahead, theta + gap, theta)
-    assert torch.equal(subset_sampling.perturb(apart, ahead, k, gap), apart)
+    assert torch.equal(subset_sampling.perturbed(apart, ahead, k, gap), apart)
 
 
 def test_without_a_perturbation_the_selected_ones_need_not_lead() -> None:
@@ -101,7 +101,7 @@ def test_one_winner_is_gst(gap: float, hard: bool) -> None:
     assert torch.equal(one, other)
     assert torch.equal(gradient, torch.autograd.grad(other, leaf, g)[0])
     index = gapped.gst(theta, tau, True, generator=seeded()) > 0
-    t = subset_sampling.perturb(theta, index, 1, gap) / tau
+    t = subset_sampling.perturbed(theta, index, 1, gap) / tau
     assert_close(conditional_bernoulli.covariance_product(g, t, 1) / tau, gradient, 1e-12)
     if not hard:
         assert_close(conditional_bernoulli.marginals(t, 1), one, 1e-12)
@@ -131,8 +131,8 @@ def test_the_complement_of_one_by_gst(n: int, is_symmetric: bool) -> None:
     """GST is symmetric for two elements, but not for more: only losers are lowered to a gap."""
     theta = normal(n)
     chosen = torch.eye(n) > 0
-    one = subset_sampling.perturb(theta.expand(n, n), chosen, 1, 0.5)
-    rest = subset_sampling.perturb(-theta.expand(n, n), ~chosen, n - 1, 0.5)
+    one = subset_sampling.perturbed(theta.expand(n, n), chosen, 1, 0.5)
+    rest = subset_sampling.perturbed(-theta.expand(n, n), ~chosen, n - 1, 0.5)
     total = gapped.subsets.marginals(one, 1) + gapped.subsets.marginals(rest, n - 1)
     assert ((total - 1).abs().max() < 1e-12) == is_symmetric
 

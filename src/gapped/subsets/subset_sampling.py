@@ -123,7 +123,7 @@ def check_size(name: str, k: object, n: int) -> int:
     return int(k)
 
 
-def perturb(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Tensor:
+def perturbed(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Tensor:
     """Scores whose chosen ones are at least the `k`-th largest, and the others at least `gap` below it."""
     level = law.kth_largest(scores, k)
     return torch.where(chosen, scores.maximum(level), scores.minimum(level - gap))
@@ -176,7 +176,7 @@ def _sample(
         chosen = law.draw(scores, k, generator, backend=backend)
         value = torch.where(scores[..., :1].isnan(), torch.nan, chosen.to(scores.dtype))
         if gap is not None:
-            scores = perturb(scores, chosen, k, per_row(gap, scores))  # type: ignore[arg-type]
+            scores = perturbed(scores, chosen, k, per_row(gap, scores))  # type: ignore[arg-type]
         surrogate = divide(scores, tau)
         if not hard:
             value = law.marginals(surrogate, k, backend=backend)
