@@ -13,6 +13,7 @@ from gapped import simplex
 from gapped.errors import reject
 from gapped.nn.layers import Sample
 from gapped.nn.quantizers import Quantized, Quantizer
+from gapped.nn.router import Routed, Router
 
 
 class _Sums(NamedTuple):
@@ -29,7 +30,7 @@ class _Sums(NamedTuple):
 class Usage:
     """Measures how the layers of a model use their categories.
 
-    It watches every `gapped.nn.Sample` and `gapped.nn.Quantizer` of the model in training mode, until `close`
+    It watches every `gapped.nn.Sample`, `Quantizer` and `Router` of the model in training mode, until `close`
     or the end of a `with` block. `read` returns what was seen since the last time, and `write` sends it to a
     logger. For each layer, by its name in the model:
 
@@ -55,9 +56,11 @@ class Usage:
 
     def __init__(self, module: torch.nn.Module) -> None:
         """`module` is the model whose layers are watched, until `close` or the end of a `with` block."""
-        layers = {n: each for n, each in module.named_modules() if isinstance(each, Sample | Quantizer)}
+        layers = {
+            n: each for n, each in module.named_modules() if isinstance(each, Sample | Quantizer | Router)
+        }
         if not layers:
-            accepted = "one with gapped.nn.Sample or gapped.nn.Quantizer"
+            accepted = "one with gapped.nn.Sample, Quantizer or Router"
             raise reject("module", f"a {type(module).__name__} without them", accepted)
         self._sums: dict[tuple[str, int], _Sums] = {}
         self._was_called = False
@@ -124,19 +127,21 @@ class Usage:
             return
         if isinstance(result, Quantized):
             logits = result.logits.reshape(-1, *result.logits.shape[-2:])
-            index = result.indices.reshape(logits.shape[:-1])
+            index = result.indices.reshape(*logits.shape[:-1], 1)
+        elif isinstance(result, Routed):
+            logits = result.logits.reshape(-1, 1, result.logits.shape[-1])
+            index = result.index.reshape(len(logits), 1, -1)
         else:
             given = {**dict(zip(("logits", "mask"), args, strict=False)), **kwargs}
             masked = simplex.masked(given["logits"], given.get("mask")).movedim(layer.dim, -1)
             logits = masked.reshape(-1, 1, masked.shape[-1])
-            index = result.movedim(layer.dim, -1).reshape_as(logits).argmax(-1)
+            index = result.movedim(layer.dim, -1).reshape_as(logits).argmax(-1, keepdim=True)
         # Rows without a category, or with a NaN, take none.
         p = simplex.softmax(simplex.computed(logits))
         exists = (p.sum(-1) > 0).all(-1)
         p = torch.where(exists[:, None, None], p, 0.0)
-        taken = simplex.one_hot(index, logits.shape[-1], torch.float32).where(
-            p.sum(-1, keepdim=True) > 0, 0.0
-        )
+        taken = simplex.one_hot(index, logits.shape[-1], torch.float32).sum(-2)
+        taken = taken.where(p.sum(-1, keepdim=True) > 0, 0.0)
         entropy = torch.special.entr(p).sum(-1).mean(-1).sum()
         seen = _Sums(p.sum(0), taken.sum(0), entropy, exists.sum())
         key = name, logits.shape[-1]
