@@ -65,7 +65,7 @@ def redirect(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == "index":
         # It may name pages that are not written yet, one a line.
         lines = source[0].splitlines()
-        bare = [line for line in lines if re.fullmatch(r"[a-z]+", line)]
+        bare = [line for line in lines if re.fullmatch(r"[a-z_]+", line)]
         absent = {line for line in bare if not (HERE / f"{line}.md").is_file()}
         source[0] = "\n".join(line for line in lines if line not in absent)
 

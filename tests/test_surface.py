@@ -59,9 +59,9 @@ def test_the_surface_is_pinned() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     docs = PACKAGE.parents[1] / "docs"
     expand = runpy.run_path(str(docs / "_ext" / "reference.py"))["expand"]
-    page = expand((docs / "api.md").read_text("utf-8"))
-    names = re.findall(r"^\.\. auto\w+:: (?:gapped\.)?(\w+)$", page, flags=re.M)
-    assert sorted(names) == sorted(set(gapped.__all__) - {"__version__"})
+    pages = [expand(path.read_text("utf-8")) for path in docs.glob("api*.md")]
+    names = re.findall(r"^\.\. auto\w+:: (?:gapped\.)?(\w+)$", "".join(pages), flags=re.M)
+    assert sorted(name for name in names if name != "jax") == sorted(set(gapped.__all__) - {"__version__"})
 
 
 @pytest.mark.slow

@@ -11,30 +11,29 @@ from typing import Any
 import reference
 from sphinx.application import Sphinx
 
-import gapped
-
 DOCS = Path(__file__).parents[1]
-OBJECT = re.compile(r"\.\. auto(?:function|class|exception):: (\w+)")
+OBJECT = re.compile(r"\.\. auto(?:function|class|exception):: (?:gapped\.)?([\w.]+)")
 MODULE = re.compile(r"\.\. automodule:: ([\w.]+)\n +:members:(.*)")
 ENTRY = re.compile(rf"^## .+|{OBJECT.pattern}|{MODULE.pattern}", flags=re.M)
 
 
-def line(name: str, value: Any) -> str:
+def line(page: str, name: str, value: Any) -> str:
     """A name with its address and the first line of its docstring."""
-    return f"- [{name}](api.html#{name}): {cleandoc(value.__doc__).splitlines()[0]}"
+    return f"- [{name}]({page}.html#{name}): {cleandoc(value.__doc__).splitlines()[0]}"
 
 
-def names(match: re.Match[str]) -> list[str]:
-    """The lines that an entry of the API page becomes: a heading, a name, or those of a module."""
+def names(page: str, match: re.Match[str]) -> list[str]:
+    """The lines that an entry of a page of the reference becomes: a heading, a name, or those of a module."""
     one, home, members = match[1], match[2], match[3]
     if one:
-        return [line(f"gapped.{one}", getattr(gapped, one))]
+        room, _, name = f"gapped.{one}".rpartition(".")
+        return [line(page, f"gapped.{one}", getattr(import_module(room), name))]
     if home:
         module = import_module(home)
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == home]
         public = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
         listed = re.findall(r"\w+", members) or public
-        return [line(f"{home}.{name}", getattr(module, name)) for name in listed]
+        return [line(page, f"{home}.{name}", getattr(module, name)) for name in listed]
     return ["", match[0], ""]
 
 
@@ -50,8 +49,10 @@ def text() -> str:
     about = index.split("\n\n")[1]
     pages = re.findall(r"^([a-z_]+)$", index, flags=re.M)
     listing = [f"- [{title(page)}]({page}.html)" for page in pages if (DOCS / f"{page}.md").is_file()]
-    api = reference.expand((DOCS / "api.md").read_text("utf-8"))
-    entries = [each for match in ENTRY.finditer(api) for each in names(match)]
+    entries = []
+    for page in (page for page in pages if page.partition("_")[0] == "api"):
+        api = reference.expand((DOCS / f"{page}.md").read_text("utf-8"))
+        entries += [each for match in ENTRY.finditer(api) for each in names(page, match)]
     return "\n".join(["# gapped", "", f"> {about}", *entries, "", "## Pages", "", *listing, ""])
 
 

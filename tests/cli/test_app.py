@@ -6,15 +6,18 @@ import re
 import resource
 import subprocess
 import sys
+from inspect import signature
 
 import pytest
 import torch
 import typer
+from subprocesses import python
 from training_toys import one_line, recipe_file
 
 import gapped
 from gapped.cli.app import app, main
 from gapped.errors import GappedError
+from gapped.texts import DEFAULT
 from gapped_lab import training
 from gapped_lab.recipe_files import recipe_titles
 
@@ -65,15 +68,44 @@ def test_reproduce_lists_its_recipes(capsys):
         assert re.search(rf"^  {name} +{re.escape(title.split()[0])}", text, re.MULTILINE), name
 
 
+def options_of(kind):
+    """As text, without those that all of a family share."""
+    pairs = [(each.name, each.default) for each in signature(kind).parameters.values()]
+    return ",".join(f"{k}={v}" for k, v in pairs if k not in ("hard", "draw", "backend"))
+
+
 def test_every_estimator_has_a_line(capsys):
     assert main(["estimators"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    kinds = gapped.estimators()
-    assert [tuple(row) for row in rows] == [(name, k.__doc__.split("\n")[0]) for name, k in kinds.items()]
+    kinds = {f"{k} (default)" if k == DEFAULT else k: v for k, v in gapped.estimators().items()}
+    expected = [(name, kind.__doc__.split("\n")[0], options_of(kind)) for name, kind in kinds.items()]
+    assert [tuple(row) for row in rows] == expected
     # That many characters are left in a terminal of 80 columns.
     assert all(row[1].endswith(".") and len(row[1]) <= 57 for row in rows)
     assert main(["estimators", "--family", "score"]) == 0
     assert "gst" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", gapped.estimators())
+def test_an_estimator_is_described_with_each_option(name, capsys):
+    assert main(["estimators", name]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert name in text
+    kind = gapped.estimators()[name]
+    for pair in filter(None, options_of(kind).split(",")):
+        assert re.search(rf"^  {re.escape(pair)}  \S", text, re.MULTILINE), "each has a description"
+    (shown,) = re.findall(r"^As text +(\S+)\nIn Python +gapped\.(\w+)$", text, re.MULTILINE)
+    assert shown[1] == kind.__name__
+    assert type(gapped.estimator(shown[0])) is kind
+
+
+def test_the_estimators_do_not_wait_for_torch():
+    for call in (["estimators"], ["estimators", "gst"]):
+        program = (
+            f"import sys; from gapped.cli.app import main; main({call}); assert 'torch' not in sys.modules"
+        )
+        python("-c", program)
 
 
 def test_help_is_quick_and_does_not_wait_for_torch():

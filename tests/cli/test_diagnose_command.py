@@ -144,7 +144,7 @@ def test_a_function_of_the_user(here, capsys):
     [
         ("--problem lineer", "--problem: got 'lineer'"),
         ("--shape 3", "--shape: got '3'"),
-        ("--shape 3,1", "two categories"),
+        ("--shape 3x1", "two categories"),
         ("--sweep tau=1:2", "--sweep: got 'tau=1:2'"),
         ("--sweep tau=1:2:1", "two values or more"),
         ("--sweep depth=1:2:3", "options of one of the estimators"),

@@ -47,7 +47,7 @@ def test_what_needs_the_laboratory_says_so(call: list[str], what: str, tmp_path:
 def test_help_lists_what_is_there(tmp_path: Path) -> None:
     text = run("--help", where=tmp_path).stdout
     names = re.findall(r"^  (\w+) ", text[text.index("Commands:") :], flags=re.M)
-    assert names == ["compare", "estimators", "diagnose", "properties", "doctor"]
+    assert names == ["compare", "diagnose", "estimators", "properties", "doctor"]
 
 
 def test_a_users_own_training_needs_no_laboratory(tmp_path: Path) -> None:

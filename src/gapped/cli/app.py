@@ -28,23 +28,23 @@ LABORATORY = ("reproduce", "report", "data", "bench")
 _GRACE = 3.0
 
 EXAMPLES = """
-Discrete choices that learn by gradient: compare estimators, reproduce the paper's tables, report.
+Discrete choices that learn by gradient. To find the estimator for a model, compare; to debug a gradient,
+diagnose.
 
 \b
 Examples:
   gapped compare                     six estimators on small digits, a minute
   gapped compare --train my:train    the same with your own training
-  gapped estimators                  what there is to choose from
+  gapped diagnose --function my:cost debug a gradient: its bias and variance
+  gapped estimators gst              one of them, and its options
   gapped reproduce vae --quick       a table of the paper, for a laptop
-  gapped reproduce figures           its pictures, without training
-  gapped diagnose --problem cubic    bias and variance of the gradient
   gapped doctor                      what is installed, what is missing
 
 gapped COMMAND --help has the options and more examples.
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, estimators, diagnose, properties, doctor):
+for _command in (compare, diagnose, estimators, properties, doctor):
     app.command()(_command)
 
 

@@ -43,7 +43,7 @@ def diagnose(
         str | None,
         typer.Option(help="module:function of your own; it maps one-hot samples (n, L, K) to costs (n,)."),
     ] = None,
-    shape: Annotated[str, typer.Option(help="L,K: how many variables, of how many categories.")] = "3,4",
+    shape: Annotated[str, typer.Option(help="VARIABLESxCATEGORIES of the logits.")] = "3x4",
     logits: Annotated[
         Path | None, typer.Option(help="Logits saved by torch.save; by default, normal random ones.")
     ] = None,
@@ -68,15 +68,16 @@ def diagnose(
     ] = "auto",
     out: Annotated[Path, typer.Option(help="diagnosis.json and pictures go here.")] = Path("runs/diagnose"),
 ) -> None:
-    """Measure bias and variance against the exact gradient.
+    """Debug a gradient: bias and variance against the exact one.
 
-    Mean squared error and cosine are measured too. The cost is a problem that comes with the package, or a
+    Mean squared error and cosine are measured too. None of these ranks estimators by how well they train:
+    that is for gapped compare. The cost is a problem that comes with the package, or a
     function of your own.
 
     \b
     Examples:
       gapped diagnose --problem cubic --estimator gst:gap=1.2 --estimator reinmax
-      gapped diagnose --function mymodel:cost --shape 8,16 --samples 5000
+      gapped diagnose --function mymodel:cost --shape 8x16 --samples 5000
       gapped diagnose --problem cubic --sweep tau=0.1:2:8 --sweep gap=0:2:5
     """
     if metric not in METRICS:
@@ -169,9 +170,9 @@ def _axis(text: str) -> tuple[str, list[float]]:
 
 def _shape(text: str) -> tuple[int, int]:
     try:
-        variables, categories = (int(part) for part in text.split(","))
+        variables, categories = (int(part) for part in text.split("x"))
     except ValueError:
-        raise reject("--shape", text, "L,K, such as 3,4") from None
+        raise reject("--shape", text, "VARIABLESxCATEGORIES, such as 3x4") from None
     if variables < 1 or categories < 2:
         raise reject("--shape", text, "at least one variable and two categories")
     return variables, categories

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import gapped
 from gapped._version import __version__
 from gapped.cli import command
-from gapped.cli.command import show_rows
 from gapped.errors import MissingExtra, printable
 
 if TYPE_CHECKING:
@@ -64,10 +63,7 @@ def doctor(data_dir: command.DataDir = None) -> int:
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
-    """A table for a terminal; for a pipe, the same in lines of 80 characters."""
-    if sys.stdout.isatty():
-        show_rows(Finding._fields, findings)
-        return
+    """A line for each finding, broken at 80 characters."""
     first = max(len(finding.component) for finding in findings)
     indent = " " * (first + 10)
     for component, state, *texts in findings:

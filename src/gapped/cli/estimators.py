@@ -3,51 +3,88 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from textwrap import fill
+from typing import Annotated, NamedTuple
 
 import typer
 
 import gapped
 from gapped.cli import command
+from gapped.docstrings import ARGUMENTS, describing
 from gapped.errors import reject
+from gapped.texts import DEFAULT, kind_of
 
 _FAMILIES = ("pathwise", "score")
+# Options that all of a family share; a line of their own says so.
+_SHARED = ("hard", "draw", "backend")
+
+
+class Member(NamedTuple):
+    """An estimator as its source describes it."""
+
+    public: str
+    """The name of its class."""
+    help: str
+    """The docstring of its class."""
+    options: dict[str, str]
+    """Its options with their defaults, which are the recommended values."""
 
 
 def estimators(
+    name: Annotated[
+        str | None, typer.Argument(help="Describe this one, with its options; without it, all are listed.")
+    ] = None,
     family: Annotated[
         str | None,
         typer.Option(help="pathwise (samples carry the gradient) or score (it is computed from costs)."),
     ] = None,
 ) -> None:
-    """List the estimators, a line each.
+    """List the estimators with their options, or describe one.
 
-    Commands take an estimator as NAME or NAME:OPTION=VALUE,..., such as gst:gap=auto,tau=0.85; so do recipes
-    and, in Python, gapped.estimator. The options are those of its class, such as gapped.GST.
+    Commands take an estimator as NAME or NAME:OPTION=VALUE,..., such as gst:gap=1,tau=0.5; so do recipes
+    and, in Python, everything with estimator=. The values shown are the recommended ones.
 
     \b
     Examples:
       gapped estimators
+      gapped estimators gst
       gapped estimators --family pathwise
     """
     if family not in (None, *_FAMILIES):
         raise reject("family", family, f"one of {', '.join(_FAMILIES)}, or None for both")
-    command.show_rows(
-        ("name", "what it is"), [row for each in _FAMILIES if family in (None, each) for row in _rows(each)]
-    )
+    members = {key: each for kind in _FAMILIES if family in (None, kind) for key, each in _members(kind)}
+    if name is not None:
+        print(_description(name, members))
+        return
+    rows = [
+        (f"{key} (default)" if key == DEFAULT else key, each.help.partition("\n")[0], _spell(each.options))
+        for key, each in members.items()
+    ]
+    command.show_rows(("name", "what it is", "options"), rows)
 
 
-def _rows(family: str) -> Iterator[tuple[str, str]]:
-    """Name and first line of each estimator of a family, read from its source: an import waits for torch."""
+def _spell(options: dict[str, str]) -> str:
+    return ",".join(f"{option}={value}" for option, value in options.items())
+
+
+def _members(family: str) -> Iterator[tuple[str, Member]]:
+    """The estimators of a family by name, read from their source: an import waits for torch."""
+    known: dict[str, dict[str, str]] = {"Pathwise": {"tau": "1.0"}}
     for public, home in gapped._HOME.items():
         if not home.startswith(f"gapped.{family}."):
             continue
         path = Path(gapped.__file__).parent.joinpath(*home.split(".")[1:]).with_suffix(".py")
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name == public and (name := _name(node)):
-                yield name, (ast.get_docstring(node) or "").partition("\n")[0]
+                has_init = any(
+                    isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in node.body
+                )
+                base = {} if has_init else known.get(ast.unparse(node.bases[0]), {})
+                known[public] = base | {key: value for key, value in _options(node) if key not in _SHARED}
+                yield name, Member(public, ast.get_docstring(node) or "", known[public])
 
 
 def _name(node: ast.ClassDef) -> str | None:
@@ -56,6 +93,42 @@ def _name(node: ast.ClassDef) -> str | None:
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "name":
             return str(ast.literal_eval(each.value))
     return None
+
+
+def _options(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """The arguments of a class that have a default: fields of a dataclass, or those of `__init__`."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and each.value and "ClassVar" not in ast.unparse(each.annotation):
+            yield ast.unparse(each.target), str(ast.literal_eval(each.value))
+        elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            named = each.args.args[-len(each.args.defaults) :] if each.args.defaults else []
+            for argument, value in zip(
+                [*named, *each.args.kwonlyargs], [*each.args.defaults, *each.args.kw_defaults], strict=True
+            ):
+                if value is not None:
+                    yield argument.arg, str(ast.literal_eval(value))
+
+
+def _description(name: str, members: dict[str, Member]) -> str:
+    """An estimator with a paragraph for each of its options, in lines of 80 characters."""
+    kind_of(dict.fromkeys(members, type), name)
+    public, help_, options = members[name]
+
+    def holder() -> None: ...
+
+    holder.__doc__ = help_
+    section = (describing(ARGUMENTS)(holder).__doc__ or "").partition("Arguments:\n")[2].partition("\n\n")[0]
+    about = dict(re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, flags=re.M))
+    mark = ", the default" if name == DEFAULT else ""
+    lines = [f"{name}{mark}: {help_.partition(chr(10))[0]}", ""]
+    for option, value in options.items():
+        text = f"{option}={value}  {' '.join(about.get(option, '').split())}"
+        lines.append(fill(text, 80, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False))
+    set_ = {option: value for option, value in options.items() if value != "None"}
+    text = f"{name}:{_spell(set_)}" if set_ else name
+    return "\n".join(
+        [*lines, *([""] if options else []), f"As text    {text}", f"In Python  gapped.{public}"]
+    )
 
 
 def properties(

@@ -23,7 +23,7 @@ class GapMax(Pathwise):
     Its method `sample` draws what `gapped.gapmax` draws, whose help has the mathematics.
 
     Arguments:
-        tau: 1. Studies vary it; nothing is gained by tuning it.
+        tau: Studies vary it; nothing is gained by tuning it.
         hard: True; there is no soft sample.
         (draw, backend)
     """
