@@ -149,7 +149,7 @@ def requires_grad(tensor: Tensor) -> bool:
 
 def has_tangent(tensor: Tensor) -> bool:
     """Whether a forward-mode derivative by `tensor` is wanted, at whichever level of function transforms."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (forward_ad._current_level < 0 and in_eager_mode()):
         return False
     while True:
         # vmap has no rule for the question, so what it batches is asked.

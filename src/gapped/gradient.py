@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +23,9 @@ Weights = float | tuple[float, ...] | Tensor
 """Weights of points: one number for all, one for each, or a tensor that broadcasts against `(*rows, K)`."""
 Product = Callable[[Tensor, Tensor, Weights], Tensor]
 """`product(grad, points, weights)`: the gradient of the logits, linear in `grad`, row by row."""
+
+Pull = Callable[..., Tensor]
+"""`pull(grad, like, *tensors)`: the gradient of the logits, in the dtype of `like`."""
 
 _R = TypeVar("_R")
 
@@ -140,10 +144,35 @@ def with_points(
     give away: outside of compilers and function transforms, it is what is returned. For the backward pass
     `points` and `weights` are kept and nothing else, so sample and logits may be changed in place.
     """
+    if isinstance(weights, Tensor):
+        return with_pull(value, logits, partial(_pull_points, product, None), points, weights)
+    return with_pull(value, logits, partial(_pull_points, product, weights), points)
+
+
+def with_pull(value: Tensor, logits: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
+    """Return `value`, bit for bit, as a function of `logits` with the gradient `pull(grad, like, *tensors)`.
+
+    `value` must be the caller's to give away, as in `with_points`. `like` has the dtype of `logits`, and no
+    entries. The `tensors`, which nobody else may change, are kept for the backward pass.
+    """
     # A tensor of a subclass is a view, which autograd does not let us give away.
     if in_eager_mode() and not value._is_view():
-        return _WithPoints.apply(logits, value, points, weights, product)[0]  # type: ignore[no-any-return, no-untyped-call]
-    return _TransformedWithPoints.apply(logits, value, points, weights, product)[0]  # type: ignore[no-any-return, no-untyped-call]
+        # Past `Function.apply`, which asks once more whether a transform is active.
+        return super(torch.autograd.Function, _WithPull).apply(logits, value, pull, *tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _TransformedWithPull.apply(logits, value, pull, *tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _pull_points(
+    product: Product | None,
+    numbers: Weights | None,
+    grad: Tensor,
+    like: Tensor,
+    points: Tensor,
+    weights: Tensor | None = None,
+) -> Tensor:
+    either = weights if numbers is None else numbers
+    assert either is not None
+    return jacobian_product(grad, points, either, like, product)
 
 
 def jacobian_product(
@@ -154,9 +183,9 @@ def jacobian_product(
     It is computed in the dtype of `points`. The incoming gradient may be anything at categories that do not
     exist, NaN and infinity too.
     """
-    product = product or _product
     if not needs_blocks(points):
-        return product(_existing(grad.to(points.dtype), points), points, weights).to(like.dtype)
+        return pull_points(_existing(grad.to(points.dtype), points), points, weights, product).to(like.dtype)
+    product = product or _product
     categories = points.shape[-1]
     result = torch.empty(grad.shape, dtype=like.dtype, device=points.device)
     out, grad = result.view(-1, categories), grad.reshape(-1, categories)
@@ -170,6 +199,11 @@ def jacobian_product(
     return result
 
 
+def pull_points(grad: Tensor, points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:
+    """`jacobian_product` where every category exists, for an incoming gradient of the points' dtype."""
+    return (product or _product)(grad, points, weights)
+
+
 def _existing(grad: Tensor, points: Tensor) -> Tensor:
     """The incoming gradient, 0 at categories that do not exist: 0 times NaN would be NaN."""
     if is_known_finite(grad):
@@ -180,8 +214,7 @@ def _existing(grad: Tensor, points: Tensor) -> Tensor:
 
 def less_half_of_last(grad: Tensor, points: Tensor, weights: Weights) -> Tensor:
     """The points with their weights, and the last one, whatever these are, with -1/2: a second order."""
-    first = jacobian_product(grad, points[:-1], weights, grad)
-    return first + jacobian_product(grad, points[-1:], -0.5, grad)
+    return _product(grad, points[:-1], weights) + _weighted(grad, points[-1], -0.5)
 
 
 def pair_slopes(points: Tensor, weights: Weights, product: Product | None = None) -> Tensor:
@@ -223,48 +256,41 @@ def _weighted(grad: Tensor, point: Tensor, weight: float | Tensor) -> Tensor:
     return product if weight == 1 else product.mul_(weight)
 
 
-def _save(ctx: Any, anchor: Tensor, points: Tensor, weights: Weights, product: Product | None) -> None:
-    ctx.product = product
-    ctx.number = None if isinstance(weights, Tensor) else weights
-    ctx.save_for_backward(anchor, points, *([weights] if ctx.number is None else []))
-
-
-class _WithPoints(torch.autograd.Function):
+class _WithPull(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, value: Tensor, points: Tensor, weights: Weights, product: Product | None
+        ctx: Any, logits: Tensor, value: Tensor, pull: Pull, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.mark_dirty(value)
         ctx.set_materialize_grads(False)
         # An output without entries, saved for the backward pass: what depends on it depends on the logits.
         anchor = logits.new_empty(0)
-        _save(ctx, anchor, points, weights, product)
+        ctx.pull = pull
+        ctx.save_for_backward(anchor, *tensors)
         return value, anchor
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, None, None, None, None]:
-        if grad is None:
-            return None, None, None, None, None
-        anchor, points, *tensors = ctx.saved_tensors
-        weights = tensors[0] if tensors else ctx.number
-        gradient = first_order(jacobian_product, anchor, grad, points, weights, anchor, ctx.product)
-        return gradient, None, None, None, None
+    def backward(ctx: Any, grad: Tensor | None, *rest: Any) -> tuple[Tensor | None, ...]:
+        anchor, *tensors = ctx.saved_tensors
+        gradient = None if grad is None else first_order(ctx.pull, anchor, grad, anchor, *tensors)
+        return gradient, None, None, *(None for _ in tensors)
 
 
 @transformable
-class _TransformedWithPoints(_WithPoints):
-    """`_WithPoints` in the form that compilers and function transforms understand."""
+class _TransformedWithPull(_WithPull):
+    """`_WithPull` in the form that compilers and function transforms understand."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        logits: Tensor, value: Tensor, points: Tensor, weights: Weights, product: Product | None
+        logits: Tensor, value: Tensor, pull: Pull, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         # A copy: autograd forbids returning an input as it is, and changing a view of one in place.
-        return batched_with(value, points, weights).clone(), logits.new_empty(0)
+        return batched_with(value, *tensors).clone(), logits.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _save(ctx, output[1], *inputs[2:])
+        ctx.pull = inputs[2]
+        ctx.save_for_backward(output[1], *inputs[3:])
 
 
 def with_gradient(value: Tensor, logits: Tensor, gradient: Tensor, keep: bool = False) -> Tensor:

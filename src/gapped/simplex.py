@@ -25,11 +25,13 @@ from gapped.checks import batched_with, check_logits, check_mask, in_eager_mode
 from gapped.errors import reject
 
 _GAP_GUARD = 1e-5
-SURPRISE = 1e3
-"""A category of this much surprise, -log p, has no mass in float64 either."""
+LEAST = -1e3
+"""A category whose logit is so far below the largest has no mass in float64 either."""
 # On a CPU, larger inputs are computed in blocks of so many numbers: intermediate results take little memory
 # and stay in the cache.
 BLOCK = 1 << 17
+_PLAIN = (Tensor, torch.nn.Parameter)
+_COMPUTED = (torch.float32, torch.float64)
 # Up to so many categories a table of all one-hot rows is small beside a batch of them.
 _FEW = 256
 
@@ -199,6 +201,9 @@ def inverse_cdf(
     """
     cumulative = weights.cumsum(-1, dtype=_accumulator(weights))
     total = cumulative[..., -1:]
+    if samples is None and in_eager_mode():
+        threshold = torch.empty_like(total).uniform_(generator=generator).mul_(total)
+        return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
     if samples is None:
         threshold = uniform(total.shape, total, generator) * total
         # Under vmap torch copies, and warns, where only one of them is a batch.
@@ -349,20 +354,22 @@ def log_expected_odds(log_p: Tensor) -> Tensor:
     return torch.where(log_p == -torch.inf, -torch.inf, odds)
 
 
-def halfway_odds(logits: Tensor, total: Tensor) -> Tensor:
+def halfway_odds(logits: Tensor, weights: Tensor, total: Tensor, one: float | Tensor = 1.0) -> Tensor:
     """The expected odds of losing categories at half of their probability: those of `gapped.gapmax`.
 
-    With the logits relative to the largest of their row, and `total` the sum of their exponentials, the
-    probabilities are p = exp(θ)/total, and the odds those of `log_expected_odds` at p/2. There nothing
-    cancels, and there is one exponential for each category and no logarithm.
+    With finite logits relative to the largest of their row, their exponentials `weights`, and `total` the sum
+    of these, the probabilities are p = weights/total, and the odds those of `log_expected_odds` at p/2. There
+    nothing cancels, and nothing else is exponentiated. A `one` that is a tensor saves making it of a number.
 
-    >>> halfway_odds(torch.tensor([0.0, -torch.inf]), torch.tensor([1.0]))
+    >>> halfway_odds(torch.tensor([0.0, -1e3]), torch.tensor([1.0, 0.0]), torch.tensor([1.0]))
     tensor([0.3863, 0.0000])
     """
-    half = logits.exp() / (2 * total)
-    # The surprise -log(p/2) of an absent category is infinite, that of one without mass beyond the clamp.
-    surprise = ((2 * total).log() - logits).clamp(max=SURPRISE)
-    return half * (surprise - 1 + half) / (1 - half).square()
+    double = total + total
+    half = weights / double
+    loss = one - half
+    # In place, beginning with the surprise -log(p/2): small batches are bound by the number of operations.
+    odds = double.log_() - logits
+    return odds.sub_(one).add_(half).mul_(half).div_(loss.mul_(loss))
 
 
 def log_exponential(like: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -396,6 +403,20 @@ def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
     Each of them may stand for several `numbers`.
     """
     return values.device.type == "cpu" and in_eager_mode() and values.numel() * numbers > BLOCK
+
+
+def is_small_batch(logits: Tensor) -> bool:
+    """Whether these are logits that eager code on a CPU computes as they are, in one block."""
+    return (
+        type(logits) in _PLAIN
+        and logits.dtype in _COMPUTED
+        and logits.is_cpu
+        and logits.layout == torch.strided
+        and not logits.is_nested
+        and logits.dim() > 0
+        and 0 < logits.numel() <= BLOCK
+        and in_eager_mode()
+    )
 
 
 def blocks(rows: int, numbers: int) -> Iterator[slice]:

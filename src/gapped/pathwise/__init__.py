@@ -11,6 +11,7 @@ straight-through glue.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -33,7 +34,7 @@ from gapped.checks import (
 )
 from gapped.docstrings import documented
 from gapped.errors import reject
-from gapped.gradient import Points, Product, is_differentiated, with_points
+from gapped.gradient import Points, Product, is_differentiated, pull_points, with_points, with_pull
 from gapped.kernels import backend
 from gapped.kernels.sampling.fused import Fused, refusal
 from gapped.simplex import Draw as Draw
@@ -122,6 +123,11 @@ class Pathwise(ABC):
         be changed in place, and so may the logits after it is drawn, except where a kernel draws it: kernels
         keep the logits and the temperatures for the backward pass, and autograd notices.
         """
+        if mask is None and dim == -1 and simplex.is_small_batch(logits) and self._is_repeatable:
+            check_generator(generator, logits)
+            value = self._sample_of_finite(logits, generator)
+            if value is not None:
+                return value
         rows, fitted = self.prepare(logits, dim, mask, generator)
         is_last = dim in (-1, logits.dim() - 1)
         kernel = fitted.kernel(rows)
@@ -275,6 +281,37 @@ class Pathwise(ABC):
         outcome = self.outcome(rows.detach(), generator, wants_gradient)
         return outcome.value if outcome.gradient is None else self.attach(rows, outcome)
 
+    def _sample_of_finite(self, rows: Tensor, generator: torch.Generator | None) -> Tensor | None:
+        """The hard sample of a small batch of finite logits; None if some are not finite.
+
+        It is that of `outcome`, in fewer operations, and its points are left to the backward pass.
+        """
+        wants_gradient = is_differentiated(rows)
+        logits = rows.detach() if wants_gradient else rows
+        logits = logits - logits.amax(-1, keepdim=True)
+        if not math.isfinite(logits.sum()):
+            return None
+        note_backend("torch")
+        draw = self._draw(logits, generator, wants_gradient)
+        value = simplex.lawful_one_hot(draw.category, rows)
+        if not wants_gradient:
+            return value
+        return with_pull(value, rows, self._pull_draw, logits, draw.category, draw.noise)
+
+    def _pull_draw(
+        self, grad: Tensor, like: Tensor, logits: Tensor, category: Tensor, noise: Tensor | None
+    ) -> Tensor:
+        return self.pull(grad.to(logits.dtype), logits, Draw(category, noise)).to(like.dtype)
+
+    def pull(self, grad: Tensor, logits: Tensor, draw: Draw) -> Tensor:
+        """The gradient of finite logits for `grad` at the hard sample of `draw`, by its points."""
+        return pull_points(grad, *self.points(logits, draw))
+
+    @cached_property
+    def _is_repeatable(self) -> bool:
+        """Whether torch computes the points of a hard draw, and the same ones in the backward pass."""
+        return self.hard and not self.tensors and self.is_rowwise() and self.backend != "triton"
+
     def outcome(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
     ) -> Outcome:
@@ -326,10 +363,7 @@ class Pathwise(ABC):
         if lawful is not None:
             logits = torch.where(lawful, logits, 0.0)
         surrogate = wants_gradient or not self.hard
-        if self.draw == "argmax":
-            draw = self.draw_given(logits, logits.argmax(-1), generator, surrogate)
-        else:
-            draw = self.draw_category(logits, generator, surrogate)
+        draw = self._draw(logits, generator, surrogate)
         index = draw.category
         if lawful is not None:
             outside = torch.where(top == -torch.inf, categories, categories + 1)
@@ -356,6 +390,11 @@ class Pathwise(ABC):
             points = torch.where(rows.isneginf(), -gradient.points, gradient.points)
             gradient = gradient._replace(points=points)
         return Outcome(value, index, gradient)
+
+    def _draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+        if self.draw == "argmax":
+            return self.draw_given(logits, logits.argmax(-1), generator, surrogate)
+        return self.draw_category(logits, generator, surrogate)
 
     def kernel(self, rows: Tensor) -> Fused | None:
         """The arguments of the fused kernels if they compute these rows, else None; `backend_used` tells."""
@@ -456,11 +495,10 @@ def resolve_pathwise(estimator: Pathwise | str | None) -> Pathwise:
 
     Text is read as `gapped.estimator` reads it, and None is the default.
     """
-    if isinstance(estimator, Pathwise):
-        return estimator
     # Reading text takes longer than drawing a few samples. A compiler would have to trace the cache.
-    cacheable = isinstance(estimator, str | None) and not torch.compiler.is_compiling()
-    return _cached_default_or_text(estimator) if cacheable else _default_or_text(estimator)
+    if (estimator is None or isinstance(estimator, str)) and not torch.compiler.is_compiling():
+        return _cached_default_or_text(estimator)
+    return estimator if isinstance(estimator, Pathwise) else _default_or_text(estimator)
 
 
 def _default_or_text(estimator: Any) -> Pathwise:

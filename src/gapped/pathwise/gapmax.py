@@ -12,7 +12,10 @@ from gapped.docstrings import documented
 from gapped.gradient import Points, less_half_of_last
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
-from gapped.simplex import halfway_odds, per_row
+from gapped.simplex import LEAST, halfway_odds, per_row
+
+# Of a number torch would make this tensor at every use.
+_ONE = torch.ones((), device="cpu")
 
 
 @documented
@@ -39,12 +42,24 @@ class GapMax(Pathwise):
         tau = per_row(self.tau, logits)
         weights = logits.exp()
         total = draw.total(weights)
-        odds = halfway_odds(logits, total)
+        # The logit of a category that does not exist is not finite.
+        odds = halfway_odds(logits.clamp(min=LEAST), weights, total)
         if isinstance(tau, Tensor) or tau != 1:
             odds = odds ** (1 / tau)
         odds = draw.put(odds, 1.0)
         points = torch.stack([odds / draw.total(odds), weights / total])
         return Points(points, 2 / tau, less_half_of_last)
+
+    def pull(self, grad: Tensor, logits: Tensor, draw: Draw) -> Tensor:
+        if self.tau != 1:
+            return super().pull(grad, logits, draw)
+        # What `points` gives, in place.
+        weights = logits.exp()
+        total = weights.sum(-1, keepdim=True)
+        odds = halfway_odds(logits, weights, total, _ONE).scatter_(-1, draw.category.unsqueeze(-1), 1.0)
+        centre = torch._softmax_backward_data(grad, odds.div_(odds.sum(-1, keepdim=True)), -1, grad.dtype)
+        law = torch._softmax_backward_data(grad, weights.div_(total), -1, grad.dtype)
+        return centre.add_(centre).add_(law, alpha=-0.5)
 
 
 @documented
