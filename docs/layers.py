@@ -37,6 +37,7 @@ WORDS = {
     "gates": "samples of 0 or 1",
     "nn": "sampling as modules",
     "vocabulary": "a choice without logits",
+    "rollouts": "texts of a language model",
     "distributions": "with rsample",
     "diagnostics": "bias, variance, properties",
     "comparison": "in a user's own training",

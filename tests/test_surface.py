@@ -40,6 +40,7 @@ NAMES = {
     "nn",
     "properties",
     "replacing_torch",
+    "rollout",
     "sample",
     "simplex",
     "subset",

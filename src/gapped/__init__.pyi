@@ -40,6 +40,7 @@ from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
 from gapped.registry import estimator as _estimator  # noqa: F401, its types are below
 from gapped.registry import estimators as estimators
+from gapped.rollouts import rollout as rollout
 from gapped.sampling import choose as choose
 from gapped.sampling import sample as sample
 from gapped.score import Score as Score

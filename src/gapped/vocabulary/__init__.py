@@ -65,7 +65,7 @@ def linear_choice(
     generator: torch.Generator | None = None,
     group: ProcessGroup | None = None,
 ) -> LinearChoice:
-    """Draw one of V categories per row, or score given ones, without a tensor of all their logits.
+    """Draw one of V categories per row, or score given ones, without all logits.
 
     For vocabularies, where a tensor of all logits takes more memory than the model. The rows go through the
     product in chunks, forward and once more backward; in between, the index and a few numbers per row are all

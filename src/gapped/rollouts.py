@@ -1,0 +1,389 @@
+"""Tokens that a causal language model draws one after the other, with gradients through what it drew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from gapped.checks import check_count, check_flag, check_mask, holds, is_integer
+from gapped.docstrings import documented
+from gapped.errors import reject
+from gapped.gradient import first_order
+from gapped.pathwise import Pathwise, resolve_pathwise
+from gapped.simplex import slices
+from gapped.vocabulary import LinearChoice, linear_choice
+from gapped.vocabulary.head import Draws, Layer, attach, pull_rows
+
+
+@documented
+def rollout(
+    model: nn.Module,
+    inputs: Tensor,
+    steps: int,
+    *,
+    estimator: Pathwise | str | None = None,
+    temperature: float = 1.0,
+    stop: int | Sequence[int] | None = None,
+    mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    checkpoint: bool = False,
+    generator: torch.Generator | None = None,
+) -> Rollout:
+    """Draw tokens from a causal language model, with gradients through the draws.
+
+    Each token is fed back as its embedding. Its law is the softmax of the model's logits, which are never
+    held. What is computed from the tokens' embeddings sends its gradient through all draws before and
+    through the model, to its parameters and to `inputs`. Under `torch.no_grad()` this is an ordinary
+    exact sampler.
+
+    Arguments:
+        model: A causal language model of transformers; or a module with `get_input_embeddings()` and
+            `get_output_embeddings()`, an `nn.Embedding` and an `nn.Linear`, which is called with
+            `inputs_embeds`, `past_key_values` and `use_cache` and returns an object with `last_hidden_state`
+            and `past_key_values`. It stays in the mode in which it is, training or evaluation.
+        inputs: The prompts: tokens `(batch, length)`, or embeddings `(batch, length, d)`.
+        steps: How many tokens to draw, at most.
+        (estimator)
+        temperature: What the logits are divided by, for law and gradient alike: a positive number.
+        stop: A token, or several, that end a text. Where all texts are over there are fewer steps.
+        mask: Booleans, `(V)` or `(batch, V)`; tokens where it is False are never drawn.
+        attention_mask: `(batch, length)`, zeros where a prompt is padded, on its left side.
+        checkpoint: Whether only keys, values and last states of a step are kept, and its other activations
+            are computed again in the backward pass.
+        (generator)
+
+    Returns:
+        An object with `index`, the tokens, `(batch, steps)`; `embeddings`, `(batch, steps, d)`, which carry
+        the gradient; `log_prob` and `entropy`, `(batch, steps)`; `live`, `(batch, steps)`, which is True up
+        to a text's stop token; and `hidden`, the states that tokens were drawn from. Behind its stop token a
+        text repeats the first of `stop`, with embeddings, log-probabilities and entropies of zero.
+
+    A step calls the model on one token for each text, with its cache. docs/tokens.md has the memory, and the
+    models that are refused.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+    >>> text = rollout(model, torch.tensor([[1, 2, 3]]), steps=4)
+    >>> text.index.shape, text.embeddings.shape, text.log_prob.shape
+    (torch.Size([1, 4]), torch.Size([1, 4, 8]), torch.Size([1, 4]))
+    >>> text.embeddings.square().sum().backward()  # a cost of the tokens, through all draws
+    """
+    check_count("steps", steps, least=0)
+    check_flag("checkpoint", checkpoint)
+    embedding, head = _ends(model)
+    embeds = _embed(inputs, embedding)
+    batch, table, weight, bias = len(embeds), embedding.weight, head.weight, head.bias
+    check_mask(mask, embeds.new_empty(()).expand(batch, len(weight)))
+    stops = torch.tensor(_tokens(stop, len(weight)), dtype=torch.int64, device=embeds.device)
+    how: dict[str, Any] = {"estimator": resolve_pathwise(estimator), "temperature": temperature}
+    trunk = _Trunk(_decoder(model, head), _padding(attention_mask, embeds), checkpoint)
+    live = torch.ones(batch, dtype=torch.bool, device=embeds.device)
+    record: list[LinearChoice] = []
+    ports = _Ports.apply(record, (steps, batch), weight, bias, table, mask, temperature)[0].unbind()  # type: ignore[no-untyped-call]
+    drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for port in ports:
+        state, exists = trunk(embeds), mask
+        if len(stops):
+            exists = live.unsqueeze(-1) if mask is None else mask & live.unsqueeze(-1)
+        layer = (state, weight.detach(), None if bias is None else bias.detach())
+        choice = linear_choice(*layer, mask=exists, generator=generator, **how)
+        # Without the graph of its states: they lead to the ports.
+        record.append(replace(choice, _layer=choice._layer._replace(hidden=choice._layer.hidden.detach())))
+        row, index = choice.select(table.detach()) + port, choice.index
+        drawn.append((index, row, state, live))
+        embeds, live = row.unsqueeze(1), live & ~torch.isin(index, stops)
+        if len(stops) and not live.any():
+            break
+    if drawn:
+        index, rows, hidden, live = (torch.stack(each, 1) for each in zip(*drawn, strict=True))
+    else:
+        index, live = live.new_empty(batch, 0, dtype=torch.int64), live.new_empty(batch, 0)
+        rows, hidden = (embeds.new_empty(batch, 0, each.shape[1]) for each in (table, weight))
+    if len(stops):
+        index = torch.where(live, index, stops[0])
+    return Rollout(index, rows, hidden, live, weight, bias, how | {"mask": mask})
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """Texts that a model drew: see `gapped.rollout`."""
+
+    index: Tensor
+    """The tokens, int64, `(batch, steps)`."""
+    embeddings: Tensor
+    """Their rows of the model's embedding, which carry the gradient, `(batch, steps, d)`."""
+    hidden: Tensor
+    """The states that they were drawn from, `(batch, steps, d)`."""
+    live: Tensor
+    """Whether a token belongs to its text: False behind a stop token, `(batch, steps)`."""
+    _weight: Tensor = field(repr=False)
+    _bias: Tensor | None = field(repr=False)
+    _how: dict[str, Any] = field(repr=False)
+
+    @property
+    def log_prob(self) -> Tensor:
+        """The log-probability of each token, `(batch, steps)`, with its gradient, in one pass over all."""
+        return self._scores().log_prob.mT
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of each token's law, `(batch, steps)`, with its gradient, in one pass over all."""
+        return torch.where(self.live, self._scores().entropy.mT, 0.0)
+
+    def _scores(self) -> LinearChoice:
+        # The steps first: options of the estimator that are tensors, and masks, have the axis of the texts.
+        index = torch.where(self.live, self.index, len(self._weight)).mT
+        return linear_choice(self.hidden.transpose(0, 1), self._weight, self._bias, index=index, **self._how)
+
+
+class _Ports(torch.autograd.Function):
+    """Zeros that are added to the selected rows of each step, and bring their gradients together.
+
+    A step sends gradients to its states alone. Weight, bias and table get theirs from all steps at once: each
+    step by itself would write a tensor of the size of the weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        record: list[LinearChoice],
+        shape: tuple[int, int],
+        weight: Tensor,
+        bias: Tensor | None,
+        table: Tensor,
+        mask: Tensor | None,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.record, ctx.is_tied, ctx.temperature = record, table is weight, temperature
+        anchor = table.new_empty(0)
+        ctx.save_for_backward(anchor, weight, bias, table, mask)
+        return table.new_zeros(*shape, table.shape[1]), anchor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+        anchor, *tensors = ctx.saved_tensors
+        return None, None, *first_order(_gradients, anchor, grad, ctx, *tensors), None, None
+
+
+def _gradients(
+    grad: Tensor, ctx: Any, weight: Tensor, bias: Tensor | None, table: Tensor, mask: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of weight, bias and table, by those of the selected rows, `(steps, batch, d)`."""
+    record: list[LinearChoice] = ctx.record
+    tensors = zip((weight, bias, table), ctx.needs_input_grad[2:5], strict=True)
+    own_weight, own_bias, own_table = (
+        None if each is None else each.detach().requires_grad_(need) for each, need in tensors
+    )
+    leaves = (own_weight, own_bias, own_weight if ctx.is_tied else own_table)
+    head, batch = record[0]._head, grad.shape[1]
+    results, upstream = [], []
+    with torch.enable_grad():
+        if own_bias is not None and ctx.temperature != 1:
+            own_bias = own_bias / ctx.temperature
+        # The rows that share a key in each step.
+        for number, rows in enumerate(slices(batch, head.step)):
+            draws = _join([each._draws.of(rows) for each in record])
+            hidden = torch.stack([each._layer.hidden[rows] for each in record])
+            exists = mask if mask is None or mask.dim() < 2 else mask.expand(batch, -1)[rows]
+            keys = torch.stack([each._head.keys[number] for each in record])
+            own = head._replace(
+                estimator=head.estimator.of_rows(head.shape, rows),
+                shape=hidden.shape[:2],
+                keys=keys,
+                step=hidden.shape[1],
+            )
+            layer = Layer(hidden, own_weight, own_bias, exists)  # type: ignore[arg-type]
+            # A text that is over has selected nothing.
+            dead = (draws.category == own.part.categories).unsqueeze(-1)
+            upstream.append(grad[: len(record), rows].flatten(0, 1).masked_fill(dead, 0.0))
+            into = torch.empty_like(upstream[-1])
+            results.append(attach(into, pull_rows, own, draws, layer, leaves[2]))
+    needed = {id(each): each for each in leaves if each is not None and each.requires_grad}
+    found = dict(zip(needed, torch.autograd.grad(results, [*needed.values()], upstream), strict=True))
+    # A table that is the weight has its gradient there.
+    return tuple(found.pop(id(each), None) for each in leaves)
+
+
+def _join(steps: list[Draws]) -> Draws:
+    """The draws of all steps, one step after the other."""
+    return Draws(*(None if each[0] is None else torch.cat(each) for each in zip(*steps, strict=True)))  # type: ignore[arg-type]
+
+
+class _Trunk:
+    """The model below its head, with what it has read so far."""
+
+    def __init__(self, decoder: nn.Module, padding: Tensor | None, checkpoint: bool) -> None:
+        self.decoder, self.padding, self.checkpoint = decoder, padding, checkpoint
+        self.cache: Any = None
+        self.past: list[list[Tensor]] = []
+        """With checkpoints: keys and values of each layer in turn, in the pieces that steps computed."""
+
+    def __call__(self, embeds: Tensor) -> Tensor:
+        """The last state of each text, `(batch, d)`, once it has read `embeds` too."""
+        where = self._positions(embeds)
+        if self.checkpoint and torch.is_grad_enabled():
+            return self._read_again_later(embeds, where)
+        state, self.cache = self._read(embeds, self.cache, where)
+        return state
+
+    def _positions(self, embeds: Tensor) -> dict[str, Tensor]:
+        if self.padding is None:
+            return {}
+        if self.cache is None and not self.past:
+            places = self.padding.cumsum(-1) - 1
+        else:
+            self.padding = torch.cat([self.padding, self.padding.new_ones(len(embeds), 1)], 1)
+            places = self.padding.sum(-1, keepdim=True) - 1
+        return {"attention_mask": self.padding, "position_ids": places.clamp(min=0)}
+
+    def _read(self, embeds: Tensor, cache: Any, where: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        out = self.decoder(inputs_embeds=embeds, past_key_values=cache, use_cache=True, **where)
+        states, cache = (getattr(out, name, None) for name in ("last_hidden_state", "past_key_values"))
+        if states is None or cache is None:
+            missing = "last_hidden_state" if states is None else "past_key_values"
+            accepted = (
+                "one that returns it; checkpoint=True takes the place of its own gradient checkpointing"
+            )
+            raise reject("model", f"{type(self.decoder).__name__}, which returns no {missing}", accepted)
+        return states[:, -1], cache
+
+    def _read_again_later(self, embeds: Tensor, where: dict[str, Tensor]) -> Tensor:
+        past, kind = [tuple(pieces) for pieces in self.past], type(self.cache)
+        state: Tensor
+
+        def read(embeds: Tensor) -> tuple[Any, ...]:
+            cache: Any = kind() if past else None
+            for number in range(0, len(past), 2):
+                keys, values = (torch.cat(past[number + n], -2) for n in (0, 1))
+                cache.update(keys, values, number // 2)
+            state, cache = self._read(embeds, cache, where)
+            layers = getattr(cache, "layers", [None])
+            if not all(
+                hasattr(layer, "keys") and not getattr(layer, "is_sliding", False) for layer in layers
+            ):
+                got = f"True with a {type(cache).__name__} of other layers"
+                raise reject("checkpoint", got, "False, or a cache of keys and values at every position")
+            if not past:
+                self.cache = cache
+            pieces = (each for layer in layers for each in (layer.keys, layer.values))
+            # Copies: a view of all keys would keep all of them.
+            return state, *(each[..., -embeds.shape[1] :, :].clone() for each in pieces)
+
+        state, *pieces = torch.utils.checkpoint.checkpoint(read, embeds, use_reentrant=False)
+        self.past = self.past or [[] for _ in pieces]
+        for before, piece in zip(self.past, pieces, strict=True):
+            before.append(piece)
+        return state
+
+
+_CHECKED: WeakSet[nn.Module] = WeakSet()
+"""Models whose logits are known to be their head's product."""
+
+
+def _ends(model: object) -> tuple[nn.Embedding, nn.Linear]:
+    """The embedding and the head of a model."""
+    accepted = (
+        "a causal language model of transformers, or a module with its methods: see help(gapped.rollout)"
+    )
+    if not (hasattr(model, "get_input_embeddings") and hasattr(model, "get_output_embeddings")):
+        raise reject("model", f"an object of type {type(model).__name__}", accepted)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise reject("model", f"{type(model).__name__}, an encoder with a decoder", accepted)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, part, kind in (("embedding", embedding, nn.Embedding), ("head", head, nn.Linear)):
+        # Not by isinstance: a subclass may scale what it returns.
+        if getattr(type(part), "forward", None) is not kind.forward:
+            got = f"{type(model).__name__}, whose {name} is of type {type(part).__name__}"
+            raise reject("model", got, f"one with a plain torch.nn.{kind.__name__} for it")
+    if len(embedding.weight) != len(head.weight):
+        got = f"{len(embedding.weight)} embeddings and {len(head.weight)} logits"
+        raise reject("model", got, "as many embeddings as logits")
+    return embedding, head
+
+
+def _decoder(model: nn.Module, head: nn.Linear) -> nn.Module:
+    """The model below its head; its logits must be the head's product of the states that it returns."""
+    # A compiled model is compiled with its head.
+    model = getattr(model, "_orig_mod", model)
+    decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model  # type: ignore[operator]
+    if decoder is model or model in _CHECKED:
+        return decoder
+    seen: list[Any] = []
+    token = head.weight.new_zeros(1, 1, model.get_input_embeddings().weight.shape[1])  # type: ignore[operator]
+    logits = torch.linspace(-100, 100, len(head.weight), dtype=head.weight.dtype, device=token.device).view(
+        1, 1, -1
+    )
+    hooks = (
+        decoder.register_forward_hook(
+            lambda _, inputs, out: seen.append(getattr(out, "last_hidden_state", None))
+        ),
+        head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])),
+        head.register_forward_hook(lambda *_: logits),
+    )
+    try:
+        # Dropout must not draw from the caller's generator here.
+        with torch.no_grad(), torch.random.fork_rng([token.device] if token.is_cuda else []):
+            found = model(inputs_embeds=token, use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    is_plain = len(seen) == 2 and isinstance(seen[0], Tensor) and torch.equal(*seen)
+    if not is_plain or not torch.equal(found.to(logits.dtype), logits):
+        got = f"{type(model).__name__}, which changes states before its head or logits behind it"
+        raise reject("model", got, "one whose logits are its head's product of its last states")
+    _CHECKED.add(model)
+    return decoder
+
+
+def _embed(inputs: object, embedding: nn.Embedding) -> Tensor:
+    """The embeddings of prompts."""
+    count, width = embedding.weight.shape
+    accepted = f"tokens (batch, length) or embeddings (batch, length, {width}), length at least 1"
+    if not isinstance(inputs, Tensor):
+        raise reject("inputs", f"an object of type {type(inputs).__name__}", accepted)
+    is_embedded = inputs.is_floating_point()
+    fits = inputs.dim() == 2 + is_embedded and inputs.shape[1] > 0 and inputs.shape[2:] in ((), (width,))
+    if not fits or not (is_embedded or inputs.dtype in (torch.int32, torch.int64)):
+        raise reject("inputs", f"a tensor of shape {tuple(inputs.shape)} and {inputs.dtype}", accepted)
+    if inputs.device != embedding.weight.device:
+        raise reject(
+            "inputs", f"a tensor on {inputs.device}", f"one on {embedding.weight.device}, as the model"
+        )
+    if is_embedded:
+        return inputs
+    if holds((inputs < 0) | (inputs >= count)):
+        raise reject("inputs", "tokens out of range", f"tokens from 0 to {count - 1}")
+    embeds: Tensor = embedding(inputs)
+    return embeds
+
+
+def _tokens(stop: object, count: int) -> list[int]:
+    """The tokens that end a text."""
+    given = [] if stop is None else list(stop) if isinstance(stop, list | tuple) else [stop]
+    tokens = [each for each in given if is_integer(each) and 0 <= each < count]
+    if len(tokens) < len(given):
+        raise reject("stop", stop, f"a token from 0 to {count - 1}, a list of such, or None")
+    return tokens
+
+
+def _padding(attention_mask: object, embeds: Tensor) -> Tensor | None:
+    """An attention mask of prompts, int64."""
+    if attention_mask is None:
+        return None
+    shape = tuple(embeds.shape[:2])
+    accepted = f"a tensor of shape {shape}, zeros at padding on the left and ones elsewhere"
+    if not isinstance(attention_mask, Tensor):
+        raise reject("attention_mask", f"an object of type {type(attention_mask).__name__}", accepted)
+    if attention_mask.shape != shape:
+        raise reject("attention_mask", f"a tensor of shape {tuple(attention_mask.shape)}", accepted)
+    padding = attention_mask.long()
+    if holds((padding != padding.cummax(-1).values) | (padding[:, -1:] != 1)):
+        raise reject("attention_mask", "padding on the right, or other numbers", accepted)
+    return padding
