@@ -90,6 +90,41 @@ def test_others_count_as_the_running_means_of_their_results(name: str) -> None:
         assert_close(router.updates, torch.full((E,), step + 1.0))
 
 
+@pytest.mark.parametrize("others", ["zero", "mean"])
+@pytest.mark.parametrize("estimator", ["straight-through", "gst:gap=1,tau=1"])
+def test_several_experts_are_the_dense_program_of_a_subset(estimator: str, others: str) -> None:
+    """The weight of an expert that was not drawn is the mean of the others', a kth."""
+    k = 2
+    router = router_of(normal(E, D), k, estimator=estimator, others=others, capacity=float(E))
+    experts, hidden = experts_of(), normal(N, D, seed=2).requires_grad_()
+    route = router(hidden, generator=seeded())
+    ours = route.run(experts, hidden)
+    logits = router.projection(hidden)
+    name = "simple" if estimator == "straight-through" else "gst:gap=1"
+    sample = gapped.subset(logits, k, estimator=name, generator=seeded())
+    drawn = sample.detach() > 0
+    assert torch.equal(drawn.nonzero()[:, 1].view(N, k), route.index)
+    weights = logits.masked_fill(~drawn, -torch.inf).softmax(-1)
+    assert_close(route.gates, weights.gather(-1, route.index))
+    results = torch.stack([expert(hidden) for expert in experts], -2) * weights.unsqueeze(-1)
+    unchosen = router.means / k if others == "mean" else torch.zeros(E, D).double()
+    theirs = (sample.unsqueeze(-1) * torch.where(drawn.unsqueeze(-1), results, unchosen)).sum(-2)
+    assert_all_close(*(gradients(y, router, experts, hidden) for y in (ours, theirs)), 1e-10)
+
+
+def test_the_law_and_the_default_are_those_of_choose() -> None:
+    hidden = normal(N, D, seed=2).requires_grad_()
+    for k, law in itertools.product((1, 2, E), ("subset", "sequential")):
+        router = router_of(normal(E, D), k, law=law)
+        route, logits = router(hidden, generator=seeded()), router.projection(hidden)
+        choices = gapped.choose(logits, k, law=law, generator=seeded())
+        assert torch.equal(route.index, choices.index)
+        found = [torch.autograd.grad(g, hidden, normal(N, k))[0] for g in (route.gates, choices.weights())]
+        assert torch.equal(*found)
+        best = router.eval()(hidden).index
+        assert torch.equal(best.sort().values, logits.topk(k).indices.sort().values)
+
+
 def test_after_the_first_batches_means_forget() -> None:
     router = router_of(torch.eye(2, dtype=torch.float64) * 1e3, others="mean")
     router.updates += 1_000
@@ -330,7 +365,8 @@ class Layer(torch.nn.Module):
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "capacity": {"capacity": 1.25},
-    "mean": {"others": "mean", "capacity": 2.0},
+    "mean": {"k": 2, "others": "mean", "capacity": 2.0},
+    "sequence": {"k": 2, "law": "sequential"},
     "mixer": {"k": 2, "estimator": SparseMixer(), "capacity": 2.0},
 }
 
@@ -433,6 +469,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert message(lambda: Router(D, 0)).startswith("experts: got 0")
     assert message(lambda: Router(D, 2, 3)).startswith("k: got 3, expected at most 2")
     assert message(lambda: Router(D, 2, capacity=0)).startswith("capacity: got 0")
+    assert message(lambda: Router(D, 2, law="top-k")).startswith("law: got 'top-k'")
     assert message(lambda: Router(D, 2, others="dense")).startswith("others: got 'dense'")
     assert message(lambda: Router(D, 2, estimator=SparseMixer(), others="mean")).startswith("others: ")
     assert message(lambda: SparseMixer(-1.0)).startswith("jitter: got -1.0")

@@ -20,7 +20,7 @@ from gapped.checks import (
     checkpoint_function,
     without_autocast,
 )
-from gapped.choice import Choice
+from gapped.choices import Choices, Law, choose
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.nn.layers import _MODE, Estimated
@@ -86,7 +86,8 @@ class Routed:
 
     Arguments:
         index: The experts, `(*rows, k)`; a number that no expert has is none.
-        gates: Their gates, `(*rows, k)`, which carry the gradient to the router.
+        gates: Their weights, `(*rows, k)`, which carry the gradient to the router. They are the softmax over
+            the logits of the chosen experts, and sum to 1, except those of a `gapped.nn.SparseMixer`.
         logits: `(*rows, experts)`, -inf where the mask says so.
         load: How many tokens chose each expert, `(experts)`.
         counts: How many of them found a place, `(experts)`.
@@ -98,7 +99,7 @@ class Routed:
     load: Tensor
     counts: Tensor
     _router: Router
-    _choice: Choice | None
+    _choices: Choices | None
     _where: Tensor
     """The place of each slot, `(n, k)`: past the last one if it has none."""
     _source: Tensor
@@ -112,16 +113,14 @@ class Routed:
         even. Of a router with a `group`, shares are those of the tokens of all its processes, so that the
         gradient, averaged over them as DDP does, is the one of all tokens.
         """
-        p, exists = self._probabilities()
+        p, tokens = simplex.softmax(self.logits.flatten(0, -2)), self._exists.sum().clamp(min=1)
         share = self._router._total(self.load.to(p.dtype))
-        share = share / share.sum().clamp(min=1)
-        return len(share) * (share * p.sum((0,)) / exists.sum().clamp(min=1)).sum()
+        return len(share) * (share / share.sum().clamp(min=1) * p.sum(0) / tokens).sum()
 
     @property
     def z(self) -> Tensor:
         """The z-loss: the mean over tokens of the squared logarithm of the sum of exponentials."""
-        rows = self.logits.flatten(0, -2)
-        exists = (rows.detach() != -torch.inf).any(-1)
+        rows, exists = self.logits.flatten(0, -2), self._exists
         total = torch.where(exists.unsqueeze(-1), rows, 0.0).logsumexp(-1)
         return torch.where(exists, total, 0.0).square().sum() / exists.sum().clamp(min=1)
 
@@ -176,19 +175,20 @@ class Routed:
         results = [expert(part) for expert, part in zip(experts, parts, strict=False)]
         return self.combine(torch.stack(results) if has_blocks else torch.cat(results))
 
-    def _probabilities(self) -> tuple[Tensor, Tensor]:
-        rows = self.logits.flatten(0, -2)
-        return simplex.softmax(rows), (rows.detach() != -torch.inf).any(-1)
+    @property
+    def _exists(self) -> Tensor:
+        """Which tokens may go somewhere."""
+        return (self.logits.detach() != -torch.inf).any(-1).flatten()
 
     def _others(self, outputs: Tensor, gates: Tensor) -> Tensor:
         """Zero, whose gradient at each expert that a token has not chosen is of the mean of its results."""
         means = self._router._follow(self, outputs.detach()).to(outputs.dtype)
-        if self._choice is None:
+        if self._choices is None:
             return outputs.new_zeros(())
-        # Of the chosen one `combine` has the gradient already.
-        index = self.index.flatten()
-        own = means.index_select(0, index.clamp(max=len(means) - 1))
-        return self._choice.select(means).flatten(0, -2) - own * gates.squeeze(1)
+        # Of the chosen ones `combine` has the gradient already. Their gates are 1, times constant weights.
+        ones = self._choices.gate().flatten(0, -2).unsqueeze(-1).to(means.dtype)
+        own = means[self.index.flatten(0, -2).clamp(max=len(means) - 1)] * ones
+        return ((self._choices.select(means).flatten(0, -3) - own) * gates.detach()).sum(1)
 
 
 @documented
@@ -203,8 +203,9 @@ class Router(Estimated):
         features: Length of a token.
         experts: How many experts there are.
         k: How many experts each token goes to.
-        estimator: An object or its text; None is the recommended default. A `gapped.nn.SparseMixer` also
+        estimator: An object or its text; None is the default of `gapped.choose`. A `gapped.nn.SparseMixer`
             draws as Phi-3.5-MoE does.
+        law: Of several experts, "subset" or "sequential", as in `gapped.choose`.
         capacity: How many places each expert has, in multiples of an even load; tokens that come too late go
             without it, and later tokens never displace earlier ones. None keeps all, with blocks of no fixed
             size.
@@ -241,6 +242,7 @@ class Router(Estimated):
         k: int = 1,
         *,
         estimator: Pathwise | SparseMixer | str | None = None,
+        law: Law = "subset",
         capacity: float | None = None,
         others: Literal["zero", "mean"] = "zero",
         group: Any = None,
@@ -251,13 +253,16 @@ class Router(Estimated):
             raise reject("k", k, f"at most {experts}, the number of experts")
         if capacity is not None:
             check_level("capacity", capacity, positive=True)
+        if law not in ("subset", "sequential"):
+            raise reject("law", law, "'subset' or 'sequential'")
         if others not in ("zero", "mean"):
             raise reject("others", others, "'zero' or 'mean'")
         self.sparse_mixer = estimator if isinstance(estimator, SparseMixer) else None
         if self.sparse_mixer and others == "mean":
             raise reject("others", others, "'zero' for a SparseMixer, whose rule counts them as zero")
-        super().__init__(None if isinstance(estimator, SparseMixer) else estimator)
-        self.k, self.capacity, self.others, self.group = k, capacity, others, group
+        default = "reinmax" if k > 1 and law == "subset" else None
+        super().__init__(default if estimator is None or isinstance(estimator, SparseMixer) else estimator)
+        self.k, self.law, self.capacity, self.others, self.group = k, law, capacity, others, group
         self.projection = torch.nn.Linear(features, experts, bias=False)
         if others == "mean":
             self.register_buffer("means", torch.zeros(experts, features))
@@ -284,15 +289,15 @@ class Router(Estimated):
         check_mask(mask, logits)
         check_generator(generator, logits)
         logits = simplex.masked(logits, mask)
-        choice = None
+        choices = None
         if self.sparse_mixer:
             index, gates = self.sparse_mixer.choose(logits, self.k, self.training, generator)
         else:
             estimator, given = (self.estimator, logits) if self.training else (_MODE, logits.detach())
-            choice = estimator.choose(given, generator=generator)
-            index, gates = choice.index.unsqueeze(-1), choice.gate().unsqueeze(-1)
+            choices = choose(estimator, given, self.k, self.law, None, -1, None, generator)
+            index, gates = choices.index, choices.weights()
         load, counts, where, source = self._plan(index.flatten(0, -2))
-        return Routed(index, gates, logits, load, counts, self, choice, where, source)
+        return Routed(index, gates, logits, load, counts, self, choices, where, source)
 
     @torch.no_grad()
     def _plan(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
