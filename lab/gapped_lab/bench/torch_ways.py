@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gapped.nn import Routed, Router
+
 
 def product_and_sum(logits: Tensor, tables: Tensor) -> Tensor:
     """Codes ``(N, G, d)`` as Hugging Face's wav2vec2 selects them: all codes times the sample, summed.
@@ -64,3 +66,20 @@ def recursion(logits: Tensor, k: int) -> Tensor:
             left = left - takes.long()
         sample = torch.cat(taken[::-1], -1).to(logits.dtype)
     return sample + marginals - marginals.detach()
+
+
+def top_k_layer(layer: Router, hidden: Tensor, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The layer of the workload `router` with the largest probabilities: no draw, and no gradient of one."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    logits = F.linear(hidden.to(dtype), weight.to(dtype))
+    top = logits.softmax(-1).topk(layer.k)
+    gates = top.values / top.values.sum(-1, keepdim=True)
+    load, counts, *plan = layer._plan(top.indices)
+    return through_experts(
+        Routed(top.indices, gates, logits, load, counts, layer, None, *plan), hidden, first, second
+    )
+
+
+def through_experts(route: Routed, hidden: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Tokens through experts of two products each."""
+    return route.run(lambda blocks: torch.bmm(F.silu(torch.bmm(blocks, first)), second), hidden)

@@ -220,6 +220,23 @@ def rao(rows: int, categories: int) -> Problem:
     )
 
 
+def router(tokens: int, width: int, experts: int, k: int) -> Problem:
+    """A mixture of experts, each of two products and half as wide, with room for 1.25 times an even load."""
+    layer, inner = gapped.nn.Router(width, experts, k, capacity=1.25), width // 2
+
+    def with_router(hidden: torch.Tensor, weight: torch.Tensor, *expert: torch.Tensor) -> torch.Tensor:
+        route = torch.func.functional_call(layer, {"projection.weight": weight}, hidden)
+        return torch_ways.through_experts(route, hidden, *expert)
+
+    return Problem(
+        inputs=((tokens, width), (experts, width), (experts, width, inner), (experts, inner, width)),
+        result=(tokens, width),
+        logits=(tokens, experts),
+        scale=width**-0.25,
+        ways={"softmax and topk": partial(torch_ways.top_k_layer, layer), "gapped.nn.Router": with_router},
+    )
+
+
 def in_jax(rows: int, categories: int) -> Problem:
     """One of K in JAX, compiled."""
     return Problem(
@@ -257,5 +274,6 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
         rao,
         {"cuda": ("1048576x64:f32", "8192x32000:f32", "4096x128256:bf16"), "cpu": ("2048x64:f32",)},
     ),
+    "router": (router, {"cuda": ("16384x1024x64x2:bf16",), "cpu": ("256x64x8x2:f32",)}),
     "jax": (in_jax, {"cuda": ("1048576x64:f32", "8192x128256:bf16"), "cpu": ("16384x64:f32",)}),
 }

@@ -39,6 +39,7 @@ SMALL = {
     "decoding": "5x4x11:f64",
     "mixture": "5x6x4:f64",
     "rao": "5x6:f64",
+    "router": "12x4x3x2:f64",
     "jax": "5x6:f32",
 }
 IN_TORCH = [name for name in SMALL if name != "jax"]
