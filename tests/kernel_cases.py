@@ -68,6 +68,8 @@ ESTIMATORS: dict[str, gapped.Pathwise] = {
 FUSED: dict[str, Any] = {name: estimator.fused() for name, estimator in ESTIMATORS.items()}
 # All but the NZ ablation have a kernel for long rows.
 LONG = tuple(name for name in ESTIMATORS if name != "nz-gst")
+# Rows side by side: Gumbel-Rao copies, and the NZ ablation has a kernel for short rows only.
+NATIVE = tuple(name for name in ESTIMATORS if name not in ("gumbel-rao", "nz-gst"))
 # A kernel accumulates in float32 in another order than its reference.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
@@ -80,6 +82,13 @@ def example(rows: int, categories: int) -> Tensor:
         logits[2, 1:] = -torch.inf
         logits[3] *= 100
     return logits.to(DEVICE)
+
+
+def side_by_side(*shape: int) -> Tensor:
+    """Logits ``(*outer, S, K)`` that lie as ``(*outer, K, S)``, with rows of every kind."""
+    *outer, inner, categories = shape
+    rows = example(inner * torch.Size(outer).numel(), categories)
+    return rows.view(shape).transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def incoming(*shape: int) -> Tensor:

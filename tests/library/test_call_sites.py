@@ -4,11 +4,12 @@ Rows are those of a survey of 23 repositories. The expression on the left is wri
 there; ours is on the right. Both are given the same noise, or the same category where the gradient depends on
 no more, and must then agree in value and in every gradient. So they agree in law as well: noise is Gumbel's
 and categories are drawn from the softmax on both sides, ours by `simplex.gumbel` and `simplex.draw_index`,
-whose laws have tests of their own. Gates, subsets, N:M masks and the argmax are in test_call_sites_shapes.py.
+whose laws have tests of their own.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,6 +71,28 @@ def straight_through_reinmax(x: Tensor, drawn: Tensor) -> Tensor:
     first = ((mixed.log() - x).detach() + x).softmax(1)
     both = 2 * first - x.softmax(1) / 2
     return both - both.detach() + drawn
+
+
+def logistic(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """The noise of gates: the difference of a pair of Gumbel variables."""
+    noise = simplex.gumbel(rows.new_empty(*rows.shape, 2), generator)
+    return noise[..., 0] - noise[..., 1]
+
+
+def through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The straight-through form: one value, the other's gradient."""
+    return hard - soft.detach() + soft
+
+
+def relaxed_bernoulli(x: Tensor, noise: Tensor) -> Tensor:
+    """As torch's class has it, which takes logistic noise as log u - log(1 - u)."""
+    u = torch.sigmoid(noise)
+    return ((u.log() - (-u).log1p() + x) / TAU).sigmoid()
+
+
+def with_uniform(x: Tensor) -> Tensor:
+    """World models give each category one percent of the uniform law."""
+    return 0.99 * x.softmax(-1) + 0.01 / K
 
 
 def noise_of_a_key(rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -158,6 +181,11 @@ SITES: dict[str, Site] = {
         ),
         SOFT.ours,
     ),
+    "9 gate": Site(
+        lambda x, g, t: relaxed_bernoulli(x, g) @ t,
+        lambda x, t: gapped.GumbelSoftmax(TAU, hard=False).gate(x, generator=seeded()) @ t,
+        noise=logistic,
+    ),
     **dict.fromkeys(("10", "15"), FAIRSEQ),
     "10 soft": Site(
         lambda x, g, t: (gumbel_softmax(x, g, TAU).unsqueeze(-1) * t).sum(-2),
@@ -165,6 +193,11 @@ SITES: dict[str, Site] = {
         logits=(N, G, K),
     ),
     **dict.fromkeys(("11", "17"), HALF),
+    "12": Site(
+        lambda x, g, t: (lambda soft: through((soft > 0.5).to(x), soft))(torch.sigmoid((x + g) / TAU)) @ t,
+        lambda x, t: gumbel().gate(x, generator=seeded()) @ t,
+        noise=logistic,
+    ),
     "14": Site(  # a codebook that is a Linear
         lambda x, g, t: F.linear(gumbel_softmax(x, g, TAU, True), t),
         lambda x, t: gumbel().choose(x, generator=seeded()).select(t.T),
@@ -208,6 +241,11 @@ SITES: dict[str, Site] = {
         drawn=lambda x: x.repeat(N, 1),
     ),
     "25": KEPT,
+    "25 gate": KEPT._replace(  # the first of two categories: its log-odds are the difference of the logits
+        ours=lambda x, t: (
+            gapped.gate(x[:, :, 0:1] - x[:, :, 1:2], estimator="gumbel-softmax:tau=1", generator=seeded()) * t
+        )
+    ),
     "25 dim=2": KEPT._replace(
         theirs=lambda x, g, t: gumbel_softmax(x, g, 1.0, True, dim=2)[:, :, 0:1] * t,
         ours=lambda x, t: gapped.gumbel_softmax(x, hard=True, dim=2, generator=seeded())[:, :, 0:1] * t,
@@ -249,10 +287,16 @@ SITES: dict[str, Site] = {
         lambda x, t: gapped.StraightThrough().choose(x, generator=seeded()).select(t),
         noise=category,
     ),
+    "31 mixture": Site(
+        lambda x, d, t: through(d, with_uniform(x * 10)) @ t,
+        lambda x, t: gapped.straight_through(gapped.unimix(x * 10, 0.01), hard=True, generator=seeded()) @ t,
+        drawn=lambda x: with_uniform(x * 10).log(),
+        noise=category,
+    ),
     "31 relaxed": SOFT,
 }
-OTHERS = {"8", "12", "23", "24"}
-"""Rows with tests of their own, here or in test_call_sites_shapes.py."""
+OTHERS = {"8", "23", "24"}
+"""Rows with tests of their own."""
 
 
 def test_every_row_is_here() -> None:
@@ -358,3 +402,46 @@ def test_rows_10_and_19_perplexities_and_divergence() -> None:
         assert_close(ours, torch.exp(-(mean * torch.log(mean + 1e-7)).sum(-1)).sum(), 1e-5)
     divergence = (p * torch.log(p * K + 1e-10)).sum(-1).mean(0).sum()
     assert_close(result.divergence(), divergence, 1e-7)
+
+
+def pulled(use: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """A value, and the gradients of a cost for all inputs."""
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    value = use(*leaves)
+    return (value.detach(), *torch.autograd.grad(value, leaves, normal(*value.shape, seed=9)))
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_rows_6_and_7_the_argmax_with_the_gradient_of_the_softmax(dim: int) -> None:
+    """GroupViT's `hard_softmax` in eval mode, on axis -2; Ovis2's `st_argmax`, times a table."""
+    x, table = normal(2, K, K), normal(K, D, seed=2)
+    estimator = gapped.StraightThrough(draw="argmax")
+    ours = pulled(lambda x, t: estimator.sample(x, dim=dim) @ t, x, table)
+    theirs = pulled(lambda x, t: through(hot(x, dim), x.softmax(dim)) @ t, x, table)
+    assert_all_close(ours, theirs)
+    if dim == -1:
+        looked_up = pulled(lambda x, t: estimator.choose(x).select(t), x, table)
+        assert_all_close(looked_up, theirs)
+
+
+OPTIONS = torch.tensor(
+    [[float(i in kept) for i in range(4)] for kept in itertools.combinations(range(4), 2)],
+    dtype=torch.float64,
+)
+
+
+def test_rows_21_and_22_two_of_four() -> None:
+    """Six options whose logits are the sums of their entries': one law, and straight-through's gradient."""
+    x = normal(N, 4)
+    p = (x @ OPTIONS.T).softmax(-1)
+    mask, slope = pulled(lambda x: gapped.nm_mask(x, 2, 4, generator=seeded()), x)
+    assert (mask.sum(-1) == 2).all()
+    chosen = (mask @ OPTIONS.T).argmax(-1)
+    theirs = pulled(
+        lambda x: through(F.one_hot(chosen, 6).double(), (x @ OPTIONS.T).softmax(-1)) @ OPTIONS, x
+    )
+    assert_all_close((mask, slope), theirs, 1e-9)
+    masks = gapped.nm_mask(x[0].expand(20_000, 4), 2, 4, generator=seeded())
+    counts = counts_of((masks @ OPTIONS.T).argmax(-1), 6)
+    require_law(chi_squared(counts, p[0]))
+    require_rejected(chi_squared(counts, p[1]))

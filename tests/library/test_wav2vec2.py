@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import assert_close, normal, seeded
 from doc_pages import ROOT, blocks_of
-from statistical import require_law, require_rejected, two_sample
 from torch import Tensor
 
 import gapped
@@ -126,45 +125,6 @@ def test_replaced_under_the_same_seed(model: Any, batch: dict[str, Tensor]) -> N
 
 def test_swapped_under_the_same_seed(model: Any, batch: dict[str, Tensor]) -> None:
     assert_same_step(trained(swapped(model, f"gumbel-softmax:tau={TAU}"), batch), trained(model, batch))
-
-
-def test_swapped_in_eval_mode(model: Any, batch: dict[str, Tensor]) -> None:
-    """Both take the most likely code, and the perplexity is that of the codes taken."""
-    model.eval()
-    try:
-        theirs, ours = (trained(each, batch) for each in (model, swapped(model, "gst")))
-    finally:
-        model.train()
-    assert_same_step(ours, theirs)
-
-
-def draws(model: Any, batch: dict[str, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-    """The loss of many steps, and the length of the gradient that reaches the logits' weights."""
-    torch.manual_seed(seed)
-    weight = getattr(model.quantizer, "weight_proj", None) or model.quantizer.projection
-    losses = [model(**batch).loss for _ in range(100)]
-    slopes = [torch.autograd.grad(loss, weight.weight)[0].norm() for loss in losses]
-    return torch.stack(losses).detach(), torch.stack(slopes)
-
-
-def test_loss_and_gradient_agree_in_law(model: Any, batch: dict[str, Tensor]) -> None:
-    """GST draws from the same law, so its losses have one law; Gumbel-Rao of one draw has the gradient's too.
-
-    The twins: a sharper softmax, and a lower temperature.
-    """
-    losses, slopes = draws(model, batch, 0)
-    with gapped.replacing_torch("gst"):
-        require_law(two_sample(draws(model, batch, 1)[0], losses))
-    with gapped.replacing_torch(f"gumbel-rao:samples=1,tau={TAU}"):
-        require_law(two_sample(draws(model, batch, 2)[1], slopes))
-    with gapped.replacing_torch("gumbel-rao:samples=1,tau=0.5"):
-        require_rejected(two_sample(draws(model, batch, 2)[1], slopes))
-    ours = swapped(model, f"gumbel-rao:samples=1,tau={TAU}")
-    for own, theirs in zip(draws(ours, batch, 3), (losses, slopes), strict=True):
-        require_law(two_sample(own, theirs))
-    with torch.no_grad():
-        ours.quantizer.projection.weight.mul_(3)
-    require_rejected(two_sample(draws(ours, batch, 3)[0], losses))
 
 
 def test_the_recipe_of_the_page(model: Any, batch: dict[str, Tensor]) -> None:

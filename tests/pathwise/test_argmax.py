@@ -121,27 +121,9 @@ def test_rows_without_a_law(name: str) -> None:
     assert gradient[2, 0] == 0
 
 
-def test_the_straight_through_argmax_of_other_code() -> None:
-    """y_hard - y_soft.detach() + y_soft with y_soft = softmax(logits), as visual tokenizers write it."""
-    logits, weight, results = normal(10, K), normal(10, K, seed=2), []
-    for written_out in (True, False):
-        leaf = logits.clone().requires_grad_()
-        if written_out:
-            soft = leaf.softmax(-1)
-            hard = torch.zeros_like(soft).scatter_(-1, soft.max(-1, keepdim=True).indices, 1.0)
-            sample = hard - soft.detach() + soft
-        else:
-            sample = gapped.straight_through(leaf, hard=True, draw="argmax")
-        results.append((sample.detach(), torch.autograd.grad(sample, leaf, weight)[0]))
-    assert_close(results[0][0], results[1][0])
-    assert_close(results[0][1], results[1][1])
-
-
 def test_other_values_are_refused_and_so_are_kernels_that_do_not_exist() -> None:
     with pytest.raises(GappedError, match="draw: got 'mode', expected 'sample' or 'argmax'"):
         gapped.gst(normal(3), draw="mode")
     with pytest.raises(GappedError, match=r"backend: got 'triton', .*this option of it, has no kernel"):
         gapped.decoupled_gumbel_softmax(normal(3).float(), draw="argmax", backend="triton")
-    with pytest.raises(GappedError, match=r"backend: got 'triton', .*gates have no kernel for their argmax"):
-        gapped.GST(gap=1.0, draw="argmax", backend="triton").gate(normal(3).float())
     assert {type(gapped.estimator(f"{name}:draw=argmax")).name for name in MEMBERS} == set(MEMBERS)

@@ -17,6 +17,7 @@ from kernel_cases import (
     FUSED,
     GPU_MARKS,
     LONG,
+    NATIVE,
     assert_equals_reference,
     backward,
     example,
@@ -36,6 +37,8 @@ from gapped.kernels.sampling.surrogates import SECOND_ORDER
 
 pytestmark = GPU_MARKS
 
+# The interpreter warns of what a row without a law makes of itself, before that is overwritten.
+lawless_rows = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 LOWEST = torch.finfo(torch.float32).min
 LENGTHS = (1, 2, 3, 10, 63, 64, 65, 1000, 4096, 4097, 8193, 32_000, 128_256)
 
@@ -55,6 +58,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of more than 8 categories are long, and read 16 at a time."""
     monkeypatch.setattr(runner, "LONGEST_BLOCK", 8)
     monkeypatch.setattr(long, "CHUNK", 16)
+
+
+@pytest.fixture
+def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows side by side of more than 8 categories are long, too."""
+    make_strips_small(monkeypatch)
+
+
+def in_columns(logits: Tensor) -> Tensor:
+    """The same rows, side by side in memory."""
+    return logits.t().contiguous().t()
 
 
 # Every estimator with a short row, and with a long one where it has a kernel for that.
@@ -91,10 +105,14 @@ def test_a_gradient_at_the_selected_entries_equals_a_dense_one(name: str, catego
     torch.testing.assert_close(sparse, backward(logits, sample, sample.value * one.unsqueeze(-1), fused))
 
 
-@pytest.mark.parametrize("categories", [5, 4100])
+@lawless_rows
+@pytest.mark.usefixtures("small_strips")
+@pytest.mark.parametrize(("categories", "lie"), [(5, Tensor.clone), (4100, Tensor.clone), (21, in_columns)])
 @pytest.mark.parametrize("name", ["gst", "straight-through", "reinmax", "gapmax-tempered", "gumbel-softmax"])
-def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> None:
-    logits, grad = example(4, categories), incoming(4, categories)
+def test_tensor_options_equal_a_row_by_row_loop(
+    name: str, categories: int, lie: Callable[[Tensor], Tensor]
+) -> None:
+    logits, grad = lie(example(4, categories)), incoming(4, categories)
     taus = torch.linspace(0.3, 2.0, 4, device=DEVICE)
     gaps = torch.linspace(0.0, 3.0, 4, device=DEVICE)
     sample = launch.forward(logits, key(), Fused(name, taus))
@@ -104,14 +122,16 @@ def test_tensor_options_equal_a_row_by_row_loop(name: str, categories: int) -> N
         torch.testing.assert_close(together[row], alone[row])
 
 
-@pytest.mark.parametrize("categories", [10, 8200])
+@lawless_rows
+@pytest.mark.usefixtures("small_strips")
+@pytest.mark.parametrize(("categories", "lie"), [(10, Tensor.clone), (8200, Tensor.clone), (21, in_columns)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["gst", "gumbel-softmax", "straight-through", *SECOND_ORDER, "decoupled"])
 def test_half_precision_is_computed_in_float32_and_rounded_once(
-    name: str, dtype: torch.dtype, categories: int
+    name: str, dtype: torch.dtype, categories: int, lie: Callable[[Tensor], Tensor]
 ) -> None:
-    logits, fused = example(4, categories).to(dtype), FUSED[name]
-    grad = incoming(4, categories).to(dtype)
+    logits, fused = lie(example(4, categories).to(dtype)), FUSED[name]
+    grad = lie(incoming(4, categories).to(dtype))
     sample = launch.forward(logits, key(), fused)
     assert sample.value.dtype == dtype
     assert set(sample.value.flatten().tolist()) <= {0.0, 1.0}
@@ -140,10 +160,19 @@ def test_strided_rows_equal_contiguous_ones(categories: int) -> None:
     assert torch.equal(gradient, backward(view.contiguous(), sample, grad.contiguous(), fused))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's, of what is overwritten later.
-@short_and_long
+@lawless_rows
+@pytest.mark.usefixtures("small_strips")
+@pytest.mark.parametrize(
+    ("name", "categories", "lie"),
+    [
+        *((name, 7, Tensor.clone) for name in ESTIMATORS),
+        *((name, 5000, Tensor.clone) for name in LONG),
+        *((name, 37, in_columns) for name in NATIVE),
+        ("gst", 7, in_columns),
+    ],
+)
 def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
-    name: str, categories: int, monkeypatch: pytest.MonkeyPatch
+    name: str, categories: int, lie: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every buffer starts as NaN here: an element that is not written would show in the sound rows."""
 
@@ -151,11 +180,11 @@ def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
         buffer = allocate(*of, **options)
         return buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).max)
 
-    for function in ("empty", "empty_like"):
-        monkeypatch.setattr(torch, function, partial(poison, getattr(torch, function)))
-    logits = example(9, categories)
+    logits = lie(example(9, categories))
     logits[5, 2] = torch.nan
     logits[6, 0] = logits[7, -1] = torch.inf
+    for function in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, function, partial(poison, getattr(torch, function)))
     sample = launch.forward(logits, key(), FUSED[name])
     soft = launch.forward(logits, key(), replace(FUSED[name], soft=ESTIMATORS[name].has_surrogate))
     gradient = backward(logits, sample, torch.ones_like(logits).cumsum(-1), FUSED[name])
@@ -164,6 +193,7 @@ def test_nan_rows_come_out_as_nan_and_neighbours_do_not(
         assert result[[0, 1, 2, 3, 4, 8]].isfinite().all()
     assert not sample.value[1].any()
     assert not gradient[1].any()
+    assert sample.indices[[5, 6, 7]].tolist() == [categories + 1] * 3
 
 
 def test_streams_differ_between_rows_and_keys() -> None:
@@ -175,28 +205,32 @@ def test_streams_differ_between_rows_and_keys() -> None:
     assert 0 < (one == other).float().mean() < 0.05
 
 
-@pytest.mark.parametrize("is_long", [True, False])
+FILLINGS = {"gst": -torch.inf, "gumbel-softmax": -1e9, "decoupled": LOWEST}
+
+
 @pytest.mark.parametrize(
-    ("name", "filling"), [("gst", -torch.inf), ("gumbel-softmax", -1e9), ("decoupled", LOWEST)]
+    ("name", "layout"),
+    # Draws from strips by noise are replayed in test_strips.py.
+    [*((name, layout) for name in FILLINGS for layout in ("short", "chunks")), ("gst", "strips")],
 )
-def test_samples_follow_the_logits(
-    name: str, filling: float, is_long: bool, request: pytest.FixtureRequest
-) -> None:
+def test_samples_follow_the_logits(name: str, layout: str, request: pytest.FixtureRequest) -> None:
     """Mass in different lanes, and in different chunks of one lane; a filling that leaves noise no digits."""
-    if is_long:
-        request.getfixturevalue("small_chunks")
+    if layout != "short":
+        request.getfixturevalue(f"small_{layout}")
     # The interpreter takes milliseconds for every long row.
-    categories, count = 37, 120 if is_long and DEVICE.type == "cpu" else 40_000
+    few = {"chunks": 120, "strips": 400} if DEVICE.type == "cpu" else {}
+    categories, count = 37, few.get(layout, 40_000)
     places = torch.tensor([17, 20, 23, 33, 36])
     values = torch.tensor([0.3, -1.0, 1.0, 0.5, 0.0])
-    logits = torch.full((categories,), filling).scatter(0, places, values).to(DEVICE)
-    sample = launch.forward(logits.expand(count, categories), key(), Fused(name, 1.0), dense=False)
+    row = torch.full((categories,), FILLINGS[name]).scatter(0, places, values).to(DEVICE)
+    logits = in_columns(row.expand(count, -1)) if layout == "strips" else row.expand(count, -1)
+    sample = launch.forward(logits, key(), Fused(name, 1.0), dense=False)
     index = sample.indices.long().cpu()
     category = torch.searchsorted(places, index)
     assert torch.equal(places[category], index)
     counts = counts_of(category, 5)
     require_law(chi_squared(counts, values.double().softmax(-1)))
-    wrong = values / 1.5 if count > 120 else -values
+    wrong = values / 1.5 if count > 400 else -values
     require_rejected(chi_squared(counts, wrong.double().softmax(-1)))
 
 
@@ -224,23 +258,27 @@ def test_large_noise_is_fine_enough_for_long_rows() -> None:
     assert values.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # The interpreter's, where a GPU has -inf.
-@pytest.mark.usefixtures("small_chunks")
+@lawless_rows
+@pytest.mark.usefixtures("small_chunks", "small_strips")
 @pytest.mark.parametrize(
-    ("name", "filling"),
-    [(name, -1e9) for name in LONG] + [("gumbel-softmax", LOWEST), ("decoupled", LOWEST)],
+    ("name", "filling", "lie"),
+    [
+        *((name, -1e9, Tensor.clone) for name in LONG),
+        *((name, -1e9, in_columns) for name in NATIVE),
+        ("gumbel-softmax", LOWEST, Tensor.clone),
+        *(("decoupled", LOWEST, lie) for lie in (Tensor.clone, in_columns)),
+    ],
 )
-def test_chunks_far_below_cost_no_digits(name: str, filling: float) -> None:
+def test_chunks_far_below_cost_no_digits(name: str, filling: float, lie: Callable[[Tensor], Tensor]) -> None:
     """Value and gradient where all but one of the chunks, first or last, hold a filling."""
-    logits = torch.full((2, 37), filling, device=DEVICE)
+    logits = lie(torch.full((2, 37), filling, device=DEVICE))
     logits[0, 32:], logits[1, :5] = example(2, 5)
     sample = assert_equals_reference(ESTIMATORS[name], logits)
     assert sample.indices[0] >= 32
     assert sample.indices[1] < 5
 
 
-# The interpreter warns of what a row without a law makes of itself, before that is overwritten.
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@lawless_rows
 @pytest.mark.parametrize(
     ("name", "layout"),
     [(name, layout) for name in ESTIMATORS for layout in ("short", "strips")]

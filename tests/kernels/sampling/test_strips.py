@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -14,22 +12,21 @@ from kernel_cases import (
     ESTIMATORS,
     FUSED,
     GPU_MARKS,
+    NATIVE,
     assert_equals_reference,
     backward,
-    example,
     incoming,
     key,
     make_strips_small,
     noise,
+    side_by_side,
     tl,
     triton,
 )
-from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 
 from gapped import simplex
 from gapped.kernels.sampling import launch, strips
-from gapped.kernels.sampling.fused import Fused
 from gapped.kernels.sampling.strips import task_of
 from gapped.kernels.sampling.surrogates import SECOND_ORDER
 from gapped.pathwise import Draw
@@ -38,20 +35,11 @@ from gapped.pathwise import Draw
 pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 LOWEST = torch.finfo(torch.float32).min
-# Gumbel-Rao copies; the NZ ablation has a kernel for short rows only.
-NATIVE = tuple(name for name in ESTIMATORS if name not in ("gumbel-rao", "nz-gst"))
 
 
 @pytest.fixture
 def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     make_strips_small(monkeypatch)
-
-
-def side_by_side(*shape: int) -> Tensor:
-    """Logits ``(*outer, S, K)`` that lie as ``(*outer, K, S)``, with rows of every kind."""
-    *outer, inner, categories = shape
-    rows = example(inner * torch.Size(outer).numel(), categories)
-    return rows.view(shape).transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 @pytest.mark.parametrize(
@@ -86,90 +74,6 @@ def test_every_estimator_equals_the_reference(name: str, categories: int) -> Non
     sample = assert_equals_reference(ESTIMATORS[name], logits)
     gradient = backward(logits, sample, torch.ones_like(logits), FUSED[name])
     assert sample.value.stride() == gradient.stride() == logits.stride()
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize(("name", "categories"), [*((name, 37) for name in NATIVE), ("gst", 7)])
-def test_rows_without_a_law_leave_their_neighbours_alone(
-    name: str, categories: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every buffer starts as NaN here: an element that is not written would show in the sound rows."""
-
-    def poison(allocate: Callable[..., Tensor], *of: object, **options: object) -> Tensor:
-        buffer = allocate(*of, **options)
-        return buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).max)
-
-    logits = side_by_side(9, categories)
-    logits[5, 2] = torch.nan
-    logits[6, 0] = logits[7, -1] = torch.inf
-    logits[8, :2] = torch.inf
-    grad = torch.ones_like(logits).cumsum(-1)
-    for function in ("empty", "empty_like"):
-        monkeypatch.setattr(torch, function, partial(poison, getattr(torch, function)))
-    sample = launch.forward(logits, key(), FUSED[name])
-    soft = launch.forward(logits, key(), replace(FUSED[name], soft=ESTIMATORS[name].has_surrogate))
-    gradient = backward(logits, sample, grad, FUSED[name])
-    for result in (sample.value, soft.value, gradient):
-        assert result[[5, 6, 7, 8]].isnan().all()
-        assert result[[0, 1, 2, 3, 4]].isfinite().all()
-    assert not sample.value[1].any()
-    assert not gradient[1].any()
-    assert sample.indices.tolist()[5:] == [categories + 1] * 4
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("gst", torch.float16), *((name, torch.bfloat16) for name in ("gst", *SECOND_ORDER))]
-)
-def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) -> None:
-    logits, fused = side_by_side(2, 9, 21).to(dtype), FUSED[name]
-    grad = torch.empty_like(logits).copy_(incoming(2, 9, 21))
-    sample = launch.forward(logits, key(), fused)
-    assert set(sample.value.flatten().tolist()) <= {0.0, 1.0}
-    exact = backward(logits.float(), sample, grad.float(), fused)
-    limits = torch.finfo(dtype)
-    torch.testing.assert_close(
-        backward(logits, sample, grad, fused).float(), exact, rtol=limits.eps, atol=limits.eps * 1e-3
-    )
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("categories", [5, 21])
-@pytest.mark.parametrize("name", ["gst", "gumbel-softmax"])
-def test_options_with_a_value_per_row_equal_a_loop(name: str, categories: int) -> None:
-    logits, grad = side_by_side(2, 3, categories), incoming(2, 3, categories)
-    taus, gaps = (torch.linspace(0.3, 2.0, 6, device=DEVICE).view(2, 3) * scale for scale in (1, 2))
-    sample = launch.forward(logits, key(), Fused(name, taus))
-    together = backward(logits, sample, grad, Fused(name, taus, gap=gaps))
-    for row in ((0, 0), (1, 1)):
-        alone = backward(logits, sample, grad, Fused(name, taus[row].item(), gap=gaps[row].item()))
-        torch.testing.assert_close(together[row], alone[row])
-
-
-@pytest.mark.usefixtures("small_strips")
-def test_samples_follow_the_logits() -> None:
-    """Mass in different lanes, and in different chunks of one lane. Draws by noise are replayed above."""
-    categories, count = 37, 400 if DEVICE.type == "cpu" else 40_000
-    places = torch.tensor([17, 20, 25, 33, 36])
-    values = torch.tensor([0.3, -1.0, 1.0, 0.5, 0.0])
-    row = torch.full((categories, 1), -torch.inf).scatter(0, places.unsqueeze(-1), values.unsqueeze(-1))
-    logits = row.expand(categories, count).contiguous().t().to(DEVICE)
-    index = launch.forward(logits, key(), Fused("gst", 1.0), dense=False).indices.long().cpu()
-    category = torch.searchsorted(places, index)
-    assert torch.equal(places[category], index)
-    counts = counts_of(category, 5)
-    require_law(chi_squared(counts, values.double().softmax(-1)))
-    require_rejected(chi_squared(counts, (-values).double().softmax(-1)))
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize(("name", "filling"), [*((name, -1e9) for name in NATIVE), ("decoupled", LOWEST)])
-def test_chunks_far_below_cost_no_digits(name: str, filling: float) -> None:
-    logits = torch.full((37, 2), filling, device=DEVICE).t()
-    logits[0, 32:], logits[1, :5] = example(2, 5)
-    sample = assert_equals_reference(ESTIMATORS[name], logits)
-    assert sample.indices[0] >= 32
-    assert sample.indices[1] < 5
 
 
 def assert_equal_but_for_order(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +43,6 @@ SMALL = {
 IN_TORCH = [name for name in SMALL if name != "jax"]
 
 pytestmark = pytest.mark.usefixtures("sandbox")
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """torch's own samplers draw from the global generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def normal(*shape: int) -> Tensor:

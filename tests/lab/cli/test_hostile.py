@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
-import random
 import re
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from report_records import append_json, load_json, run_lines
+from report_records import append_json, run_lines
 from tiny_images import TINY_IMAGES, put_tiny_images
 
 from gapped.cli.app import main
@@ -21,69 +17,11 @@ from gapped.comparison.records import Curve, Within, from_json
 from gapped.errors import GappedError
 from gapped_lab.listops import examples
 
-RESULTS = Path(__file__).parents[3] / "results"
-"""That a fuzz test may take; one that is out of time has tried fewer files, in the same order."""
-
-BAD: list[Any] = [None, True, -1, 0, 3.5, 1e150, -1e300, float("nan"), float("inf"), 10**30, 10**400]
-BAD += ["", "x", r"GST[/1]$\foo$", "a\x1b[31mb\n|", "\ud800", "_x", "../../x", "x" * 5000]
-BAD += [[], [1], [[]], [None], {}, {"a": 1}, {"kind": []}]
-
-
 # The only warning that a damaged file may give.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the last line is torn"),
     pytest.mark.usefixtures("sandbox"),
 ]
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each part of an object; of a list, to the first four."""
-    few = enumerate(value[:4]) if isinstance(value, list) else ()
-    for key, one in value.items() if isinstance(value, dict) else few:
-        yield (*at, key)
-        yield from places(one, (*at, key))
-
-
-def damaged(raw: bytes, rng: random.Random) -> bytes:
-    """The bytes with some flipped, or without their end."""
-    cut = raw[: rng.randrange(1, len(raw))] if rng.random() < 0.2 else raw
-    flipped = bytearray(cut)
-    for _ in range(3):
-        flipped[rng.randrange(len(cut))] = rng.randrange(256)
-    return bytes(flipped)
-
-
-def answer(*arguments: str) -> str:
-    """What a command says; it works, or objects in one line that tells what is wrong."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(list(arguments))
-    said = err.getvalue()
-    assert status in (0, 2), said
-    assert "--debug shows where" not in said
-    assert "\x1b" not in out.getvalue() + said
-    if status:
-        assert re.fullmatch(r"gapped: .*: [^\n]+\n", said), said
-    return said
-
-
-@pytest.fixture(scope="module")
-def folder() -> dict[str, Any]:
-    """A few lines of each file of results, cut short."""
-    names = ("records", "curves", "images", "trees", "bench")
-    lines = {name: load_json(RESULTS / f"{name}.jsonl") for name in names}
-    trees = lines["trees"][:1]
-    kept = [r for r in lines["records"] if r["id"] == trees[0]["id"]]
-    for recipe in ("compare", "gap-grid"):
-        kept += [r for r in lines["records"] if r["recipe"] == recipe][:31:10]
-    ids = {r["id"] for r in kept}
-    logged = [line for line in lines["curves"] if line["id"] in ids]
-    curves = [{k: v[:3] if isinstance(v, list) else v for k, v in line.items()} for line in logged]
-    images = [line for line in lines["images"] if line["id"] in ids]
-    bench = lines["bench"][:4] + [line for line in lines["bench"] if line["kind"] == "startup"][:1]
-    work = {"work": "masks", "sizes": [8, 4], "way": "torch", "gradients": 128, "logits": 128}
-    bench.append({**bench[0], **work, "kind": "work", "memory": 512})
-    return {"records": kept, "curves": curves, "images": images, "trees": trees, "bench": bench}
 
 
 @pytest.mark.parametrize(
