@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -145,10 +146,12 @@ def label_of(estimator: Any) -> str:
     for each in fields(estimator):
         value = getattr(estimator, each.name)
         if isinstance(value, Tensor):
-            value = f"tensor of shape {tuple(value.shape)}"
+            value = f"{value.item():.6g}" if value.numel() == 1 else f"tensor of shape {tuple(value.shape)}"
         elif value == each.default:
             continue
-        options.append(f"{each.name}={getattr(value, '__name__', value)}")
+        # A partial has the name of its function: a label must not hold an address, which changes.
+        value = getattr(getattr(value, "func", value), "__name__", value)
+        options.append(f"{each.name}={re.sub(' at 0x[0-9a-f]+', '', str(value))}")
     return f"{name}({', '.join(options)})" if options else name
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -386,24 +387,24 @@ def test_the_state_of_an_estimator_is_not_shared() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def counting(calls: list[int], estimator: Any, seed: int) -> float:
+def counting(calls: deque[int], estimator: Any, seed: int) -> float:
     calls.append(seed)
     return broken(estimator, seed)
 
 
 def test_finished_runs_are_not_repeated_and_failed_ones_are(tmp_path: Path) -> None:
-    calls: list[int] = []
+    calls: deque[int] = deque()
     train = partial(counting, calls)
     first = gapped.compare(train, MEMBERS, seeds=2, out=tmp_path)
     assert len(calls) == 6
-    assert {r.recipe for r in first.records} == {f"{__name__}.counting"}
+    assert {r.recipe for r in first.records} == {"test_compare.counting"}
     assert values(gapped.compare(train, MEMBERS, seeds=2, out=tmp_path)) == values(first)
     assert len(calls) == 7
     gapped.compare(train, {"low": "gst:tau=0.7"}, seeds=2, out=tmp_path)
     assert len(calls) == 9, "another estimator under the same label is another run"
 
 
-def steady(calls: list[int], estimator: Any, seed: int) -> float:
+def steady(calls: deque[int], estimator: Any, seed: int) -> float:
     calls.append(seed)
     return float(seed)
 
@@ -423,7 +424,7 @@ def lambda_gap(level: float) -> Any:
     ],
 )
 def test_a_changed_estimator_is_trained_anew(one: Any, other: Any, tmp_path: Path) -> None:
-    calls: list[int] = []
+    calls: deque[int] = deque()
     train = partial(steady, calls)
     for estimator, trained in ((one, 1), (other, 2), (copy.deepcopy(one), 2)):
         gapped.compare(train, [estimator], seeds=1, out=tmp_path)
@@ -431,7 +432,7 @@ def test_a_changed_estimator_is_trained_anew(one: Any, other: Any, tmp_path: Pat
 
 
 def test_a_network_that_starts_at_random_is_the_same_estimator(tmp_path: Path) -> None:
-    calls: list[int] = []
+    calls: deque[int] = deque()
     for _ in range(2):
         member = gapped.NVIL(torch.nn.Linear(3, 1))
         gapped.compare(partial(steady, calls), [member], seeds=1, out=tmp_path)
@@ -451,11 +452,11 @@ PROGRAM = """
 import os, signal, sys, time
 import gapped
 
-driver, workers = os.getpid(), int(sys.argv[3])
+os.environ["DRIVER"], workers = str(os.getpid()), int(sys.argv[3])
 
 def train(estimator, seed):
     if sys.argv[2] == "kill" and seed == 4:
-        os.kill(driver, signal.SIGKILL)
+        os.kill(int(os.environ["DRIVER"]), signal.SIGKILL)
         time.sleep(100)
     print("run", flush=True)
     yield 5.0

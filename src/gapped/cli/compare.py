@@ -26,6 +26,8 @@ OWN = {
     "maximize",
     "timeout",
     "margin",
+    "fresh",
+    "keep",
 }
 
 
@@ -46,6 +48,13 @@ def compare(
     margin: Annotated[
         str, typer.Option(help="What is as good as the best: a share such as 1%, or a number; with --train.")
     ] = "1%",
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Train every run anew, also where nothing has changed; with --train."),
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Take finished runs although --train has changed since.")
+    ] = False,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
@@ -68,8 +77,8 @@ def compare(
 
     With --train, a function of your own trains instead, run by run. If it yields its numbers epoch by epoch,
     an estimator that is clearly worse after 3, 6, 12, ... seeds gets no further seeds. The best estimator is
-    stopped in this way with a chance of at most 1%. Runs that --out holds are not trained again:
-    after a change of the function, name another folder.
+    stopped in this way with a chance of at most 1%. Each function has a folder of its own, unless --out
+    names one. Runs in it are not trained again, unless the function, or what it uses, has changed.
 
     \b
     Examples:
@@ -88,10 +97,20 @@ def compare(
             raise reject("--ray-address", ray_address, "only with --engine ray")
         function = command.load_function("--train", train)
         how = {"maximize": maximize, "engine": engine, "workers": workers}
-        how |= {"ray_address": ray_address, "timeout": timeout, "margin": margin}
+        how |= {
+            "ray_address": ray_address,
+            "timeout": timeout,
+            "margin": margin,
+            "fresh": fresh,
+            "keep": keep,
+        }
+        if "out" not in given:
+            from gapped.comparison.identity import name_of
+
+            out = out / name_of(function)
         _compare_own(function, estimator or "recommended", seeds, minutes, out, **how)
         return
-    if unused := sorted(given & {"maximize", "timeout", "margin"}):
+    if unused := sorted(given & {"maximize", "timeout", "margin", "fresh", "keep"}):
         raise GappedError(f"--{unused[0]}: only together with --train")
     train_demo = command.laboratory("demo", "gapped compare without --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}

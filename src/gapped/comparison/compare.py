@@ -8,8 +8,8 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from math import isfinite
@@ -19,12 +19,15 @@ from typing import Any
 from gapped.checks import check_count
 from gapped.comparison.outcome import Comparison, hopeless
 from gapped.comparison.records import Record
-from gapped.comparison.runs import Train, UserRun, plan
+from gapped.comparison.runs import Lines, Train, UserRun, plan, question
 from gapped.comparison.statistics import check_margin, looks, losers
-from gapped.comparison.store import Store
+from gapped.comparison.store import Claims, Store
 from gapped.comparison.table import cells, own_metric
 from gapped.comparison.workers import executor
-from gapped.errors import reject
+from gapped.errors import GappedError, reject
+
+# Seconds between two looks at runs that other processes train.
+_PATIENCE = 0.2
 
 
 def compare(
@@ -39,6 +42,8 @@ def compare(
     workers: int = 1,
     timeout: float | None = None,
     margin: float | str | None = "1%",
+    fresh: bool = False,
+    keep: bool = False,
 ) -> Comparison:
     """Train with each estimator and seed, and say which estimator is best.
 
@@ -54,9 +59,11 @@ def compare(
         budget: Seconds after which no further run starts. The verdict says which are missing.
         maximize: Whether higher is better.
         out: The folder of the records. The same call again goes on where it was interrupted; runs that failed
-            are tried again. A run is known by the name of `train`, estimator and seed: after a change of
-            `train`, or of what it depends on, use another folder. By default it is a temporary one, which is
-            removed with the result, and stays after an interruption, whose traceback names it.
+            are tried again. A run is known by its estimator with all options, its seed, and `train`: its
+            name, and a hash of its code and of what it can be seen to use in its file or package. After a
+            change of these it is trained anew. Not seen are installed packages, data in files, the
+            environment and weights of networks. By default it is a temporary folder, which is removed with
+            the result, and stays after an interruption, whose traceback names it.
         engine: "local", or "ray": a task for each run, on the cluster that this process is connected to, the
             one that RAY_ADDRESS names, or else one on this machine. A task takes a GPU if the cluster has
             any, else a CPU; a module that `train` comes from must be importable there.
@@ -66,6 +73,8 @@ def compare(
             stopped when it yields, and processes side by side are killed.
         margin: How much worse than the best one an estimator may be to count as good as it: a share of the
             best mean, or a number. The verdict says which ones are shown to be within it.
+        fresh: Train every run anew, also where nothing has changed; earlier ones move to another file.
+        keep: Take the finished runs of `train` as it was, although it has changed since.
 
     Returns:
         A `gapped.Comparison`. It prints as a table and a verdict: which estimator is best, which ones tie
@@ -91,7 +100,18 @@ def compare(
     ('gst:tau=0.5', ['gst:tau=2'], 3)
     """
     return execute(
-        train, estimators, seeds, None, budget, maximize, out, engine, workers, timeout=timeout, margin=margin
+        train,
+        estimators,
+        seeds,
+        budget=budget,
+        maximize=maximize,
+        out=out,
+        engine=engine,
+        workers=workers,
+        timeout=timeout,
+        margin=margin,
+        fresh=fresh,
+        keep=keep,
     )
 
 
@@ -108,6 +128,8 @@ def execute(
     ray_address: str | None = None,
     timeout: float | None = None,
     margin: float | str | None = "1%",
+    fresh: bool = False,
+    keep: bool = False,
 ) -> Comparison:
     """`compare` with a callback that gets the record of each run as it finishes, and an address for Ray."""
     if not callable(train):
@@ -117,30 +139,38 @@ def execute(
             raise reject(name, seconds, "a positive number of seconds, or None")
     check_count("workers", workers)
     check_margin(margin)
+    if fresh and keep:
+        raise GappedError("fresh: cannot be combined with keep, which takes runs of earlier calls")
     runs = plan(train, estimators, seeds, maximize)
     deadline = None if budget is None else time.monotonic() + budget
-    with executor(engine, train, runs, workers, ray_address, timeout) as finish, _folder(out) as folder:
+    with ExitStack() as stack:
+        finish = stack.enter_context(executor(engine, train, runs, workers, ray_address, timeout))
+        folder = stack.enter_context(_folder(out))
         store = Store(folder)
+        if fresh:
+            asked = {run.question for run in runs}
+            store.set_aside(lambda record: question(record) in asked)
         before = store.finished()
-        ended = [before[run.key] for run in runs if run.key in before]
-        labels = {run.label for run in runs}
+        old = {question(record): record for record in before.values()}
+        changed = [run for run in runs if run.key not in before and run.question in old]
+        kept: dict[Hashable, Record] = {run.key: old[run.question] for run in changed} if keep else {}
+        before |= kept
+        queue = stack.enter_context(closing(_Queue(store, runs, before, deadline)))
         stops: dict[str, tuple[int, str]] = {}
         for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
-            finished = store.finished()
-            due = [run for run in batch if run.label not in stops and run.key not in finished]
-            with closing(finish(_until(deadline, due, lambda: hopeless(ended, labels)))) as results:
-                for lines in results:
-                    store.add(lines)
-                    record = next(line for line in lines if isinstance(line, Record))
-                    ended.append(record)
-                    if report is not None:
-                        report(record)
-            known = store.records()
-            if not all(run.key in known for run in due):
+            queue.due = [run for run in batch if run.label not in stops and run.key not in before]
+            while queue.due and not queue.is_over:
+                with closing(finish(iter(queue))) as results:
+                    for lines in results:
+                        record = queue.add(lines)
+                        if report is not None:
+                            report(record)
+                queue.wait()
+            if queue.is_over:
                 break
             if tests:
-                stops = {**_losers(runs, known, seeds_done, tests, maximize), **stops}
-        known = store.records()
+                stops = {**_losers(runs, {**store.records(), **kept}, seeds_done, tests, maximize), **stops}
+        known = {**store.records(), **kept}
     absent = [run for run in runs if run.key not in known]
     result = Comparison(
         tuple(replace(known[run.key], maximize=maximize) for run in runs if run.key in known),
@@ -149,6 +179,7 @@ def execute(
         tuple((label, *stops[label]) for label in dict.fromkeys(r.label for r in absent) if label in stops),
         sum(run.key in before for run in runs),
         margin,
+        len(changed) - len(kept),
     )
     if out is None:
         weakref.finalize(result, _remove, folder, os.getpid())
@@ -184,12 +215,51 @@ def _is_generator(train: Train) -> bool:
     return any(map(inspect.isgeneratorfunction, (train, getattr(train, "__call__", None))))  # noqa: B004
 
 
-def _until(deadline: float | None, runs: Sequence[UserRun], stop: Callable[[], bool]) -> Iterator[UserRun]:
-    """The runs, one after another as they are asked for, up to the deadline, or until `stop` says so."""
-    for run in runs:
-        if stop() or (deadline is not None and time.monotonic() >= deadline):
-            return
-        yield run
+class _Queue:
+    """The runs that are due, one after another as there is room, without those that other processes train."""
+
+    def __init__(
+        self, store: Store, runs: Sequence[UserRun], before: Mapping[Hashable, Record], deadline: float | None
+    ) -> None:
+        self.store, self.deadline = store, deadline
+        self.due: list[UserRun] = []
+        self.is_over = False
+        self._labels = {run.label for run in runs}
+        self._start = dict(store.records())
+        self._ended = [before[run.key] for run in runs if run.key in before]
+        self._claims = Claims(store.folder)
+        self.close = self._claims.close
+
+    def __iter__(self) -> Iterator[UserRun]:
+        for run in self.due:
+            late = self.deadline is not None and time.monotonic() >= self.deadline
+            self.is_over = late or hopeless(self._ended, self._labels)
+            if self.is_over:
+                return
+            if self._claims.take(run.id):
+                if not self._has_ended(run):
+                    yield run
+                else:
+                    self._claims.drop(run.id)
+
+    def add(self, lines: Lines) -> Record:
+        """Write what a run of this process has left; its record."""
+        self.store.add(lines)
+        record = next(line for line in lines if isinstance(line, Record))
+        self._ended.append(record)
+        self._claims.drop(record.id)
+        return record
+
+    def wait(self) -> None:
+        """Drop from the queue what has ended; what is left is with other processes: give them time."""
+        self.due = [run for run in self.due if not self._has_ended(run)]
+        if self.due and not self.is_over:
+            time.sleep(_PATIENCE)
+
+    def _has_ended(self, run: UserRun) -> bool:
+        """Whether a process has finished the run, or failed in it, since this call began."""
+        record = self.store.records().get(run.key)
+        return record is not None and record != self._start.get(run.key)
 
 
 @contextmanager

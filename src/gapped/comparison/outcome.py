@@ -72,6 +72,7 @@ class Comparison:
             then.
         reused: How many of the runs were in the folder already, from an earlier call.
         margin: How much worse than the best one an estimator may be to count as good as it.
+        aside: How many of the runs were trained anew since `train`, or what it uses, has changed.
 
     `comparison["label"]` is the row of one estimator: its mean, spread, interval and records.
     """
@@ -89,6 +90,8 @@ class Comparison:
     """How many of the runs were in the folder already, from an earlier call."""
     margin: float | str | None = "1%"
     """How much worse than the best one an estimator may be to count as good as it."""
+    aside: int = 0
+    """How many of the runs were trained anew since `train`, or what it uses, has changed."""
 
     @property
     def _cells(self) -> list[Cell]:
@@ -159,6 +162,9 @@ class Comparison:
         elif self.missing:
             runs = listing([f"{label} (seed {seed})" for label, seed in self.missing], most=8)
             texts.append(f"The budget left no time for {runs}: the same call goes on.")
+        if self.aside:
+            runs = f"{self.aside} earlier run{'s' * (self.aside != 1)}"
+            texts.append(f"Left aside, since train or what it uses has changed: {runs} (keep takes them).")
         if self.reused:
             count = "All" if self.reused == len(self.records) else f"{self.reused} of"
             texts.append(f"{count} {len(self.records)} runs were in {self.folder} already.")

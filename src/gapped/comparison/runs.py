@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import platform
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from math import inf, isfinite
 from numbers import Integral
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gapped._version import __version__
 from gapped.checks import check_count
+from gapped.comparison.identity import fingerprint, name_of
 from gapped.comparison.records import Curve, Record, RunLine, derived_hash
 from gapped.errors import GappedError, one_line, printable, reject
 from gapped.registry import RECOMMENDED, label_estimators, label_of
 from gapped.registry import estimator as make
-from gapped.score.trainable import Trainable
 
 Train = Callable[[Any, int], Any]
 Lines = list[RunLine]
 
 # The longest label that a record holds.
 _LONGEST = 200
-# Values that a label shows in full.
-_PLAIN = (bool, int, float, str, type(None))
 # Fields of a curve, which no series can be called.
 _FIELDS = ("id", "epoch", "schema")
 # Values that a curve keeps; above twice as many, every other one goes.
@@ -59,13 +53,19 @@ class UserRun:
     estimator: Any
     seed: int
     maximize: bool
-    contents: str = ""
-    """A hash of what `text` does not say of the estimator, if there is anything."""
+    code: str
+    """A hash of the function and of what it uses."""
+    contents: str
+    """A hash of the estimator, of which `text` may not say all."""
+
+    @functools.cached_property
+    def id(self) -> str:
+        return derived_hash(self.question, self.code)
 
     @property
-    def id(self) -> str:
-        more = [self.contents] if self.contents else []
-        return derived_hash(json.dumps([self.function, self.label, self.text, self.seed, *more]))
+    def question(self) -> tuple[object, ...]:
+        """What the run asks, whatever the function has become since: the same of its records of any time."""
+        return self.function, self.label, self.text[:_LONGEST], self.seed, self.contents
 
     @property
     def key(self) -> tuple[str, str]:
@@ -127,6 +127,7 @@ class UserRun:
             estimator=self.text[:_LONGEST],
             seed=self.seed,
             maximize=self.maximize,
+            options={"code": self.code, "contents": self.contents},
             environment=_environment(device),
             **result,
         )
@@ -148,67 +149,22 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
     members = {}
     chosen = RECOMMENDED if isinstance(estimators, str) and estimators == "recommended" else estimators
     for name, member in label_estimators(chosen).items():
-        label, text = printable(name), label_of(member)
-        if isinstance(member, str):
-            text, estimator, contents = member, make(member), ""
-        else:
-            estimator, contents = member, contents_hash(member)
+        label = printable(name)
         if len(label) > _LONGEST:
             raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
-        members[label] = text, estimator, contents
-    home = definition(train)
-    # A script and the module of its name hold the same function.
-    script = getattr(sys.modules["__main__"], "__file__", None) if home.__module__ == "__main__" else None
-    module = Path(script).stem if script else home.__module__
-    function = f"{module}.{home.__qualname__}"[-_LONGEST:]
+        text, estimator = (member, make(member)) if isinstance(member, str) else (label_of(member), member)
+        members[label] = text, estimator, fingerprint(estimator, train)
+    function, code = name_of(train)[-_LONGEST:], fingerprint(train, train)
     return [
-        UserRun(function, label, text, estimator, int(seed), maximize, contents)
+        UserRun(function, label, text, estimator, int(seed), maximize, code, contents)
         for seed in numbers
         for label, (text, estimator, contents) in members.items()
     ]
 
 
-def contents_hash(estimator: Any) -> str:
-    """A hash of what the label of an estimator does not say: values of tensors and factors, code of
-    functions, members of a collection. Empty where it says everything."""
-    told = [getattr(estimator, each.name) for each in fields(estimator)] if is_dataclass(estimator) else None
-    hidden = [each for each in told if not isinstance(each, _PLAIN)] if told is not None else [estimator]
-    return derived_hash(*(part for each in hidden for part in _contents(each))) if hidden else ""
-
-
-def _contents(value: Any) -> Iterator[str]:
-    """Texts that differ where values do. Of an object that nothing is known of, its class."""
-    yield type(value).__name__
-    if isinstance(value, Tensor):
-        yield f"{tuple(value.shape)} {value.dtype} {value.detach().reshape(-1).tolist()}"
-    elif isinstance(value, torch.nn.Module):
-        # Not the weights of networks, which start at random: the same call must go on where it was.
-        yield repr(value)
-        own = value.named_parameters(recurse=False) if isinstance(value, Trainable) else ()
-        yield from _contents(dict(own))
-    elif isinstance(value, Mapping):
-        yield from _contents([part for pair in value.items() for part in pair])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _contents(each)
-    elif isinstance(value, CodeType):
-        yield from _contents([value.co_code.hex(), *value.co_names, *value.co_consts])
-    elif isinstance(value, FunctionType):
-        yield from _contents([value.__code__, value.__defaults__, value.__kwdefaults__])
-        held = (cell.cell_contents for cell in value.__closure__ or ())
-        yield from _contents([each for each in held if each is not value])
-    elif isinstance(value, functools.partial):
-        yield from _contents([value.func, value.args, value.keywords])
-    elif is_dataclass(value):
-        yield from _contents([getattr(value, each.name) for each in fields(value)])
-    elif isinstance(value, _PLAIN):
-        yield repr(value)
-
-
-def definition(train: Train) -> Any:
-    """What has the name of a training function: itself, what it is a partial of, or its class."""
-    inner: Any = train.func if isinstance(train, functools.partial) else train
-    return inner if hasattr(inner, "__qualname__") else type(inner)
+def question(record: Record) -> tuple[object, ...]:
+    """`UserRun.question` of the run that left a record."""
+    return record.recipe, record.label, record.estimator, record.seed, record.options.get("contents")
 
 
 def uses_cuda() -> bool:

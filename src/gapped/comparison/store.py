@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
@@ -18,6 +20,13 @@ V = TypeVar("V")
 
 # How often a folder may vanish between its making and its first file.
 _ATTEMPTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldRecord(Record):
+    """The record of a run that was to be trained anew."""
+
+    FILE = "records.old.jsonl"
 
 
 class Store:
@@ -58,6 +67,18 @@ class Store:
             new = [line for key, line in own.items() if key not in known or known[key].failed]
             records.write(self.folder, new)
 
+    def set_aside(self, old: Callable[[Record], bool]) -> None:
+        """Move such records to another file, so that their runs count as never trained."""
+        with locked(self.folder):
+            lines = records.read(self.folder, Record)
+            moved = [
+                OldRecord(**{each.name: getattr(r, each.name) for each in fields(r)}) for r in lines if old(r)
+            ]
+            records.write(self.folder, moved)
+            if moved:
+                with atomic_write(self.folder / Record.FILE) as file:
+                    file.writelines(line.encode() + b"\n" for line in lines if not old(line))
+
     def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine]) -> None:
         index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
         known, finished = index.entries(), {record.id for record in self.finished().values()}
@@ -73,6 +94,40 @@ class Store:
             probe.unlink()
         except OSError as problem:
             raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
+
+
+class Claims:
+    """The runs of a folder that this process trains: a locked byte of a file for each.
+
+    The system frees the bytes of a process that ends, in whatever way; a forked one does not hold them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = open(folder / ".claims", "ab+")  # noqa: SIM115
+        self.close = self._file.close
+
+    def take(self, run: str) -> bool:
+        """Whether no other process trains the run: then this one does from now on."""
+        with suppress(OSError):
+            self._lock(run, True)
+            return True
+        return False
+
+    def drop(self, run: str) -> None:
+        self._lock(run, False)
+
+    def _lock(self, run: str, hold: bool) -> None:
+        place = int(run[:15], 16)
+        if sys.platform == "win32":
+            import msvcrt
+
+            self._file.seek(place)
+            msvcrt.locking(self._file.fileno(), msvcrt.LK_NBLCK if hold else msvcrt.LK_UNLCK, 1)
+        else:
+            import fcntl
+
+            how = fcntl.LOCK_EX | fcntl.LOCK_NB if hold else fcntl.LOCK_UN
+            fcntl.lockf(self._file, how, 1, place)
 
 
 class _Index(Generic[L, V]):

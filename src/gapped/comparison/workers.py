@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from gapped.comparison.runs import Lines, Train, UserRun, definition, uses_cuda
+from gapped.comparison.identity import definition
+from gapped.comparison.runs import Lines, Train, UserRun, uses_cuda
 from gapped.errors import GappedError, one_line, reject
 
 Executor = Callable[[Iterator[UserRun]], Generator[Lines]]
