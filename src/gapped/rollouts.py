@@ -18,7 +18,7 @@ from gapped.gradient import first_order
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import slices
 from gapped.vocabulary import LinearChoice, linear_choice
-from gapped.vocabulary.head import Draws, Layer, attach, pull_rows
+from gapped.vocabulary.head import Draws, Layer, attach, pull_rows, rows_of_a_chunk
 
 
 @documented
@@ -198,6 +198,7 @@ def _gradients(
                 shape=hidden.shape[:2],
                 keys=keys,
                 step=hidden.shape[1],
+                least=rows_of_a_chunk(head.estimator, head.part.here, grad.device, False),
             )
             layer = Layer(hidden, own_weight, own_bias, exists)  # type: ignore[arg-type]
             # A text that is over has selected nothing.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import combinations
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gapped.nn import Routed, Router
 
@@ -83,3 +84,61 @@ def top_k_layer(layer: Router, hidden: Tensor, weight: Tensor, first: Tensor, se
 def through_experts(route: Routed, hidden: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Tokens through experts of two products each."""
     return route.run(lambda blocks: torch.bmm(F.silu(torch.bmm(blocks, first)), second), hidden)
+
+
+class Decoder(nn.Module):
+    """A causal language model with a tied head, in the form that `gapped.rollout` takes.
+
+    It is made of tensors that get gradients: the `table`, and four matrices for each layer.
+    """
+
+    def __init__(self, table: Tensor, *matrices: Tensor) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(1, 1), nn.Linear(1, 1, bias=False)
+        for part in (self.embedding, self.head):
+            del part.weight
+            part.weight = table
+        self.layers = [matrices[first : first + 4] for first in range(0, len(matrices), 4)]
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        past_key_values: list[tuple[Tensor, Tensor]] | None = None,
+        use_cache: bool = True,
+    ) -> SimpleNamespace:
+        x, cache = inputs_embeds, []
+        width = x.shape[-1:]
+        for number, (attention, out, up, down) in enumerate(self.layers):
+            # Heads of 64 features.
+            parts = F.linear(F.layer_norm(x, width), attention).chunk(3, -1)
+            heads = (each.view(*x.shape[:2], -1, min(64, *width)).transpose(1, 2) for each in parts)
+            q, k, v = heads
+            if past_key_values is not None:
+                k, v = (torch.cat(pair, -2) for pair in zip(past_key_values[number], (k, v), strict=True))
+            cache.append((k, v))
+            read = F.scaled_dot_product_attention(q, k, v, is_causal=past_key_values is None)
+            x = x + F.linear(read.transpose(1, 2).flatten(2), out)
+            x = x + F.linear(F.gelu(F.linear(F.layer_norm(x, width), up)), down)
+        return SimpleNamespace(last_hidden_state=F.layer_norm(x, width), past_key_values=cache)
+
+
+def forced(prompts: Tensor, table: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Tokens ``(batch, steps)`` that are given, and the embeddings that a model reads before each of them."""
+    tokens = torch.arange(len(prompts) * steps, device=table.device).view(len(prompts), steps) % len(table)
+    return tokens, torch.cat([prompts, F.embedding(tokens[:, :-1], table)], 1)
+
+
+def one_by_one(model: Decoder, embeds: Tensor) -> Tensor:
+    """The states of a model that reads a text with its cache, one token after the other."""
+    states, cache = [], None
+    for token in torch.split(embeds, 1, 1):
+        out = model(token, cache)
+        states.append(out.last_hidden_state)
+        cache = out.past_key_values
+    return torch.cat(states, 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import gapped
 from gapped.errors import reject, suggestion
@@ -194,6 +195,46 @@ def decoding(rows: int, width: int, categories: int) -> Problem:
     )
 
 
+def rollout(texts: int, steps: int, width: int, layers: int, categories: int) -> Problem:
+    """Texts of a language model with gradients, beside teacher forcing of as many tokens.
+
+    All have a number for each token. The steps without draws are what a model with a cache costs by itself.
+    """
+
+    def dense(prompts: Tensor, table: Tensor, *matrices: Tensor) -> Tensor:
+        tokens, embeds = torch_ways.forced(prompts, table, steps)
+        states = torch_ways.Decoder(table, *matrices)(embeds).last_hidden_state
+        log_p = torch.log_softmax(states @ table.T, -1, dtype=torch.promote_types(table.dtype, torch.float32))
+        return log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def scored(prompts: Tensor, table: Tensor, *matrices: Tensor) -> Tensor:
+        tokens, embeds = torch_ways.forced(prompts, table, steps)
+        states = torch_ways.Decoder(table, *matrices)(embeds).last_hidden_state
+        return gapped.linear_choice(states, table, index=tokens).log_prob
+
+    def read(prompts: Tensor, table: Tensor, *matrices: Tensor) -> Tensor:
+        _, embeds = torch_ways.forced(prompts, table, steps)
+        return torch_ways.one_by_one(torch_ways.Decoder(table, *matrices), embeds).square().sum(-1)
+
+    def drawn(prompts: Tensor, table: Tensor, *matrices: Tensor) -> Tensor:
+        model = torch_ways.Decoder(table, *matrices)
+        return gapped.rollout(model, prompts, steps).embeddings.square().sum(-1)
+
+    shapes = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+    return Problem(
+        inputs=((texts, 1, width), (categories, width), *shapes * layers),
+        result=(texts, steps),
+        logits=(texts * steps, categories),
+        scale=width**-0.5,
+        ways={
+            "teacher forcing, dense logits": dense,
+            "teacher forcing, linear_choice": scored,
+            "steps without draws": read,
+            "gapped.rollout": drawn,
+        },
+    )
+
+
 def mixture(rows: int, categories: int, width: int) -> Problem:
     """A soft sample times a table: a mixture of its rows, as in attacks on text."""
     return Problem(
@@ -266,6 +307,7 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
         decoding,
         {"cuda": ("64x4096x128256:bf16", "64x2048x50304:bf16"), "cpu": ("64x64x4000:f32",)},
     ),
+    "rollout": (rollout, {"cuda": ("8x256x1024x12x151936:bf16",), "cpu": ("4x16x64x2x4000:f32",)}),
     "mixture": (
         mixture,
         {"cuda": ("8192x32000x768:f32", "8192x32000x768:bf16"), "cpu": ("1024x4096x64:f32",)},

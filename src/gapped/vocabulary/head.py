@@ -269,6 +269,8 @@ class Head(NamedTuple):
     """Whether the kernels of long rows compute. Then all rows share one key, however they are divided."""
     keeps_law: bool
     """Whether the law of the categories is kept; else it is computed again where it is wanted."""
+    least: int = 1
+    """The least rows of a span: the steps of a rollout have few, but keys of their own."""
 
     @property
     def row_bytes(self) -> int:
@@ -360,9 +362,11 @@ class Head(NamedTuple):
     def spans(self, weight: Tensor, spare: int, result: int, is_dense: bool) -> Spans:
         """How many rows a backward pass holds: see `spans_of_chunks` and `spans_of_kernels`."""
         rows, is_rounded = self.shape.numel(), _sum_dtype(weight).itemsize == 2
-        least = least_rows(rows) if is_rounded else 1
+        least = max(least_rows(rows) if is_rounded else 1, self.least)
         if self.streams:
-            return spans_of_kernels(rows, self.row_bytes, least, spare, result, is_dense)
+            spans = spans_of_kernels(rows, self.row_bytes, least, spare, result, is_dense)
+            step = self.step
+            return spans if len(self.keys) == 1 else Spans(step, max(spans.span // step, 1) * step)
         return spans_of_chunks(self.step, self.row_bytes, least, spare)
 
     def gradients(

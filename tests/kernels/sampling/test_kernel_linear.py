@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +173,48 @@ def test_given_categories_have_the_law_of_drawn_ones(name: str) -> None:
     ours, theirs = (torch.autograd.grad(each, leaves[:3], upstream) for each in (choice.log_prob, expected))
     for gradient, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, other, rtol=2e-4, atol=2e-5)
+
+
+class _Recurrent(torch.nn.Module):
+    """A language model whose cache is the sum of what it has read."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, table: Tensor) -> None:
+        super().__init__()
+        self.head, self.embedding = torch.nn.Linear(1, 1), torch.nn.Embedding(1, 1)
+        del self.head.weight, self.head.bias, self.embedding.weight
+        self.head.weight, self.head.bias, self.embedding.weight = weight, bias, table
+        self.get_input_embeddings, self.get_output_embeddings = lambda: self.embedding, lambda: self.head
+
+    def forward(self, inputs_embeds: Tensor, past_key_values: Tensor | None, use_cache: bool) -> Any:
+        total = inputs_embeds.sum(1) + (0 if past_key_values is None else past_key_values)
+        return SimpleNamespace(last_hidden_state=total.unsqueeze(1).tanh(), past_key_values=total)
+
+
+@pytest.mark.parametrize("name", ["gapmax", "gumbel-softmax"])
+def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
+    """Each step has a key, and head and table have their gradients from a span of all steps."""
+    results = []
+    for is_rollout in (True, False):
+        prompts, weight, bias, table = leaves = head()
+        model = _Recurrent(weight, bias, table)
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        estimator = replace(ESTIMATORS[name], backend="triton")
+        if is_rollout:
+            rows = gapped.rollout(model, prompts, 4, estimator=estimator, generator=generator).embeddings
+        else:
+            embeds, cache, steps = prompts, None, []
+            for _ in range(4):
+                out = model(embeds, cache, True)
+                cache = out.past_key_values
+                choice = estimator.choose_linear(
+                    out.last_hidden_state[:, -1], weight, bias, generator=generator
+                )
+                steps.append(choice.select(table))
+                embeds = steps[-1].unsqueeze(1)
+            rows = torch.stack(steps, 1)
+        results.append([rows, *torch.autograd.grad(rows.square().sum(), leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
 class _Names(TorchDispatchMode):
