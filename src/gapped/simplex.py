@@ -95,6 +95,12 @@ def pairs(log_odds: Tensor) -> Tensor:
     return torch.stack([log_odds.masked_fill(certain, 0.0), off], -1)
 
 
+def logistic_slope(x: Tensor) -> Tensor:
+    """The slope σ(x) σ(-x) of the logistic function, with all digits."""
+    lesser = torch.sigmoid(-x.abs())
+    return lesser - lesser.square()
+
+
 def shift(logits: Tensor) -> Tensor:
     """Logits relative to the largest of their row, which becomes 0; a row with a NaN or +inf becomes NaN."""
     # The clamp is for rows without categories: -inf minus a finite number stays -inf.
@@ -212,6 +218,14 @@ def inverse_cdf(
     u = uniform((samples, *total.shape[:-1]), total, generator).movedim(0, -1)
     index = torch.searchsorted(cumulative, (u * total).contiguous(), right=True)
     return index.movedim(-1, 0).contiguous()
+
+
+def draw_gates(log_odds: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Whether gates are on: `inverse_cdf` of the weights of their `pairs`, for one number each."""
+    weight = log_odds.clamp(max=0.0).exp()
+    # One of the two weights is 1.
+    total = accumulated((-log_odds.abs()).exp()) + 1
+    return weight > uniform(total.shape, total, generator) * total
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Tensor:

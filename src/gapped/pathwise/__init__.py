@@ -434,6 +434,15 @@ class Pathwise(ABC):
         """The logits of the law that categories are drawn from, and their slope in the given ones."""
         return logits, 1.0
 
+    def gate_slopes(self, lead: Tensor) -> Tensor:
+        """The slopes of hard gates in their log-odds, in closed form, of classes that define it.
+
+        `lead`, `(*gates, 1)`, has the log-odds of the value that each gate has against the other one. The
+        result has the same shape: 0 for an infinite lead, NaN for NaN. Where a class does not define it, the
+        points of pairs give the slopes.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def points(self, logits: Tensor, draw: Draw) -> Points:
         """The points and weights that belong to `draw`."""

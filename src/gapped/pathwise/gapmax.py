@@ -12,7 +12,7 @@ from gapped.docstrings import documented
 from gapped.gradient import Points, less_half_of_last
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
-from gapped.simplex import LEAST, halfway_odds, per_row
+from gapped.simplex import LEAST, halfway_odds, logistic_slope, per_row
 
 # Of a number torch would make this tensor at every use.
 _ONE = torch.ones((), device="cpu")
@@ -50,8 +50,18 @@ class GapMax(Pathwise):
         points = torch.stack([odds / draw.total(odds), weights / total])
         return Points(points, 2 / tau, less_half_of_last)
 
+    def gate_slopes(self, lead: Tensor) -> Tensor:
+        tau = per_row(self.tau, lead)
+        # Of the values' logits, the larger one is 0.
+        other = (-lead).clamp(max=0.0)
+        weight = other.exp()
+        odds = halfway_odds(other.clamp(min=LEAST), weight, weight + lead.clamp(max=0.0).exp())
+        if isinstance(tau, Tensor) or tau != 1:
+            odds = odds ** (1 / tau)
+        return odds / (1 + odds).square() * (2 / tau) - logistic_slope(lead) / 2
+
     def pull(self, grad: Tensor, logits: Tensor, draw: Draw) -> Tensor:
-        if self.tau != 1:
+        if self.tau != 1 or type(self) is not GapMax:
             return super().pull(grad, logits, draw)
         # What `points` gives, in place.
         weights = logits.exp()

@@ -16,7 +16,7 @@ from gapped.errors import reject
 from gapped.gradient import Points, with_points
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Outcome, Pathwise, Source, cached_estimator
-from gapped.simplex import divide, per_row
+from gapped.simplex import divide, logistic_slope, per_row
 
 Gap = float | Tensor | Literal["auto"] | Callable[[Tensor], Tensor]
 
@@ -66,6 +66,16 @@ class GST(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
         return Points(draw.softmax(divide(self._perturbed(logits, draw), tau)).unsqueeze(0), 1 / tau)
+
+    def gate_slopes(self, lead: Tensor) -> Tensor:
+        tau = per_row(self.tau, lead)
+        if isinstance(self.gap, str):
+            other = simplex.log_expected_odds(torch.nn.functional.logsigmoid(-lead))
+        else:
+            gap = self.gap(torch.sigmoid(lead)) if callable(self.gap) else per_row(self.gap, lead)
+            other = (-lead).clamp(max=0.0)
+            other = other.minimum(-gap) if isinstance(gap, Tensor) else other.clamp_max(-gap)
+        return divide(logistic_slope(divide(other, tau)), tau)
 
     def is_rowwise(self) -> bool:
         # A gap function may depend on which row it gets.

@@ -12,7 +12,7 @@ from gapped.docstrings import documented
 from gapped.gradient import Points
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
-from gapped.simplex import divide, per_row
+from gapped.simplex import divide, logistic_slope, per_row
 
 
 @documented
@@ -38,6 +38,11 @@ class ReinMax(Pathwise):
         tau = per_row(self.tau, logits)
         halfway = draw.add(draw.softmax(divide(logits, tau)) / 2, 0.5)
         return Points(torch.stack([halfway, draw.softmax(logits)]), (2.0, -0.5))
+
+    def gate_slopes(self, lead: Tensor) -> Tensor:
+        # Half of the tempered mass m of the other value is its mass in the centre: 2 m/2 (1 - m/2).
+        other = torch.sigmoid(-divide(lead, per_row(self.tau, lead)))
+        return other - (other.square() + logistic_slope(lead)) / 2
 
 
 @documented

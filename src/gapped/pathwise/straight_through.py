@@ -12,7 +12,7 @@ from gapped.docstrings import documented
 from gapped.gradient import Points
 from gapped.kernels.sampling.fused import Fused
 from gapped.pathwise import Draw, Pathwise, Source, cached_estimator
-from gapped.simplex import divide, per_row
+from gapped.simplex import divide, logistic_slope, per_row
 
 
 @documented
@@ -35,6 +35,10 @@ class StraightThrough(Pathwise):
     def points(self, logits: Tensor, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
         return Points(draw.softmax(divide(logits, tau)).unsqueeze(0), 1 / tau)
+
+    def gate_slopes(self, lead: Tensor) -> Tensor:
+        tau = per_row(self.tau, lead)
+        return divide(logistic_slope(divide(lead, tau)), tau)
 
 
 @documented
