@@ -15,7 +15,7 @@ import gapped
 
 PACKAGE = Path(gapped.__file__).parent
 
-# The public names beside the estimators: those are pinned by the table of docs/choosing.md.
+# The public names beside the estimators: those are pinned by the table of docs/api_estimators.md.
 NAMES = {
     "Comparison",
     "Diagnosis",

@@ -15,7 +15,7 @@ import vocabulary
 from evidence import Evidence
 from field_board import field_board, field_default
 from protocols import protocols
-from readme import gains
+from readme import gains, recommended, situations
 from study import family, shortfalls
 from template import fill
 
@@ -26,6 +26,8 @@ from gapped_lab.report.rendering import render_markdown
 # Each makes the values of the template of its name, or the text itself where it is a table alone.
 BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "readme": gains,
+    "situations": situations,
+    "recommended": recommended,
     "protocols": protocols,
     "shortfalls": shortfalls,
     "gapmax-family": lambda evidence: to_markdown(family(evidence)),

@@ -82,9 +82,9 @@ def default(evidence: Evidence) -> str:
     study = Study.of(evidence)
     chosen = study.recommend()
     names = {
-        "GapMax": "GapMax, the default",
-        "GST-auto": 'GST, gap="auto"',
-        "GR-MC10": "Gumbel-Rao, 10 draws",
+        "GapMax": "gapmax, the default",
+        "GST-auto": "gst",
+        "GR-MC10": "gumbel-rao",
         "STGS": "F.gumbel_softmax(hard=True)",
     }
     with style("default"):

@@ -1,14 +1,18 @@
-"""What a user gains, in a number each: the table at the head of the README."""
+"""The tables of the README, and the one that opens the page on choosing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import ceil
 from typing import Any
 
-from evidence import Evidence
-from field_board import standings
-from study import DEFAULT, TASKS, Study
+from evidence import PLAIN, RECTIFIED, Evidence
+from field_board import contests, standings
+from study import DEFAULT, TASKS, TEXTS, Study
 from vocabulary import LINEAR, cases
 
+from gapped.comparison.table import Entry, Table, tau_entry
+from gapped_lab.report.cells import groups, rows_of
 from gapped_lab.report.timings import REFERENCE, Timings, time, timings
 
 FEWEST = 64
@@ -50,6 +54,57 @@ def gains(evidence: Evidence) -> dict[str, Any]:
     }
 
 
+def situations(evidence: Evidence) -> dict[str, Any]:
+    """Where the default is ahead, and where another estimator is."""
+    study = Study.of(evidence)
+    rao = study.recommend()["GR-MC10"]
+    codes = [task for task in study.tasks if task.startswith("codes-")]
+    power = [each.above for each in standings(evidence) if each.protocol.startswith("power-")]
+    far = study.above("codes-49x512", ("GST-1.0", 0.5)) - study.above("codes-49x512", DEFAULT)
+    return {
+        "rao_mean": f"{study.mean(rao):.1f}",
+        "rao_worst": f"{study.shortfall(study.worst(rao), rao):.1f}",
+        "codes": _bound(study.shortfall(task, DEFAULT) for task in codes),
+        "power": f"{min(power):.0f} to {max(power):.0f}%",
+        "reinmax": _bound(_reinmax(evidence)),
+        "dense": f"{study.shortfall(PLAIN, DEFAULT):.1f}",
+        "rectified": f"{study.shortfall(RECTIFIED, DEFAULT):.1f}",
+        "far": f"{far:.1f}",
+    }
+
+
+def _bound(numbers: Iterable[float]) -> str:
+    """A number with one decimal that all of these lie below."""
+    return f"{ceil(10 * max(numbers)) / 10:.1f}"
+
+
+def _reinmax(evidence: Evidence) -> list[float]:
+    """How far ReinMax ends above the best cell, in per cent, on each task without a network."""
+    (contest,) = (each for each in contests() if each.name == "field-polynomial")
+    own = [record for record in evidence.records if record.recipe == contest.name]
+    found = []
+    for group in groups(own).values():
+        best, *rows = rows_of(group)
+        (row,) = (row for row in [best, *rows] if (row.label, row.tau) == ("ReinMax", 1.0))
+        found.append(100 * (row.value.mean / best.value.mean - 1))
+    return found
+
+
+def recommended(evidence: Evidence) -> dict[str, Any]:
+    """Each widely used estimator at its best temperature for all tasks."""
+    study = Study.of(evidence)
+    chosen = study.recommend()
+    body = []
+    for label, cell in sorted(chosen.items(), key=lambda pair: study.mean(pair[1])):
+        worst = study.worst(cell)
+        percents = study.mean(cell), study.shortfall(worst, cell)
+        numbers = (Entry(f"{number:.1f}%", number) for number in percents)
+        task = TASKS[worst].replace("K=", "codes, K=").replace("codes, codes", "codes")
+        body.append((Entry(TEXTS[label], code=True), tau_entry(cell[1]), *numbers, Entry(task)))
+    columns = ("estimator", "τ", "mean", "worst", "on")
+    return {"table": Table(columns, tuple(body)), "cells": len(study.cells), "board": _board(evidence)}
+
+
 def _study(evidence: Evidence) -> str:
     """How far the default lies above the best cell of the study."""
     study = Study.of(evidence)
@@ -65,7 +120,7 @@ def _board(evidence: Evidence) -> str:
     own = [each for each in standings(evidence) if not each.protocol.startswith("power-")]
     worst = max(own, key=lambda each: each.above)
     mean = sum(each.above for each in own) / len(own)
-    return f"{mean:.1f}% on average over the board's {len(own)} VAEs, at most {worst.above:.1f}%"
+    return f"{mean:.1f}% above the best on average over {len(own)} VAEs, at most {worst.above:.1f}%"
 
 
 def _categories(bench: Timings) -> int:

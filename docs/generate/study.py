@@ -87,6 +87,12 @@ class Study:
         return {label: next(cell for cell in self.rank() if cell[0] == label) for label in TEXTS}
 
 
+def spell(label: str) -> str:
+    """The text of an estimator, by the label that the recipe has for it."""
+    name, _, gap = label.partition("-")
+    return TEXTS.get(label) or (f"gst:gap={gap}" if name == "GST" else label.lower())
+
+
 def shortfalls(evidence: Evidence) -> dict[str, Any]:
     """All cells on all tasks, the best mean first; recommended ones are marked."""
     study = Study.of(evidence)
@@ -98,7 +104,7 @@ def shortfalls(evidence: Evidence) -> dict[str, Any]:
         numbers = [study.above(task, cell) for task in study.tasks]
         body.append(
             (
-                Entry(f"{cell[0]}{' ✓' if cell in chosen else ''}"),
+                Entry(f"{spell(cell[0])}{' ✓' if cell in chosen else ''}"),
                 tau_entry(cell[1]),
                 *(Entry(NOTHING if np.isnan(n) else f"{n:.1f}%", n) for n in (mean, worst)),
                 *(Entry(NOTHING if np.isnan(n) else f"{n:.1f}", n) for n in numbers),

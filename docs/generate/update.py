@@ -24,6 +24,8 @@ DOCUMENTS = (
     "docs/reproduction.md",
     "docs/choosing.md",
     "docs/defaults.md",
+    "docs/variance.md",
+    "docs/estimators.md",
     "docs/field.md",
     "docs/performance.md",
     "docs/vocabulary.md",

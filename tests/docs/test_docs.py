@@ -24,7 +24,7 @@ from gapped.errors import GappedError
 from gapped_lab.cli.reproduce import find_recipes
 from gapped_lab.estimator_text import parse
 
-CHOOSING = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+TABLE = (ROOT / "docs" / "api_estimators.md").read_text(encoding="utf-8")
 
 
 def wrong_links(text: str, folder: Path) -> list[str]:
@@ -153,7 +153,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-ROWS = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `gapped\.(\w+)` \|", CHOOSING, flags=re.M))
+ROWS = dict(re.findall(r"^\| `([\w-]+)` \| [^|]+ \| `gapped\.(\w+)` \|", TABLE, flags=re.M))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys([*ROWS, *gapped.estimators()]))

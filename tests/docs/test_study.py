@@ -33,10 +33,6 @@ def test_pages_give_one_answer() -> None:
         assert "gapped.sample(logits)" in (ROOT / name).read_text("utf-8"), name
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1000
-
-
 def test_a_shortfall_is_relative_to_the_best_cell_of_the_task(study: Study) -> None:
     for task, best in study.best.items():
         assert study.above(task, best[1:]) == 0

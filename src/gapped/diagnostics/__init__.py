@@ -69,7 +69,7 @@ def diagnose(
         `bias`, `variance`, `mse`, `cosine` and others, each with an interval.
 
     Estimators with parameters or a running baseline are measured as they are, and do not change. The
-    intervals are described in docs/diagnose.md.
+    intervals are described in docs/intervals.md.
 
     >>> logits, slope = torch.zeros(3, 4), torch.arange(4.0)
     >>> table = diagnose(lambda z: (z @ slope).sum(-1), logits, ["straight-through", "gst"])

@@ -9,7 +9,7 @@ a `GradientStream` estimates, from groups of independent gradients that it does 
 - the variance :math:`u^\top\Sigma\,u` along :math:`u = \delta/\|\delta\|`, :math:`\delta = \mu - e`: that of
   each group along the mean error of the groups before it, weighted by how many gradients these had.
 
-All intervals are large-sample intervals. `docs/diagnose.md` derives that of a norm.
+All intervals are large-sample intervals. `docs/intervals.md` derives that of a norm.
 """
 
 from __future__ import annotations
