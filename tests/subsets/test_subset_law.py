@@ -16,7 +16,7 @@ from torch import Tensor
 
 import gapped
 from gapped import simplex
-from gapped.subsets import conditional_bernoulli, option_table
+from gapped.subsets import conditional_bernoulli, enumeration
 
 EVERY_SIZE = [(n, k) for n in range(1, 11) for k in range(n + 1)]
 
@@ -132,7 +132,7 @@ def test_enumerated_subsets_change_where_the_running_probability_does(
     n: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theta = 2 * normal(n, seed=n)
-    subsets = option_table._table(n, k, theta) > 0
+    subsets = enumeration._table(n, k, theta) > 0
     p = torch.stack([theta[row].sum() for row in subsets]).softmax(0)
     edges = torch.cat([p.new_zeros(1), p.cumsum(0)])
     inside = torch.stack([edges[:-1] + 1e-9, edges[1:] - 1e-9], -1)

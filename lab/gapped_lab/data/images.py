@@ -255,11 +255,10 @@ _SHAPES = {
 }
 
 
-def _files(*checksums: tuple[str, str]) -> tuple[IdxFile, ...]:
-    """The four files; of each, the md5 of the packed file and the sha256 of the content."""
-    return tuple(
-        IdxFile(name, shape, *each) for (name, shape), each in zip(_SHAPES.items(), checksums, strict=True)
-    )
+def _files(checksums: str) -> tuple[IdxFile, ...]:
+    """The four files; a line of each has the md5 of the packed file and the sha256 of the content."""
+    lines = (line.split() for line in checksums.strip().splitlines())
+    return tuple(IdxFile(*each, *line) for each, line in zip(_SHAPES.items(), lines, strict=True))
 
 
 MNIST = IdxSource(
@@ -267,22 +266,12 @@ MNIST = IdxSource(
     "60,000 + 10,000 handwritten digits, 28x28",
     ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     _files(
-        (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        ),
-        (
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        ),
-        (
-            "9fb629c4189551a2d022fa330f9573f3",
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        ),
-        (
-            "ec29112dd5afa0611ce80d1b7f02629c",
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
+        """
+        f68b3c2dcbeaaa9fbdd348bbdeb94873 ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db
+        d53e105ee54ea40749a09fcbcd1e9432 65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5
+        9fb629c4189551a2d022fa330f9573f3 0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7
+        ec29112dd5afa0611ce80d1b7f02629c ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2
+        """
     ),
 )
 
@@ -294,22 +283,12 @@ FASHION_MNIST = IdxSource(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
     _files(
-        (
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        ),
-        (
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        ),
-        (
-            "bef4ecab320f06d8554ea6380940ec79",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        ),
-        (
-            "bb300cfdad3c16e7a12a480ee83cd310",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
+        """
+        8d4fb7e6c68d591d4c3dfef9ec88bf0d c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888
+        25c81989df183df01b3e8a0aad5dffbe bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9
+        bef4ecab320f06d8554ea6380940ec79 5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b
+        bb300cfdad3c16e7a12a480ee83cd310 0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34
+        """
     ),
     package="dataset-fashion-mnist",
 )

@@ -45,13 +45,10 @@ def as_code(text: str) -> str:
     >>> as_code("vae"), as_code("a`b``")
     ('`vae`', '``` a`b`` ```')
     """
-    code, marks = text.replace("|", "\\|"), fence(text)
+    code = text.replace("|", "\\|")
+    # More backticks than stand in a row inside of it.
+    marks = "`" * max([1, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"{marks} {code} {marks}" if "`" in text else f"`{code}`"
-
-
-def fence(text: str, least: int = 1) -> str:
-    """Backticks around text that is code: more than stand in a row inside of it."""
-    return "`" * max([least, *(len(marks) + 1 for marks in re.findall("`+", text))])
 
 
 def _format(entry: Entry) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from gapped.comparison import page
 from gapped.comparison.figures import heat_map, series_of
@@ -241,17 +241,7 @@ def strip(images: Pixels) -> str:
     for i, image in enumerate(images):
         left = i * (width + GAP)
         canvas[:, left : left + width] = np.stack([image, np.full_like(image, 255)], axis=-1)
-    return "data:image/png;base64," + base64.b64encode(_png(canvas)).decode("ascii")
-
-
-def _png(canvas: Pixels) -> bytes:
-    """8-bit grey with alpha (colour type 4), every row unfiltered."""
-    height, width, _ = canvas.shape
-    raw = b"".join(b"\0" + row.tobytes() for row in canvas)
-    header = struct.pack(">IIBBBBB", width, height, 8, 4, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    picture = BytesIO()
+    # Grey with alpha; Pillow comes with matplotlib.
+    Image.fromarray(canvas).save(picture, "PNG")
+    return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode("ascii")

@@ -1,6 +1,6 @@
 """Masks: subsets of groups of up to eight elements, as in N:M masks, and their gradients.
 
-The reference is `gapped.subsets.option_table`, with the gapped logits of `gapped.subsets.subset_sampling`. A
+The reference is `gapped.subsets.enumeration`, with the gapped logits of `gapped.subsets.subset_sampling`. A
 program has many groups, and goes through their subsets one by one.
 
 A subset is an integer whose bit `j` says whether element `j` belongs to it. Groups are contiguous, so that

@@ -2,7 +2,7 @@ r"""The law of `k` of `n` elements: its samples, marginals, covariances and norm
 
 A set :math:`S` of `k` elements has a probability in proportion to :math:`\prod_{i \in S} e^{\theta_i}`. It is
 the law of independent choices, given that `k` are made (`trials`): what it takes are laws of how many there
-are (`size_tree`), or, where there are few subsets, a sum over all of them (`option_table`).
+are (`size_tree`), or, where there are few subsets, a sum over all of them (`enumeration`).
 
 All functions take `scores` `(*rows, n)`: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
@@ -21,7 +21,7 @@ from torch import Tensor
 from gapped.checks import in_eager_mode
 from gapped.errors import reject
 from gapped.kernels.backend import without_subsets
-from gapped.subsets import option_table, size_tree
+from gapped.subsets import enumeration, size_tree
 from gapped.subsets.trials import trials_of
 
 # Up to so many subsets they are enumerated.
@@ -58,7 +58,7 @@ def draw(
             return exists & (k > 0)
         if _is_enumerated(scores, k):
             return torch.where(
-                _is_certain(scores, k), exists, option_table.draw(_lift_certain(scores, k), k, generator)
+                _is_certain(scores, k), exists, enumeration.draw(_lift_certain(scores, k), k, generator)
             )
         trials = trials_of(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
@@ -81,7 +81,7 @@ def marginals(scores: Tensor, k: int, *, backend: str = "auto") -> Tensor:
             return exists * (k > 0)
         if _is_enumerated(scores, k):
             return torch.where(
-                _is_certain(scores, k), exists, option_table.marginals(_lift_certain(scores, k), k)
+                _is_certain(scores, k), exists, enumeration.marginals(_lift_certain(scores, k), k)
             )
         trials = trials_of(scores, k)
         levels = size_tree.ascend(trials.p, trials.q, trials.degree)
@@ -111,7 +111,7 @@ def covariance_product(grad: Tensor, scores: Tensor, k: int, *, backend: str = "
             return torch.where(scores.isnan(), torch.nan, torch.zeros_like(scores))
         grad = torch.where(scores == -torch.inf, 0.0, grad)
         if _is_enumerated(scores, k):
-            product = option_table.covariance_product(grad, _lift_certain(scores, k), k)
+            product = enumeration.covariance_product(grad, _lift_certain(scores, k), k)
             return torch.where(_is_certain(scores, k), 0.0, product)
         trials = trials_of(scores, k)
         p, q, grad = trials.p, trials.q, grad.to(trials.p.dtype)
