@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from gapped.checks import check_count, check_flag, check_mask, holds, is_integer
 from gapped.docstrings import documented
 from gapped.errors import reject
-from gapped.gradient import first_order
+from gapped.gradient import first_order, versions
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import slices
 from gapped.vocabulary import LinearChoice, linear_choice
-from gapped.vocabulary.head import Draws, Layer, attach, pull_rows, rows_of_a_chunk
+from gapped.vocabulary.head import Draws, Layer, rows_of_a_chunk
 
 
 @documented
@@ -60,9 +60,10 @@ def rollout(
 
     Returns:
         An object with `index`, the tokens, `(batch, steps)`; `embeddings`, `(batch, steps, d)`, which carry
-        the gradient; `log_prob` and `entropy`, `(batch, steps)`; `live`, `(batch, steps)`, which is True up
-        to a text's stop token; and `hidden`, the states that tokens were drawn from. Behind its stop token a
-        text repeats the first of `stop`, with embeddings, log-probabilities and entropies of zero.
+        the gradient; `select(table)`, the tokens' rows of another table, such as the embedding of a model
+        that judges the texts; `log_prob` and `entropy`, `(batch, steps)`; `live`, `(batch, steps)`, which is
+        True up to a text's stop token; and `hidden`, the states that tokens were drawn from. Behind its stop
+        token a text repeats the first of `stop`; all the rest is zero there.
 
     A step calls the model on one token for each text, with its cache. docs/tokens.md has the memory, and the
     models that are refused.
@@ -85,8 +86,8 @@ def rollout(
     how: dict[str, Any] = {"estimator": resolve_pathwise(estimator), "temperature": temperature}
     trunk = _Trunk(_decoder(model, head), _padding(attention_mask, embeds), checkpoint)
     live = torch.ones(batch, dtype=torch.bool, device=embeds.device)
-    record: list[LinearChoice] = []
-    ports = _Ports.apply(record, (steps, batch), weight, bias, table, mask, temperature)[0].unbind()  # type: ignore[no-untyped-call]
+    choices: list[LinearChoice] = []
+    ports = _Ports.apply(choices, (steps, batch), mask, temperature, weight, bias, table)[0].unbind()  # type: ignore[no-untyped-call]
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for port in ports:
         state, exists = trunk(embeds), mask
@@ -94,21 +95,25 @@ def rollout(
             exists = live.unsqueeze(-1) if mask is None else mask & live.unsqueeze(-1)
         layer = (state, weight.detach(), None if bias is None else bias.detach())
         choice = linear_choice(*layer, mask=exists, generator=generator, **how)
-        # Without the graph of its states: they lead to the ports.
-        record.append(replace(choice, _layer=choice._layer._replace(hidden=choice._layer.hidden.detach())))
         row, index = choice.select(table.detach()) + port, choice.index
+        # Without the graph of the states: it leads to the ports, which keep the choices.
+        choices.append(replace(choice, _layer=Layer(state.detach(), *choice._layer[1:])))
         drawn.append((index, row, state, live))
         embeds, live = row.unsqueeze(1), live & ~torch.isin(index, stops)
         if len(stops) and not live.any():
             break
     if drawn:
-        index, rows, hidden, live = (torch.stack(each, 1) for each in zip(*drawn, strict=True))
+        index, rows, hidden, live = (torch.stack(each) for each in zip(*drawn, strict=True))
     else:
-        index, live = live.new_empty(batch, 0, dtype=torch.int64), live.new_empty(batch, 0)
-        rows, hidden = (embeds.new_empty(batch, 0, each.shape[1]) for each in (table, weight))
+        index, live = live.new_empty(0, batch, dtype=torch.int64), live.new_empty(0, batch)
+        rows, hidden = (embeds.new_empty(0, batch, each.shape[1]) for each in (table, weight))
     if len(stops):
         index = torch.where(live, index, stops[0])
-    return Rollout(index, rows, hidden, live, weight, bias, how | {"mask": mask})
+    if choices:
+        together = _together(choices, hidden, mask, temperature, weight, bias)
+    else:
+        together = [linear_choice(hidden, weight, bias, **how)]
+    return Rollout(index.mT, rows.transpose(0, 1), hidden.transpose(0, 1), live.mT, together)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,24 +128,29 @@ class Rollout:
     """The states that they were drawn from, `(batch, steps, d)`."""
     live: Tensor
     """Whether a token belongs to its text: False behind a stop token, `(batch, steps)`."""
-    _weight: Tensor = field(repr=False)
-    _bias: Tensor | None = field(repr=False)
-    _how: dict[str, Any] = field(repr=False)
+    _choices: list[LinearChoice] = field(repr=False)
 
     @property
     def log_prob(self) -> Tensor:
-        """The log-probability of each token, `(batch, steps)`, with its gradient, in one pass over all."""
-        return self._scores().log_prob.mT
+        """The log-probability of each token, `(batch, steps)`, with its gradient."""
+        return self._each(lambda choice: choice.log_prob)
 
     @property
     def entropy(self) -> Tensor:
-        """The entropy of each token's law, `(batch, steps)`, with its gradient, in one pass over all."""
-        return torch.where(self.live, self._scores().entropy.mT, 0.0)
+        """The entropy of each token's law, `(batch, steps)`, with its gradient: one more product."""
+        return self._each(lambda choice: choice.entropy)
 
-    def _scores(self) -> LinearChoice:
-        # The steps first: options of the estimator that are tensors, and masks, have the axis of the texts.
-        index = torch.where(self.live, self.index, len(self._weight)).mT
-        return linear_choice(self.hidden.transpose(0, 1), self._weight, self._bias, index=index, **self._how)
+    def select(self, table: Tensor) -> Tensor:
+        """The tokens' rows of another table `(V, *rest)`, with their gradient: `(batch, steps, *rest)`.
+
+        It may be the embedding of a model that judges the texts. Behind its end a text has rows of zeros.
+        """
+        return self._each(lambda choice: choice.select(table))
+
+    def _each(self, use: Callable[[LinearChoice], Tensor]) -> Tensor:
+        values = torch.cat([use(choice) for choice in self._choices], 1).transpose(0, 1)
+        live = self.live.view(*self.live.shape, *(1 for _ in values.shape[2:]))
+        return torch.where(live, values, 0.0)
 
 
 class _Ports(torch.autograd.Function):
@@ -153,68 +163,88 @@ class _Ports(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        record: list[LinearChoice],
+        choices: list[LinearChoice],
         shape: tuple[int, int],
+        mask: Tensor | None,
+        temperature: float,
         weight: Tensor,
         bias: Tensor | None,
         table: Tensor,
-        mask: Tensor | None,
-        temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        ctx.record, ctx.is_tied, ctx.temperature = record, table is weight, temperature
         anchor = table.new_empty(0)
-        ctx.save_for_backward(anchor, weight, bias, table, mask)
+        ctx.choices, ctx.temperature, ctx.is_tied = choices, temperature, table is weight
+        ctx.save_for_backward(anchor, mask, weight, bias, table)
         return table.new_zeros(*shape, table.shape[1]), anchor
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
         anchor, *tensors = ctx.saved_tensors
-        return None, None, *first_order(_gradients, anchor, grad, ctx, *tensors), None, None
+        return None, None, None, None, *first_order(_gradients, anchor, grad, ctx, *tensors)
 
 
 def _gradients(
-    grad: Tensor, ctx: Any, weight: Tensor, bias: Tensor | None, table: Tensor, mask: Tensor | None
+    grad: Tensor, ctx: Any, mask: Tensor | None, weight: Tensor, bias: Tensor | None, table: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of weight, bias and table, by those of the selected rows, `(steps, batch, d)`."""
-    record: list[LinearChoice] = ctx.record
-    tensors = zip((weight, bias, table), ctx.needs_input_grad[2:5], strict=True)
+    choices: list[LinearChoice] = ctx.choices
+    hidden = torch.stack([each._layer.hidden for each in choices])
+    tensors = zip((weight, bias, table), ctx.needs_input_grad[4:], strict=True)
     own_weight, own_bias, own_table = (
         None if each is None else each.detach().requires_grad_(need) for each, need in tensors
     )
-    leaves = (own_weight, own_bias, own_weight if ctx.is_tied else own_table)
-    head, batch = record[0]._head, grad.shape[1]
-    results, upstream = [], []
+    own_table = own_weight if ctx.is_tied else own_table
+    assert own_weight is not None
+    assert own_table is not None
     with torch.enable_grad():
-        if own_bias is not None and ctx.temperature != 1:
-            own_bias = own_bias / ctx.temperature
-        # The rows that share a key in each step.
-        for number, rows in enumerate(slices(batch, head.step)):
-            draws = _join([each._draws.of(rows) for each in record])
-            hidden = torch.stack([each._layer.hidden[rows] for each in record])
-            exists = mask if mask is None or mask.dim() < 2 else mask.expand(batch, -1)[rows]
-            keys = torch.stack([each._head.keys[number] for each in record])
-            own = head._replace(
-                estimator=head.estimator.of_rows(head.shape, rows),
-                shape=hidden.shape[:2],
-                keys=keys,
-                step=hidden.shape[1],
-                least=rows_of_a_chunk(head.estimator, head.part.here, grad.device, False),
-            )
-            layer = Layer(hidden, own_weight, own_bias, exists)  # type: ignore[arg-type]
-            # A text that is over has selected nothing.
-            dead = (draws.category == own.part.categories).unsqueeze(-1)
-            upstream.append(grad[: len(record), rows].flatten(0, 1).masked_fill(dead, 0.0))
-            into = torch.empty_like(upstream[-1])
-            results.append(attach(into, pull_rows, own, draws, layer, leaves[2]))
+        together = _together(choices, hidden, mask, ctx.temperature, own_weight, own_bias)
+        rows = torch.cat([choice.select(own_table) for choice in together], 1)
+        # A text that is over has selected nothing, whatever its states would select.
+        index = torch.cat([choice.index for choice in together], 1).unsqueeze(-1)
+        rows = torch.where(index == len(weight), 0.0, rows)
+    leaves = (own_weight, own_bias, own_table)
     needed = {id(each): each for each in leaves if each is not None and each.requires_grad}
-    found = dict(zip(needed, torch.autograd.grad(results, [*needed.values()], upstream), strict=True))
+    found = torch.autograd.grad(rows, [*needed.values()], grad[: len(choices)])
+    gradients = dict(zip(needed, found, strict=True))
     # A table that is the weight has its gradient there.
-    return tuple(found.pop(id(each), None) for each in leaves)
+    return tuple(gradients.pop(id(each), None) for each in leaves)
 
 
-def _join(steps: list[Draws]) -> Draws:
-    """The draws of all steps, one step after the other."""
-    return Draws(*(None if each[0] is None else torch.cat(each) for each in zip(*steps, strict=True)))  # type: ignore[arg-type]
+def _together(
+    choices: list[LinearChoice],
+    hidden: Tensor,
+    mask: Tensor | None,
+    temperature: float,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> list[LinearChoice]:
+    """The choices of all steps as one, `(steps, texts)`, for each group of texts that share keys.
+
+    `hidden` `(steps, batch, d)` are their states.
+    """
+    head, batch = choices[0]._head, hidden.shape[1]
+    if temperature != 1:
+        hidden, bias = hidden / temperature, None if bias is None else bias / temperature
+    together = []
+    for number, texts in enumerate(slices(batch, head.step)):
+        states = hidden[:, texts]
+        own = head._replace(
+            estimator=head.estimator.of_rows(head.shape, texts),
+            shape=states.shape[:2],
+            keys=torch.stack([each._head.keys[number] for each in choices]),
+            step=states.shape[1],
+            least=rows_of_a_chunk(head.estimator, len(weight), hidden.device, False),
+        )
+        exists = mask if mask is None or mask.dim() < 2 else mask.expand(batch, -1)[texts]
+        layer = Layer(states, weight, bias, exists)
+        if not torch.is_grad_enabled():
+            layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
+        steps = zip(*(each._draws.of(texts) for each in choices), strict=True)
+        draws = Draws(*(None if each[0] is None else torch.cat(each) for each in steps))  # type: ignore[arg-type]
+        if draws.law is not None:
+            # A text that is over had no categories, and has logits here: none of them counts.
+            draws.law[:, 1].masked_fill_(draws.category == len(weight), torch.inf)
+        together.append(LinearChoice(draws, own, layer, versions((*layer, *own.estimator.tensors))))
+    return together
 
 
 class _Trunk:

@@ -115,6 +115,11 @@ class Texts(NamedTuple):
     embeddings: Tensor
     log_prob: Tensor
     entropy: Tensor
+    judged: Tensor
+
+
+JUDGE = normal(V, 2, 3, seed=21)
+"""A table of another model's."""
 
 
 def program(
@@ -154,11 +159,24 @@ def program(
             choices.append(own.choose(logits[rows], mask=alive, generator=seeded(key)))
         drawn, row = (
             torch.cat([pick(each) for each in choices])
-            for pick in (lambda each: each.index, lambda each: each.select(table))
+            for pick in (
+                lambda each: each.index,
+                lambda each: each.select(torch.cat([table, JUDGE.flatten(1)], 1)),
+            )
         )
+        row, judged = row.split([table.shape[1], 6], -1)
         index = torch.where(live, drawn, stop[0] if stop else 0)
         log_prob = torch.where(live, law.gather(1, index[:, None])[:, 0], 0.0)
-        found.append((index, live, row, log_prob, torch.where(live, -(law.exp() * law).sum(-1), 0.0)))
+        found.append(
+            (
+                index,
+                live,
+                row,
+                log_prob,
+                torch.where(live, -(law.exp() * law).sum(-1), 0.0),
+                judged.unflatten(-1, (2, 3)),
+            )
+        )
         embeds = torch.cat([embeds, row[:, None]], 1)
         live = live & ~torch.isin(drawn, torch.tensor(stop or []))
         if not live.any():
@@ -197,7 +215,9 @@ def test_every_value_and_gradient_is_that_of_the_program_written_out(
     width = model.get_input_embeddings().weight.shape[1]
     prompts = normal(BATCH, LENGTH, width, seed=7).requires_grad_()
     texts = gapped.rollout(model, prompts, STEPS, generator=seeded(), **options)
-    ours = Texts(texts.index, texts.live, texts.embeddings, texts.log_prob, texts.entropy)
+    ours = Texts(
+        texts.index, texts.live, texts.embeddings, texts.log_prob, texts.entropy, texts.select(JUDGE)
+    )
     theirs = program(model, prompts, STEPS, chunk, **options)
     assert len(theirs.index.unique()) > 3
     assert (case in ("stop", "stop and mask")) is not bool(theirs.live.all())
@@ -217,6 +237,7 @@ def test_few_steps_and_a_batch_of_one(steps: int) -> None:
     shapes = [each.shape for each in (texts.index, texts.live, texts.log_prob, texts.entropy)]
     assert shapes == [(1, steps)] * 4
     assert texts.embeddings.shape == texts.hidden.shape == (1, steps, 8)
+    assert texts.select(JUDGE).shape == (1, steps, 2, 3)
     assert texts.index.dtype == torch.int64
     texts.embeddings.sum().backward() if steps else None
 

@@ -200,9 +200,10 @@ def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
         generator = torch.Generator(DEVICE).manual_seed(1)
         estimator = replace(ESTIMATORS[name], backend="triton")
         if is_rollout:
-            rows = gapped.rollout(model, prompts, 4, estimator=estimator, generator=generator).embeddings
+            texts = gapped.rollout(model, prompts, 4, estimator=estimator, generator=generator)
+            rows, scores = texts.embeddings, texts.log_prob - texts.entropy
         else:
-            embeds, cache, steps = prompts, None, []
+            embeds, cache, steps, scored = prompts, None, [], []
             for _ in range(4):
                 out = model(embeds, cache, True)
                 cache = out.past_key_values
@@ -210,9 +211,11 @@ def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
                     out.last_hidden_state[:, -1], weight, bias, generator=generator
                 )
                 steps.append(choice.select(table))
+                scored.append(choice.log_prob - choice.entropy)
                 embeds = steps[-1].unsqueeze(1)
-            rows = torch.stack(steps, 1)
-        results.append([rows, *torch.autograd.grad(rows.square().sum(), leaves)])
+            rows, scores = torch.stack(steps, 1), torch.stack(scored, 1)
+        cost = rows.square().sum() + scores.square().sum()
+        results.append([rows, scores, *torch.autograd.grad(cost, leaves)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
 
