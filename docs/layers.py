@@ -39,6 +39,7 @@ WORDS = {
     "vocabulary": "a choice without logits",
     "rollouts": "texts of a language model",
     "distributions": "with rsample",
+    "adapters": "inside other libraries",
     "diagnostics": "bias, variance, properties",
     "comparison": "in a user's own training",
     "cli": "one file per command",

@@ -14,12 +14,12 @@ MODULES = LAYERS["modules"]()
 # What `import gapped` needs; kernels import Triton, diagnostics numpy and pandas, where these are installed.
 OTHERS = (
     "gapped_lab",
+    "gapped.adapters",
     "gapped.cli",
     "gapped.comparison",
     "gapped.diagnostics",
     "gapped.jax",
     "gapped.kernels",
-    "gapped.nn.lightning_callback",
 )
 CORE = sorted(name for name in MODULES if not name.startswith(OTHERS))
 
