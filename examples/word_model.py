@@ -5,9 +5,11 @@ the standard library contains (`pydoc_data.topics`). First it learns to predict 
 twelve words after each context, and the reward asks that they have six letters on average, whichever they
 are: minus the squared difference, for each text. A sampled word is fed back as its embedding.
 
-`gapped.linear_choice` goes from the hidden states to the sampled words and their embeddings without a tensor
-of logits. A pathwise estimator sends the reward's gradient back through the words; RLOO needs the rewards and
-`log_prob` alone. All have as many texts a step: RLOO writes four for each of a quarter of the contexts.
+`gapped.rollout` writes the words without a tensor of logits, and feeds each back as its embedding. A pathwise
+estimator sends the reward's gradient back through the words. RLOO needs the rewards of words that are drawn
+without a gradient, and their log-probabilities, from `gapped.linear_choice`. All have as many texts a step:
+RLOO writes four for each of a quarter of the contexts.
+
 The table has the mean reward in each quarter of the steps, what the model's prediction of held-out text lost
 by it in nats a word, the standard deviation of the first gradient over the norm of its mean, processor time
 of a step, and the peak memory of a gradient. Run with `python examples/word_model.py`; `--out FOLDER` appends
@@ -22,6 +24,7 @@ from collections import Counter
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -51,34 +54,40 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 class Model(nn.Module):
-    """Words to hidden states whose products with the embeddings are the next word's logits."""
+    """Words to states whose products with the embeddings are the next word's logits: what a rollout takes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Parameter(torch.randn(WORDS, WIDTH) / WIDTH**0.5)
-        self.bias = nn.Parameter(torch.zeros(WORDS))
+        self.embedding = nn.Embedding(WORDS, WIDTH, _weight=torch.randn(WORDS, WIDTH) / WIDTH**0.5)
         self.cell = nn.GRU(WIDTH, 2 * WIDTH, batch_first=True)
         self.out = nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.head.weight = self.embedding.weight
+        nn.init.zeros_(self.head.bias)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def forward(
+        self, inputs_embeds: Tensor, past_key_values: Tensor | None = None, use_cache: bool = True
+    ) -> SimpleNamespace:
+        """The states before each next word, and the memory of the recurrent layer."""
+        states, memory = self.cell(inputs_embeds, past_key_values)
+        return SimpleNamespace(last_hidden_state=self.out(states), past_key_values=memory)
 
     def loss(self, words: Tensor) -> Tensor:
         """Nats per word of texts ``(batch, time)``."""
-        states, _ = self.cell(self.embedding[words[:, :-1]])
-        logits = self.out(states) @ self.embedding.T + self.bias
+        logits = self.head(self(self.embedding(words[:, :-1])).last_hidden_state)
         return F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
 
-    def write(self, context: Tensor, estimator: gapped.Pathwise | None) -> tuple[Tensor, Tensor]:
-        """The letters of each sampled word and its log-probability, ``(batch, LENGTH)`` both."""
-        table = torch.cat([self.embedding, text()[1].unsqueeze(1)], 1)
-        state, memory = self.cell(self.embedding[context])
-        letters, log_probs = [], []
-        for _ in range(LENGTH):
-            hidden = self.out(state[:, -1])
-            choice = gapped.linear_choice(hidden, self.embedding, self.bias, estimator=estimator)
-            word = choice.select(table) if estimator else table[choice.index]
-            letters.append(word[:, -1])
-            log_probs.append(choice.log_prob)
-            state, memory = self.cell(word[:, None, :-1], memory)
-        return torch.stack(letters, 1), torch.stack(log_probs, 1)
+    def log_prob(self, context: Tensor, words: Tensor) -> Tensor:
+        """The log-probabilities of words ``(batch, LENGTH)`` that are given, behind their context."""
+        before = torch.cat([context, words[:, :-1]], 1)
+        states = self(self.embedding(before)).last_hidden_state[:, -words.shape[1] :]
+        return gapped.linear_choice(states, self.head.weight, self.head.bias, index=words).log_prob
 
 
 def batch(size: int, length: int, generator: torch.Generator, is_test: bool = False) -> Tensor:
@@ -110,16 +119,18 @@ def objective(
     model: Model, context: Tensor, estimator: gapped.Pathwise | gapped.Score
 ) -> tuple[Tensor, Tensor]:
     """Something whose gradient estimates that of the mean reward, and the mean reward."""
+    _, letters = text()
     if isinstance(estimator, gapped.Pathwise):
-        letters, _ = model.write(context, estimator)
-        reward = -(letters.mean(1) - LETTERS).square()
+        words = gapped.rollout(model, model.embedding(context), LENGTH, estimator=estimator)
+        reward = -(words.select(letters).mean(1) - LETTERS).square()
         return reward.mean(), reward.mean().detach()
     assert isinstance(estimator, gapped.RLOO)
     texts = context[: len(context) // estimator.samples].repeat(estimator.samples, 1)
-    letters, log_probs = model.write(texts, None)
-    reward = -(letters.detach().mean(1) - LETTERS).square().view(estimator.samples, -1)
+    with torch.no_grad():
+        index = gapped.rollout(model, texts, LENGTH).index
+    reward = -(letters[index].mean(1) - LETTERS).square().view(estimator.samples, -1)
     advantage = (reward - reward.mean(0)) * estimator.samples / (estimator.samples - 1)
-    return (advantage.flatten() * log_probs.sum(1)).mean(), reward.mean()
+    return (advantage.flatten() * model.log_prob(texts, index).sum(1)).mean(), reward.mean()
 
 
 def spread(
@@ -173,6 +184,7 @@ def train(
 
 def main() -> None:
     estimators = [
+        "gapmax",
         "gst:gap=auto",
         "gumbel-softmax:tau=1.0",
         "gumbel-rao:samples=10,tau=0.5",
