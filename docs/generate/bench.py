@@ -30,6 +30,9 @@ from gapped_lab.report.work_tables import WorkTimings, work_timings
 
 T = TypeVar("T", Timings, WorkTimings)
 
+_OURS = {"gapmax": "`gapped.sample`", "gst": "`gapped.gst`"}
+"""Which estimator a headline is about, the first that was timed, and how readers call it."""
+
 
 def sample_tables(evidence: Evidence) -> str:
     """Every shape whose samples are wanted themselves, device by device, and the cost of importing."""
@@ -59,15 +62,19 @@ def work_tables(evidence: Evidence) -> dict[str, Any]:
 
 
 def headline(evidence: Evidence) -> str:
-    """GST beside torch's own sampler, in a few columns: a reader here has not read what is measured."""
-    times = ("rows × categories", "eager, ms", "compiled, ms", "`gapped.gst`, ms", "× eager")
-    columns = (*times, "memory, eager", "memory, `gapped.gst`")
+    """The default beside torch's own sampler, in a few columns: a reader has not read what is measured.
+
+    Devices whose records are older than GapMax have GST instead.
+    """
     texts = []
     for device, group in _devices([b for b in timings(evidence.bench) if not b.width]):
-        rows = (_row(bench) for bench in group if _ours(bench))
-        table = without_empty(Table(columns, tuple(rows)))
-        values = {"table": table, "device": device, "versions": _versions(group)}
-        texts.append(fill("bench-headline-device", values))
+        name = next(name for name in _OURS if any(_ours(bench, name) for bench in group))
+        times = ("rows × categories", "eager, ms", "compiled, ms", f"{_OURS[name]}, ms", "× eager")
+        columns = (*times, "memory, eager", f"memory, {_OURS[name]}")
+        timed = [bench for bench in group if _ours(bench, name)]
+        table = without_empty(Table(columns, tuple(_row(bench, name) for bench in timed)))
+        values = {"table": table, "device": device, "versions": _versions(timed)}
+        texts.append(fill(f"bench-headline-{name}", values))
     return "\n\n".join(texts)
 
 
@@ -92,14 +99,14 @@ def _devices(group: Sequence[T]) -> list[tuple[str, list[T]]]:
     return [(device, [bench for bench in group if bench.device == device]) for device in devices]
 
 
-def _ours(bench: Timings) -> Bench | None:
-    """GST at a shape, with its kernel if there is one."""
-    return bench.find("gst", "triton") or bench.find("gst", "torch")
+def _ours(bench: Timings, name: str) -> Bench | None:
+    """An estimator at a shape, with its kernel if there is one."""
+    return bench.find(name, "triton") or bench.find(name, "torch")
 
 
-def _row(bench: Timings) -> tuple[Entry, ...]:
-    """A row of the headline: GST beside torch's sampler."""
-    ours, torch = _ours(bench), bench.find(REFERENCE, "eager")
+def _row(bench: Timings, name: str) -> tuple[Entry, ...]:
+    """A row of the headline: an estimator beside torch's sampler."""
+    ours, torch = _ours(bench, name), bench.find(REFERENCE, "eager")
     spent, eager, compiled = time(ours), time(torch), bench.reference("compiled")
     assert ours is not None
     assert torch is not None

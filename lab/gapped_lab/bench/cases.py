@@ -23,22 +23,26 @@ BACKENDS = ("torch", "triton")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 REFERENCE = "F.gumbel_softmax"
 
-COMMON = ("gst", "gumbel-softmax", "straight-through", "reinmax")
+COMMON = ("gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax")
 RAO = ("gumbel-rao:samples=100", "gumbel-rao:samples=1000")
 DEFAULT: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda": {
+        "32x10:f32": COMMON,
         "3000x10:f32": COMMON,
         "1048576x64:f32": COMMON,
         "262144x256:f32": COMMON,
         "8192x32000:f32": COMMON,
         "8192x128256:bf16": COMMON,
         "6400x64:f32": RAO,
-        "8192x128256x1024:bf16": ("gst",),
+        "8192x128256x1024:bf16": ("gapmax",),
     },
     "cpu": {
+        "1x2:f32": COMMON,
+        "32x10:f32": COMMON,
+        "256x64:f32": COMMON,
         "3000x10:f32": (*COMMON, "gumbel-rao:samples=10"),
         "65536x64:f32": (*COMMON, "gumbel-rao:samples=10"),
-        "256x4096x64:f32": ("gst",),
+        "256x4096x64:f32": ("gapmax",),
     },
 }
 
@@ -117,7 +121,7 @@ def plan(
     for text in shapes or default:
         shape = parse_shape(text)
         _check_size(shape, device)
-        usual = default.get(str(shape), ("gst",) if shape.width else COMMON)
+        usual = default.get(str(shape), ("gapmax",) if shape.width else COMMON)
         jobs.append(Job(shape, tuple(_cases(shape, texts or usual, backends, compiled))))
     return jobs
 

@@ -30,6 +30,12 @@ def first_of_pairs(logits: Tensor) -> Tensor:
     return F.gumbel_softmax(pairs, hard=True)[..., 0]
 
 
+def through_sigmoid(logits: Tensor) -> Tensor:
+    """Gates by a draw from the sigmoid, with the sigmoid's own gradient."""
+    p = torch.sigmoid(logits)
+    return torch.bernoulli(p.detach()) + p - p.detach()
+
+
 def six_options(logits: Tensor) -> Tensor:
     """Masks of two of four, ``(N, 4)``, by a choice among all six."""
     options = _options(logits.dtype, logits.device)

@@ -28,7 +28,7 @@ TABLES = "tables"
 
 
 def bench(
-    estimator: Annotated[list[str] | None, command.estimator_option("Four")] = None,
+    estimator: Annotated[list[str] | None, command.estimator_option("Five")] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,8 +72,8 @@ def bench(
 ) -> int:
     """Time the samplers beside torch's F.gumbel_softmax.
 
-    Forward and backward are timed, and peak memory is measured. Without --shape and --work, the cost of
-    importing the package is measured as well.
+    Forward and backward are timed, and peak memory is measured. Without --shape and --work, gates and the
+    cost of importing the package are measured as well. Small calls come first.
 
     \b
     Examples:
@@ -108,7 +108,8 @@ def bench(
             for line in fleet_lines(recipes, where, epochs, data_dir) if fleet else host_lines():
                 say(screen, line)
             return 0
-        jobs: list[Job | Task] = [*tasks(work or (), where)]
+        # People meet gates as often as samples.
+        jobs: list[Job | Task] = [*tasks(work or (() if shape else ("gates",)), where)]
         if shape or not work:
             jobs = [*plan(where, shape or (), estimator or (), backend or (), compiled), *jobs]
         Store(out)  # fails here, not after minutes, if nothing can be written
@@ -194,5 +195,6 @@ def present(
     for startup in timings.last_startups(startups):
         say(screen, f"{startup.what}, after torch: {startup.milliseconds.median:.0f} ms")
     if any(shape.reference("eager") for shape in shapes):
+        say(screen, timings.losses(shapes))
         write_text(out / "bench.svg", timings.bench_figure(lines))
         say(screen, f"Plot: {out / 'bench.svg'}")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from gapped.comparison.figures import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
 from gapped.comparison.table import NOTHING, Entry, Table, without_empty
-from gapped.errors import GappedError
+from gapped.errors import GappedError, listing
 from gapped_lab.records import Bench, Startup, Work
 
 L = TypeVar("L", Bench, Work)
@@ -144,6 +144,18 @@ def reasons(shape: Timings) -> list[str]:
     """Why some of the cases have no time."""
     gaps = [line for line in shape.lines if ":" in line.status]
     return [f"{line.estimator}, {line.backend}, {line.form}: {line.status}" for line in gaps]
+
+
+def losses(shapes: Sequence[Timings]) -> str:
+    """A line about the shapes where torch, eager or compiled, is faster than the first estimator there."""
+    slower = []
+    for shape in shapes:
+        references = [each for how in ("eager", "compiled") if (each := shape.reference(how))]
+        first = next((line.estimator for line in shape.lines if line.estimator != REFERENCE), None)
+        own = [each for line in shape.lines if line.estimator == first and (each := time(line))]
+        if own and references and min(own) > min(references):
+            slower.append(f"{shape.title} ({first}: {min(own) / min(references):.2f} × the time)")
+    return f"torch is faster at: {listing(slower)}"
 
 
 def as_milliseconds(value: float) -> Entry:

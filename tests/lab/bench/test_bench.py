@@ -23,6 +23,7 @@ from gapped_lab.records import Bench, Startup, Timing, Work
 from gapped_lab.report.timings import (
     Timings,
     bench_figure,
+    losses,
     ratio,
     table_of,
     timings,
@@ -262,6 +263,15 @@ def test_ratios_and_the_floor() -> None:
     assert rows["F.gumbel_softmax", "eager"] == ["4.000", "4.000 to 8.000", "1.00", "2.00", "8.00", "5.00"]
     assert rows["gumbel-rao:samples=1000", "torch"] == ["too large", "–", "–", "–", "–", "–"]
     assert ratio(1.0, 0.0) is ratio(None, 1.0) is None
+
+
+def test_a_line_says_where_torch_is_faster() -> None:
+    """Than the first estimator, by its faster backend; torch may be compiled."""
+    small = [made_up(*each, shape="32x10:f32") for each in (("F.gumbel_softmax", "eager", 2.0),)]
+    small += [made_up("gapmax", "torch", 3.0, "32x10:f32"), made_up("gst", "torch", 1.0, "32x10:f32")]
+    shapes = timings([*LINES, *small])
+    assert losses(shapes) == "torch is faster at: 32 × 10 f32 (gapmax: 1.50 × the time)"
+    assert losses(shapes[:1]) == "torch is faster at: none"
 
 
 def test_ratios_stay_inside_one_run() -> None:
