@@ -21,7 +21,7 @@ from typer.main import get_command
 import gapped
 from gapped.cli.app import app
 from gapped.errors import GappedError
-from gapped_lab.cli.reproduce import find_recipes
+from gapped_lab.cli.reproduce import find_recipes, find_workloads
 from gapped_lab.estimator_text import parse
 
 TABLE = (ROOT / "docs" / "api_estimators.md").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def fault_of(arguments: list[str]) -> str | None:
             name, command, rest = group.resolve_command(context, list(arguments))
             with command.make_context(name, rest, parent=context) as inner:
                 parameters = inner.params
-        if "names" in parameters:
+        if "names" in parameters and not find_workloads(parameters["names"]):
             find_recipes(parameters["names"], quick=bool(parameters["quick"]))
         for text in parameters.get("estimator") or ():
             parse(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,10 @@ import typer
 from typer.core import TyperCommand
 
 from gapped.cli import command
-from gapped.errors import listing
+from gapped.errors import GappedError, listing
 from gapped_lab.cli.training import execute
 from gapped_lab.recipe_files import known_recipes, recipe_titles
+from gapped_lab.workloads import TITLES, find_workload
 
 if TYPE_CHECKING:
     from gapped_lab.recipe import Recipe
@@ -21,6 +23,8 @@ FIGURES = "figures"
 FIELD = "field"
 """The name that stands for the recipes of the first board of the field."""
 BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
+WORKLOADS = "workloads"
+"""The name that stands for all workloads."""
 PICTURES = ("simplex-samples.svg", "simplex-movements.svg", "expected-gap.svg")
 
 # The logits of the top, left and right category; at temperature 1 every movement starts at p itself.
@@ -36,8 +40,10 @@ class RecipesHelp(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         further = {
             FIGURES: "The paper's pictures, which need no training",
+            **TITLES,
+            WORKLOADS: f"These four: {listing(TITLES)}",
             FIELD: f"Newer estimators on their authors' tasks: {listing(BOARD)}",
-            "all": "All recipes but smoke, and the figures",
+            "all": "All recipes but smoke, and the figures; no workloads",
         }
         with formatter.section("Names"):
             formatter.write_dl([*recipe_titles().items(), *further.items()])
@@ -80,7 +86,12 @@ def reproduce(
       gapped reproduce field --minutes 9
       gapped reproduce vae --engine ray --ray-address auto
       gapped reproduce vae --workers 8 --runs-per-fleet 40
+      gapped reproduce tokenizer --workers 12 --minutes 9
     """
+    if workloads := find_workloads(names):
+        own_out = out or Path("runs", "-".join(names + ["quick"] * quick))
+        train_workloads(workloads, quick, seeds, minutes, own_out, workers)
+        return
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
     recipes, figures = find_recipes(names, quick=quick, **overrides)
     own = [FIELD] if names == [FIELD] else [recipe.name for recipe in recipes] + [FIGURES] * figures
@@ -92,6 +103,33 @@ def reproduce(
         execute(recipes, folder, device, data_dir, tensorboard, minutes, engine, workers, ray_address)
 
 
+def find_workloads(names: list[str]) -> list[str]:
+    """The workloads that `names` stand for, if they do; workloads and recipes are not trained together."""
+    found = [name for name in names if name in (*TITLES, WORKLOADS)]
+    if found and (others := [name for name in names if name not in found]):
+        raise GappedError(f"{found[0]}: cannot be combined with {others[0]}")
+    return list(TITLES) if WORKLOADS in found else found
+
+
+def train_workloads(
+    names: list[str], quick: bool, seeds: int | None, minutes: float | None, out: Path, workers: int
+) -> None:
+    """Compare the cells of each setting: five seeds, three for clear losers; one of each when quick."""
+    from gapped.cli.command import console, say
+    from gapped.cli.compare import compare_function
+
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    for name in names:
+        workload = find_workload(name)
+        for setting, cells in workload.settings(quick).items():
+            say(console(), f"{name}, {setting}: {len(cells)} cells")
+            left = None if deadline is None else max((deadline - time.monotonic()) / 60, 0.01)
+            folder = out / name / setting.replace(",", "").replace(" ", "-")
+            compare_function(
+                workload.train, cells, seeds or (1 if quick else 5), left, folder, workers=workers
+            )
+
+
 def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
     """The recipes called `names`, and whether the figures are among them."""
     from gapped_lab.recipe import find_recipe
@@ -100,7 +138,7 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
     stands = {FIELD: BOARD, FIGURES: ()}
     recipes = dict.fromkeys(each for name in names for each in stands.get(name, (name,)))
-    return [find_recipe(name, also=list(stands), **how) for name in recipes], FIGURES in names
+    return [find_recipe(name, also=[*stands, *TITLES, WORKLOADS], **how) for name in recipes], FIGURES in names
 
 
 def draw_figures(folder: Path, quick: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +108,7 @@ def compare(
             from gapped.comparison.identity import name_of
 
             out = out / name_of(function)
-        _compare_own(function, estimator or "recommended", seeds, minutes, out, **how)
+        compare_function(function, estimator or "recommended", seeds, minutes, out, **how)
         return
     if unused := sorted(given & {"maximize", "timeout", "margin", "fresh", "keep"}):
         raise GappedError(f"--{unused[0]}: only together with --train")
@@ -119,9 +119,9 @@ def compare(
     train_demo(data, estimator, tau, out, overrides, **how)
 
 
-def _compare_own(
+def compare_function(
     train: Callable[..., Any],
-    estimators: Sequence[str] | str,
+    estimators: Sequence[str] | Mapping[str, Any] | str,
     seeds: int,
     minutes: float | None,
     out: Path,
