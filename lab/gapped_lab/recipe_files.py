@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+FIELD = "field"
+"""The name of the board of the field, and of its first recipes taken together."""
 ANSWERED = (
     "better", "counts-longer", "coupled-fresh", "coupled-linear", "coupled-own", "coupled-start",
     "coupled-time", "field-variance", "gap-grid", "gapmax-family", "listops-authors",

@@ -108,29 +108,6 @@ def test_compiled_code_breaks_the_graph_and_agrees() -> None:
 
 @every_member
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(name: str, reentrant: bool) -> None:
-    """The repeated forward draws the same, and what follows draws the same."""
-
-    def layer(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        total = cost(hidden.tanh(), weight, bias, estimator=make(name))
-        return total * torch.nn.functional.dropout(torch.ones(50)).sum()
-
-    def checkpointed(*inputs: Tensor) -> Tensor:
-        result: Tensor = torch.utils.checkpoint.checkpoint(layer, *inputs, use_reentrant=reentrant)
-        return result
-
-    results = []
-    for run in (layer, checkpointed):
-        parts = problem()
-        torch.manual_seed(0)
-        run(*parts[:3]).backward()
-        results.append([each.grad for each in parts[:3]])
-    assert_equal(*results)
-
-
-@every_member
-@pytest.mark.usefixtures("small_chunks")
 def test_decoding_without_gradient_draws_the_same(name: str) -> None:
     parts, states = problem(), []
     choices = []
@@ -155,18 +132,6 @@ def test_only_what_is_wanted_is_computed() -> None:
     choice = gapped.linear_choice(parts.hidden.detach(), parts.weight.detach(), parts.bias)
     (gradient,) = torch.autograd.grad(choice.select(parts.table.detach()).sum(), parts.bias)
     assert gradient.shape == parts.bias.shape
-
-
-@pytest.mark.parametrize("use", ["select", "gate", "log_prob", "entropy"])
-def test_a_second_derivative_is_refused(use: str) -> None:
-    parts = problem()
-    choice = gapped.linear_choice(*parts[:3])
-    result = choice.select(parts.weight) if use == "select" else getattr(choice, use)
-    result = result() if use == "gate" else result
-    gradients = torch.autograd.grad(result.square().sum(), parts[:3], create_graph=True)
-    for gradient in gradients:
-        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-            gradient.sum().backward(retain_graph=True)
 
 
 @pytest.mark.parametrize("which", ["hidden", "weight", "bias"])

@@ -302,37 +302,6 @@ def test_under_function_transforms(by_group: bool) -> None:
     assert_all_close(ours, theirs, 1e-10)
 
 
-@several_blocks
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant: bool) -> None:
-    """The repeated forward draws the same, and what follows draws the same."""
-
-    def layer(logits: Tensor, table: Tensor) -> Tensor:
-        value = gapped.GumbelSoftmax(0.7).mix(logits.tanh(), table)
-        return torch.nn.functional.dropout(value)
-
-    def checkpointed(*inputs: Tensor) -> Tensor:
-        result: Tensor = torch.utils.checkpoint.checkpoint(layer, *inputs, use_reentrant=reentrant)
-        return result
-
-    results = []
-    for run in (layer, checkpointed):
-        inputs = [normal(*ROWS, K).requires_grad_(), normal(K, 2, seed=2).requires_grad_()]
-        torch.manual_seed(0)
-        run(*inputs).sum().backward()
-        results.append([each.grad for each in inputs])
-    assert_equal(*results)  # type: ignore[arg-type]
-
-
-@several_blocks
-def test_a_second_derivative_is_refused() -> None:
-    leaves = [normal(*ROWS, K).requires_grad_(), normal(K, 2, seed=2).requires_grad_()]
-    value = gapped.GumbelSoftmax().mix(*leaves)
-    for gradient in torch.autograd.grad(value.square().sum(), leaves, create_graph=True):
-        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-            gradient.sum().backward(retain_graph=True)
-
-
 @pytest.mark.parametrize("which", ["logits", "table", "tau"])
 def test_tensors_changed_before_the_backward_pass_are_noticed(which: str) -> None:
     tensors = {"logits": normal(4, K).requires_grad_() * 1, "table": normal(K, 2), "tau": torch.ones(4)}

@@ -180,6 +180,11 @@ def test_autocast_does_not_round_the_estimate(name: str) -> None:
         assert_equal(run(name, logits, Model()), plain)
 
 
+def linear(hidden: Tensor, generator: torch.Generator | None) -> Any:
+    return gapped.linear_choice(hidden, torch.eye(8).double(), generator=generator)
+
+
+# Every way to draw, from logits ``(5, 8)``.
 DRAWS: dict[str, Callable[[Tensor, torch.Generator | None], Tensor]] = {
     "sample": lambda x, g: gapped.GST().sample(x, generator=g),
     "choose": lambda x, g: gapped.GST().choose(x, generator=g).gate(),
@@ -187,7 +192,10 @@ DRAWS: dict[str, Callable[[Tensor, torch.Generator | None], Tensor]] = {
     "gate": lambda x, g: gapped.gate(x, generator=g),
     "subset": lambda x, g: gapped.subset(x, 2, generator=g),
     "nm_mask": lambda x, g: gapped.nm_mask(x, 2, 4, generator=g),
-    "linear_choice": lambda x, g: gapped.linear_choice(x, torch.eye(8).double(), generator=g).log_prob,
+    "linear log_prob": lambda x, g: linear(x, g).log_prob,
+    "linear entropy": lambda x, g: linear(x, g).entropy,
+    "linear gate": lambda x, g: linear(x, g).gate(),
+    "linear select": lambda x, g: linear(x, g).select(torch.eye(8).double()),
     "counts": lambda x, g: gapped.counts.poisson(x, generator=g),
     "pathwise": lambda x, g: gapped.expectation(square, x.unflatten(-1, (2, 4)), "gst", generator=g),
     "score": lambda x, g: gapped.expectation(square, x.unflatten(-1, (2, 4)), "rloo", generator=g),
@@ -198,15 +206,32 @@ DRAWS: dict[str, Callable[[Tensor, torch.Generator | None], Tensor]] = {
 @pytest.mark.parametrize("use", DRAWS)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_refuses_a_generator_that_it_does_not_wind_back(use: str, reentrant: bool) -> None:
-    draw, logits = DRAWS[use], normal(5, 8).requires_grad_()
-    value = checkpoint(draw, logits, torch.Generator(), use_reentrant=reentrant)
+    """Without one the repeated forward pass draws the same, and so does what follows."""
+
+    def layer(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        value = DRAWS[use](logits, generator)
+        return value * torch.nn.functional.dropout(torch.ones_like(value))
+
+    logits = normal(5, 8).requires_grad_()
+    value = checkpoint(layer, logits, torch.Generator(), use_reentrant=reentrant)
     with pytest.raises(GappedError, match=r"generator: got a torch.Generator under torch.utils.checkpoint"):
         value.sum().backward()
     results = []
-    for layer in (draw, partial(checkpoint, draw, use_reentrant=reentrant)):
+    for call in (layer, partial(checkpoint, layer, use_reentrant=reentrant)):
         torch.manual_seed(0)
         leaf = normal(5, 8).requires_grad_()
-        value = layer(leaf, None)
+        value = call(leaf, None)
         value.sum().backward()
         results.append((value.detach(), leaf.grad))
     assert_equal(*results)
+
+
+@pytest.mark.parametrize("linear_cost", [True, False])
+@pytest.mark.parametrize("use", DRAWS)
+def test_no_draw_is_differentiated_twice(use: str, linear_cost: bool) -> None:
+    leaf = normal(5, 8).requires_grad_()
+    value = DRAWS[use](leaf, None)
+    cost = value.sum() if linear_cost else value.square().sum()
+    (gradient,) = torch.autograd.grad(cost, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        (gradient.square().sum() + leaf.sum()).backward()

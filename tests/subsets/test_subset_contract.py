@@ -166,16 +166,6 @@ def test_temperatures_and_gaps_per_row(estimator: Any, n: int, k: int) -> None:
 
 
 @every_estimator
-@every_size
-def test_a_second_derivative_is_refused(estimator: Any, n: int, k: int) -> None:
-    logits = normal(2, n).requires_grad_()
-    sample = gapped.subset(logits, k, estimator=estimator)
-    (gradient,) = torch.autograd.grad((sample**3).sum(), logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-        gradient.sum().backward()
-
-
-@every_estimator
 def test_sample_and_logits_may_be_changed_in_place(estimator: Any) -> None:
     logits, weight = normal(4, 12), normal(4, 12, seed=2)
     _, expected = pulled(logits, 4, weight, estimator=estimator)

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from gapped.cli import command
 from gapped.errors import GappedError, listing
 from gapped_lab.cli.training import execute
-from gapped_lab.recipe_files import known_recipes, recipe_titles
+from gapped_lab.recipe_files import FIELD, known_recipes, recipe_titles
 from gapped_lab.workloads import TITLES, find_workload
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 FIGURES = "figures"
 """The name that stands for the pictures of the paper that need no training."""
-FIELD = "field"
-"""The name that stands for the recipes of the first board of the field."""
 BOARD = ("field-reinmax", "field-flows", "field-polynomial", "field-codes")
 WORKLOADS = "workloads"
 """The name that stands for all workloads."""

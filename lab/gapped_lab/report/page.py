@@ -34,6 +34,7 @@ from gapped.comparison.records import Curve, Record, read
 from gapped.comparison.store import write_text
 from gapped.comparison.table import DRAWN, Cell, Row, failures, metric_name, own_metric, without_empty
 from gapped.errors import GappedError, listing, reject
+from gapped_lab.recipe_files import FIELD
 from gapped_lab.records import Images, Trees
 from gapped_lab.report.board import Contest, board
 from gapped_lab.report.cells import (
@@ -52,9 +53,6 @@ from gapped_lab.report.rendering import command
 from gapped_lab.report.trees import details, tree_pictures
 
 Pixels = NDArray[np.uint8]
-
-# What the board is called, and the command that fills it.
-FIELD = "field"
 
 OURS_AND_PAPERS = "Our numbers and the paper's"
 

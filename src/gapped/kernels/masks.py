@@ -21,6 +21,7 @@ from torch import Tensor
 from gapped.checks import note_backend
 from gapped.gradient import first_order
 from gapped.kernels.primitives import (
+    INF,
     LOG2_E,
     exp2,
     load_rows,
@@ -35,7 +36,6 @@ from gapped.simplex import draw_key
 
 # Elements of a block and warps that share it; None, the default, for `runner.BLOCK`.
 BLOCK: tuple[int, int] | None = None
-_INF = tl.constexpr(float("inf"))
 
 
 @triton.constexpr_function
@@ -55,7 +55,7 @@ def _scores(b_logits, b_lawless):
     """Logits relative to the largest of their group, to the base 2; zeros in a group without a law."""
     b_logits = tl.where(b_lawless[:, None], 0.0, b_logits)
     b_top = tl.max(b_logits, 1)
-    return (b_logits - tl.where(b_top == -_INF, 0.0, b_top)[:, None]) * LOG2_E
+    return (b_logits - tl.where(b_top == -INF, 0.0, b_top)[:, None]) * LOG2_E
 
 
 @triton.jit
@@ -83,20 +83,20 @@ def _sum(s_subset, b_columns, b_values):
 @triton.jit
 def _largest(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
     """The largest sum over a subset of `N` elements; 0 where none exists."""
-    b_largest = tl.sum(tl.zeros_like(b_scores), 1) - _INF
+    b_largest = tl.sum(tl.zeros_like(b_scores), 1) - INF
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
             b_largest = tl.maximum(b_largest, _sum(s_subset, b_columns, b_scores))
-    return tl.where(b_largest == -_INF, 0.0, b_largest)
+    return tl.where(b_largest == -INF, 0.0, b_largest)
 
 
 @triton.jit
 def _nth_largest(b_scores, b_columns, N: tl.constexpr, M: tl.constexpr):
     """The `N`-th largest score: of all subsets' smallest elements, the largest."""
-    b_level = tl.sum(tl.zeros_like(b_scores), 1) - _INF
+    b_level = tl.sum(tl.zeros_like(b_scores), 1) - INF
     for s_subset in tl.static_range(2**M):
         if _size(s_subset) == N:
-            b_smallest = tl.min(tl.where(_has(s_subset, b_columns), b_scores, _INF), 1)
+            b_smallest = tl.min(tl.where(_has(s_subset, b_columns), b_scores, INF), 1)
             b_level = tl.maximum(b_level, b_smallest)
     return b_level
 
@@ -193,12 +193,12 @@ def mask_forward_kernel(
 ):
     """Draw a subset of `N` of `M` elements in each row; `SOFT` writes the surrogate instead of the sample."""
     block = row_block(s_rows, M, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_logits = load_rows(p_logits, block, M, -_INF).to(tl.float32)
+    b_logits = load_rows(p_logits, block, M, -INF).to(tl.float32)
     b_lawless = _is_lawless(b_logits)
     b_scores = _scores(b_logits, b_lawless)
     b_u = group_uniforms(tl.load(p_seed), BLOCK_ROWS)
     b_chosen = _draw(b_scores, block.columns, b_u, N, M, FAST)
-    b_exists = (b_scores > -_INF).to(tl.int32)
+    b_exists = (b_scores > -INF).to(tl.int32)
     # Of no more than N elements all are selected.
     b_certain = tl.sum(b_exists, 1) <= N
     b_chosen = tl.where(b_certain, tl.sum(b_exists << block.columns[None, :], 1), b_chosen)
@@ -230,13 +230,13 @@ def mask_backward_kernel(
 ):
     """The covariances under the surrogate's logits times the gradient, over the temperature."""
     block = row_block(s_rows, M, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_logits = load_rows(p_logits, block, M, -_INF).to(tl.float32)
+    b_logits = load_rows(p_logits, block, M, -INF).to(tl.float32)
     b_grad = load_rows(p_grad, block, M, 0.0).to(tl.float32)
     b_chosen = tl.load(p_chosen + block.rows, mask=block.row_inside, other=0).to(tl.int32)
     b_lawless = _is_lawless(b_logits)
     b_scores = _scores(b_logits, b_lawless)
-    b_grad = tl.where(b_scores > -_INF, b_grad, 0.0)
-    b_certain = tl.sum((b_scores > -_INF).to(tl.int32), 1) <= N
+    b_grad = tl.where(b_scores > -INF, b_grad, 0.0)
+    b_certain = tl.sum((b_scores > -INF).to(tl.int32), 1) <= N
     b_selected = ((b_chosen[:, None] >> block.columns[None, :]) & 1) == 1
     s_rate = 1.0 / s_tau
     b_scores = _surrogate(b_scores, b_selected, block.columns, s_rate, s_gap, N, M, GAPPED)

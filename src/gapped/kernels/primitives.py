@@ -14,6 +14,9 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+INF = tl.constexpr(float("inf"))
+# The smallest normal number.
+TINY = tl.constexpr(1.1754943508222875e-38)
 # The last word of a counter; the conditional draws of Gumbel-Rao have another.
 _FORWARD = tl.constexpr(0)
 

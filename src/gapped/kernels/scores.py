@@ -18,13 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapped.kernels.primitives import exceeds, load_rows, normalise, row_block, row_uniforms, store_rows
+from gapped.kernels.primitives import TINY, exceeds, load_rows, normalise, row_block, row_uniforms, store_rows
 from gapped.kernels.runner import partition, run
 from gapped.kernels.sampling.layout import row_matrix
 from gapped.simplex import draw_key
-
-# The smallest normal number.
-_TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit(do_not_specialize=["s_rows", "s_samples"])
@@ -178,7 +175,7 @@ def tree_gradient_kernel(
     b_group = block.columns[None, :] >> b_height[:, None]
     b_first = tl.where(b_group == (b_one >> b_height)[:, None], b_weights, 0.0)
     b_second = tl.where(b_group == (b_other >> b_height)[:, None], b_weights, 0.0)
-    b_mass, b_rest = tl.maximum(tl.sum(b_first, 1), _TINY), tl.maximum(tl.sum(b_second, 1), _TINY)
+    b_mass, b_rest = tl.maximum(tl.sum(b_first, 1), TINY), tl.maximum(tl.sum(b_second, 1), TINY)
     # The lesser side's fraction of both.
     b_lesser = tl.minimum(b_mass, b_rest) / (b_mass + b_rest)
     b_point = (block.columns[None, :] == b_one[:, None]).to(tl.float32)

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapped.kernels.primitives import load_rows, reciprocal, row_block, store_rows, words
+from gapped.kernels.primitives import INF, load_rows, reciprocal, row_block, store_rows, words
 from gapped.kernels.runner import partition, power, run
 from gapped.simplex import draw_key
 
@@ -38,7 +38,6 @@ WARPS = 4
 TILE = 1024
 # Aliases of the size of a subset have a probability of at most exp(-25), 1e-11.
 _ALIAS = 25.0
-_INF = tl.constexpr(float("inf"))
 _PI = tl.constexpr(3.141592653589793)
 # The last word of a counter separates the noise of subsets from other noise, as in `primitives`; odd ones
 # belong to Gumbel-Rao.
@@ -92,13 +91,13 @@ def _shift(b_relative, s_k, s_elements):
 @triton.jit
 def _rare_choices(b_scores, s_k, s_elements):
     """The rare events, the score of each row that has even odds, and which rows have something to choose."""
-    b_exists = b_scores != -_INF
+    b_exists = b_scores != -INF
     b_open = (_count(b_scores != b_scores) == 0) & (_count(b_exists) > s_k)
     # In the place of a row in which nothing is left to choose, one of equal scores.
     b_scores = tl.where(b_open[:, None], b_scores, 0.0)
     b_pivot = _kth_largest(b_scores, s_k)
     # Relative to the k-th: a shift by itself would have no digits left for scores of a billion.
-    b_relative = tl.where(b_exists, b_scores - b_pivot[:, None], -_INF)
+    b_relative = tl.where(b_exists, b_scores - b_pivot[:, None], -INF)
     b_shift = tl.where(b_open, _shift(tl.where(b_open[:, None], b_relative, 0.0), s_k, s_elements), 0.0)
     b_odds = tl.exp(-tl.abs(b_relative - b_shift[:, None]))
     b_rare = tl.maximum(b_odds / (1.0 + b_odds), _NEVER)
@@ -124,7 +123,7 @@ def subset_draw_kernel(
 ):  # fmt: skip
     """Draw a subset of each row: zeros and ones."""
     block = row_block(s_rows, s_elements, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_rare, _, b_open = _rare_choices(load_rows(p_scores, block, s_elements, -_INF), s_k, s_elements)
+    b_rare, _, b_open = _rare_choices(load_rows(p_scores, block, s_elements, -INF), s_k, s_elements)
     b_usual = b_rare < 0
     # How many of 2^32 equally probable words are the rare event.
     b_threshold = (tl.abs(b_rare) * 4294967296.0).to(tl.uint32)
@@ -152,7 +151,7 @@ def subset_rare_kernel(
     It is the law's normaliser divided by the probability of `k` choices.
     """
     block = row_block(s_rows, s_elements, BLOCK_ROWS, BLOCK_COLUMNS)
-    b_scores = load_rows(p_scores, block, s_elements, -_INF)
+    b_scores = load_rows(p_scores, block, s_elements, -INF)
     b_rare, b_even, b_open = _rare_choices(b_scores, s_k, s_elements)
     b_usual = b_rare < 0
     # Each usual choice has its score; those that are missing from k, or too many, count as even ones.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapped.kernels.primitives import LN_2, exp2, log2, reciprocal
+from gapped.kernels.primitives import LN_2, TINY, exp2, log2, reciprocal
 
 SECOND_ORDER = ("reinmax", "gapmax", "gapmax-tempered")
 """Modes whose gradient has two points: half of softmax's product is subtracted from that of the surrogate."""
@@ -34,8 +34,6 @@ TWO_POINTS = tl.constexpr(MODES[SECOND_ORDER[0]])
 _GAP_GUARD = tl.constexpr(1e-5)
 # A category of this much surprise, -log p, has no mass.
 _SURPRISE = tl.constexpr(1e3)
-# The smallest normal number.
-_TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
@@ -95,6 +93,6 @@ def halfway_odds(b_half, b_surprise, b_slope, MODE: tl.constexpr, FAST: tl.const
     b_odds = b_half * (tl.minimum(b_surprise, _SURPRISE) - b_rest) * reciprocal(b_rest * b_rest, FAST)
     if MODE == GAPMAX_TEMPERED:
         # Odds below the smallest normal number are those of a category without mass: exactly 0.
-        b_power = exp2(log2(tl.maximum(b_odds, _TINY), FAST) * b_slope, FAST)
-        b_odds = tl.where(b_odds < _TINY, b_odds * 0.0, b_power)
+        b_power = exp2(log2(tl.maximum(b_odds, TINY), FAST) * b_slope, FAST)
+        b_odds = tl.where(b_odds < TINY, b_odds * 0.0, b_power)
     return b_odds
