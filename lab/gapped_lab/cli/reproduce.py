@@ -136,7 +136,8 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
     stands = {FIELD: BOARD, FIGURES: ()}
     recipes = dict.fromkeys(each for name in names for each in stands.get(name, (name,)))
-    return [find_recipe(name, also=[*stands, *TITLES, WORKLOADS], **how) for name in recipes], FIGURES in names
+    also = [*stands, *TITLES, WORKLOADS]
+    return [find_recipe(name, also=also, **how) for name in recipes], FIGURES in names
 
 
 def draw_figures(folder: Path, quick: bool) -> None:
