@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gapped.nn import Router
 
-D, E, N, WORLD = 4, 5, 12, 2
+D, E, N, WORLD = 4, 5, 3, 2
 
 
 class Layer(torch.nn.Module):
@@ -41,7 +41,7 @@ def main(rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     layer = Layer().double()
     hidden = normal(WORLD, N, D)
-    # A rank that has no token for some expert still takes part in its gradient.
+    # With fewer tokens than experts, a rank still takes part in the gradient of every expert.
     parallel = DistributedDataParallel(layer)
     y, route = parallel(hidden[rank], seeded(rank))
     means = layer.router.means.clone()

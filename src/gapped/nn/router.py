@@ -207,8 +207,7 @@ class Router(Estimated):
             draws as Phi-3.5-MoE does.
         law: Of several experts, "subset" or "sequential", as in `gapped.choose`.
         capacity: How many places each expert has, in multiples of an even load; tokens that come too late go
-            without it, and later tokens never displace earlier ones. None keeps all, with blocks of no fixed
-            size.
+            without it, and later tokens never displace earlier ones. None keeps all.
         others: What the gradient takes for the results of experts that a token did not choose: "zero", or
             "mean", a running mean of each expert's results, as Default-MoE has it.
         group: Processes over which loads and running means are counted; None counts those of this one.
@@ -308,14 +307,13 @@ class Router(Estimated):
         ordered, order = index.flatten().clamp(max=experts).sort(stable=True)
         bounds = torch.searchsorted(ordered, torch.arange(experts + 1, device=index.device))
         load, is_sent, place, places = bounds.diff(), ordered < experts, every, slots
+        counts = load
         if self.capacity is not None:
             # A number that compiled code has fixed, like the shapes that it gives.
             each = operator.index(min(math.ceil(self.capacity * slots / experts), len(index)))
             rank = every - bounds[ordered]
             is_sent, place, places = is_sent & (rank < each), ordered * each + rank, experts * each
-            load, counts = load, load.clamp(max=each)
-        else:
-            counts = load
+            counts = load.clamp(max=each)
         # One place more than there are takes what is not sent.
         place = torch.where(is_sent, place, places)
         source = torch.full((places + 1,), slots, device=index.device).scatter(0, place, order)[:-1]
