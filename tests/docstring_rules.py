@@ -1,4 +1,4 @@
-"""What `help` must show for a public name: plain text that stands alone, with every argument explained."""
+"""The rules of `help` for a public name: plain text that stands alone, with every argument explained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def public_names(module: ModuleType) -> dict[str, Any]:
 
 
 def faults(value: Any) -> list[str]:
-    """What is wrong with the help of a function or a class, in a few words each."""
+    """The faults in the help of a function or a class, in a few words each."""
     text = inspect.cleandoc(value.__doc__ or "")
     found = text_faults(text)
     found += [f"{name} is not explained" for name in set(parameters(value)) - set(EXPLAINED.findall(text))]
@@ -35,7 +35,7 @@ def faults(value: Any) -> list[str]:
 
 
 def text_faults(text: str, width: int = WIDTH) -> list[str]:
-    """What is wrong with a docstring, apart from its arguments; `width` is that of its first line."""
+    """The faults of a docstring, apart from its arguments; `width` is that of its first line."""
     first, _, rest = text.partition("\n")
     found = [f"markup: {markup}" for markup in MARKUP.findall(text)]
     found += [f"not filled in: {line.strip()}" for line in UNFILLED.findall(text)]

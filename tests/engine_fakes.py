@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Answer:
-    """What a call to an actor gives: a reference to what it returned."""
+    """The answer of an actor: a reference to what it returned."""
 
     def __init__(self, method: Any, *arguments: Any) -> None:
         self.value = method(*arguments)

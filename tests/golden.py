@@ -37,7 +37,7 @@ _BINARY = ("disarm",)
 
 
 def platform() -> dict[str, str]:
-    """What the last bits of a result depend on."""
+    """The environment that the last bits of a result depend on."""
     return {"torch": torch.__version__.split("+")[0], "cpu": torch.backends.cpu.get_cpu_capability()}
 
 

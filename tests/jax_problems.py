@@ -1,4 +1,4 @@
-"""What the tests of `gapped.jax` share: estimators of both libraries, and noise that both are given."""
+"""Shared by the tests of `gapped.jax`: estimators of both libraries, and noise that both are given."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def replayed(estimator: Any, **methods: Any) -> Any:
 
 
 def noise_of(estimator: Any, rows: Tensor, seed: int = 0) -> Any:
-    """What torch's estimator draws for these rows with that seed, in the form that JAX's takes."""
+    """The noise of torch's estimator for these rows with that seed, in the form that JAX's takes."""
     logits, generator = simplex.computed(rows), seeded(seed)
     if estimator.name in ("gumbel-softmax", "decoupled"):
         return to_jax(simplex.log_exponential(logits, generator))
@@ -117,7 +117,7 @@ def pull(draw: Any, logits: Any, weight: Any) -> tuple[Any, Any]:
 
 
 def launched(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What the launches of torch give for the same key."""
+    """The results of torch's launches for the same key."""
     words = np.array(jax.random.bits(KEY, (2,), "uint32"))
     key, description = torch.from_numpy(words.view(np.int64)).to(logits.device), estimator.fused()
     # Not at the top: another file decides whether this process interprets kernels.

@@ -1,4 +1,4 @@
-"""What tests of kernels share: the device, estimators, examples, the kernels' noise, and the plain reference.
+"""Shared by tests of kernels: the device, estimators, examples, the kernels' noise, and the plain reference.
 
 Without a GPU kernels run in Triton's interpreter. The same tests run on a GPU with `pytest -m gpu`.
 """

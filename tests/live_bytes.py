@@ -32,7 +32,7 @@ class _Counter(TorchDispatchMode):
 
 
 def peak_of(call: Callable[[], object], *known: Tensor) -> int:
-    """The most bytes that `call` holds at one time beyond the `known` tensors. What it returns counts."""
+    """The most bytes that `call` holds at one time beyond the `known` tensors. Its results count."""
     with _Counter({each.untyped_storage().data_ptr() for each in known}) as counter:
         result = call()
     del result

@@ -20,7 +20,7 @@ def environment(*path: Path, bare: bool = False) -> dict[str, str]:
 
 
 def run(*command: str, env: dict[str, str] | None = None, **how: Any) -> str:
-    """What a command prints. One that fails is an assertion error with the end of its output."""
+    """The output of a command. One that fails is an assertion error with the end of its output."""
     how = {"env": env or environment(), "capture_output": True, "text": True, "timeout": 280, **how}
     process = subprocess.run(command, check=False, **how)
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
@@ -28,5 +28,5 @@ def run(*command: str, env: dict[str, str] | None = None, **how: Any) -> str:
 
 
 def python(*arguments: str, **how: Any) -> str:
-    """What an interpreter prints."""
+    """The output of an interpreter."""
     return run(sys.executable, *arguments, **how)

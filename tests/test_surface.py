@@ -81,7 +81,7 @@ def test_every_public_name_is_documented() -> None:
 
 
 def python(program: str) -> str:
-    """What a fresh interpreter prints for `program` once torch is there, warnings being errors."""
+    """The output of a fresh interpreter for `program` once torch is there, warnings being errors."""
     prelude = "import warnings, sys\nimport torch\nwarnings.simplefilter('error')\n"
     command = [sys.executable, "-c", prelude + program]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()

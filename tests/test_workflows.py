@@ -1,4 +1,4 @@
-"""What a server runs is what the Makefile runs: workflows set up, call targets, and hand files on."""
+"""A server runs the targets of the Makefile: workflows set up, call targets, and hand files on."""
 
 from __future__ import annotations
 

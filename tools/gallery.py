@@ -21,7 +21,7 @@ LAUNCHERS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "tor
 
 
 def printed(command: str, *more: str) -> str:
-    """What a command prints on standard output; the rest goes to the terminal."""
+    """The standard output of a command; the rest goes to the terminal."""
     launcher, *words = shlex.split(command)
     print(f"{command} {' '.join(more)}", file=sys.stderr, flush=True)
     call = [*LAUNCHERS[launcher], *words, *more]

@@ -45,7 +45,7 @@ def final(evidence: Evidence) -> str:
 
 
 def compare(evidence: Evidence) -> str:
-    """What `gapped compare` ends with, as it stands in its report."""
+    """The last figure of `gapped compare`, as it stands in its report."""
     rows = rows_of(evidence.group("compare", "digits-8x8"), ELBO)
     return final_values(rows, "test negative ELBO", palette(rows), "compare")
 
@@ -78,7 +78,7 @@ def heat(evidence: Evidence, protocol: str, where: str) -> str:
 
 
 def default(evidence: Evidence) -> str:
-    """What each of the widely used estimators loses at one temperature for all tasks."""
+    """The loss of each widely used estimator at one temperature for all tasks."""
     study = Study.of(evidence)
     chosen = study.recommend()
     names = {

@@ -11,7 +11,7 @@ from gapped_lab.report.markdown import to_markdown
 from gapped_lab.tasks import vae_protocol
 
 NAMES = ("paper-30x10", "plain-30x10", "paper-32x64", "coupled-32x64")
-# What each constant is, where its name does not say it.
+# The meaning of each constant, where its name does not say it.
 WORDS = {
     "latents": "categorical variables an image",
     "categories": "categories of each",

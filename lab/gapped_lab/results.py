@@ -20,7 +20,7 @@ from gapped_lab.planning import Fleet
 from gapped_lab.spec import Entry, RunSpec
 
 _PACKAGES = (str(Path(gapped.__file__).parent), str(Path(__file__).parent))
-# What a record repeats of the spec.
+# The fields of the spec that a record repeats.
 _REPEATED = {each.name for each in fields(RunSpec)} & {each.name for each in fields(Record)}
 
 

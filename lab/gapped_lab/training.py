@@ -63,7 +63,7 @@ def train(fleet: Fleet, device: torch.device, checkpoints: Store | None, setting
     """Train a fleet from its checkpoint, or from the beginning, and return its lines."""
     spec = fleet.specs[0]
     if device.type == "cuda":
-        # What an earlier fleet left behind must neither be kept nor counted; compiled code holds its model.
+        # The memory of an earlier fleet must neither be kept nor counted; compiled code holds its model.
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a diagnosis says and how it is shown, from rows written by hand."""
+"""The sentences of a diagnosis and how it is shown, from rows written by hand."""
 
 from __future__ import annotations
 

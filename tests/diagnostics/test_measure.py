@@ -1,4 +1,4 @@
-"""What `gapped.diagnose` and `gapped.diagnose_model` measure, against closed forms."""
+"""The measurements of `gapped.diagnose` and `gapped.diagnose_model`, against closed forms."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gapped_lab.estimator_text import make, parse
 
 YES, NO, NONE = True, False, None
 
-# What each property says of each member, by the paper's section 3 and, for the ablations, its table of them.
+# Whether each member has each property, by the paper's section 3 and, for the ablations, its table of them.
 # A member without a line has those that its class states.
 TABLE: dict[str, tuple[Any, tuple[bool | None, ...]]] = {
     # The estimator whose properties they are.
@@ -54,7 +54,7 @@ def truth(report: Properties) -> tuple[bool | None, ...]:
 
 
 def stated(kind: Any) -> tuple[bool | None, ...]:
-    """What the class of a member states about its properties."""
+    """The statement of a member's class about its properties."""
     return (YES, kind.is_consistent, YES, YES) if kind.has_surrogate else (YES, NONE, NONE, NONE)
 
 

@@ -114,7 +114,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _forgotten(tmp_path: Path) -> Iterator[None]:
-    """What is imported from the test's folder is not there for the next test."""
+    """Modules of the test's folder are not there for the next test."""
     yield
     own = [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(tmp_path))]
     for name in {*own, *(name.partition(".")[0] for name in own)}:

@@ -54,7 +54,7 @@ def follow(step: Step, root: Path) -> None:
 
 
 def mapped(text: str) -> list[Path]:
-    """What the map of the repository lists: indented names lie in the folder above them."""
+    """The paths on the map of the repository: indented names lie in the folder above them."""
     block = text.partition("## Where things are")[2].split("```")[1]
     paths, folder = [], ROOT
     for line in block.splitlines():

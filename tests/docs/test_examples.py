@@ -80,7 +80,7 @@ def check_columns(printed: str) -> None:
 
 
 def started(*command: str) -> str:
-    """What a command prints in a fresh interpreter with warnings as errors."""
+    """The output of a command in a fresh interpreter with warnings as errors."""
     printed = python("-W", "error", *command, env=environment(EXAMPLES))
     check_columns(printed)
     return printed

@@ -48,7 +48,7 @@ def test_a_page_has_title_line_picture_and_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_outputs_begin_with_the_default_and_name_estimators_that_exist(name: str) -> None:
-    """What a command printed is on the page: its rows are estimators, the recommended one first."""
+    """The output of a command is on the page: its rows are estimators, the recommended one first."""
     for block in blocks_of(PAGES[name]):
         if block.language == "text":
             rows = re.findall(r"^\| (?:tuned: )?([a-z]\S+) +\|", block.code, flags=re.M)[1:]

@@ -1,4 +1,4 @@
-"""What the page about other code says of memory."""
+"""The memory that the page about other code names."""
 
 from __future__ import annotations
 

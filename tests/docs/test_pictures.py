@@ -35,7 +35,7 @@ def quick() -> dict[str, str]:
     return figures(quick=True)
 
 
-# What is drawn
+# The drawings
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.3, 1.0, 2.5])

@@ -38,7 +38,7 @@ class Loads(HTMLParser):
 
 
 def from_elsewhere(text: str, kind: str) -> list[str]:
-    """What a page or a style sheet takes from the network."""
+    """The addresses that a page or a style sheet takes from the network."""
     if kind == ".html":
         addresses = Loads(text).addresses
         styles = "\n".join(re.findall(r"<style[^>]*>(.*?)</style>", text, flags=re.S))
@@ -111,7 +111,7 @@ def test_examples_have_pages_with_source_and_notebook(site: Path) -> None:
         assert f'href="examples/{page.stem}.html"' in gallery
         assert f"{page.stem}.py" in text
         assert "__future__" in text, "the source"
-        # What torchrun starts is no notebook.
+        # A script that torchrun starts is no notebook.
         assert (site / "examples" / f"{page.stem}.ipynb").is_file() == (page.stem != "ddp")
         assert (f'href="{page.stem}.ipynb"' in text) == (page.stem != "ddp")
 

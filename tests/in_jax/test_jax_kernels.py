@@ -65,7 +65,7 @@ def triton_call(
     zeroed_outputs: Any,
     **constants: Any,
 ) -> Any:
-    """What jax-triton's function of that name does on a GPU, in the interpreter."""
+    """jax-triton's function of that name, in the interpreter."""
     # Without jax_enable_x64 no 64-bit integers come back; nobody looks at them.
     shown = [s if s.dtype != "int64" else jax.ShapeDtypeStruct(s.shape, "int32") for s in out_shape]
 

@@ -22,7 +22,7 @@ KEY = jax.random.key(0)
 
 
 def uniforms(rows: tuple[int, ...], n: int, seed: int = 0) -> Any:
-    """What torch draws for a tree over `n` elements, level by level, in the form that JAX takes."""
+    """The noise of torch for a tree over `n` elements, level by level, in the form that JAX takes."""
     generator = seeded(seed)
     counts = subsets.decisions(n)
     levels = [torch.rand(*rows, nodes, generator=generator, dtype=torch.float64) for nodes in counts]

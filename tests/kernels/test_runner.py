@@ -1,4 +1,4 @@
-"""What the host does at a launch: it asks Triton once, and then calls the compiled code directly."""
+"""A launch on the host: it asks Triton once, and then calls the compiled code directly."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def rejected(table: dict[str, Any], **how: Any) -> str:
     return message
 
 
-# What comes with the package
+# Recipes of the package
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])

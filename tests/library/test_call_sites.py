@@ -54,7 +54,7 @@ class Site(NamedTuple):
     table: tuple[int, ...] = (K, D)
     dim: int = -1
     drawn: Callable[[Tensor], Tensor] = lambda x: x
-    """What is sampled, where that is not the logits themselves."""
+    """The logits of the draw, where they are not the logits themselves."""
     noise: Callable[..., Tensor] = simplex.gumbel
     """For rows with categories on the last axis."""
     dtype: torch.dtype = torch.float64

@@ -31,7 +31,7 @@ SHARED = {
     "seeds": 5,
     "where": None,
 }
-"""What an argument of this name is if nothing is said, wherever it stands."""
+"""The default of an argument of this name, wherever it stands."""
 TORCHS = {"tau": 1.0, "hard": False}
 """The function `gumbel_softmax` has torch's defaults; the class has the recommended ones."""
 PAGE = ROOT / "docs" / "table_of_defaults.md"

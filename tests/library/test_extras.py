@@ -1,4 +1,4 @@
-"""What a person meets who installed the library without its extras: one line that says what to install."""
+"""The library without its extras: one line says which extra to install."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAB = ["numpy", "scipy", "sklearn", "matplotlib", "jinja2", "rich", "typer", "po
 
 
 def without(modules: list[str], program: str, where: Path) -> subprocess.CompletedProcess[str]:
-    """What a fresh interpreter answers in which `modules` are not installed."""
+    """The answer of a fresh interpreter in which `modules` are not installed."""
     hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r}))\n"
     return subprocess.run(
         [sys.executable, "-c", hide + program], cwd=where, capture_output=True, text=True, timeout=120

@@ -257,7 +257,7 @@ def test_a_gap_function_sees_the_rows_of_a_chunk() -> None:
     assert_equal(*results)
 
 
-# What is changed in between
+# Tensors that are changed in between
 
 
 def test_what_is_written_into_the_index_changes_nothing() -> None:

@@ -47,7 +47,7 @@ def test_masking_equals_deleting(amount: float, by: str) -> None:
     assert (mixed[:, 1] == -math.inf).all()
     assert_close(gradient[:, COLUMNS], torch.autograd.grad(expected, small, weight[:, COLUMNS])[0])
     assert (gradient[:, 1] == 0).all()
-    # What uses all of them, as a softmax does, gets finite gradients too.
+    # A use of all of them, such as a softmax, gets finite gradients too.
     (gradient,) = torch.autograd.grad(torch.softmax(mixed, -1), logits, weight)
     assert gradient.isfinite().all()
 

@@ -68,7 +68,7 @@ def batch() -> dict[str, Tensor]:
 
 
 def trained(model: Any, batch: dict[str, Tensor], seed: int = 3) -> tuple[Any, dict[str, Tensor]]:
-    """What one step computes, and the gradients that it leaves."""
+    """The outputs of one step, and the gradients that it leaves."""
     torch.manual_seed(seed)
     model.zero_grad()
     output = model(**batch)

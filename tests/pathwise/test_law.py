@@ -47,7 +47,7 @@ def indices(name: str, logits: Tensor, rows: int, **how: Any) -> Tensor:
 
 
 def shifted(index: Tensor, categories: int) -> Tensor:
-    """What a cumulative sum that is off by one category would draw."""
+    """The draw of a cumulative sum that is off by one category."""
     return (index + 1).clamp(max=categories - 1)
 
 

@@ -80,7 +80,7 @@ def test_the_backward_in_blocks_is_the_backward(weights: Any, monkeypatch: pytes
     assert torch.equal(jacobian_product(grad, points, weights, grad), expected)
 
 
-# What the caller may do to tensors afterwards
+# Tensors that the caller changes afterwards
 
 
 @every_kind_of_sample

@@ -1,4 +1,4 @@
-"""What programs do to a function: compile, vectorise, differentiate per sample, autocast, pickle, copy."""
+"""Estimators under compilers, vmap, per-sample gradients and autocast; pickled and copied."""
 
 from __future__ import annotations
 

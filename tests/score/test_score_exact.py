@@ -1,6 +1,6 @@
 """Score-function estimators with enumerable noise: means and variances exactly, in float64.
 
-What an estimator draws is replaced by every value it could have, one example each, and the estimates are
+The draw of an estimator is replaced by every value it could have, one example each, and the estimates are
 weighted by their probabilities. Costs, oracle and formulas are written here, from the definitions.
 """
 

@@ -2,7 +2,7 @@
 
 One comparison is of a whole vector, the value and the gradient of one example, by its own covariance over
 many independent examples; its p-value is that of chi-squared in the large-sample limit. Each has a twin with
-a known mistake that must be rejected. What is enumerated exactly in test_score_exact.py is drawn here.
+a known mistake that must be rejected. Values that test_score_exact.py enumerates are drawn here.
 """
 
 from __future__ import annotations

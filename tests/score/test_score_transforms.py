@@ -142,7 +142,7 @@ def test_a_compiled_cost_may_write_into_its_samples(name: str) -> None:
 
 
 def state_of(estimator: Any) -> list[Tensor]:
-    """What an estimator keeps: its memory, and the loss that it left behind with its slopes."""
+    """The state of an estimator: its memory, and the loss that it left behind with its slopes."""
     if not isinstance(estimator, torch.nn.Module):
         return []
     loss, parameters = estimator.variance_loss(), list(estimator.parameters())

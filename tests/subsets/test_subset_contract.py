@@ -1,4 +1,4 @@
-"""What every call of `gapped.subset` promises: shapes, dtypes, masks, transforms, errors."""
+"""The contract of `gapped.subset`: shapes, dtypes, masks, transforms, errors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gapped.comparison.table import (
 from gapped_lab.report.cells import groups, primary, rows_of
 from gapped_lab.report.paper import DISAGREES, FIELD_NATS, PaperRow, against_paper, field
 
-# What a reader compares comes first: a window shows it without scrolling.
+# Columns that a reader compares come first: a window shows it without scrolling.
 COLUMNS = (
     "protocol", "estimator", "τ", "mean", "95% interval", "mark", "measure", "published", "difference",
     "seeds", "their seeds", "s / run", "std", "recipe",

@@ -29,7 +29,7 @@ MEASURED = {
     "efficiency": "One short run of each estimator: only memory and time are compared.",
 }
 
-# What a protocol is for: with one of these, its name says enough.
+# The data that a protocol is for: with one of these, its name says enough.
 _USUAL = ("", "mnist", "digits", "listops", "none")
 _USUAL_FASHION = (*_USUAL, "fashion-mnist")
 

@@ -33,8 +33,7 @@ PLATFORM = "cuda"
 FAST = True
 """Whether kernels use instructions of a GPU, which an interpreter lacks."""
 _DTYPES = ("float32", "bfloat16", "float16")
-# What the kernels can do besides: rows side by side, parts of a batch, results in place of the logits,
-# ReinMax-Rao.
+# JAX does not use rows side by side, parts of a batch, results in place of the logits, and ReinMax-Rao.
 _UNUSED: Mapping[str, Any] = {
     "DETACHED": True,
     "WAITS": True,

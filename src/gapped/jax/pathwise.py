@@ -250,7 +250,7 @@ class Pathwise(ABC):
     ) -> Array:
         """The gradient of logits whose sample has this `Outcome`, once the levels are back: see `attach`."""
         estimator, rows, draw = self.with_levels(levels), Rows(scores, top), Draw(category, total=total)
-        # What stands at a category that does not exist may be anything.
+        # A gradient at a category that does not exist may be anything.
         grad = jnp.where(scores == -jnp.inf, 0.0, grad)
         if self.has_noise:
             draw = estimator.draw_category(key if self.keeps_noise else separate(key), rows.logits)

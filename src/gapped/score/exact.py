@@ -82,7 +82,7 @@ class Exact(Score):
                 return value, (cost.spread(signal) * points).sum(0)
 
         value, gradient = combine(0)
-        # What f's own backward needs is computed again there: kept, it would grow with the combinations.
+        # Tensors for f's own backward are computed again there: kept, they would grow with the combinations.
         again = value.requires_grad and in_eager_mode()
         rest: Callable[[int], Any] = partial(checkpoint, combine, use_reentrant=False) if again else combine
         for start in range(size, count, size):

@@ -1,4 +1,4 @@
-"""What the host keeps between calls: launches and estimators, but no tensors or temperatures."""
+"""The host keeps some things between calls: launches and estimators, but no tensors or temperatures."""
 
 from __future__ import annotations
 

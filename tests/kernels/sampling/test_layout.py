@@ -70,7 +70,7 @@ def test_any_axis_is_sampled_without_a_copy(shape: tuple[int, ...], dim: int, ca
 
 
 def test_gumbel_rao_still_copies() -> None:
-    """What the test above would notice."""
+    """A mistake that the test above notices."""
     with copies() as seen:
         gapped.gumbel_rao(torch.zeros(2, 3, 4, device=DEVICE), samples=2, dim=1, backend="triton")
     assert seen

@@ -99,7 +99,7 @@ def test_the_gradient_is_the_formula_s(categories: int, samples: int, spread: bo
 
 
 def test_masked_categories_and_rows_without_a_law() -> None:
-    """What comes in at masked categories does not count; a row with a NaN or +inf has one."""
+    """A gradient at masked categories does not count; a row with a NaN or +inf has one."""
     logits, grad = example(7, 37), incoming(7, 37)
     logits[0, 3:] = logits[4, ::2] = -torch.inf
     logits[5, 1], logits[6, 2] = torch.nan, torch.inf

@@ -1,4 +1,4 @@
-"""What choices without logits need of the kernels of long rows: parts, gradients in place, the law."""
+"""The kernels of long rows for choices without logits: parts, gradients in place, the law."""
 
 from __future__ import annotations
 

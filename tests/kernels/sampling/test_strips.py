@@ -105,7 +105,7 @@ def assert_equal_but_for_order(
         coefficient = launch.forward(logits, key(), fused).value / fused.tau
     largest = grad.abs().amax(-1, keepdim=True) if grad.dim() == logits.dim() else grad.abs().unsqueeze(-1)
     unit = torch.finfo(torch.float32).eps / 2
-    # What is left below the smallest normal number may be flushed to zero.
+    # Numbers below the smallest normal one may be flushed to zero.
     bound = 8 * (48 + 7) * unit * largest * coefficient + torch.finfo(torch.float32).tiny
     # Rows without categories have no law, and a gradient of exactly zero.
     assert ((first - second).abs() <= bound.nan_to_num(nan=0.0)).all()

@@ -142,7 +142,7 @@ MORE = {"variance": "variance_samples = 2\nvariance_images = 20\n", "entropy": "
 )
 def test_the_paper_s_recipes_run_on_mnist(capsys, tmp_path, name):
     text = known_recipes()[name].read_text().split("[quick]")[0]
-    # What takes seconds and gigabytes on a CPU is not what is tested here.
+    # Work that takes seconds and gigabytes on a CPU is not tested here.
     text = re.sub(r"samples=1000\b", "samples=6", re.sub(r"samples=100\b", "samples=5", text))
     (tmp_path / "small.toml").write_text(text + SMALL + MORE.get(name, ""))
     arguments = ["reproduce", "small.toml", "--quick", "--device", "cpu", "--data-dir", str(REAL_DATA)]

@@ -75,7 +75,7 @@ def command(kind: str, folder: str, log: str, nth: str) -> int:
 
 
 def watched_worker(log: str, nth: int | None, *arguments: Any) -> None:
-    """What a worker does, when it is watched."""
+    """A worker that is watched."""
     watched(Path(log), nth)
     processes.train_fleets(*arguments)
 
@@ -97,7 +97,7 @@ def steps_in(log: Path) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What the local engine makes of the smoke recipe."""
+    """The results of the local engine for the smoke recipe."""
     fleets = plan([find_recipe("smoke")])
     assert [fleet.specs[0].epochs for fleet in fleets] == [EPOCHS] * FLEETS
     folder = tmp_path_factory.mktemp("local")

@@ -202,7 +202,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def whole(server, tmp_path_factory) -> dict[str, Any]:
-    """What an uninterrupted run leaves, and how long it takes."""
+    """The files of an uninterrupted run, and how long it takes."""
     folder = tmp_path_factory.mktemp("whole")
     server.life(folder)
     again = tmp_path_factory.mktemp("again")

@@ -12,6 +12,8 @@ from report_records import write_compare, write_vae
 from gapped_lab.report.board import Contest
 from gapped_lab.report.page import render_board, write_report
 
+# A real browser takes too long for the suite: test_page.py reads the same pages as text.
+pytestmark = pytest.mark.slow
 # Of the first spot in the first figure.
 NUMBER = "GST-1.0: 21.10 (95%: 20.50 to 21.71), 3 seeds"
 

@@ -117,7 +117,7 @@ def test_every_estimator_reaches_the_encoder_and_no_other_run(name: str) -> None
             assert gradient[run].abs().sum() > 0
             assert not gradient[others].any()
             assert gradient.isfinite().all()
-        # What only the estimators carry: without it the encoder would see the divergence alone.
+        # Only the estimators carry this part: without it the encoder would see the divergence alone.
         (alone,) = torch.autograd.grad(model.posterior(x)[1][run].sum(), [model.encoder[0].weight])
         (whole,) = torch.autograd.grad(
             model.loss(x, sampler, seeded(5))[run].sum(), [model.encoder[0].weight]
