@@ -318,13 +318,48 @@ def test_the_state_of_the_default_generator_does_not_depend_on_the_check_of_a_mo
     assert torch.equal(*states)
 
 
+OTHERS = {
+    "Bloom": {},
+    "Falcon": {},
+    "Glm4": {"head_dim": 4, "pad_token_id": 0},
+    "GPTJ": {"rotary_dim": 2},
+    "GPTNeoX": {},
+    "Granite": {},
+    "Mistral": {},
+    "Mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "Olmo2": {"eos_token_id": 0},
+    "OPT": {"ffn_dim": 8, "word_embed_proj_dim": 8, "max_position_embeddings": 64},
+    "Phi3": {"eos_token_id": 0, "pad_token_id": 0},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 4},
+    "SmolLM3": {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_other_types_have_the_law_of_their_own_logits(name: str) -> None:
+    """A head that another version of transformers scales would be refused; one with a mistake would not."""
+    sizes = SIZES | ({} if name == "OPT" else {"intermediate_size": 8, "num_key_value_heads": 2})
+    config = getattr(transformers, f"{name}Config")(**sizes, **OTHERS[name])
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    prompt = torch.tensor([[1, 2, 3]])
+    text = gapped.rollout(model, prompt, STEPS, generator=seeded())
+    logits = model(torch.cat([prompt, text.index], 1)).logits[:, 2:-1]
+    expected = torch.log_softmax(logits, -1).gather(-1, text.index.unsqueeze(-1)).squeeze(-1)
+    assert_close(text.log_prob, expected, 1e-5)
+
+
 # Errors
 
 
-def soft_capped() -> Any:
+def scaled() -> Any:
     config = transformers.Gemma2Config(**SIZES, intermediate_size=8, num_key_value_heads=2, head_dim=4)
-    model = transformers.Gemma2ForCausalLM(config)
-    # An embedding that scales is refused by itself.
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def soft_capped() -> Any:
+    model = scaled()
     model.set_input_embeddings(nn.Embedding(V, 8))
     return model
 
@@ -353,6 +388,7 @@ def without_cache() -> Any:
         (lambda: nn.Linear(2, 2), "got an object of type Linear, expected a causal language model"),
         (lambda: llama().model, "got LlamaModel, whose head is of type NoneType, expected one with a plain"),
         (encoder_decoder, "got T5ForConditionalGeneration, an encoder with a decoder"),
+        (scaled, "got Gemma2ForCausalLM, whose embedding is of type Gemma2TextScaledWordEmbedding"),
         (soft_capped, "got Gemma2ForCausalLM, which changes states before its head or logits behind it"),
         (two_sizes, "got 13 embeddings and 14 logits, expected as many embeddings as logits"),
         (without_cache, "got LlamaModel, which returns no past_key_values, expected one that returns it"),
