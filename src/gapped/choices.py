@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import batched_with, check_table, in_eager_mode, is_integer
-from gapped.choice import _Gate, _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect
+from gapped.checks import batched_with, check_table, in_eager_mode, is_integer, note_backend
+from gapped.choice import _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect
 from gapped.errors import reject
 from gapped.gradient import first_order, is_differentiated, jacobian_product, transformable, versions
+from gapped.kernels.backend import takes_choices
 from gapped.pathwise import Pathwise, Source, resolve_pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.reinmax import ReinMax
@@ -63,8 +64,12 @@ class Choices:
     _law: Law
     _pull: Pull | None
     """None without a gradient."""
+    _pull_weights: Pull | None
+    """The gradient by that of weights, whose tensors are the weights themselves and those of `_pull`."""
     _tensors: tuple[Tensor | None, ...]
     _versions: tuple[int, ...]
+    _values: tuple[Tensor, Tensor] | None = None
+    """Gates and weights, where a kernel wrote them; the latter in float32."""
 
     def __repr__(self) -> str:
         return f"Choices(index={self.index})"
@@ -86,12 +91,13 @@ class Choices:
         >>> logits = torch.zeros(2, 6, requires_grad=True)
         >>> gapped.choose(logits, k=2).gate()
         tensor([[1., 1.],
-                [1., 1.]], grad_fn=<_GateBackward>)
+                [1., 1.]], grad_fn=<_DrawnBackward>)
         """
         self._check_versions()
+        value = self._values[0] if self._values else _gate_of(self._rows, self._drawn)
         if self._pull is None:
-            return _gate_of(self._rows, self._drawn)
-        return _Gate.apply(self._logits, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+            return value.clone()
+        return _Drawn.apply(self._logits, value, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def weights(self) -> Tensor:
         """The probabilities of the drawn categories, normalised, ``(*rows, k)``; zero in places without one.
@@ -104,10 +110,11 @@ class Choices:
         tensor([0.5000, 0.5000])
         """
         self._check_versions()
-        value = _weights_of(self._rows.detach(), self._drawn)
-        if self._pull is None:
-            return value.to(self._rows.dtype)
-        return _Weights.apply(self._logits, value, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+        value = self._values[1] if self._values else _weights_of(self._rows.detach(), self._drawn)
+        if self._pull_weights is None:
+            return value.to(self._rows.dtype, copy=True)
+        tensors = (value, *self._tensors)
+        return _Drawn.apply(self._logits, value.detach(), self._drawn, self._pull_weights, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def select(self, table: Tensor) -> Tensor:
         """The rows of a table that the categories select: `table[index]`, for a table `(K, *rest)`.
@@ -179,22 +186,59 @@ def choose(
     check = _check_set if is_set else _check_sequence
     check(fitted)
     wants_gradient = is_differentiated(rows)
+    rows = rows if wants_gradient else rows.detach()
+    if is_set and _runs_on_kernel(rows, k, fitted):
+        return _choose_by_kernel(rows, k, fitted, wants_gradient, generator)
     with torch.no_grad():
         scores = simplex.shift(simplex.computed(rows))
         index = (_draw_set if is_set else _draw_sequence)(scores, k, fitted, generator)
         index = torch.where(scores[..., :1].isnan(), scores.shape[-1] + 1, index)
-    pull = partial(_pull_set if is_set else _pull_sequence, fitted) if wants_gradient else None
-    rows = rows if wants_gradient else rows.detach()
-    return Choices(index, rows, rows, law, pull, (), _seen((rows,)))
+    if not wants_gradient:
+        return Choices(index, rows, rows, law, None, None, (), ())
+    pull = partial(_pull_set if is_set else _pull_sequence, fitted)
+    return Choices(index, rows, rows, law, pull, partial(_pull_weights, pull), (), _seen((rows,)))
 
 
 def _choose_one(estimator: Pathwise, rows: Tensor, law: Law, generator: torch.Generator | None) -> Choices:
     """A choice of one category, with an axis for it."""
     choice = estimator.choose(rows, generator=generator)
-    pull = partial(_pull_one, choice._pull) if choice._tensors else None
-    tensors, rows = choice._tensors, rows if choice._tensors else rows.detach()
-    index = choice._drawn.unsqueeze(-1)
-    return Choices(index, rows, choice._logits, law, pull, tensors, _seen((rows, *tensors)))
+    index, tensors = choice._drawn.unsqueeze(-1), choice._tensors
+    if not tensors:
+        return Choices(index, rows.detach(), rows.detach(), law, None, None, (), ())
+    pull = partial(_pull_one, choice._pull)
+    seen = _seen((rows, *tensors))
+    return Choices(index, rows, choice._logits, law, pull, partial(_pull_weights, pull), tensors, seen)
+
+
+def _runs_on_kernel(rows: Tensor, k: int, estimator: Pathwise) -> bool:
+    """Whether Triton draws sets of these rows by their indices."""
+    is_wanted = estimator.backend == "triton" or (estimator.backend == "auto" and rows.is_cuda)
+    return is_wanted and takes_choices(rows, k)
+
+
+def _choose_by_kernel(
+    rows: Tensor, k: int, estimator: Pathwise, wants_gradient: bool, generator: torch.Generator | None
+) -> Choices:
+    from gapped.kernels import choices as kernel
+
+    note_backend("triton")
+    drawn = kernel.draw(rows.detach(), k, generator, estimator.draw == "argmax")
+    values = (drawn.gates, drawn.weights)
+    if not wants_gradient:
+        return Choices(drawn.index, rows, rows, "subset", None, None, (), (), values)
+    pull: Pull = partial(_pull_set, estimator)
+    pull_weights: Pull = partial(_pull_weights, pull)
+    tensors: tuple[Tensor, ...] = ()
+    if isinstance(estimator, ReinMax | StraightThrough) and _is_one(estimator.tau):
+        pull, pull_weights = partial(_pull_kernel, estimator), partial(_pull_kernel_weights, estimator)
+        tensors = (drawn.place, drawn.sums)
+    return Choices(
+        drawn.index, rows, rows, "subset", pull, pull_weights, tensors, _seen((rows, *tensors)), values
+    )
+
+
+def _is_one(tau: float | Tensor) -> bool:
+    return not isinstance(tau, Tensor) and tau == 1
 
 
 def _seen(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
@@ -207,7 +251,7 @@ def _check_set(estimator: Pathwise) -> None:
     accepted = "'reinmax', 'straight-through' or a gap as in 'gst:gap=1' for k > 1, or law='sequential'"
     if not isinstance(estimator, ReinMax | StraightThrough | GST):
         raise reject("estimator", estimator, accepted)
-    if isinstance(estimator, ReinMax) and (isinstance(estimator.tau, Tensor) or estimator.tau != 1):
+    if isinstance(estimator, ReinMax) and not _is_one(estimator.tau):
         raise reject("tau", estimator.tau, "1: ReinMax has no other temperature for k > 1")
     if isinstance(estimator, GST):
         if callable(estimator.gap) or isinstance(estimator.gap, str):
@@ -231,6 +275,7 @@ def _draw_set(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Gene
     if estimator.draw == "argmax":
         return _largest(scores, k)
     backend = "triton" if law.runs_on_kernels(scores, k, backend=estimator.backend) else "torch"
+    note_backend(backend)
     chosen = law.draw(scores, k, generator, backend=backend)
     # The largest of n, n - 1, ... are those of the chosen categories, in order; what is left is 0.
     order = torch.arange(n, 0, -1, device=scores.device)
@@ -267,6 +312,47 @@ def _weights_of(logits: Tensor, index: Tensor) -> Tensor:
     categories = logits.shape[-1]
     chosen = torch.where(index < categories, _at(simplex.computed(logits), index), -torch.inf)
     return _only_sampled(simplex.softmax(chosen), index, categories)
+
+
+def _pull_weights(
+    pull: Pull, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, weights: Tensor, *tensors: Tensor
+) -> Tensor:
+    """The gradient by that of the weights: of the gates, and of the softmax over the drawn categories."""
+    scaled = grad.to(weights.dtype) * weights
+    estimate = pull(logits, index, scaled.to(logits.dtype), at_index, *tensors)
+    own = scaled - weights * scaled.sum(-1, keepdim=True)
+    return estimate + _put(index, own, logits.shape[-1]).to(logits.dtype)
+
+
+def _pull_kernel(
+    estimator: Pathwise,
+    logits: Tensor,
+    index: Tensor,
+    grad: Tensor,
+    at_index: bool,
+    place: Tensor,
+    sums: Tensor,
+) -> Tensor:
+    if not at_index:
+        return _pull_set(estimator, logits, index, grad, at_index)
+    from gapped.kernels import choices as kernel
+
+    return kernel.gradient(logits, place, grad, None, sums, isinstance(estimator, ReinMax))
+
+
+def _pull_kernel_weights(
+    estimator: Pathwise,
+    logits: Tensor,
+    index: Tensor,
+    grad: Tensor,
+    at_index: bool,
+    weights: Tensor,
+    place: Tensor,
+    sums: Tensor,
+) -> Tensor:
+    from gapped.kernels import choices as kernel
+
+    return kernel.gradient(logits, place, grad, weights, sums, isinstance(estimator, ReinMax))
 
 
 def _pull_one(
@@ -345,8 +431,8 @@ def _log_prob_of_sequence(scores: Tensor, index: Tensor) -> Tensor:
 
 
 @transformable
-class _Weights(torch.autograd.Function):
-    """The softmax over the drawn categories, times gates: one gradient of the logits for both."""
+class _Drawn(torch.autograd.Function):
+    """Values at the drawn categories, whose gradient `pull` sends to the logits."""
 
     @staticmethod
     def forward(logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
@@ -355,17 +441,14 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, value, index, ctx.pull, *tensors = inputs
-        ctx.save_for_backward(logits, value, index, *tensors)
+        logits, _, index, ctx.pull, *tensors = inputs
+        ctx.save_for_backward(logits, index, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        logits, value, index, *tensors = ctx.saved_tensors
+        logits, index, *tensors = ctx.saved_tensors
 
         def product(grad: Tensor) -> Tensor:
-            scaled = grad.to(value.dtype) * value
-            estimate = ctx.pull(logits, index, scaled.to(logits.dtype), True, *tensors)
-            own = scaled - value * scaled.sum(-1, keepdim=True)
-            return cast(Tensor, estimate + _put(index, own, logits.shape[-1]).to(logits.dtype))
+            return cast(Tensor, ctx.pull(logits, index, grad, True, *tensors))
 
         return first_order(product, logits, grad), None, None, None, *(None for _ in tensors)

@@ -22,7 +22,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from gapped.kernels import gates, masks, scores, subsets, tables
+from gapped.kernels import choices, gates, masks, scores, subsets, tables
 from gapped.kernels.sampling import long, rao, short, strips
 from gapped.kernels.sampling.surrogates import MODES, SECOND_ORDER
 
@@ -158,6 +158,16 @@ for what in range(3):
     compiles(subsets.subset_sums_kernel, "*bf16", 4, flags)
 """
 
+CHOICES = """
+POINTERS |= {"p_index": "*i64", "p_place": "*i32", "p_weights": "*fp32"}
+for n, k, rows, warps in ((128, 8, 2, 1), (1024, 16, 1, 8)):
+    POINTERS["p_sums"] = "*fp32" if k == 8 else "*fp64"
+    flags = {"K": k, "WIDTH": k, "ARGMAX": False, "WEIGHTED": True, "SECOND_ORDER": True}
+    flags |= {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": n}
+    for kernel in (choices.choices_draw_kernel, choices.choices_gradient_kernel):
+        compiles(kernel, "*bf16", warps, flags)
+"""
+
 TABLES = """
 for kernel in (tables.table_select_kernel, tables.table_sum_kernel):
     code = compiles(kernel, "*bf16", 4, {"ROWS": 16, "WIDTH": 128}, True)
@@ -211,3 +221,7 @@ def test_the_kernels_of_gumbel_rao_compile_for_a_gpu(power: str, soft: str, per_
 def test_the_kernels_of_scores_masks_subsets_and_tables_compile_for_a_gpu() -> None:
     """A group of four entries lies within a thread; rows and numbers are counted in 64 bits."""
     run(SCORES + MASKS + SUBSETS + TABLES)
+
+
+def test_the_kernels_of_choices_compile_for_a_gpu() -> None:
+    run(CHOICES)

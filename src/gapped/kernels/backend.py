@@ -21,6 +21,8 @@ LARGEST_GROUP = 8
 """Masks: a subset of a group fits into a byte, and all of them can be enumerated."""
 LONGEST_SUBSET = 8192
 """Subsets: a program holds the scores of a row at once."""
+LONGEST_CHOICES, MOST_CHOICES = 1024, 16
+"""Choices of several elements: a program holds a number of each element of a row for each that is drawn."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INSTALLED = find_spec("triton") is not None
 
@@ -55,6 +57,13 @@ def takes_scores(logits: Tensor) -> bool:
     if not logits.is_cuda or torch.compiler.is_compiling() or logits.dtype != torch.float32:
         return False
     return logits.shape[-1] <= runner.LONGEST_BLOCK and unavailable(logits) is None
+
+
+def takes_choices(rows: Tensor, k: int) -> bool:
+    """Whether the kernels in `choices` draw k > 1 elements of rows ``(*rows, n)`` by their indices."""
+    if torch.compiler.is_compiling() or not k < rows.shape[-1] <= LONGEST_CHOICES or k > MOST_CHOICES:
+        return False
+    return unavailable(rows) is None
 
 
 def takes_table(table: Tensor, index: Tensor) -> bool:
