@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +119,23 @@ def test_a_repr_is_short_and_begins_with_the_answer() -> None:
     assert lines[0].startswith("Comparison(93 runs of 31 estimators, best: ")
     assert len(lines) <= 8
     assert max(map(len, lines)) <= 80
+
+
+def test_a_failure_is_said_once_with_file_and_line() -> None:
+    rows = {name: [None, None, 1.0] for name in ("A", "B", "C")}
+    verdict = compared(rows).verdict
+    assert verdict.count("out of luck") == 1
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "raise ValueError" in text)
+    assert f"of 3 estimators failed: ValueError: out of luck (test_outcome.py, line {line})." in verdict
+
+
+def test_rows_stand_in_the_order_of_the_verdict() -> None:
+    """B is better on every shared seed; the budget ended before its run of the easiest one."""
+    result = compared({"A": [5.0, 6.0, 7.0, 1.0], "B": [4.99, 5.9899, 6.9902, 1.0]})
+    cut = replace(result, records=result.records[:-1])
+    means = {row.name: row.value.mean for row in cut.rows}
+    assert means["A"] < means["B"]
+    assert (cut.best, [row.name for row in cut.rows]) == ("B", ["B", "A"])
+    assert cut.table.index("B") < cut.table.index("A")
+    assert "pairs are compared on those that both have" in cut.verdict

@@ -145,6 +145,16 @@ def test_a_lost_run_moves_nobody_up() -> None:
     assert ranking.means["a"] - ranking.means["b"] == pytest.approx(0.01, abs=1e-3)
 
 
+def test_unequal_seeds_are_compared_on_the_shared_ones_where_pairing_does_not_help() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=8), rng.normal(size=8) + 1.0
+    a[6:] = nan
+    b[7] = -1e6
+    got, six = rank(by_seed(a, np.where(np.arange(8) < 7, b, nan))), rank(by_seed(a[:6], b[:6]))
+    assert not got.is_paired
+    assert (got.lead, got.error) == pytest.approx((six.lead, six.error))
+
+
 def test_a_lead_on_all_of_four_shared_seeds_counts() -> None:
     common = np.array([1.0, 3.0, 2.0, 9.0])
     ranking = rank(by_seed(common, common + 0.01 + np.array([1e-3, -1e-3, 5e-4, 0.0])))
@@ -203,6 +213,13 @@ def few_values(rng: np.random.Generator, members: int, seeds: int) -> np.ndarray
     return rng.binomial(10, 0.9, (members, seeds)) / 10
 
 
+def lost(rng: np.random.Generator, members: int, seeds: int) -> np.ndarray:
+    """A fifth of the runs, but not the first two of each, did not take place."""
+    x = shared(rng, members, seeds)
+    x[:, 2:][rng.random((members, max(seeds - 2, 0))) < 0.2] = nan
+    return x
+
+
 def false_statements(law: Law, members: int, seeds: int, decide: Callable[..., bool], trials: int) -> float:
     """The p-value of "something false is said in at most 5% of comparisons", one-sided."""
     rng = np.random.default_rng(members * seeds)
@@ -211,9 +228,9 @@ def false_statements(law: Law, members: int, seeds: int, decide: Callable[..., b
 
 
 @pytest.mark.parametrize("trials", [400, pytest.param(5000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("seeds", [3, 5, 20])
+@pytest.mark.parametrize("seeds", [2, 3, 5, 20])
 @pytest.mark.parametrize("members", [2, 6, 20])
-@pytest.mark.parametrize("law", [normal, heavy, unequal, shared, few_values])
+@pytest.mark.parametrize("law", [normal, heavy, unequal, shared, few_values, lost])
 def test_equal_estimators_are_seldom_told_apart(law: Law, members: int, seeds: int, trials: int) -> None:
     """A rate of 12% would be caught with 400 comparisons, one of 7% with 5,000."""
     require_law(false_statements(law, members, seeds, lambda cells: bool(rank(cells).worse), trials))
@@ -291,24 +308,30 @@ def test_two_estimators_lose_little_to_welchs_test() -> None:
 # Forecasts.
 
 
-@pytest.mark.parametrize(("seeds", "lead"), [(5, 1.0), (5, 2.0)])
-def test_forecasts_come_true(seeds: int, lead: float) -> None:
+@pytest.mark.parametrize(
+    ("members", "seeds", "lead"),
+    [(2, 3, 1.0), (2, 3, 2.0), (2, 5, 1.0), (2, 5, 2.0), (6, 3, 2.0), (6, 5, 2.0)],
+)
+def test_forecasts_come_true(members: int, seeds: int, lead: float) -> None:
     """With as many seeds as forecast, four of five pairs are separated; law tests allow for chance."""
     rng = np.random.default_rng(0)
     came_true = []
     for _ in range(900):
-        x = normal(rng, 2, 10 * seeds)
-        x[1] += lead
+        x = normal(rng, members, 10 * seeds)
+        x[1:] += lead
         ranking = rank(by_seed(*x[:, :seeds]))
-        if not ranking.worse and (total := seeds_to_separate(ranking)):
-            came_true.append(bool(rank(by_seed(*x[:, :total])).worse))
+        first, second = ranking.names[:2]
+        if second not in ranking.worse and (total := seeds_to_separate(ranking)):
+            again = rank(by_seed(*x[:, :total]))
+            came_true.append(again.names[0] == first and second in again.worse)
     assert len(came_true) > 100
     require_law(stats.binomtest(sum(came_true), len(came_true), 0.8, alternative="less").pvalue)
 
 
-def test_where_there_is_no_difference_a_forecast_is_rare() -> None:
+@pytest.mark.parametrize(("members", "seeds"), [(2, 3), (2, 5), (6, 5)])
+def test_where_there_is_no_difference_a_forecast_is_rare(members: int, seeds: int) -> None:
     rng = np.random.default_rng(0)
-    rankings = [rank(by_seed(*normal(rng, 2, 5))) for _ in range(500)]
+    rankings = [rank(by_seed(*normal(rng, members, seeds))) for _ in range(500)]
     given = [seeds_to_separate(ranking) is not None for ranking in rankings if not ranking.worse]
     assert np.mean(given) < 0.25
 
@@ -351,6 +374,22 @@ def stop_rate(law: Any, seeds: int, tests: int | None = None, trials: int = 3000
 def test_the_best_cell_is_hardly_ever_stopped(law: Any, seeds: int) -> None:
     """At worst: its own noise dwarfs that of its rivals, or seeds drive two cells apart."""
     require_law(stop_rate(law, seeds))
+
+
+@pytest.mark.parametrize("law", [normal, heavy, unequal, shared, few_values])
+def test_stops_and_verdict_together_are_seldom_wrong(law: Law) -> None:
+    """Six equal estimators, up to twelve seeds: a loser that is stopped, or a verdict, would be false."""
+    rng, hits, trials = np.random.default_rng(0), 0, 600
+    for _ in range(trials):
+        cells = by_seed(*law(rng, 6, 12))
+        out: dict[str, str] = {}
+        for end in looks(12):
+            whole = {name: [x[seed] for seed in range(end)] for name, x in cells.items() if name not in out}
+            found = losers(whole, False, len(looks(12)) * 5)
+            cells |= {name: {seed: cells[name][seed] for seed in range(end)} for name in found}
+            out |= found
+        hits += bool(out or rank(cells, level=LEVEL - STOP_LEVEL).worse)
+    require_law(float(stats.binomtest(hits, trials, LEVEL, alternative="greater").pvalue))
 
 
 def test_looks_that_each_spend_the_whole_rate_are_caught() -> None:

@@ -133,11 +133,14 @@ def compare_function(
     from gapped.comparison.records import Record
     from gapped.comparison.workers import adopt_orphans, end_children
 
-    screen = console()
+    screen, errors = console(), set()
 
     def report(record: Record) -> None:
         value = record.metrics.get(record.metric)
-        result = record.error or (record.status if value is None else f"{record.metric} {value:.4g}")
+        result = record.status if value is None else f"{record.metric} {value:.4g}"
+        if record.error and record.error not in errors:
+            result = f"failed: {record.error}"
+            errors.add(record.error)
         say(screen, f"{record.label}, seed {record.seed}: {result}, {record.seconds:.1f} s")
 
     if minutes == 0:
@@ -155,7 +158,7 @@ def compare_function(
     say(screen, f"Report: {result.save_html(out / 'report.html')}")
     failed = sum(record.failed for record in result.records)
     if failed and failed == len(result.records):
-        raise Stopped(f"all {failed} runs failed: {result.records[0].error}", 1)
+        raise Stopped(f"all {failed} runs failed", 1)
     if result.is_empty and not result.missing:
         raise Stopped("nothing can be said: every run diverged, or train ignores its estimator", 1)
     if result.missing:

@@ -20,7 +20,7 @@ from gapped.checks import check_count
 from gapped.comparison.outcome import Comparison, hopeless
 from gapped.comparison.records import Record
 from gapped.comparison.runs import Lines, Train, UserRun, plan, question
-from gapped.comparison.statistics import check_margin, looks, losers
+from gapped.comparison.statistics import LEVEL, STOP_LEVEL, check_margin, looks, losers
 from gapped.comparison.store import Claims, Store
 from gapped.comparison.table import cells, own_metric
 from gapped.comparison.workers import executor
@@ -180,6 +180,7 @@ def execute(
         sum(run.key in before for run in runs),
         margin,
         len(changed) - len(kept),
+        LEVEL - STOP_LEVEL * any(tests for _, _, tests in _batches(runs, _is_generator(train))),
     )
     if out is None:
         weakref.finalize(result, _remove, folder, os.getpid())
@@ -224,6 +225,7 @@ class _Queue:
         self.store, self.deadline = store, deadline
         self.due: list[UserRun] = []
         self.is_over = False
+        self._synced = 0.0
         self._labels = {run.label for run in runs}
         self._start = dict(store.records())
         self._ended = [before[run.key] for run in runs if run.key in before]
@@ -244,7 +246,10 @@ class _Queue:
 
     def add(self, lines: Lines) -> Record:
         """Write what a run of this process has left; its record."""
-        self.store.add(lines)
+        # Runs that take milliseconds do not wait for the disk each: a loss of power may cost a second.
+        sync = time.perf_counter() - self._synced > 1
+        self.store.add(lines, sync)
+        self._synced = time.perf_counter() if sync else self._synced
         record = next(line for line in lines if isinstance(line, Record))
         self._ended.append(record)
         self._claims.drop(record.id)

@@ -73,6 +73,7 @@ class Comparison:
         reused: How many of the runs were in the folder already, from an earlier call.
         margin: How much worse than the best one an estimator may be to count as good as it.
         aside: How many of the runs were trained anew since `train`, or what it uses, has changed.
+        level: The rate of a wrong verdict: where losers may be stopped early, less by that of a wrong stop.
 
     `comparison["label"]` is the row of one estimator: its mean, spread, interval and records.
     """
@@ -92,6 +93,8 @@ class Comparison:
     """How much worse than the best one an estimator may be to count as good as it."""
     aside: int = 0
     """How many of the runs were trained anew since `train`, or what it uses, has changed."""
+    level: float = LEVEL
+    """The rate of a wrong verdict: where losers may be stopped early, less by the rate of a wrong stop."""
 
     @property
     def _cells(self) -> list[Cell]:
@@ -99,8 +102,8 @@ class Comparison:
 
     @property
     def rows(self) -> list[Row]:
-        """A summary of each estimator, best first."""
-        return rows_of(self._cells) if self.records else []
+        """A summary of each estimator, best first; where seeds are missing, by the seeds that they share."""
+        return ordered(rows_of(self._cells), self._verdict) if self.records else []
 
     def __getitem__(self, label: str) -> Row:
         rows = {row.name: row for row in self.rows}
@@ -113,7 +116,7 @@ class Comparison:
     def _verdict(self) -> Verdict:
         if not self.records:
             return Verdict(("No run has finished.",), None, True)
-        return judge(self._cells, margin=self.margin)
+        return judge(self._cells, margin=self.margin, level=self.level)
 
     @property
     def best(self) -> str | None:
@@ -259,7 +262,7 @@ class Comparison:
         from gapped.comparison.page import render_html, sections_of
 
         lines = [*failures(self.records), *self._stops]
-        write_text(Path(path), render_html(sections_of(self.records, self.folder), lines))
+        write_text(Path(path), render_html(sections_of(self.records, self.folder, self._verdict), lines))
         return Path(path)
 
     def _repr_html_(self) -> str:
@@ -287,6 +290,7 @@ def judge(
     higher: bool | None = None,
     digits: int | None = None,
     margin: float | str | None = None,
+    level: float = LEVEL,
 ) -> Verdict:
     """The verdict on cells: which one is best, which tie with it, what would separate the best two.
 
@@ -309,7 +313,7 @@ def judge(
     if least is None:
         return Verdict(("No run ended with a number.", *lost), None, True)
     candidates = {name: finite[name] for name in by_name if finite[name] and losses[name] == least}
-    ranking = rank(candidates, higher, margin)
+    ranking = rank(candidates, higher, margin, level)
     best, others = ranking.names[0], ranking.names[1:]
     claim = f"{'highest' if higher else 'lowest'} {metric_name(metric)}"
     number = _number(list(candidates[best].values()), ranking.means[best], digits)
@@ -339,9 +343,17 @@ def judge(
         texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
     if tied:
         texts.append(_forecast(ranking, len(candidates[best])))
+    if len({frozenset(candidates[name]) for name in candidates}) > 1:
+        texts.append("Not all have run with the same seeds: pairs are compared on those that both have.")
     if twins:
         texts.append(f"{listing([best, *twins], _NAMED)} gave the same values at every seed.")
     return Verdict((*texts, *lost), ranking)
+
+
+def ordered(rows: Sequence[Row], verdict: Verdict) -> list[Row]:
+    """The rows in the order of a verdict, those that are not compared last."""
+    names = verdict.ranking.names if verdict.ranking else []
+    return sorted(rows, key=lambda row: names.index(row.name) if row.name in names else len(names))
 
 
 def verdict_of(group: Sequence[Cell]) -> str:
@@ -359,7 +371,7 @@ def _forecast(ranking: Ranking, seeds: int) -> str:
     if (total := seeds_to_separate(ranking)) is None:
         return f"The lead over {second} is small against its error: more seeds may find no difference."
     more = total - ranking.count
-    return f"About {total} seeds each ({more} more) should separate {first} from {second}."
+    return f"About {total} seeds each ({more} more) separate {first} from {second} in four of five cases."
 
 
 def _known(x: float) -> float | None:

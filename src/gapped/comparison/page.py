@@ -18,7 +18,7 @@ from gapped.comparison.figures import (
     palette,
     series_of,
 )
-from gapped.comparison.outcome import verdict_of
+from gapped.comparison.outcome import Verdict, judge, ordered
 from gapped.comparison.records import Curve, Record, read
 from gapped.comparison.table import (
     DRAWN,
@@ -89,18 +89,19 @@ class Section:
     quick: bool = False
 
 
-def sections_of(records: Sequence[Record], folder: Path) -> list[Section]:
+def sections_of(records: Sequence[Record], folder: Path, verdict: Verdict | None = None) -> list[Section]:
     """The section of the runs that a function of the user trained, if any; their curves are in `folder`."""
     if not records:
         return []
     group = cells(records)
     own = tuple(record for cell in group for record in cell.records)
-    rows, recipe = rows_of(group), own[0].recipe
+    verdict = verdict or judge(group)
+    rows, recipe = ordered(rows_of(group), verdict), own[0].recipe
     curves = curve_pictures(recipe, rows, {line.id: line for line in read(folder, Curve)}, palette(rows))
     table = with_units(summary_table(rows), rows[0].metric)
     section = Section(
         recipe=recipe,
-        verdict=verdict_of(group),
+        verdict=str(verdict),
         facts=(f"{len(own)} runs", duration(own), hardware(own), "gapped.compare"),
         next_step=(
             "The same call with more seeds and the same folder (out, or --out) goes on from here.",

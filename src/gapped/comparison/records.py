@@ -167,8 +167,11 @@ def parse(path: Path, raw: bytes, kind: type[L]) -> tuple[list[L], int]:
     return [line for line in lines if line is not None], complete
 
 
-def write(folder: Path, lines: Iterable[JsonLine]) -> None:
-    """Append `lines`, all of one file, in one durable write; none of them if `read` would refuse one."""
+def write(folder: Path, lines: Iterable[JsonLine], sync: bool = True) -> None:
+    """Append `lines`, all of one file, in one write; none of them if `read` would refuse one.
+
+    Without `sync` a loss of power, not one of the process, may still take them.
+    """
     lines = list(lines)
     if not lines:
         return
@@ -191,7 +194,8 @@ def write(folder: Path, lines: Iterable[JsonLine]) -> None:
         lacks_newline = raw[:complete][-1:] not in (b"", b"\n")
         file.write(b"\n" * lacks_newline + b"".join(text + b"\n" for text in texts))
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
 
 
 def read_line(text: bytes, kind: type[L], where: str) -> L | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from numbers import Integral
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class UserRun:
 
     def lines(self, train: Train, timeout: float | None = None) -> Lines:
         """Train, and return what there is to write: a record, and a curve if `train` yields."""
-        start, error, result = time.perf_counter(), "", None
+        start, error, where, result = time.perf_counter(), "", "", None
         points, process = Points(), os.getpid()
         try:
             with time_limit(timeout):
@@ -90,14 +91,14 @@ class UserRun:
         except TimedOut:
             error = f"out of time: it still trained after {timeout:g} s"
         except BaseException as problem:
-            error = one_line(problem)
+            error, where = one_line(problem), place_of(problem)
         if os.getpid() != process:
             # A fork that `train` made has come back here. The process that was forked writes the record.
             os._exit(0)
         seconds = time.perf_counter() - start
         curve = [self._curve(points)] if points.count and isinstance(result, Iterator) else []
         if error:
-            return [*curve, self.failure(error, seconds)]
+            return [*curve, self.failure(error, seconds, where)]
         last = points.last
         metric = next(iter(last))
         record = self._record(
@@ -114,11 +115,11 @@ class UserRun:
         series: Any = {name: [_finite(value.get(name)) for value in values] for name in names}
         return Curve(id=self.id, epoch=[float(epoch) for epoch in epochs], more=series)
 
-    def failure(self, error: str, seconds: float = 0.0) -> Record:
+    def failure(self, error: str, seconds: float = 0.0, where: str = "") -> Record:
         """The record of a run that an error ended."""
-        return self._record(status="failed", error=error, metric="value", seconds=seconds)
+        return self._record(where, status="failed", error=error, metric="value", seconds=seconds)
 
-    def _record(self, **result: Any) -> Record:
+    def _record(self, where: str = "", **result: Any) -> Record:
         device = torch.device("cuda" if uses_cuda() else "cpu")
         return Record(
             id=self.id,
@@ -127,7 +128,7 @@ class UserRun:
             estimator=self.text[:_LONGEST],
             seed=self.seed,
             maximize=self.maximize,
-            options={"code": self.code, "contents": self.contents},
+            options={"code": self.code, "contents": self.contents} | ({"where": where} if where else {}),
             environment=_environment(device),
             **result,
         )
@@ -165,6 +166,14 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
 def question(record: Record) -> tuple[object, ...]:
     """`UserRun.question` of the run that left a record."""
     return record.recipe, record.label, record.estimator, record.seed, record.options.get("contents")
+
+
+def place_of(problem: BaseException) -> str:
+    """The last line of a user's own file that an error went through."""
+    frames = [(Path(each.filename), each.lineno) for each in extract_tb(problem.__traceback__)]
+    installed = (Path(__file__).parents[1], Path(os.__file__).parent, Path(torch.__file__).parents[1])
+    own = [each for each in frames if not any(map(each[0].is_relative_to, installed))]
+    return printable(f"{own[-1][0].name}, line {own[-1][1]}")[:_LONGEST] if own else ""
 
 
 def uses_cuda() -> bool:

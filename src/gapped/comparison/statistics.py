@@ -131,12 +131,13 @@ def rank(
     - *Several.* With :math:`m` estimators left, the clearest loser falls if its p-value is at most
       :math:`\alpha / \binom m2`: the first one was chosen among all, so all pairs count. If every other
       one has a p-value of at most :math:`\alpha`, all of them fall: for a false winner that is enough.
-      :math:`\alpha = 0.05 (1 - 1/2n)` pays for the error of Welch's test with few seeds.
+      :math:`\alpha = 0.05 (1 - 1/2n)` pays for the error of Welch's test with few seeds; with two it is
+      0.025.
     - *The margin.* An estimator is close if, for each other one, a one-sided test at
       :math:`0.01 / (K - 1)` (two estimators: :math:`\alpha`) refutes that it is worse by more.
 
-    Candidates that lack some seeds are ordered by the additive model's estimates and compared on the seeds
-    they share, so a lost run does not move anybody up.
+    Candidates that lack some seeds are ordered by the additive model's estimates, and each pair is compared
+    on the seeds that both have, so a lost run does not move anybody up.
     """
     from scipy.special import fdtrc, stdtr
 
@@ -166,29 +167,42 @@ def rank(
         paired = fdtrc(blocks, degrees, (squares.sum() - left) / blocks / (left / degrees)) < _SHIFTED
     factor = (members - 1) / members if paired else 1.0
     if paired:
-        squares = (np.where(known, x - effects[:, None] - shifts, 0.0) ** 2).sum(1) / factor
+        # A seed that one estimator alone has run leaves no residual.
+        present = known.sum(0)
+        weight = np.where(present > 1, present / np.maximum(present - 1, 1), 0.0)
+        squares = (np.where(known, x - effects[:, None] - shifts, 0.0) ** 2 * weight).sum(1)
+        freedom = np.maximum((known & (present > 1)).sum(1) - 1, 1)
     spread = squares / freedom
     pooled = squares.sum() / freedom.sum()
     if step := _coarse_step(held[known], pooled):
         spread = np.maximum(spread, max(pooled, step**2 / 4))
-    # Entry i, j: how far i is behind j, on the seeds that count.
-    shared = (known.astype(float) @ known.T) if paired else np.minimum(counts[:, None], counts)
+    # Entry i, j: how far i is behind j, on the seeds that both have; all of i and of j if they share none.
+    common = known.astype(float) @ known.T
     with np.errstate(divide="ignore", invalid="ignore"):
-        lead = (held @ known.T - known @ held.T) / shared if paired else means[:, None] - means
-        first, second = (
-            (spread[:, None] / shared, spread / shared)
-            if paired
-            else ((spread / counts)[:, None], spread / counts)
-        )
+        lead = (held @ known.T - known @ held.T) / common
+        variance = np.broadcast_to(spread[:, None], common.shape)
+        if not paired:
+            sums, powers = residuals @ known.T, residuals**2 @ known.T
+            part = (powers - sums**2 / common) / (common - 1)
+            floor = spread.min() if step else 0.0
+            variance = np.where(common == counts[:, None], variance, np.maximum(part, floor))
+        apart = common == 0
+        lead = np.where(apart, means[:, None] - means, lead)
+        variance = np.where(apart, spread[:, None], variance)
+        number = np.where(apart, counts[:, None], common)
+        shared = np.minimum(number, number.T)
+        first, second = variance / number, (variance / number).T
         error = np.sqrt(first + second)
-        own = (shared - 1, shared - 1) if paired else ((counts - 1)[:, None], counts - 1)
-        dof = factor * (first + second) ** 2 / (first**2 / own[0] + second**2 / own[1])
+        dof = factor * (first + second) ** 2 / (first**2 / (number - 1) + second**2 / (number.T - 1))
         dof = np.maximum(np.nan_to_num(dof, nan=1.0), np.maximum(shared - 1, 1))
         testable = (shared > 1) & (error**2 > rounding)
-        # A difference that is the same at every seed is no chance.
-        certain = (shared > 1) & ~testable & (np.abs(lead) > _ROUNDING)
-        p = np.where(testable & (lead > 0), 2 * stdtr(dof, -np.abs(lead) / error), 1.0 - certain)[:, best]
-    alpha = level * (1 - 0.5 / max(int(counts.min()), 2))
+        # A difference that is the same at every seed, three or more, is no chance.
+        certain = (shared > 2) & ~testable & (np.abs(lead) > _ROUNDING)
+        p = np.where(
+            testable & (lead > 0), 2 * stdtr(dof, -np.abs(lead) / error), 1.0 - (certain & (lead > 0))
+        )[:, best]
+    least = int(shared.min())
+    alpha = level * (1 - 0.5 / least if least > 2 else 0.5)
     worse = _fallen([i for i in order if i != best], p, alpha)
     close: list[int] = []
     if (width := _distance(margin, effects[best], unit)) is not None and members > 1:
@@ -311,13 +325,14 @@ def losers(cells: Mapping[str, ArrayLike], higher_is_better: bool, tests: int) -
     return out
 
 
-def seeds_to_separate(ranking: Ranking) -> int | None:
+def seeds_to_separate(ranking: Ranking, level: float = LEVEL) -> int | None:
     r"""Seeds each that separate the best two with a chance of 80%, counting those that have run.
 
     With lead :math:`d`, standard error :math:`e` and :math:`n` seeds, the lead after :math:`N` seeds is
     :math:`d + e \sqrt{1 - n/N}\, T` as far as one can know now, and is significant beyond
-    :math:`t_{0.975}\, e \sqrt{n/N}`. None if no number up to ten times as many seeds is enough: a lead that
-    is small against its error may be none.
+    :math:`t_{1 - a/2}\, e \sqrt{n/N}`, where :math:`a` is the level over the number of pairs among those that
+    still tie. None if no number up to ten times as many seeds is enough: a lead that is small against its
+    error may be none.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -325,8 +340,10 @@ def seeds_to_separate(ranking: Ranking) -> int | None:
     if ranking.count < 2 or not ratio > 0:
         return None
     per_seed = ranking.freedom / (ranking.count - 1)
+    tied = len(ranking.names) - len(ranking.worse)
+    tail = level / max(tied * (tied - 1), 2)
     for total in range(ranking.count + 1, _TIMES * ranking.count + 1):
-        bound = stdtrit(per_seed * (total - 1), 1 - LEVEL / 2) * sqrt(ranking.count / total)
+        bound = stdtrit(per_seed * (total - 1), 1 - tail) * sqrt(ranking.count / total)
         if stdtr(ranking.freedom, (ratio - bound) / sqrt(1 - ranking.count / total)) >= _POWER:
             return total
     return None

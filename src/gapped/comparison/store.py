@@ -46,7 +46,7 @@ class Store:
         """The records of finished runs, by recipe and id."""
         return {key: record for key, record in self.records().items() if not record.failed}
 
-    def add(self, lines: Iterable[RunLine]) -> None:
+    def add(self, lines: Iterable[RunLine], sync: bool = True) -> None:
         """Add what is not there yet, each line to its file.
 
         Records come last: a run whose record exists has everything else too. That of a failed run may be
@@ -62,10 +62,10 @@ class Store:
         with locked(self.folder):
             own = kinds.pop(Record, {})
             for kind, others in kinds.items():
-                self._add_others(kind, others)
+                self._add_others(kind, others, sync)
             known = self.records()
             new = [line for key, line in own.items() if key not in known or known[key].failed]
-            records.write(self.folder, new)
+            records.write(self.folder, new, sync)
 
     def set_aside(self, old: Callable[[Record], bool]) -> None:
         """Move such records to another file, so that their runs count as never trained."""
@@ -79,11 +79,12 @@ class Store:
                 with atomic_write(self.folder / Record.FILE) as file:
                     file.writelines(line.encode() + b"\n" for line in lines if not old(line))
 
-    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine]) -> None:
+    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine], sync: bool) -> None:
         index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
         known, finished = index.entries(), {record.id for record in self.finished().values()}
         again = {key for key in known.keys() & lines.keys() - finished if known[key] != _digest(lines[key])}
-        records.write(self.folder, [line for key, line in lines.items() if key not in known or key in again])
+        new = [line for key, line in lines.items() if key not in known or key in again]
+        records.write(self.folder, new, sync)
 
     def _probe(self) -> None:
         """Fail before any work is done if nothing can be written here."""

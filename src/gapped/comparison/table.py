@@ -17,7 +17,6 @@ import numpy as np
 
 from gapped.comparison.records import Record
 from gapped.comparison.statistics import Floats, Summary, summary
-from gapped.errors import listing
 
 if TYPE_CHECKING:
     import rich.table
@@ -29,7 +28,7 @@ NOTHING = "–"
 DRAWN = 40
 # Labels up to this length are not broken on a terminal.
 LABEL = 14
-# How many labels a sentence on failed runs names.
+# How many kinds of failures are told.
 _NAMED = 8
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -88,17 +87,24 @@ class Row:
 
 
 def failures(records: Iterable[Record]) -> list[str]:
-    """A sentence for each error that ended runs which no later attempt has finished."""
+    """A sentence for each error that ended runs which no later attempt has finished, by its place."""
     last = {record.key: record for record in records}
-    lost: dict[tuple[str, str], list[str]] = {}
+    lost: dict[tuple[str, ...], list[Record]] = {}
     for r in last.values():
         if r.failed:
-            lost.setdefault((r.recipe, r.error), []).append(r.label)
-    return [
-        f"{recipe}: {len(runs)} run{'s' * (len(runs) != 1)} of {listing(dict.fromkeys(runs), _NAMED)} "
-        f"failed: {error}"
-        for (recipe, error), runs in lost.items()
-    ]
+            where = str(r.options.get("where", ""))
+            kind = r.error.partition(":")[0] if where else r.error
+            lost.setdefault((r.recipe, kind, where), []).append(r)
+    sentences = []
+    for (recipe, _, where), runs in lost.items():
+        labels = list(dict.fromkeys(r.label for r in runs))
+        of = labels[0] if len(labels) == 1 else f"{len(labels)} estimators"
+        place = f" ({where})" if where else ""
+        sentences.append(
+            f"{recipe}: {len(runs)} run{'s' * (len(runs) != 1)} of {of} failed: {runs[0].error}{place}"
+        )
+    more = f"runs failed in {len(lost) - _NAMED} more ways"
+    return [*sentences[:_NAMED], *[more] * (len(lost) > _NAMED)]
 
 
 def cells(records: Iterable[Record], table: Callable[[Record], tuple[str, str]] | None = None) -> list[Cell]:
