@@ -128,7 +128,7 @@ class UserRun:
             estimator=self.text[:_LONGEST],
             seed=self.seed,
             maximize=self.maximize,
-            options={"code": self.code, "contents": self.contents} | ({"where": where} if where else {}),
+            options={"code": self.code, "contents": self.contents, **({"where": where} if where else {})},
             environment=_environment(device),
             **result,
         )
