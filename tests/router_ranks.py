@@ -6,15 +6,14 @@ with those that one process has for all tokens.
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import normal, seeded
+from subprocesses import fork_ranks
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,16 +69,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    children = []
-    for rank in range(WORLD):
-        if (child := os.fork()) == 0:
-            try:
-                main(rank, folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            # In about one launch of thirty, gloo's threads abort a rank while its interpreter shuts down.
-            os._exit(0)
-        children.append(child)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    sys.exit(fork_ranks(main, WORLD))

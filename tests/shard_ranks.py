@@ -7,9 +7,7 @@ Each writes the largest error of every case to a file of its own.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import torch
 from conftest import normal, seeded
+from subprocesses import fork_ranks
 from torch import Tensor, distributed
 from variants import VARIANTS, make
 
@@ -207,16 +206,4 @@ def main(rank: int, folder: Path) -> None:
 if __name__ == "__main__":
     import gapped.vocabulary.sharded
 
-    folder = Path(sys.argv[1])
-    children = []
-    for rank in range(WORLD):
-        if (child := os.fork()) == 0:
-            try:
-                main(rank, folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            # In about one launch of thirty, gloo's threads abort a rank while its interpreter shuts down.
-            os._exit(0)
-        children.append(child)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    sys.exit(fork_ranks(main, WORLD))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +32,22 @@ def run(*command: str, env: dict[str, str] | None = None, **how: Any) -> str:
 def python(*arguments: str, **how: Any) -> str:
     """The output of an interpreter."""
     return run(sys.executable, *arguments, **how)
+
+
+def fork_ranks(main: Callable[[int, Path], None], world: int) -> int:
+    """Run `main` in forks of this process, each with its rank and the folder on the command line.
+
+    The forks have imported torch once. Returns the worst exit code.
+    """
+    children = []
+    for rank in range(world):
+        if (child := os.fork()) == 0:
+            try:
+                main(rank, Path(sys.argv[1]))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            # In about one launch of thirty, gloo's threads abort a rank while its interpreter shuts down.
+            os._exit(0)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
