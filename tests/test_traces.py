@@ -15,7 +15,8 @@ MOST = {
     "linear_choice": (7, 4, 16),
     "expectation": (8, 1, 40),
     "jax.gst": (5, 2, 20),
-    "compare": (13, 3, 45),
+    # One of these files knows a function of the user by its code: `comparison.identity`.
+    "compare": (14, 3, 45),
 }
 
 
