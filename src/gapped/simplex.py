@@ -422,14 +422,14 @@ def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
 def is_small_batch(logits: Tensor) -> bool:
     """Whether these are logits that eager code on a CPU computes as they are, in one block."""
     return (
-        type(logits) in _PLAIN
+        in_eager_mode()
+        and type(logits) in _PLAIN
         and logits.dtype in _COMPUTED
         and logits.is_cpu
         and logits.layout == torch.strided
         and not logits.is_nested
         and logits.dim() > 0
         and 0 < logits.numel() <= BLOCK
-        and in_eager_mode()
     )
 
 

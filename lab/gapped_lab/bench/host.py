@@ -46,6 +46,7 @@ def _pretend() -> None:
     from triton.runtime import JITFunction
 
     Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    Tensor.is_cpu = property(lambda self: False)  # type: ignore[assignment]
     torch.cuda.current_device = lambda: -1  # the number of the CPU
     torch._C._cuda_getCurrentRawStream = lambda device: 0
     JITFunction.run = lambda *arguments, **options: _Code
