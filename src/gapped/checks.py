@@ -125,7 +125,12 @@ def batched_with(value: Tensor, *others: Any) -> Tensor:
 
 def is_autocast(device: torch.device) -> bool:
     """Whether autocast is enabled for a device; some, such as "meta", have none."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    is_anywhere = torch._C._is_any_autocast_enabled()
+    return (
+        is_anywhere
+        and torch.amp.is_autocast_available(device.type)
+        and torch.is_autocast_enabled(device.type)
+    )
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -338,6 +343,14 @@ def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:
 
 def check_linear(hidden: object, weight: object, bias: object) -> torch.dtype:
     """Check a linear layer, and return the dtype of its product: what autocast says, if it is enabled."""
+    # Decoding asks this for each token: the common case is seen at once.
+    if bias is None and isinstance(hidden, Tensor) and isinstance(weight, Tensor):
+        tensors, dtype, device = (hidden, weight), hidden.dtype, hidden.device
+        is_dense = all(each.layout == torch.strided and not each.is_nested for each in tensors)
+        is_alike = dtype == weight.dtype and dtype.is_floating_point and device == weight.device
+        fits = hidden.dim() > 0 and weight.dim() == 2 and weight.shape[1] == hidden.shape[-1]
+        if is_dense and is_alike and fits and weight.shape[0] > 0 and not is_autocast(device):
+            return dtype
     for name, value, dims in (("hidden", hidden, None), ("weight", weight, 2), ("bias", bias, 1)):
         if value is None and name == "bias":
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gapped.checks import check_level, check_linear, check_mask, holds, without_autocast
+from gapped.checks import check_generator, check_level, check_linear, check_mask, holds, without_autocast
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import versions
@@ -112,16 +112,21 @@ def linear_choice(
     dtype, shape = check_linear(hidden, weight, bias), hidden.shape[:-1]
     resolved.check_choice()
     _check_ordinary(hidden)
-    part = Vocabulary(len(weight))
+    part = Vocabulary(weight.shape[0])
     if group is not None:
         from gapped.vocabulary.sharded import shard_of
 
         part = shard_of(group, len(weight), resolved)
     # A stand-in for the logits, without entries of its own.
     logits = hidden.new_empty((), dtype=dtype).expand(*shape, part.here)
-    check_mask(mask, logits)
+    if mask is not None:
+        check_mask(mask, logits)
     given = None if index is None else _check_index(index, shape, part.categories, hidden)
-    _, fitted = resolved.prepare(logits, -1, None, generator)
+    fitted = resolved
+    if resolved.tensors:
+        _, fitted = resolved.prepare(logits, -1, None, generator)
+    else:
+        check_generator(generator, hidden)
     has_kernel = part.kernel(fitted, logits) is not None
     streams = has_kernel and part.here > runner.LONGEST_BLOCK
     rows = shape.numel()

@@ -318,7 +318,7 @@ class Head(NamedTuple):
         """Draw a category for each row, or compute the law of `given` ones."""
         layer = self.matrices(layer)
         hidden, is_given = layer.hidden, given is not None
-        category = hidden.new_empty(len(hidden), dtype=torch.int64) if given is None else given
+        category = hidden.new_empty(hidden.shape[0], dtype=torch.int64) if given is None else given
         law = self._numbers(hidden, 2) if self.keeps_law or is_given else None
         draws = Draws(category, law, self._numbers(hidden, 2) if self.streams else None)
         for chunk in self._chunks(layer):
@@ -347,7 +347,7 @@ class Head(NamedTuple):
     def _numbers(self, hidden: Tensor, *each: int) -> Tensor:
         """Room for a number, or several, per row."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return hidden.new_empty(len(hidden), *each, dtype=dtype)
+        return hidden.new_empty(hidden.shape[0], *each, dtype=dtype)
 
     def _chunks(self, layer: Layer) -> Iterator[Chunk]:
         """All rows of a layer that `matrices` returned; the next chunk overwrites the logits of the last."""

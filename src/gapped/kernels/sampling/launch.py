@@ -130,19 +130,21 @@ def stream(
     if rows.number == 0:
         return
     tensors, every = fused.level_tensors(logits)
-    flags = _forward_flags(_kind(logits, fused), fused.argmax, fused.soft, value is not None, every)
+    how = (fused.argmax, fused.soft, value is not None, every)
     pointers = (rows.tensor, key, *tensors, rows.tensor if value is None else value, to.indices, to.stats)
     if rows.inner > 1:
         assert to.law is None
         assert first == 0
         programs, sizes = strips.forward_sizes(rows.number, categories, logits.element_size())
         where = (rows.number, categories, *rows[2:], *every)
-        run(strips.strip_forward_kernel, programs, pointers, where, fused.numbers, flags | sizes)
+        flags = _forward_flags(_kind(logits, fused), *how) | sizes
+        run(strips.strip_forward_kernel, programs, pointers, where, fused.numbers, flags)
         return
-    flags |= {"LAW": to.law is not None, **long.chunk_sizes(rows.number, categories)}
     pointers = (*pointers, to.stats if to.law is None else to.law)
+    chunks = tuple(long.chunk_sizes(rows.number, categories).items())
     where = (categories, rows.stride, *every)
-    run(long.streamed_forward_kernel, rows.number, pointers, where, (*fused.numbers, first), flags)
+    launch = _stream(_kind(logits, fused), *how, rows.number, where, to.law is not None, chunks)
+    launch(pointers, (*fused.numbers, first))
 
 
 def backward(
@@ -305,6 +307,23 @@ def _forward(
     programs, block = partition(sizes[0], sizes[1])
     flags = _forward_flags(kind, argmax, soft, dense, every) | block
     return Launch(short.forward_kernel, programs, (*sizes, *every), flags)
+
+
+@lru_cache(maxsize=1024)
+def _stream(
+    kind: _Kind,
+    argmax: bool,
+    soft: bool,
+    dense: bool,
+    every: tuple[int, ...],
+    rows: int,
+    sizes: tuple[int, ...],
+    law: bool,
+    chunks: tuple[tuple[str, int], ...],
+) -> Launch:
+    """The launch of `stream` for rows that lie one after the other."""
+    flags = _forward_flags(kind, argmax, soft, dense, every) | {"LAW": law, **dict(chunks)}
+    return Launch(long.streamed_forward_kernel, rows, sizes, flags)
 
 
 @lru_cache(maxsize=1024)
