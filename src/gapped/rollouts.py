@@ -90,14 +90,14 @@ def rollout(
     ports = _Ports.apply(choices, (steps, batch), mask, temperature, weight, bias, table)[0].unbind()  # type: ignore[no-untyped-call]
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for port in ports:
-        state, exists = trunk(embeds), mask
-        if len(stops):
-            exists = live.unsqueeze(-1) if mask is None else mask & live.unsqueeze(-1)
+        state = trunk(embeds)
         layer = (state, weight.detach(), None if bias is None else bias.detach())
-        choice = linear_choice(*layer, mask=exists, generator=generator, **how)
+        choice = linear_choice(*layer, mask=mask, generator=generator, **how)
         row, index = choice.select(table.detach()) + port, choice.index
+        if len(stops):
+            row, index = torch.where(live.unsqueeze(-1), row, 0.0), torch.where(live, index, stops[0])
         # Without the graph of the states: it leads to the ports, which keep the choices.
-        choices.append(replace(choice, _layer=Layer(state.detach(), *choice._layer[1:])))
+        choices.append(replace(choice, _layer=Layer(state.detach(), weight, bias, mask)))
         drawn.append((index, row, state, live))
         embeds, live = row.unsqueeze(1), live & ~torch.isin(index, stops)
         if len(stops) and not live.any():
@@ -107,8 +107,6 @@ def rollout(
     else:
         index, live = live.new_empty(0, batch, dtype=torch.int64), live.new_empty(0, batch)
         rows, hidden = (embeds.new_empty(0, batch, each.shape[1]) for each in (table, weight))
-    if len(stops):
-        index = torch.where(live, index, stops[0])
     if choices:
         together = _together(choices, hidden, mask, temperature, weight, bias)
     else:
@@ -198,9 +196,6 @@ def _gradients(
     with torch.enable_grad():
         together = _together(choices, hidden, mask, ctx.temperature, own_weight, own_bias)
         rows = torch.cat([choice.select(own_table) for choice in together], 1)
-        # A text that is over has selected nothing, whatever its states would select.
-        index = torch.cat([choice.index for choice in together], 1).unsqueeze(-1)
-        rows = torch.where(index == len(weight), 0.0, rows)
     leaves = (own_weight, own_bias, own_table)
     needed = {id(each): each for each in leaves if each is not None and each.requires_grad}
     found = torch.autograd.grad(rows, [*needed.values()], grad[: len(choices)])
@@ -240,9 +235,6 @@ def _together(
             layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
         steps = zip(*(each._draws.of(texts) for each in choices), strict=True)
         draws = Draws(*(None if each[0] is None else torch.cat(each) for each in steps))  # type: ignore[arg-type]
-        if draws.law is not None:
-            # A text that is over had no categories, and has logits here: none of them counts.
-            draws.law[:, 1].masked_fill_(draws.category == len(weight), torch.inf)
         together.append(LinearChoice(draws, own, layer, versions((*layer, *own.estimator.tensors))))
     return together
 
