@@ -28,6 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from variants import VARIANTS, K, every_kind_of_sample, every_variant, make
 
+import gapped
 from gapped.gradient import jacobian_product
 from gapped_lab.bench.timing import peak_memory
 
@@ -180,3 +181,28 @@ def test_memory_is_at_most_torchs(name: str, dtype: torch.dtype, wanted: bool) -
         return peak_memory(call, torch.device("cpu"))
 
     assert peak(make(name).sample) <= peak(partial(torch.nn.functional.gumbel_softmax, tau=TAU, hard=True))
+
+
+def test_tensors_that_a_soft_sample_times_a_table_needs() -> None:
+    """As docs/migration.md says: three as in torch; two where blocks of rows are computed again."""
+    logits = normal(512, 2_000, dtype=torch.float32).requires_grad_()
+    table = normal(2_000, 8, seed=2, dtype=torch.float32)
+
+    def tensors(use: Callable[[Tensor], Tensor]) -> float:
+        def call() -> None:
+            torch.autograd.grad(use(logits).sum(), logits)
+
+        return peak_memory(call, torch.device("cpu")) / (4 * logits.numel())
+
+    def mixed(rows: Tensor) -> Tensor:
+        return gapped.gumbel_softmax(rows, 0.5) @ table
+
+    def in_blocks(rows: Tensor) -> Tensor:
+        parts = rows.split(16)
+        return torch.cat(
+            [torch.utils.checkpoint.checkpoint(mixed, part, use_reentrant=False) for part in parts]
+        )
+
+    assert 2.9 < tensors(lambda rows: torch.nn.functional.gumbel_softmax(rows, 0.5) @ table) < 3.2
+    assert 2.9 < tensors(mixed) < 3.2
+    assert tensors(in_blocks) < 2.3
