@@ -99,9 +99,11 @@ def rollout(
         # Without the graph of the states: it leads to the ports, which keep the choices.
         choices.append(replace(choice, _layer=Layer(state.detach(), weight, bias, mask)))
         drawn.append((index, row, state, live))
-        embeds, live = row.unsqueeze(1), live & ~torch.isin(index, stops)
-        if len(stops) and not live.any():
-            break
+        embeds = row.unsqueeze(1)
+        if len(stops):
+            live = live & ~torch.isin(index, stops)
+            if not live.any():
+                break
     if drawn:
         index, rows, hidden, live = (torch.stack(each) for each in zip(*drawn, strict=True))
     else:
@@ -323,7 +325,8 @@ def _ends(model: object) -> tuple[nn.Embedding, nn.Linear]:
     for name, part, kind in (("embedding", embedding, nn.Embedding), ("head", head, nn.Linear)):
         # Not by isinstance: a subclass may scale what it returns.
         if getattr(type(part), "forward", None) is not kind.forward:
-            got = f"{type(model).__name__}, whose {name} is of type {type(part).__name__}"
+            own = None if part is None else f"{type(part).__module__}.{type(part).__name__}"
+            got = f"{type(model).__name__}, whose {name} is {own}"
             raise reject("model", got, f"one with a plain torch.nn.{kind.__name__} for it")
     if len(embedding.weight) != len(head.weight):
         got = f"{len(embedding.weight)} embeddings and {len(head.weight)} logits"
