@@ -17,6 +17,7 @@ from gapped.errors import GappedError, require
 require("gapped.jax", "jax", extra="jax")
 
 from gapped.jax.choice import Choice, choose, gate, sample  # noqa: E402
+from gapped.jax.choices import Choices  # noqa: E402
 from gapped.jax.objective import expectation  # noqa: E402
 from gapped.jax.pathwise import (  # noqa: E402
     GST,
@@ -44,6 +45,7 @@ __all__ = [
     "GST",
     "RLOO",
     "Choice",
+    "Choices",
     "DecoupledGumbelSoftmax",
     "DisARMTree",
     "DoubleCV",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,9 @@ from gapped.jax.gradient import attach, jacobian_product
 from gapped.jax.pathwise import Pathwise
 from gapped.jax.registry import resolve_pathwise
 from gapped.jax.simplex import masked, pairs, rows_of
+
+if TYPE_CHECKING:
+    from gapped.jax.choices import Choices, Law, Source
 
 
 @jax.tree_util.register_dataclass
@@ -132,30 +136,73 @@ def sample(
     return resolve_pathwise(estimator).sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@overload
 def choose(
     key: Array,
     logits: Array,
+    k: None = None,
     *,
     estimator: Pathwise | str | None = None,
     axis: int = -1,
     where: Array | None = None,
-) -> Choice:
-    """Draw one category per row by its index, for look-ups and routers.
+) -> Choice: ...
+@overload
+def choose(
+    key: Array,
+    logits: Array,
+    k: int,
+    *,
+    estimator: Pathwise | str | None = None,
+    draw: Source = "sample",
+    law: Law = "subset",
+    axis: int = -1,
+    where: Array | None = None,
+) -> Choices: ...
+@documented
+def choose(
+    key: Array,
+    logits: Array,
+    k: int | None = None,
+    *,
+    estimator: Pathwise | str | None = None,
+    draw: Source = "sample",
+    law: Law = "subset",
+    axis: int = -1,
+    where: Array | None = None,
+) -> Choice | Choices:
+    """Draw one category per row by its index, or k distinct ones.
 
-    No one-hot vector is written. Values and gradients are those of the hard sample.
+    For look-ups and routers: no zeros and ones are written. Values and gradients are those of hard samples.
 
     Arguments:
-        (key, logits, estimator, axis, where)
+        (key, logits)
+        k: How many categories are drawn, a static number from 1 to K. None is one, without an axis for it.
+        estimator: A pathwise one, as an object or its text; None is the default, GapMax, and for sets of more
+            than one category ReinMax.
+        draw: "sample"; where k is given, "argmax" takes the k largest logits, with the same gradient.
+        law: Where k is given, "subset", the law of `gapped.jax.subset`, or "sequential", one category after
+            the other.
+        (axis, where)
 
     Returns:
-        A `gapped.jax.Choice`. Its `index` has the shape of the logits without the category axis;
-        `select(table)` looks up entries, and `gate()` is a 1 for each row that carries the gradient.
+        A `gapped.jax.Choice`, or for k categories a `gapped.jax.Choices`. Its `index` has the shape of the
+        logits without the category axis, or with k in its place; `select(table)` looks up entries, `gate()`
+        is a 1 for each that carries the gradient, and `weights()` of k categories are their normalised
+        probabilities. The help of `gapped.choose` has the laws and the gradients.
 
     >>> choice = choose(jax.random.key(0), jnp.zeros((2, 4)))
     >>> choice.index.shape, choice.select(jnp.eye(4)).shape, choice.gate()
     ((2,), (2, 4), Array([1., 1.], dtype=float32))
+    >>> choose(jax.random.key(0), jnp.zeros((2, 4)), k=2).weights()
+    Array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
     """
+    if k is not None:
+        from gapped.jax.choices import choose
+
+        return choose(key, logits, k, estimator, law, draw, axis, where)
+    if draw != "sample":
+        raise reject("draw", draw, "'sample' where k is not given")
     return resolve_pathwise(estimator).choose(key, logits, axis=axis, where=where)
 
 

@@ -192,6 +192,29 @@ def covariance_product(grad: Array, scores: Array, k: int) -> Array:
     return result
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def log_normaliser(scores: Array, k: int) -> Array:
+    r"""The logarithm of :math:`\sum_S \prod_{i \in S} e^{\theta_i}`, with the derivative `marginals`."""
+    total = jnp.where(scores == -jnp.inf, 0.0, scores).sum(-1)
+    if k in (0, scores.shape[-1]):
+        return total * (k > 0)
+    trials = _trials_of(scores, k)
+    law = ascend(trials.p, trials.q, trials.degree)[-1][..., 0, :]
+    of_size = jnp.take_along_axis(law, trials.size[..., None], -1)[..., 0]
+    value = trials.size * trials.tilt[..., 0] + jax.nn.softplus(trials.odds).sum(-1) + jnp.log(of_size)
+    value = value + total if trials.is_complement else value
+    is_certain = (scores != -jnp.inf).sum(-1) <= k
+    return jnp.where(is_certain, total, value).astype(scores.dtype)
+
+
+@log_normaliser.defjvp
+def _log_normaliser_jvp(k: int, primals: Any, tangents: Any) -> Any:
+    (scores,), (tangent,) = primals, tangents
+    # The tangent of an element that does not exist may be anything.
+    slope = marginals(scores, k) * jnp.where(scores == -jnp.inf, 0.0, tangent)
+    return log_normaliser(scores, k), slope.sum(-1)
+
+
 def kth_largest(scores: Array, k: int) -> Array:
     """The `k`-th largest score of each row, `(*rows, 1)`; any number where there are no more than `k`."""
     return jax.lax.top_k(scores, k)[0][..., -1:]
@@ -268,6 +291,9 @@ def _even(level: Array) -> Array:
 class Trials(NamedTuple):
     """Independent choices: see `gapped.subsets.trials.Trials`."""
 
+    odds: Array
+    """The logarithms of the odds of p."""
+    tilt: Array
     p: Array
     q: Array
     size: Array
@@ -290,7 +316,7 @@ def _trials_of(scores: Array, k: int) -> Trials:
     sure = (exists & (size > 0)[..., None]).astype(wide)
     p = jnp.where(is_open, jax.nn.sigmoid(odds), sure)
     q = jnp.where(is_open, jax.nn.sigmoid(-odds), 1 - sure)
-    return Trials(p, q, size, degree, is_complement)
+    return Trials(odds, tilt, p, q, size, degree, is_complement)
 
 
 def _tilt(scores: Array, size: Array, degree: int) -> Array:
