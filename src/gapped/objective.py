@@ -23,7 +23,7 @@ from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
 from gapped.pathwise import Pathwise
 from gapped.registry import resolve
-from gapped.score import Cost, Score, check_costs, existing, without_derivative
+from gapped.score import Cost, Score, check_costs, drop_absent, without_derivative
 from gapped.score.trainable import Trainable
 
 
@@ -115,5 +115,5 @@ def expectation(
     value, gradient = estimator.estimate(cost, generator, is_differentiated(rows))
     if gradient is None:
         return value
-    gradient = existing(gradient, rows.detach())
+    gradient = drop_absent(gradient, rows.detach())
     return with_gradient(value, rows, gradient, keep=estimator.remembers)

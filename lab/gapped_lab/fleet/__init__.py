@@ -20,7 +20,7 @@ from gapped.registry import Estimator, estimator
 from gapped_lab.fleet.capture import Captured
 from gapped_lab.fleet.estimator_groups import Grouped, Widths
 from gapped_lab.fleet.gradient_norms import GradientNorms
-from gapped_lab.fleet.optimizer import Adam, Adaptation, Selection, SelectionRule, clip_scales, scaled
+from gapped_lab.fleet.optimizer import Adam, Adaptation, Selection, SelectionRule, clip_scales, scale
 from gapped_lab.fleet.schedule import LEVELS, Constant, Schedule
 
 RateDecay = Literal["none", "cosine", "warm-cosine"]
@@ -309,7 +309,7 @@ class Trainer:
         self.adam.step(gradients[: len(self.parameters)], self.alive, scales)
         for (p, rate), g in zip(self.descended, gradients[len(self.parameters) :], strict=True):
             with torch.no_grad():
-                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scaled(g, scales), 0.0))
+                p.sub_(torch.where(self.alive.view(-1, *(1,) * (p.dim() - 1)), rate * scale(g, scales), 0.0))
         for part, each, tuner in self.tuned:
             if tuner.parameters:
                 _, slopes = each.take_loss()

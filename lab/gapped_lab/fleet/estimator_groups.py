@@ -204,7 +204,7 @@ class Grouped:
         return [(Part(a, b), each) for a, b, each in self.groups if isinstance(each, Trainable)]
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def freeze(self) -> Iterator[None]:
         """A context in which estimates neither change a state nor add to an estimator's own loss."""
         for _, each in self.stateful:
             each.eval()

@@ -107,7 +107,7 @@ def update(
 ) -> None:
     """One update in place; `size`, `root` and `least` are `step_sizes`, `decay` what weights lose of them."""
     for p, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
-        g = scaled(gradient, scales)
+        g = scale(gradient, scales)
         shape = (-1,) + (1,) * (p.dim() - 1)
         m.lerp_(g, 1 - _BETAS[0])
         v.mul_(_BETAS[1]).addcmul_(g, g, value=1 - _BETAS[1])
@@ -131,7 +131,7 @@ def clip_scales(gradients: Sequence[Tensor], limit: float) -> Tensor:
     return (limit / (norms + _NORM_EPS)).clamp(max=1.0)
 
 
-def scaled(gradient: Tensor, scales: Tensor | None) -> Tensor:
+def scale(gradient: Tensor, scales: Tensor | None) -> Tensor:
     """A gradient times the runs' `scales`, if there are any."""
     # Not in place: autograd may give two weights one and the same tensor.
     return gradient if scales is None else gradient * scales.view(-1, *(1,) * (gradient.dim() - 1))

@@ -438,7 +438,7 @@ class _GradientMoments:
 
     def _add_one(self) -> None:
         images = self.task.pixels(self.images, self.generator)
-        with self.sampler.frozen():
+        with self.sampler.freeze():
             loss = self.task.model.loss(images, self.sampler, self.generator).mean(1)
         for moments, gradient in zip(
             self.moments, torch.autograd.grad(loss.sum(), self.weights), strict=True

@@ -38,7 +38,9 @@ def attach(pull: Pull, value: Array, logits: Array, *operands: Any) -> Array:
     get its gradient through `value`.
     """
     # Inside of shard_map, a gradient varies over the devices as the operands do: so must what it belongs to.
-    axes = frozenset[Any]().union(*(_varying(leaf) for leaf in jax.tree.leaves((value, logits, operands))))
+    axes = frozenset[Any]().union(
+        *(_varying_axes(leaf) for leaf in jax.tree.leaves((value, logits, operands)))
+    )
     return _attach(pull, _vary(value, axes), _vary(logits, axes), *operands)
 
 
@@ -55,7 +57,7 @@ def _forward(pull: Pull, value: Array, logits: Array, *operands: Any) -> tuple[A
 def _backward(pull: Pull, saved: Any, grad: Array) -> tuple[Array | None, ...]:
     anchor, operands = saved
     gradient = _first_order(pull, grad, anchor, *operands).astype(anchor.dtype)
-    axes = _varying(anchor)
+    axes = _varying_axes(anchor)
     return _vary(grad, axes), _vary(gradient, axes), *(None for _ in operands)
 
 
@@ -77,7 +79,7 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _varying(leaf: Any) -> frozenset[Any]:
+def _varying_axes(leaf: Any) -> frozenset[Any]:
     """The mesh axes of `jax.shard_map` over which an array varies."""
     kind = jax.typeof(leaf)
     # JAX has renamed this attribute.
@@ -87,7 +89,7 @@ def _varying(leaf: Any) -> frozenset[Any]:
 
 def _vary(array: Array, axes: frozenset[Any]) -> Array:
     """`array` as one that varies over `axes`; its gradient is summed over those where it did not."""
-    missing = tuple(axes - _varying(array))
+    missing = tuple(axes - _varying_axes(array))
     if not missing:
         return array
     if hasattr(jax.lax, "pcast"):

@@ -119,7 +119,7 @@ class Score(ABC):
         points, slopes = self.points(logits, index), None
         if wanted and self.needs_slopes:
             costs, pull = pullback(cost, points)
-            slopes = existing(pull(torch.ones_like(costs)).detach(), logits)
+            slopes = drop_absent(pull(torch.ones_like(costs)).detach(), logits)
         else:
             costs = cost(points)
         value = costs.mean(0)
@@ -180,7 +180,7 @@ def pullback(
     return value, back
 
 
-def existing(slopes: Tensor, logits: Tensor) -> Tensor:
+def drop_absent(slopes: Tensor, logits: Tensor) -> Tensor:
     """Slopes or a gradient, 0 at categories that do not exist: there they may be anything."""
     return torch.where(logits == -torch.inf, 0.0, slopes)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.score import Cost, Draws, Score, existing, one_hot_rows, pullback, score_product
+from gapped.score import Cost, Draws, Score, drop_absent, one_hot_rows, pullback, score_product
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MuProp(Score):
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         p = simplex.normalised(cost.logits).unsqueeze(0)
         at_mean, pull = pullback(cost, p)
-        slope = existing(pull(torch.ones_like(at_mean)), cost.logits)
+        slope = drop_absent(pull(torch.ones_like(at_mean)), cost.logits)
         apart = one_hot_rows(cost.logits, draws.category) - p
         product = (slope * apart).flatten(draws.costs.dim()).sum(-1)
         rest = draws.costs - simplex.accumulated(at_mean.detach()) - product

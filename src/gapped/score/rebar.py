@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import ROWS, check_fit, check_level
-from gapped.score import Cost, Draws, existing, one_hot_rows, pullback
+from gapped.score import Cost, Draws, drop_absent, one_hot_rows, pullback
 from gapped.score.trainable import Trainable, check_width, factor, network_of, outputs
 
 # Stands for the logarithm of zero where minus infinity would turn derivatives into NaN.
@@ -85,7 +85,7 @@ class REBAR(Trainable):
         """The control variate `(2, *batch)` at relaxed samples, and its derivative with respect to them."""
         costs, pull = pullback(cost, soft, train)
         check_fit("eta", self.eta, costs.shape[1:], "one number for each example")
-        slope = existing(pull(torch.ones_like(costs)), cost.logits)
+        slope = drop_absent(pull(torch.ones_like(costs)), cost.logits)
         control = simplex.accumulated(self.eta) * simplex.accumulated(costs)
         return control, cost.spread(self.eta.expand(costs.shape)) * slope
 
@@ -96,7 +96,7 @@ class REBAR(Trainable):
 
         def relax(log_p: Tensor) -> Tensor:
             scores = torch.stack([log_p + free, conditional_scores(log_p, conditional, draws.category[0])])
-            return existing(torch.softmax(scores / tau, -1), cost.logits)
+            return drop_absent(torch.softmax(scores / tau, -1), cost.logits)
 
         log_p = torch.where(exists, simplex.log_softmax(cost.logits), _LOWEST)
         soft, pull = pullback(relax, log_p, train)

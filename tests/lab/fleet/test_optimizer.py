@@ -11,7 +11,7 @@ from conftest import assert_close, normal, seeded
 from torch import Tensor, nn
 from toy_tasks import DOUBLE
 
-from gapped_lab.fleet.optimizer import Adam, Adaptation, clip_scales, scaled
+from gapped_lab.fleet.optimizer import Adam, Adaptation, clip_scales, scale
 
 ALL_ALIVE = torch.ones(3, dtype=torch.bool)
 
@@ -84,4 +84,4 @@ def test_norms_are_clipped_run_by_run_as_torch_does():
             p.grad = g[run].clone()
         nn.utils.clip_grad_norm_(own, 5.0)
         for p, g in zip(own, gradients, strict=True):
-            assert_close(scaled(g, scales)[run], p.grad, 1e-14)
+            assert_close(scale(g, scales)[run], p.grad, 1e-14)

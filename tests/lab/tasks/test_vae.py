@@ -35,7 +35,7 @@ from gapped.errors import GappedError
 from gapped_lab import data as data_sets
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped, Part
-from gapped_lab.fleet.optimizer import clip_scales, scaled
+from gapped_lab.fleet.optimizer import clip_scales, scale
 from gapped_lab.fleet.run_layers import generators
 from gapped_lab.spec import RunSpec
 from gapped_lab.tasks import VAEProtocol, vae_protocol
@@ -287,7 +287,7 @@ def test_the_prior_is_trained_by_plain_descent(clip):
     loss = trainer.task.loss(trainer.sampler, seeded(4))
     gradients = torch.autograd.grad(loss.sum(), [*trainer.parameters, prior])
     # The norm is that of all weights.
-    gradient = scaled(gradients[-1], None if clip is None else clip_scales(gradients, clip))
+    gradient = scale(gradients[-1], None if clip is None else clip_scales(gradients, clip))
     trainer.generator.manual_seed(4)
     before = prior.detach().clone()
     trainer._train_step()
