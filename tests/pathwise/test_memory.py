@@ -65,6 +65,19 @@ def test_a_choice_in_blocks_is_the_sample_in_blocks(name: str, monkeypatch: pyte
     assert make(name).outcome(logits, seeded(), False, dense=False).value.numel() == 0
 
 
+@every_kind_of_sample
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_small_batch_is_drawn_as_any_other(name: str, hard: bool, dtype: torch.dtype) -> None:
+    """In fewer operations, and with the same bits."""
+    logits, weight = 3 * normal(30, K, dtype=dtype), normal(30, K, seed=2, dtype=dtype)
+    for tau in (1.0, TAU):
+        estimator, leaf = make(name, tau=tau, hard=hard), logits.clone().requires_grad_()
+        value = estimator.sample_in_torch(leaf, seeded())
+        expected = value.detach().clone(), torch.autograd.grad(value, leaf, weight)[0]
+        assert_equal(pull(estimator, logits, weight), expected)
+        assert torch.equal(estimator.sample(logits, generator=seeded()), expected[0])
+
+
 @every_member
 def test_one_long_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, weight = normal(50), normal(50, seed=2)

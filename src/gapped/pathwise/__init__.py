@@ -282,9 +282,9 @@ class Pathwise(ABC):
         return outcome.value if outcome.gradient is None else self.attach(rows, outcome)
 
     def _sample_of_finite(self, rows: Tensor, generator: torch.Generator | None) -> Tensor | None:
-        """The hard sample of a small batch of finite logits; None if some are not finite.
+        """The sample of a small batch of finite logits; None if some are not finite.
 
-        It is that of `outcome`, in fewer operations, and its points are left to the backward pass.
+        It is that of `outcome`, in fewer operations. The points of a hard one are left to the backward pass.
         """
         wants_gradient = is_differentiated(rows)
         logits = rows.detach() if wants_gradient else rows
@@ -292,7 +292,11 @@ class Pathwise(ABC):
         if not math.isfinite(logits.sum()):
             return None
         note_backend("torch")
-        draw = self._draw(logits, generator, wants_gradient)
+        draw = self._draw(logits, generator, wants_gradient or not self.hard)
+        if not self.hard:
+            gradient = self.points(logits, draw)
+            value = gradient.points.mean(0)
+            return with_points(value, rows, *gradient) if wants_gradient else value
         value = simplex.lawful_one_hot(draw.category, rows)
         if not wants_gradient:
             return value
@@ -309,8 +313,8 @@ class Pathwise(ABC):
 
     @cached_property
     def _is_repeatable(self) -> bool:
-        """Whether torch computes the points of a hard draw, and the same ones in the backward pass."""
-        return self.hard and not self.tensors and self.is_rowwise() and self.backend != "triton"
+        """Whether torch computes the points of a draw, and the same ones in the backward pass."""
+        return not self.tensors and self.is_rowwise() and self.backend != "triton"
 
     def outcome(
         self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
