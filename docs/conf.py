@@ -43,7 +43,8 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
-html_title = f"gapped {version}"
+# Without the commit of a version between releases, which breaks the line.
+html_title = f"gapped {version.partition('+')[0]}"
 html_static_path = ["_static"]
 html_css_files = ["gapped.css"]
 html_js_files = [("copy.js", {"defer": "defer"})]

@@ -15,3 +15,13 @@ for (const block of document.querySelectorAll("div.highlight")) {
   });
   block.append(button);
 }
+
+// A table or a block of code that is wider than its box says so above it.
+for (const box of document.querySelectorAll(".table-wrapper, div.highlight > pre")) {
+  const hint = document.createElement("p");
+  hint.className = "sideways";
+  hint.textContent = "scrolls sideways →";
+  hint.setAttribute("aria-hidden", "true");
+  box.before(hint);
+  new ResizeObserver(() => { hint.hidden = box.scrollWidth <= box.clientWidth; }).observe(box);
+}

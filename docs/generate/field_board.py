@@ -10,7 +10,7 @@ from study import DEFAULT
 from template import fill
 
 from gapped.comparison.page import hardware
-from gapped.comparison.table import Entry, Row, Table, number, tau_entry, without_empty
+from gapped.comparison.table import Entry, Row, Table, number, state_once, tau_entry, without_empty
 from gapped_lab.recipe import find_recipe
 from gapped_lab.recipe_files import known_recipes
 from gapped_lab.report.board import Contest, board
@@ -109,5 +109,5 @@ def _part(evidence: Evidence, contest: Contest) -> str:
     parts = [f"## {contest.title}", " ".join(fill(f"field-{name}", values) for name in sentences)]
     if body:
         notes = table.notes if own else ()
-        parts.append(to_markdown(without_empty(Table(table.columns[:-1], body, notes))).rstrip())
+        parts.append(to_markdown(state_once(without_empty(Table(table.columns[:-1], body, notes)))).rstrip())
     return "\n\n".join(parts)

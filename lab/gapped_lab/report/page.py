@@ -32,7 +32,16 @@ from gapped.comparison.page import (
 )
 from gapped.comparison.records import Curve, Record, read
 from gapped.comparison.store import write_text
-from gapped.comparison.table import DRAWN, Cell, Row, failures, metric_name, own_metric, without_empty
+from gapped.comparison.table import (
+    DRAWN,
+    Cell,
+    Row,
+    failures,
+    metric_name,
+    own_metric,
+    state_once,
+    without_empty,
+)
 from gapped.errors import GappedError, listing, reject
 from gapped_lab.recipe_files import FIELD
 from gapped_lab.records import Images, Trees
@@ -133,7 +142,7 @@ def _section(recipe: str, protocol: str, cells: Sequence[Cell], logs: _Logs) -> 
     curves = _curves(salt, rows, logs.curves)
     marks = mark_published(best, published)
     pictures = [*final_picture(salt, rows, palette(rows), marks), *curves, *_heat(salt, rows)]
-    table = with_units(best_rows(summary_table(rows)), rows[0].metric)
+    table = with_units(state_once(best_rows(summary_table(rows))), rows[0].metric)
     return Section(
         recipe=recipe,
         protocol=protocol,

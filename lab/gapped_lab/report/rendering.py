@@ -10,7 +10,7 @@ from gapped.cli.command import prose
 from gapped.comparison.page import duration, hardware
 from gapped.comparison.records import Record
 from gapped.comparison.store import write_text
-from gapped.comparison.table import Table, failures, to_rich, without_empty
+from gapped.comparison.table import Table, failures, state_once, to_rich, without_empty
 from gapped.errors import GappedError
 from gapped_lab.report.cells import cells, groups, rows_of, summary_table, verdict_of
 from gapped_lab.report.markdown import as_code, best_rows, escape, to_markdown
@@ -35,7 +35,8 @@ def render_markdown(records: Iterable[Record], recipe: str) -> str:
     by_table = groups(mine)
     for (_, protocol), group in by_table.items():
         beside = against_paper(mine, recipe, protocol)
-        table = without_empty(paper_table(beside, recipe)) if beside else summary_table(rows_of(group))
+        own = state_once(summary_table(rows_of(group)))
+        table = without_empty(paper_table(beside, recipe)) if beside else own
         title = f"Protocol {as_code(protocol)}: " if len(by_table) > 1 else ""
         texts.append(f"{title}{escape(verdict_of(group))}\n\n{to_markdown(table)}")
     return "\n".join([*texts, provenance(mine, recipe) + "\n"])

@@ -28,6 +28,7 @@ from gapped.comparison.table import (
     cells,
     metric_name,
     rows_of,
+    state_once,
     summary_table,
 )
 
@@ -98,7 +99,7 @@ def sections_of(records: Sequence[Record], folder: Path, verdict: Verdict | None
     verdict = verdict or judge(group)
     rows, recipe = ordered(rows_of(group), verdict), own[0].recipe
     curves = curve_pictures(recipe, rows, {line.id: line for line in read(folder, Curve)}, palette(rows))
-    table = with_units(summary_table(rows), rows[0].metric)
+    table = with_units(state_once(summary_table(rows)), rows[0].metric)
     section = Section(
         recipe=recipe,
         verdict=str(verdict),

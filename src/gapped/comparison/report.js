@@ -1,3 +1,9 @@
+// A table that fits its box needs no word on scrolling.
+for (const hint of document.querySelectorAll(".hint")) {
+  const box = hint.nextElementSibling;
+  new ResizeObserver(() => { hint.hidden = box.scrollWidth <= box.clientWidth; }).observe(box);
+}
+
 // Click a column's name to sort by it. Without this the tables stand as they are, best first.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];

@@ -261,6 +261,26 @@ def without_empty(table: Table) -> Table:
     return Table(tuple(table.columns[i] for i in columns), body, table.notes)
 
 
+def state_once(table: Table) -> Table:
+    """The table without the columns that say the same in each of three rows or more: a note says it once.
+
+    >>> table = state_once(Table(("a", "seeds"), tuple((Entry(name), Entry("3", 3)) for name in "xyz")))
+    >>> table.columns, table.notes
+    (('a',), ('In all rows: seeds 3.',))
+    """
+    if len(table.rows) < 3:
+        return table
+    first = table.rows[0]
+    same = [i for i in range(1, len(first)) if all(row[i].text == first[i].text for row in table.rows)]
+    kept = [i for i in range(len(first)) if i not in same]
+    note = ", ".join(
+        f"{table.columns[i]} {first[i].text}" for i in same if first[i].text not in ("", NOTHING)
+    )
+    body = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    notes = (f"In all rows: {note}.",) if note else ()
+    return Table(tuple(table.columns[i] for i in kept), body, (*notes, *table.notes))
+
+
 def to_html(table: Table) -> str:
     """The table as an HTML element without a style of its own, as notebooks show one."""
     head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,6 @@ def test_a_published_number_stands_alone_until_its_cell_is_run() -> None:
 def test_the_page_has_every_row(records: list[Record]) -> None:
     page = render_board(records, [FLOWS])
     assert page.count("<tr") == 1 + len(board(records, [FLOWS]).rows)
-    assert "gapped reproduce field-mve --device cuda --minutes 9" in page
+    assert "gapped reproduce field-mve --device cuda --minutes 9" in re.sub("</?span>", "", page)
     assert '<a href="../field.html">' in page
     assert ("120.10" in page) == bool(records)
