@@ -458,7 +458,8 @@ def train(estimator, seed):
     if sys.argv[2] == "kill" and seed == 4:
         os.kill(int(os.environ["DRIVER"]), signal.SIGKILL)
         time.sleep(100)
-    print("run", flush=True)
+    with open(sys.argv[1] + ".log", "a") as log:
+        log.write("run ")
     yield 5.0
     yield estimator.tau + 0.01 * seed
 
@@ -516,10 +517,11 @@ def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, workers: int) -> N
 
     assert start("a", "kill").returncode == -signal.SIGKILL
     finished = len(read(tmp_path / "a", Record))
+    before = (tmp_path / "a.log").read_text().count("run")
     again, whole = start("a", "live"), start("b", "live")
     assert finished in (10, 11), "nine up to the first look, then seed 3 of the two that are left"
-    assert again.stdout.count("run") == 15 - finished
-    assert whole.stdout.count("run") == 15
+    assert (tmp_path / "a.log").read_text().count("run") - before == 15 - finished
+    assert (tmp_path / "b.log").read_text().count("run") == 15
     assert again.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
     assert "('gst:tau=9', 3, 'gst:tau=0.5')" in whole.stdout
 
@@ -806,3 +808,106 @@ def test_what_a_run_leaves_behind_does_not_hold_the_command(tmp_path: Path, kind
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("seed 0: value 1,") == done.stdout.count("seed 1: value 2,") == 1
     assert done.stdout.count("Report: ") == 1
+
+
+def test_processes_keep_output_measure_memory_and_have_a_gpu_each(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+
+    def train(estimator: Any, seed: int) -> float:
+        torch.ones(25_000_000 * (1 + 4 * (seed == 1))).sum()
+        if seed < 2:
+            os.system(f"echo said by {seed}")
+        if seed == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(os.environ["CUDA_VISIBLE_DEVICES"]) + torch.get_num_threads() / 10
+
+    result = gapped.compare(train, ["gst"], seeds=4, out=tmp_path, workers=2)
+    outputs = {r.seed: tmp_path / "output" / f"{r.id}.txt" for r in result.records}
+    assert [outputs[seed].read_text() for seed in (0, 1)] == ["said by 0\n", "said by 1\n"]
+    assert not outputs[3].exists()
+    assert f"exit code -9 (output/{outputs[2].name})" in result.verdict
+    used = {r.metrics["value"] for r in result.records if not r.failed}
+    assert used <= {3.1, 5.1}
+    assert result.records[0].metrics != result.records[1].metrics, "both run at once"
+    if sys.platform == "linux":
+        memory = list(result.to_pandas()["memory_gb"])
+        assert 0.3 < memory[1] - memory[0] < 0.6
+
+
+def test_replacing_torch_inside_of_train() -> None:
+    """For models whose code cannot be edited."""
+
+    def train(estimator: Any, seed: int) -> float:
+        logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+        torch.manual_seed(seed)
+        with gapped.replacing_torch(estimator):
+            z = torch.nn.functional.gumbel_softmax(logits, tau=0.3, hard=True)
+        z.square().mul(torch.arange(5)).sum().backward()
+        return float(logits.grad.norm())  # type: ignore[union-attr]
+
+    state = torch.get_rng_state()
+    result = gapped.compare(train, seeds=3)
+    torch.set_rng_state(state)
+    assert {r.status for r in result.records} == {"ok"}
+    assert not result.is_empty, "the estimator is used"
+
+
+@pytest.mark.parametrize("seeds", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_run_costs_little_more_than_its_function(seeds: int, tmp_path: Path) -> None:
+    """At most 3 ms a run, in time of this process: others may have the machine."""
+
+    def train(estimator: gapped.GST, seed: int) -> float:
+        return float(estimator.tau) + seed  # type: ignore[arg-type]
+
+    members = {f"estimator {i}": gapped.GST(tau=1 + i / 200) for i in range(200)}
+    start = time.process_time()
+    gapped.compare(train, members, seeds, out=tmp_path)
+    assert time.process_time() - start < 0.003 * 200 * seeds
+
+
+def test_it_loads_few_modules() -> None:
+    tool = Path(__file__).parents[2] / "tools" / "trace_calls.py"
+    command = [sys.executable, str(tool), "compare"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, check=True)
+    assert int(done.stdout.split()[-1]) <= 45
+
+
+KILLED = """
+import sys, time
+import gapped
+
+def train(estimator, seed):
+    for epoch in range(3):
+        time.sleep(0.01)
+        yield estimator.tau + 0.01 * seed + epoch
+
+members = ["gst:tau=0.5", "gst:tau=0.51", "gst:tau=9"]
+result = gapped.compare(train, members, 6, out=sys.argv[1], workers=int(sys.argv[2]))
+print([(r.id, r.metrics) for r in result.records], result.stopped, result.best, result.worse, result.tied)
+"""
+
+
+@pytest.mark.slow_if(lambda workers: workers == 1)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_kills_at_any_time_change_nothing(tmp_path: Path, workers: int) -> None:
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED, encoding="utf-8")
+
+    def start(folder: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(program), str(tmp_path / folder), str(workers)]
+        return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+
+    delays = np.random.default_rng(workers).uniform(0.0, 0.25, 6)
+    killed = 0
+    for delay in delays:
+        process = start("a")
+        while process.poll() is None and not (tmp_path / "a" / ".claims").exists():
+            time.sleep(0.005)
+        time.sleep(delay)
+        killed += process.poll() is None
+        process.kill()
+        process.communicate()
+    assert killed > 1
+    whole, again = start("b").communicate(timeout=100)[0], start("a").communicate(timeout=100)[0]
+    assert again == whole != ""
+    assert len(read(tmp_path / "a", Record)) == 15, "no run has two records"

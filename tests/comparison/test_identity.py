@@ -6,7 +6,6 @@ import functools
 import importlib
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,34 +269,35 @@ def test_the_command_has_a_folder_for_each_function(
 
 
 TWO = """
-import sys, time
+import pathlib, sys, time
 import gapped
 
+folder, workers = pathlib.Path(sys.argv[1]), sys.argv[2]
+(folder / f"ready{workers}").touch()
+while len(list(folder.glob("ready*"))) < 2:
+    time.sleep(0.01)
+
 def train(estimator, seed):
-    print(estimator.tau, seed, flush=True)
-    time.sleep(0.05)
+    with open(sys.argv[1] + "/log", "a") as log:
+        log.write(f"{sys.argv[2]} {estimator.tau} {seed}\\n")
+    time.sleep(0.1)
     return estimator.tau + 0.1 * seed * (estimator.tau != 3)
 
 members = [f"gst:tau={i}" for i in range(1, 6)]
-result = gapped.compare(train, members, 4, out=sys.argv[1], workers=int(sys.argv[2]))
-print("END", [(r.label, r.seed, r.metrics) for r in result.records])
+result = gapped.compare(train, members, 4, out=folder / "runs", workers=int(workers))
+print([(r.label, r.seed, r.metrics) for r in result.records])
 """
 
 
 def test_two_processes_on_one_folder_train_no_run_twice(tmp_path: Path) -> None:
     program = tmp_path / "two.py"
-    program.write_text(textwrap.dedent(TWO), encoding="utf-8")
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(program), str(tmp_path / "runs"), workers],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for workers in ("1", "2")
-    ]
-    outputs = [each.communicate(timeout=100)[0].splitlines() for each in started]
-    assert outputs[0][-1] == outputs[1][-1], "both end with the whole result"
-    trained = [line for lines in outputs for line in lines if not line.startswith("END")]
-    assert len(trained) == len(set(trained)) == 20
+    program.write_text(TWO, encoding="utf-8")
+    commands = [[sys.executable, str(program), str(tmp_path), workers] for workers in ("1", "2")]
+    how: dict[str, Any] = {"env": environment(), "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(command, **how) for command in commands]
+    outputs = [each.communicate(timeout=100)[0] for each in started]
+    assert outputs[0] == outputs[1] != "", "both end with the whole result"
+    trained = [line.partition(" ") for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(trained) == len({run for _, _, run in trained}) == 20
+    assert {who for who, _, _ in trained} == {"1", "2"}, "both have trained"
     assert len(read(tmp_path / "runs", Record)) == 20

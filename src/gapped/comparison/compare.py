@@ -67,7 +67,8 @@ def compare(
         engine: "local", or "ray": a task for each run, on the cluster that this process is connected to, the
             one that RAY_ADDRESS names, or else one on this machine. A task takes a GPU if the cluster has
             any, else a CPU; a module that `train` comes from must be importable there.
-        workers: Processes of the local engine that train side by side, each on one thread.
+        workers: Processes of the local engine that train side by side, each on one thread, and on one GPU
+            where there are any. A run's output goes to `output/` in the folder.
         timeout: Seconds that one run may take. One that takes longer has failed; its curve is kept. It is
             interrupted as by a signal; without that (on Windows, or outside of the main thread) `train` is
             stopped when it yields, and processes side by side are killed.
@@ -160,7 +161,7 @@ def execute(
         for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
             queue.due = [run for run in batch if run.label not in stops and run.key not in before]
             while queue.due and not queue.is_over:
-                with closing(finish(iter(queue))) as results:
+                with closing(finish(iter(queue), folder)) as results:
                     for lines in results:
                         record = queue.add(lines)
                         if report is not None:

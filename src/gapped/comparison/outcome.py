@@ -230,7 +230,7 @@ class Comparison:
         return json.dumps({**answer, "estimators": rows}, indent=1)
 
     def to_pandas(self) -> DataFrame:
-        """A data frame with a row for each run: estimator, seed, status, seconds, error and the metrics."""
+        """A data frame with a row for each run: estimator, seed, status, seconds, memory, error, metrics."""
         import pandas
 
         return pandas.DataFrame(
@@ -239,6 +239,8 @@ class Comparison:
                 "seed": r.seed,
                 "status": r.status,
                 "seconds": r.seconds,
+                "memory_gb": r.options.get("memory_gb"),
+                "gpu_memory_gb": r.fleet_gpu_memory_gb,
                 "error": r.error,
                 **r.metrics,
             }

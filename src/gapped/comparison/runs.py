@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -77,6 +78,7 @@ class UserRun:
         """Train, and return what there is to write: a record, and a curve if `train` yields."""
         start, error, where, result = time.perf_counter(), "", "", None
         points, process = Points(), os.getpid()
+        reset_peak()
         try:
             with time_limit(timeout):
                 result = train(deepcopy(self.estimator), self.seed)
@@ -121,6 +123,7 @@ class UserRun:
 
     def _record(self, where: str = "", **result: Any) -> Record:
         device = torch.device("cuda" if uses_cuda() else "cpu")
+        said = {"where": where, "memory_gb": peak_gb()}
         return Record(
             id=self.id,
             recipe=self.function,
@@ -128,7 +131,8 @@ class UserRun:
             estimator=self.text[:_LONGEST],
             seed=self.seed,
             maximize=self.maximize,
-            options={"code": self.code, "contents": self.contents, **({"where": where} if where else {})},
+            options={"code": self.code, "contents": self.contents, **{k: v for k, v in said.items() if v}},
+            fleet_gpu_memory_gb=torch.cuda.max_memory_allocated() / 1e9 if uses_cuda() else None,
             environment=_environment(device),
             **result,
         )
@@ -166,6 +170,22 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
 def question(record: Record) -> tuple[object, ...]:
     """`UserRun.question` of the run that left a record."""
     return record.recipe, record.label, record.estimator, record.seed, record.options.get("contents")
+
+
+def reset_peak() -> None:
+    """Measure the largest memory from here on, where the system can do that."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if uses_cuda():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gb() -> float | None:
+    """The most memory that this process has had since, what was there before included."""
+    with suppress(OSError):
+        sizes = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(sizes[0]) / 1e6 if sizes else None
+    return None
 
 
 def place_of(problem: BaseException) -> str:

@@ -23,8 +23,8 @@ from gapped.comparison.identity import definition
 from gapped.comparison.runs import Lines, Train, UserRun, uses_cuda
 from gapped.errors import GappedError, one_line, reject
 
-Executor = Callable[[Iterator[UserRun]], Generator[Lines]]
-"""The lines of each run as it finishes. The next run is asked for when there is room for it."""
+Executor = Callable[[Iterator[UserRun], Path], Generator[Lines]]
+"""The lines of each run as it finishes, in a folder. The next run is asked for when there is room for it."""
 # Seconds between two looks at processes, and what one has to end by itself after its time.
 _POLL, _GRACE = 1.0, 5.0
 # Of prctl: what a process leaves behind becomes a child of this one.
@@ -56,7 +56,7 @@ def executor(
     elif engine != "local":
         raise reject("engine", engine, "local or ray")
     elif workers == 1:
-        yield lambda due: (run.lines(train, timeout) for run in due)
+        yield lambda due, folder: (run.lines(train, timeout) for run in due)
     else:
         yield functools.partial(_in_processes, _context(train, runs), train, workers, timeout)
 
@@ -67,6 +67,7 @@ def _in_tasks(
     task: Callable[[int], Lines],
     runs: Sequence[UserRun],
     due: Iterator[UserRun],
+    folder: Path,
 ) -> Generator[Lines]:
     """Each run as a task of Ray: one that loses its worker for good costs that run."""
     from gapped.comparison.ray_tasks import connected, in_tasks
@@ -104,23 +105,29 @@ def _context(train: Train, runs: Sequence[UserRun]) -> Any:
 
 
 def _in_processes(
-    context: Any, train: Train, workers: int, timeout: float | None, due: Iterator[UserRun]
+    context: Any, train: Train, workers: int, timeout: float | None, due: Iterator[UserRun], folder: Path
 ) -> Generator[Lines]:
-    """The lines of each run as it finishes, each in a process of its own: what kills one costs that run."""
-    active: dict[Any, tuple[UserRun, Any, float]] = {}
+    """The lines of each run as it finishes, each in a process of its own: what kills one costs that run.
+
+    Where there are GPUs, processes share them in turn, one each.
+    """
+    active: dict[Any, tuple[UserRun, Any, float, str]] = {}
+    gpus = _gpus()
+    free = [gpus[place % len(gpus)] for place in range(workers)]
     limit = inf if timeout is None else timeout + _GRACE
     try:
         while True:
-            while len(active) < workers and (run := next(due, None)) is not None:
+            while free and (run := next(due, None)) is not None:
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(train, run, timeout, sender))
+                gpu, output = free.pop(0), folder / "output" / f"{run.id}.txt"
+                process = context.Process(target=_work, args=(train, run, timeout, sender, gpu, output))
                 process.start()
                 sender.close()
-                active[receiver] = run, process, time.monotonic() + limit
+                active[receiver] = run, process, time.monotonic() + limit, gpu
             if not active:
                 return
             ready: list[Any] = list(connection.wait(list(active), _POLL))
-            for receiver, (run, process, end) in list(active.items()):
+            for receiver, (run, process, end, gpu) in list(active.items()):
                 if receiver in ready:
                     lines = _received(receiver, process)
                 elif time.monotonic() > end:
@@ -131,14 +138,23 @@ def _in_processes(
                     # A process that the run left behind holds the other end of the pipe.
                     lines = f"its process ended with exit code {process.exitcode}"
                 del active[receiver]
+                free.append(gpu)
                 # It has nothing more to do, but may wait for a thread that `train` left behind.
                 process.kill()
                 process.join()
-                yield [run.failure(lines)] if isinstance(lines, str) else lines
+                where = f"output/{run.id}.txt"
+                yield [run.failure(lines, where=where)] if isinstance(lines, str) else lines
     finally:
-        for _, process, _ in active.values():
+        for _, process, *_ in active.values():
             process.kill()
             process.join()
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; one empty name if none."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(torch.cuda.device_count())) if named is None else named.split(",")
+    return list(filter(None, names)) or [""]
 
 
 def _received(receiver: Any, process: Any) -> Lines | str:
@@ -151,7 +167,14 @@ def _received(receiver: Any, process: Any) -> Lines | str:
         return f"its process ended with exit code {process.exitcode}"
 
 
-def _work(train: Train, run: UserRun, timeout: float | None, sender: Any) -> None:
+def _work(
+    train: Train, run: UserRun, timeout: float | None, sender: Any, gpu: str = "", output: Path | None = None
+) -> None:
+    if gpu:
+        # Before the first use of CUDA, which looks once.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if output is not None:
+        _redirect(output)
     # Threads of OpenMP do not survive a fork: one that waits for them would wait for ever.
     torch.set_num_threads(1)
     # Ctrl-C goes to all processes of a terminal; the first one ends the others.
@@ -161,8 +184,21 @@ def _work(train: Train, run: UserRun, timeout: float | None, sender: Any) -> Non
     end_children()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if output is not None and not output.stat().st_size:
+        output.unlink()
     sender.send(lines)
     sender.close()
+
+
+def _redirect(output: Path) -> None:
+    """What this process and its programs print goes to a file from here on."""
+    output.parent.mkdir(exist_ok=True)
+    with open(output, "wb") as file:
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            os.dup2(file.fileno(), number)
+            # A notebook's has none, and that of another stream has its own.
+            with suppress(OSError, ValueError, AttributeError):
+                os.dup2(file.fileno(), stream.fileno())
 
 
 def leave_with_parent() -> None:
