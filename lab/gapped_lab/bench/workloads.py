@@ -155,6 +155,28 @@ def subsets(rows: int, entries: int, k: int) -> Problem:
     )
 
 
+def experts(rows: int, entries: int, k: int) -> Problem:
+    """k of n experts by index, with numbers to multiply their results with: a router without its experts."""
+
+    def largest(logits: Tensor) -> Tensor:
+        p = torch.softmax(logits, -1)
+        return p.gather(-1, p.topk(k).indices)
+
+    compiled = {}
+    if torch.cuda.is_available():
+        compiled["softmax, topk, gather, compiled"] = torch.compile(largest, dynamic=False)
+    return Problem(
+        inputs=((rows, entries),),
+        result=(rows, k),
+        ways={
+            "softmax, topk, gather": largest,
+            **compiled,
+            "choose and gate": lambda logits: gapped.choose(logits, k=k).gate(),
+            "choose and weights": lambda logits: gapped.choose(logits, k=k).weights(),
+        },
+    )
+
+
 def vocabulary(rows: int, width: int, categories: int) -> Problem:
     """From hidden states to the embedding of a sampled token."""
     return Problem(
@@ -299,6 +321,7 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
     "gates": (gates, {"cuda": ("100000000:f32",), "cpu": ("65536:f32",)}),
     "masks": (masks, {"cuda": ("25000000x4:f32",), "cpu": ("50000x4:f32",)}),
     "subsets": (subsets, {"cuda": ("4096x1024x64:f32",), "cpu": ("32x64x8:f32",)}),
+    "experts": (experts, {"cuda": ("16384x128x8:f32",), "cpu": ("1024x64x8:f32",)}),
     "vocabulary": (
         vocabulary,
         {"cuda": ("8192x4096x128256:bf16", "32768x2048x50304:bf16"), "cpu": ("256x64x4000:f32",)},

@@ -33,6 +33,7 @@ SMALL = {
     "gates": "40:f64",
     "masks": "6x4:f64",
     "subsets": "3x6x2:f64",
+    "experts": "5x6x2:f64",
     "vocabulary": "5x4x11:f64",
     "decoding": "5x4x11:f64",
     "rollout": "2x3x4x2x11:f64",
