@@ -371,11 +371,11 @@ def _decoder(model: nn.Module, head: nn.Linear) -> nn.Module:
 def _embed(inputs: object, embedding: nn.Embedding) -> Tensor:
     """The embeddings of prompts."""
     count, width = embedding.weight.shape
-    accepted = f"tokens (batch, length) or embeddings (batch, length, {width}), length at least 1"
+    accepted = f"tokens (batch, length) or embeddings (batch, length, {width}), of at least one"
     if not isinstance(inputs, Tensor):
         raise reject("inputs", f"an object of type {type(inputs).__name__}", accepted)
     is_embedded = inputs.is_floating_point()
-    fits = inputs.dim() == 2 + is_embedded and inputs.shape[1] > 0 and inputs.shape[2:] in ((), (width,))
+    fits = inputs.dim() == 2 + is_embedded and 0 not in inputs.shape and inputs.shape[2:] in ((), (width,))
     if not fits or not (is_embedded or inputs.dtype in (torch.int32, torch.int64)):
         raise reject("inputs", f"a tensor of shape {tuple(inputs.shape)} and {inputs.dtype}", accepted)
     if inputs.device != embedding.weight.device:

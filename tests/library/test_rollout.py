@@ -257,6 +257,28 @@ def test_a_padded_prompt_is_one_without_its_padding() -> None:
         assert_close(texts.log_prob[1:2], expected, 1e-10)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_likeliest_tokens_are_those_of_generate(name: str) -> None:
+    """With padding, a token that ends a text, and another one that is forbidden."""
+    model, tokens = MODELS[name](), torch.tensor([[1, 2, 3, 4], [7, 8, 5, 6], [9, 1, 2, 3]])
+    options: dict[str, Any] = {"estimator": "gapmax:draw=argmax", "attention_mask": PADDING}
+    forbidden = gapped.rollout(model, tokens, 12, **options).index[2, 6].item()
+    options["mask"] = torch.arange(V) != forbidden
+    stop = gapped.rollout(model, tokens, 12, **options).index[0, 4].item()
+    text = gapped.rollout(model, tokens, 12, stop=stop, **options)
+    found = model.generate(
+        tokens,
+        attention_mask=PADDING,
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=stop,
+        pad_token_id=stop,
+        suppress_tokens=[forbidden],
+    )
+    assert not text.live.all()
+    assert torch.equal(found[:, 4:], text.index)
+
+
 def test_without_gradient_it_samples_and_keeps_no_graph() -> None:
     model, tokens = llama(), torch.ones(BATCH, LENGTH, dtype=torch.int64)
     with_graph = gapped.rollout(model, tokens, STEPS, generator=seeded())
