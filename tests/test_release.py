@@ -337,7 +337,7 @@ def test_the_library_alone_compares_and_says_what_it_lacks(alone: Path, tmp_path
     (tmp_path / "mine.py").write_text("def train(estimator, seed):\n    return estimator.tau + seed / 10\n")
     command = str(alone.parent / "gapped")
     assert "Report: " in run(command, "compare", "--train", "mine:train", "--seeds", "2", where=tmp_path)
-    assert (tmp_path / "runs" / "compare" / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "runs" / "compare" / "mine.train" / "report.html").stat().st_size > 10_000
     assert "laboratory" in run(command, "doctor", where=tmp_path)
     for call in (["compare"], ["reproduce", "vae", "--quick"], ["diagnose", "--problem", "vae"]):
         done = subprocess.run([command, *call], cwd=tmp_path, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_all_close, assert_close, assert_one_hot, normal, seeded
+from doc_pages import Block, blocks
 from torch import Tensor, nn
 
 import gapped
@@ -305,3 +307,17 @@ def test_the_trainer_of_transformers_anneals_and_logs(tmp_path: Path, attached: 
     assert all(1 <= line["sample/perplexity"] <= 4 for line in lines)
     assert all(("tau" in line) == attached for line in reported if "loss" in line)
     assert len(model.sample._forward_hooks) == 0
+
+
+# The page
+
+
+@pytest.mark.parametrize("block", blocks("python3"), ids=lambda block: block.where)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_strangers_model_of_the_page_runs(block: Block) -> None:
+    adapter = re.search(r"gapped\.adapters\.(\w+)", block.code)
+    assert adapter
+    peer(adapter[1])
+    lines = [line for line in block.code.splitlines() if re.search("gapped|use|estimator|suggest", line)]
+    assert len(lines) <= 5, "lines that are there for the estimator"
+    exec(block.code, {})

@@ -15,7 +15,6 @@ from gapped.comparison.statistics import (
     LEVEL,
     STOP_LEVEL,
     Ranking,
-    Summary,
     band,
     check_margin,
     looks,
@@ -25,7 +24,6 @@ from gapped.comparison.statistics import (
     summary,
 )
 from gapped.errors import GappedError
-from gapped_lab.report.paper import standard_errors
 
 Law = Callable[[np.random.Generator, int, int], np.ndarray]
 
@@ -46,16 +44,6 @@ def test_summary_of_one_none_and_diverged() -> None:
     assert summary([]).count == 0
     assert isnan(summary([]).mean)
     assert summary([1.0, nan, 3.0, inf]) == summary([1.0, 3.0])
-
-
-def test_standard_errors_by_hand() -> None:
-    # GST-1.2 at 0.5: (107.67 - 107.33) / sqrt(0.60^2/10 + 0.69^2/10) = 0.34 / 0.28915 = 1.1759.
-    assert standard_errors(Summary(107.67, 0.60, 10, 0, 0), 107.33, 0.69, 10) == pytest.approx(
-        1.1759, abs=1e-4
-    )
-    assert standard_errors(Summary(1.0, 0.0, 2, 0, 0), 1.0, 0.0, 2) == 0
-    assert standard_errors(Summary(2.0, 0.0, 2, 0, 0), 1.0, 0.0, 2) == inf
-    assert isnan(standard_errors(summary([1.0]), 1.0, 0.1, 10))
 
 
 def test_band_is_a_summary_a_column() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, isnan
 from typing import Any
 
 import pytest
 from report_records import many
 
 from gapped.comparison.records import Record
+from gapped.comparison.statistics import Summary, summary
 from gapped_lab.report.markdown import to_markdown
-from gapped_lab.report.paper import FAILED_ABOVE, against_paper, field, paper, paper_table
+from gapped_lab.report.paper import FAILED_ABOVE, against_paper, field, paper, paper_table, standard_errors
 from gapped_lab.report.rendering import render_markdown
 
 
@@ -144,3 +146,13 @@ def test_a_shorter_training_than_the_paper_s_is_said(epochs: int, quick: bool, s
     runs = many("STGS", [0.0], epochs=epochs, quick=quick, **settings)
     sentence = f"Trained for {epochs} epochs; the paper's runs have 20."
     assert (sentence in render_markdown(runs, "listops")) is shorter
+
+
+def test_standard_errors_by_hand() -> None:
+    # GST-1.2 at 0.5: (107.67 - 107.33) / sqrt(0.60^2/10 + 0.69^2/10) = 0.34 / 0.28915 = 1.1759.
+    assert standard_errors(Summary(107.67, 0.60, 10, 0, 0), 107.33, 0.69, 10) == pytest.approx(
+        1.1759, abs=1e-4
+    )
+    assert standard_errors(Summary(1.0, 0.0, 2, 0, 0), 1.0, 0.0, 2) == 0
+    assert standard_errors(Summary(2.0, 0.0, 2, 0, 0), 1.0, 0.0, 2) == inf
+    assert isnan(standard_errors(summary([1.0]), 1.0, 0.1, 10))
