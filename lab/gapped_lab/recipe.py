@@ -41,7 +41,7 @@ class Recipe:
     title: str
     entries: tuple[Entry, ...]
     runs_per_fleet: int | None = None
-    """At most so many runs in one fleet; as many as fit if None."""
+    """The most runs in one fleet; as many as fit if None."""
     quick: bool = False
 
 

@@ -60,7 +60,7 @@ class RunSpec:
     split: Literal["test", "validation"] = "test"
     """Where the final number comes from; ``validation`` holds out the last sixth of the training images."""
     train_images: int | None = None
-    """Use only the first so many; all that the protocol uses if None."""
+    """How many are used, from the first; all that the protocol uses if None."""
     test_images: int | None = None
     variance_samples: int = 0
     """Gradients per measurement of their variance; none if 0."""

@@ -36,7 +36,7 @@ class Settings:
     """Where data sets are looked up first."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     checkpoint_seconds: float = 180.0
-    """Checkpoints are written at the end of an epoch, so many seconds apart, and where training stops."""
+    """Seconds between checkpoints, which are written at the end of an epoch, and where training stops."""
 
 
 def check_data(fleets: Iterable[Fleet], data_dir: Path | None) -> None:

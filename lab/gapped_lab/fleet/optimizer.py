@@ -148,7 +148,7 @@ class SelectionRule:
     validations: int
     """How often per epoch, evenly spaced, the last time at its end."""
     patience: int
-    """After more than so many validations in a row without progress the learning rate is halved."""
+    """The most validations in a row without progress before the learning rate is halved."""
 
     def due(self, step: int, steps: int) -> bool:
         """Whether a validation follows step number `step`, counted from 0, of `steps`."""

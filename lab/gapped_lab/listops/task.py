@@ -26,7 +26,7 @@ from gapped_lab.listops.variants import evaluation_sampler
 
 # Tokens that a run parses at a time, padding included: at a width of 300, each takes some 50 kB.
 _CHUNK = 6400
-# A batch of a group of all lengths is padded to a multiple of so many tokens, not to the group's longest.
+# A batch of a group of all lengths is padded to a multiple of this number, not to the group's longest.
 _WIDTHS = 32
 # Lower edges of the bins in which accuracy is reported; the last has no upper one.
 LENGTHS = (1, 10, 20, 40, 70)

@@ -27,7 +27,7 @@ class VAEProtocol:
     data: str = "mnist"
     """The data set it is meant for."""
     patch: int = 0
-    """If positive, an image is a grid of square patches of so many pixels a side, one variable each; layers
+    """If positive, an image is a grid of square patches with this side in pixels, one variable each; layers
     are 3x3 convolutions between patches, but for the 1x1 ones from and to the categories."""
     selects: bool = False
     """Whether the variables select pixels, the same of every image, from which the decoder reconstructs all

@@ -26,7 +26,7 @@ from gapped_lab.tasks import VAEProtocol
 
 # How close to 0 and 1 the mean image may come before its logit is taken.
 _CLIP = 1e-3
-# At most so many images are tested together, with so many entries of their samples in all runs.
+# The most images that are tested together, and the most entries of their samples in all runs.
 _TEST_CHUNK, _TEST_NUMBERS = 500, 2**28
 _PICTURES = 10
 
@@ -160,7 +160,7 @@ class VAE(torch.nn.Module):
         return expected if sampled else expected + divergence
 
     def bound(self, x: Tensor, sampler: Grouped, generator: torch.Generator, samples: int) -> Tensor:
-        """The importance-weighted bound on -log p(x) with so many samples of each image, ``(R, B)``."""
+        """The importance-weighted bound on -log p(x) with `samples` samples of each image, ``(R, B)``."""
         logits = self.encode(x)
         ratio, decoder = logits.log_softmax(-1) - self.log_prior(), weights(self.decoder)
         total = torch.full(x.shape[:2], -torch.inf, dtype=x.dtype, device=x.device)

@@ -46,7 +46,7 @@ _PROBES = 64
 _KINDS = ("auto", "exact", "coordinate", "double-cv", "rloo")
 # Samples of an unbiased gradient, and groups of gradients that show what the slopes of the cost gain.
 _SAMPLES, _PILOTS = 16, 8
-# Affordable are so many numbers in an enumeration, and so many per gradient with coordinates summed out.
+# The most numbers in an enumeration, and per gradient with coordinates summed out.
 _ENUMERATED, _SUMMED = 2**24, 2**22
 
 
@@ -404,7 +404,8 @@ def reference_of(
         return Reference("the gradient that was given", reference.detach().double().reshape(-1))
     if reference not in _KINDS:
         raise reject("reference", reference, f"one of {', '.join(_KINDS)}, or a tensor")
-    if reference == "auto":
+    is_open = reference == "auto"
+    if is_open:
         reference = _affordable(source.logits, source.batch_axes)
     if reference == "exact":
         return Reference("exact, by enumeration", source.draw(Exact(), 1)[0].double())
@@ -412,9 +413,9 @@ def reference_of(
         stream, _ = collect(source, Coordinates(), max(samples // 4, 64), "reference", progress)
         return Reference.of("one variable summed out at a time", stream)
     unbiased: Score = RLOO(_SAMPLES)
-    if reference == "double-cv" or (reference == "sampled" and _has_slopes(source)):
+    if reference == "double-cv" and (not is_open or _has_slopes(source)):
         alpha, ratio = _best_factor(source)
-        if reference == "double-cv" or ratio < 0.5:  # a derivative costs about as much as the evaluations
+        if not is_open or ratio < 0.5:  # a derivative costs about as much as the evaluations
             unbiased = DoubleCV(_SAMPLES, alpha=alpha)
     stream, _ = collect(source, unbiased, samples, "reference", progress)
     return Reference.of(f"{type(unbiased).__name__} with {_SAMPLES} samples", stream)
@@ -452,9 +453,10 @@ def _best_factor(source: CostGradients) -> tuple[float, float]:
 
 
 def _affordable(logits: Tensor, batch_axes: int) -> str:
+    """The most precise kind of reference that is affordable."""
     categories, variables = logits.shape[-1], math.prod(logits.shape[batch_axes:-1])
     # Any larger exponent is far beyond the limit, and slow to compute.
     combinations = categories ** min(variables, 64)
     if combinations <= LIMIT and combinations * logits.numel() <= _ENUMERATED:
         return "exact"
-    return "coordinate" if variables * categories * logits.numel() <= _SUMMED else "sampled"
+    return "coordinate" if variables * categories * logits.numel() <= _SUMMED else "double-cv"

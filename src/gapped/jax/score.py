@@ -173,7 +173,7 @@ class DisARMTree(Score):
 
 
 def depth(categories: int) -> int:
-    """The levels of a balanced tree with so many leaves."""
+    """The levels of a balanced tree whose leaves are the categories."""
     return (categories - 1).bit_length()
 
 

@@ -100,7 +100,7 @@ class Score(ABC):
         )
 
     def check_size(self, variables: int, categories: int) -> None:  # noqa: B027 - most take any size
-        """Raise unless this estimator can handle examples of so many variables and categories."""
+        """Raise unless this estimator can handle examples of this many variables and categories."""
 
     def check(self, cost: Cost) -> None:
         """Raise unless this estimator can handle these logits and this context."""

@@ -17,7 +17,7 @@ class NVIL(Trainable):
     Arguments:
         network: The learned baseline C, a module that maps the `context` given to `gapped.expectation` to one
             number for each example, of the shape of the batch, with or without a last axis of size 1. A
-            number stands for a perceptron with so many hidden units. None is no network.
+            number is the width of a perceptron's hidden layer. None is no network.
         decay: Weight of earlier calls in the running mean and variance.
         scale: Whether to divide by the running standard deviation where it is above 1.
         samples: How many samples are averaged.

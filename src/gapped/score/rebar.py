@@ -114,7 +114,7 @@ class RELAX(REBAR):
 
     Arguments:
         network: The network r, a module that maps relaxed samples `(n, *batch, *variables, K)` to `(n,
-            *batch)`, as the cost does. A number stands for a perceptron with so many hidden units.
+            *batch)`, as the cost does. A number is the width of a perceptron's hidden layer.
         eta: Start of the factor η, a number or a tensor that broadcasts against the shape of the batch.
         tau: Start of the temperature τ of the relaxation, a number or a tensor that broadcasts against the
             logits' shape without the category axis.

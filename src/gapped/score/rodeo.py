@@ -145,7 +145,7 @@ class SiteNetwork(torch.nn.Module):
         self.outer, self.shift = uniform(hidden, 2, width=hidden), torch.nn.Parameter(torch.zeros(2))
 
     def forward(self, linear: Tensor, level: Tensor, axes: int) -> Tensor:
-        """Two numbers for each prediction `(m, *batch, ...)` with so many `axes` after the batch."""
+        """Two numbers for each prediction `(m, *batch, ...)` with `axes` axes after the batch."""
         dtype = self.bias.dtype
         batch = linear.shape[1 : linear.dim() - axes]
 

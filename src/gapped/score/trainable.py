@@ -173,7 +173,7 @@ def factor(name: str, value: object) -> Tensor:
 
 
 def network_of(network: torch.nn.Module | int) -> torch.nn.Module:
-    """The network itself, or a perceptron with so many hidden units."""
+    """The network itself, or a perceptron with a hidden layer of this width."""
     if isinstance(network, torch.nn.Module):
         return network
     if not is_integer(network) or network < 1:

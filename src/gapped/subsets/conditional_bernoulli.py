@@ -24,7 +24,7 @@ from gapped.kernels.backend import without_subsets
 from gapped.subsets import enumeration, size_tree
 from gapped.subsets.trials import trials_of
 
-# Up to so many subsets they are enumerated.
+# Up to this many subsets are enumerated.
 MOST_OPTIONS = 70
 # So many numbers are computed at a time: on a CPU intermediate results stay near the cache.
 _BLOCK = {"cpu": 1 << 20}
