@@ -29,7 +29,7 @@ SURPRISE = 1e3
 """A category of this much surprise, -log p, has no mass in float64 either."""
 # In float32 the running sum of up to this many weights loses no more than the uniform compared with it.
 _ONE_UNIFORM = 256
-# Up to this many weights are summed up without cutting. XLA computes each running sum of theirs from the start.
+# Up to this many weights are summed up without cutting. XLA computes each running sum from the start.
 _FEW = 16
 
 
