@@ -1,4 +1,4 @@
-"""The recipes that come with the package, by name: for help texts too, which wait for no other module."""
+"""The recipes and workloads of the package, by name: for help texts too, which wait for no other module."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ ANSWERED = (
     "search", "second-look", "soft", "tuned", "without-relu", "zoo",
 )  # fmt: skip
 """Recipes whose question has been answered. They are files beside the records, not part of the package."""
+WORKLOAD_TITLES = {
+    "tokenizer": "Codes of images: released vector quantizers beside choices of a code",
+    "world-model": "A recurrent state-space model with categorical latents, on moving digits",
+    "tokens": "A language model tuned by a reward of the texts that it draws",
+    "router": "Mixtures of experts in a language model",
+}
+"""The workloads, a line each."""
 
 
 def known_recipes() -> dict[str, Path]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gapped.cli.app import main
-from gapped_lab.workloads import TITLES, data, find_workload, world_model
+from gapped_lab.recipe_files import WORKLOAD_TITLES
+from gapped_lab.workloads import data, find_workload, world_model
 
 SMALL: dict[str, dict[str, Any]] = {
     "tokenizer": {"epochs": 2, "width": 8, "size": 8, "batch": 250},
@@ -36,7 +37,7 @@ def released(cell: Any) -> bool:
     return getattr(cell, "way", "") in ("vq-ema", "vq-rotation", "diveq", "simvq", "fsq", "lfq")
 
 
-@pytest.mark.parametrize("name", TITLES)
+@pytest.mark.parametrize("name", WORKLOAD_TITLES)
 def test_every_way_trains_and_its_seed_decides(name: str) -> None:
     train, before = find_workload(name).train, torch.get_rng_state()
     for label, cell in small(name).items():
@@ -51,7 +52,7 @@ def test_every_way_trains_and_its_seed_decides(name: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("name", TITLES)
+@pytest.mark.parametrize("name", WORKLOAD_TITLES)
 def test_settings_have_cells_enough_and_their_incumbents(name: str) -> None:
     full = find_workload(name).settings(False)
     assert sum(map(len, full.values())) >= 16

@@ -12,8 +12,7 @@ from typer.core import TyperCommand
 from gapped.cli import command
 from gapped.errors import GappedError, listing
 from gapped_lab.cli.training import execute
-from gapped_lab.recipe_files import FIELD, known_recipes, recipe_titles
-from gapped_lab.workloads import TITLES, find_workload
+from gapped_lab.recipe_files import FIELD, WORKLOAD_TITLES, known_recipes, recipe_titles
 
 if TYPE_CHECKING:
     from gapped_lab.recipe import Recipe
@@ -38,8 +37,8 @@ class RecipesHelp(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         further = {
             FIGURES: "The paper's pictures, which need no training",
-            **TITLES,
-            WORKLOADS: f"These four: {listing(TITLES)}",
+            **WORKLOAD_TITLES,
+            WORKLOADS: f"These four: {listing(WORKLOAD_TITLES)}",
             FIELD: f"Newer estimators on their authors' tasks: {listing(BOARD)}",
             "all": "All recipes but smoke, and the figures; no workloads",
         }
@@ -103,10 +102,10 @@ def reproduce(
 
 def find_workloads(names: list[str]) -> list[str]:
     """The workloads that `names` stand for, if they do; workloads and recipes are not trained together."""
-    found = [name for name in names if name in (*TITLES, WORKLOADS)]
+    found = [name for name in names if name in (*WORKLOAD_TITLES, WORKLOADS)]
     if found and (others := [name for name in names if name not in found]):
         raise GappedError(f"{found[0]}: cannot be combined with {others[0]}")
-    return list(TITLES) if WORKLOADS in found else found
+    return list(WORKLOAD_TITLES) if WORKLOADS in found else found
 
 
 def train_workloads(
@@ -115,6 +114,7 @@ def train_workloads(
     """Compare the cells of each setting: five seeds, three for clear losers; one of each when quick."""
     from gapped.cli.command import console, say
     from gapped.cli.compare import compare_function
+    from gapped_lab.workloads import find_workload
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for name in names:
@@ -136,7 +136,7 @@ def find_recipes(names: list[str], **how: Any) -> tuple[list[Recipe], bool]:
         names = [*(name for name in known_recipes() if name != "smoke"), FIGURES]
     stands = {FIELD: BOARD, FIGURES: ()}
     recipes = dict.fromkeys(each for name in names for each in stands.get(name, (name,)))
-    also = [*stands, *TITLES, WORKLOADS]
+    also = [*stands, *WORKLOAD_TITLES, WORKLOADS]
     return [find_recipe(name, also=also, **how) for name in recipes], FIGURES in names
 
 

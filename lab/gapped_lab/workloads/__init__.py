@@ -17,14 +17,7 @@ from typing import Any
 import torch
 
 from gapped.errors import reject, suggestion
-
-TITLES = {
-    "tokenizer": "Codes of images: released vector quantizers beside choices of a code",
-    "world-model": "A recurrent state-space model with categorical latents, on moving digits",
-    "tokens": "A language model tuned by a reward of the texts that it draws",
-    "router": "Mixtures of experts in a language model",
-}
-"""The workloads, a line each."""
+from gapped_lab.recipe_files import WORKLOAD_TITLES
 
 Cells = Mapping[str, Any]
 
@@ -39,8 +32,10 @@ class Workload:
 
 def find_workload(name: str) -> Workload:
     """The workload of that name."""
-    if name not in TITLES:
-        raise reject("workload", name, f"one of {', '.join(TITLES)}{suggestion(name, TITLES)}")
+    if name not in WORKLOAD_TITLES:
+        raise reject(
+            "workload", name, f"one of {', '.join(WORKLOAD_TITLES)}{suggestion(name, WORKLOAD_TITLES)}"
+        )
     module = import_module(f"gapped_lab.workloads.{name.replace('-', '_')}")
     return Workload(module.train, module.settings)
 
