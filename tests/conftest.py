@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -166,6 +167,17 @@ def reinmax_gradient(theta: Tensor, index: int, g: Tensor, tau: float) -> Tensor
     return 2 * through_softmax(mixed, g) - through_softmax(torch.softmax(theta, -1), g) / 2
 
 
+BROWSER_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _law_budget(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The declared rate of false failures holds for the whole run, however many processes share it."""
@@ -205,3 +217,24 @@ def _masks_of_the_interpreter() -> None:
         load, store = native.load, native.store
         native.load = lambda where, mask, *rest: load(where, mask.astype(bool), *rest)
         native.store = lambda where, value, mask: store(where, value, mask.astype(bool))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real browser without a window, one for all pages."""
+    program, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (program and driver_program):
+        pytest.skip("needs chromium and chromedriver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in (*BROWSER_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(driver_program))
+    try:
+        yield driver
+    finally:
+        driver.quit()
