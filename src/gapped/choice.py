@@ -16,6 +16,7 @@ from gapped.checks import batched_with, check_table, in_eager_mode, is_autocast
 from gapped.gradient import (
     Points,
     Product,
+    apply_in_eager_mode,
     first_order,
     handle,
     is_differentiated,
@@ -90,8 +91,10 @@ class Choice:
         self._check_versions()
         if not self._tensors:
             return _look_up(table, self._drawn, self._logits.shape[-1], is_grouped)
-        function = _Select if in_eager_mode() else _TransformedSelect
-        return function.apply(self._logits, table, self._drawn, is_grouped, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+        inputs = (self._logits, table, self._drawn, is_grouped, self._pull, *self._tensors)
+        if in_eager_mode():
+            return apply_in_eager_mode(_Select, *inputs)  # type: ignore[no-any-return]
+        return _TransformedSelect.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
         """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
@@ -117,7 +120,7 @@ def choose(
     kernel, wants_gradient = fitted.kernel(rows), is_differentiated(rows)
     rows = rows if wants_gradient else rows.detach()
     if kernel is not None:
-        return _choose_by_kernel(rows, kernel, generator)
+        return _choose_by_kernel(rows, kernel, generator, wants_gradient)
     _, index, gradient = fitted.outcome(rows.detach(), generator, wants_gradient, dense=False)
     return with_points(rows, index, gradient)
 
@@ -133,7 +136,9 @@ def with_points(rows: Tensor, index: Tensor, gradient: Points | None) -> Choice:
     return Choice(index, handle(rows), partial(pull, number=weights), (points,))
 
 
-def _choose_by_kernel(rows: Tensor, kernel: Fused, generator: torch.Generator | None) -> Choice:
+def _choose_by_kernel(
+    rows: Tensor, kernel: Fused, generator: torch.Generator | None, wants_gradient: bool
+) -> Choice:
     from gapped.kernels.sampling import launch
 
     key = launch.key_of(rows, kernel, generator)
@@ -141,7 +146,7 @@ def _choose_by_kernel(rows: Tensor, kernel: Fused, generator: torch.Generator | 
     _, index, stats = launch.forward(logits, key, kernel, dense=False)
     # A tuple: torch reads its own sizes slowly.
     index = index.view(tuple(rows.shape[:-1]))
-    if not is_differentiated(rows):
+    if not wants_gradient:
         return Choice(index, rows, _pull_points, ())
     tensors = (stats, key, *kernel.tensors)
     return Choice(index, logits, partial(_pull_kernel, kernel), tensors, versions((logits, *tensors)))

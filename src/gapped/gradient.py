@@ -117,6 +117,11 @@ def transformable(function: _F) -> _F:
     return function
 
 
+def apply_in_eager_mode(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """`function.apply`, which takes a third longer to ask once more whether a transform is active."""
+    return super(torch.autograd.Function, function).apply(*inputs)  # type: ignore[misc]
+
+
 @transformable
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
@@ -157,8 +162,7 @@ def with_pull(value: Tensor, logits: Tensor, pull: Pull, *tensors: Tensor | None
     """
     # A tensor of a subclass is a view, which autograd does not let us give away.
     if in_eager_mode() and not value._is_view():
-        # Past `Function.apply`, which asks once more whether a transform is active.
-        return super(torch.autograd.Function, _WithPull).apply(logits, value, pull, *tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return apply_in_eager_mode(_WithPull, logits, value, pull, *tensors)[0]  # type: ignore[no-any-return]
     return _TransformedWithPull.apply(logits, value, pull, *tensors)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 

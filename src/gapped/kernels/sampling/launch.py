@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gapped.gradient import first_order
+from gapped.gradient import apply_in_eager_mode, first_order
 from gapped.kernels import runner
 from gapped.kernels.runner import Launch, partition, run
 from gapped.kernels.sampling import long, rao, short, strips
@@ -417,4 +417,5 @@ def sample(logits: Tensor, fused: Fused, generator: torch.Generator | None) -> T
         from gapped.kernels.sampling import operators
 
         return operators.sample(logits, key, fused)
-    return _Sample.apply(logits, key, fused)  # type: ignore[no-any-return, no-untyped-call]
+    # `fused.refusal` knows of transforms.
+    return apply_in_eager_mode(_Sample, logits, key, fused)  # type: ignore[no-any-return]
