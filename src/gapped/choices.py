@@ -97,7 +97,7 @@ class Choices:
         value = self._values[0] if self._values else _gate_of(self._rows, self._drawn)
         if self._pull is None:
             return value.clone()
-        return _Drawn.apply(self._logits, value, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+        return _attach(self._logits, value, self._drawn, self._pull, *self._tensors)
 
     def weights(self) -> Tensor:
         """The probabilities of the drawn categories, normalised, ``(*rows, k)``; zero in places without one.
@@ -114,7 +114,7 @@ class Choices:
         if self._pull_weights is None:
             return value.to(self._rows.dtype, copy=True)
         tensors = (value, *self._tensors)
-        return _Drawn.apply(self._logits, value.detach(), self._drawn, self._pull_weights, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+        return _attach(self._logits, value.detach(), self._drawn, self._pull_weights, *tensors)
 
     def select(self, table: Tensor) -> Tensor:
         """The rows of a table that the categories select: `table[index]`, for a table `(K, *rest)`.
@@ -430,19 +430,22 @@ def _log_prob_of_sequence(scores: Tensor, index: Tensor) -> Tensor:
     return total
 
 
-@transformable
+def _attach(logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
+    """`value`, in the dtype of the logits, as a function of them whose gradient is that of `pull`."""
+    function = _Drawn if in_eager_mode() else _TransformedDrawn
+    return function.apply(logits, value, index, pull, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class _Drawn(torch.autograd.Function):
     """Values at the drawn categories, whose gradient `pull` sends to the logits."""
 
     @staticmethod
-    def forward(logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
+    ) -> Tensor:
+        _save(ctx, (logits, value, index, pull, *tensors))
         # A copy: autograd forbids returning an input as it is.
-        return batched_with(value.to(logits.dtype, copy=True), *tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, _, index, ctx.pull, *tensors = inputs
-        ctx.save_for_backward(logits, index, *tensors)
+        return value.to(logits.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
@@ -452,3 +455,23 @@ class _Drawn(torch.autograd.Function):
             return cast(Tensor, ctx.pull(logits, index, grad, True, *tensors))
 
         return first_order(product, logits, grad), None, None, None, *(None for _ in tensors)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    logits, _, index, ctx.pull, *tensors = inputs
+    ctx.save_for_backward(logits, index, *tensors)
+
+
+@transformable
+class _TransformedDrawn(_Drawn):
+    """`_Drawn` in the form that compilers and function transforms understand."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
+    ) -> Tensor:
+        return batched_with(value.to(logits.dtype, copy=True), *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _save(ctx, inputs)
