@@ -160,7 +160,7 @@ for what in range(3):
 
 CHOICES = """
 POINTERS |= {"p_index": "*i64", "p_place": "*i32", "p_weights": "*fp32"}
-for n, k, rows, warps in ((128, 8, 2, 1), (1024, 16, 1, 8)):
+for n, k, rows, warps in ((128, 8, 1, 1), (32, 16, 4, 2)):
     POINTERS["p_sums"] = "*fp32" if k == 8 else "*fp64"
     flags = {"K": k, "WIDTH": k, "ARGMAX": False, "WEIGHTED": True, "SECOND_ORDER": True}
     flags |= {"BLOCK_ROWS": rows, "BLOCK_COLUMNS": n}

@@ -32,8 +32,8 @@ from gapped.kernels.runner import power, run
 from gapped.kernels.sampling.rao import ROUNDS
 from gapped.simplex import draw_key
 
-# Elements that a warp holds.
-ELEMENTS = 256
+# Numbers that a warp holds: each element has one for each degree of polynomials.
+ELEMENTS = 1024
 # Up to this k sums are kept in float32.
 NARROW = 8
 _INF = tl.constexpr(float("inf"))
@@ -147,19 +147,24 @@ def _exchange(
         b_size += (b_sum <= b_threshold).to(tl.int32)
     b_last, b_own_last = b_size * 0 + BLOCK_COLUMNS, b_size * 0 + WIDTH
     b_limit, b_own_limit = b_all, b_all
+    s_most = tl.max(b_size, 0)
     for step in tl.static_range(K):
-        b_begins, b_active = b_size == K - step, b_size >= K - step
-        b_limit = tl.where(b_begins, totals[K - step], b_limit) * _entry(b_u, b_places == step)
-        b_own_limit = tl.where(b_begins, own_totals[K - step], b_own_limit) * _entry(
-            b_own_u, b_places == step
-        )
-        b_column, b_limit = _pick(b_x, before[K - step], before[K - step - 1], b_last, b_limit, BLOCK_COLUMNS)
-        b_place, b_own_limit = _pick(
-            b_own, own_before[K - step], own_before[K - step - 1], b_own_last, b_own_limit, WIDTH
-        )
-        b_there = b_active[:, None] & (b_places == b_place[:, None])
-        b_key = tl.where(b_there, (2 * b_column + 1)[:, None], b_key)
-        b_last, b_own_last = tl.where(b_active, b_column, b_last), tl.where(b_active, b_place, b_own_last)
+        # Programs whose sets exchange fewer elements go on to those.
+        if s_most >= K - step:
+            b_begins, b_active = b_size == K - step, b_size >= K - step
+            b_limit = tl.where(b_begins, totals[K - step], b_limit) * _entry(b_u, b_places == step)
+            b_own_limit = tl.where(b_begins, own_totals[K - step], b_own_limit) * _entry(
+                b_own_u, b_places == step
+            )
+            b_column, b_limit = _pick(
+                b_x, before[K - step], before[K - step - 1], b_last, b_limit, BLOCK_COLUMNS
+            )
+            b_place, b_own_limit = _pick(
+                b_own, own_before[K - step], own_before[K - step - 1], b_own_last, b_own_limit, WIDTH
+            )
+            b_there = b_active[:, None] & (b_places == b_place[:, None])
+            b_key = tl.where(b_there, (2 * b_column + 1)[:, None], b_key)
+            b_last, b_own_last = tl.where(b_active, b_column, b_last), tl.where(b_active, b_place, b_own_last)
     return b_key
 
 
@@ -172,8 +177,8 @@ def choices_draw_kernel(
     """Draw K elements of each row: their columns, ascending, gates, and weights.
 
     With `ARGMAX` they are the largest ones, in their order. Places are twice the columns, plus 1 for those in
-    B. `p_sums` gets the polynomials of the largest ones
-    and of the others, each of degrees 1 to K, and the least of the largest scores.
+    B. `p_sums` gets the polynomials of the largest ones and of the others, each of degrees 1 to K, and the
+    least of the largest scores.
     """
     block = row_block(s_rows, s_n, BLOCK_ROWS, BLOCK_COLUMNS)
     b_scores, b_bad = _load_scores(p_logits, block, s_n)
@@ -319,8 +324,7 @@ def _launch(kernel: Any, pointers: tuple[Tensor, ...], k: int, **flags: bool) ->
     """Launch a kernel on the rows of its first tensor, if there are any."""
     n = pointers[0].shape[-1]
     columns = power(n)
-    # Each element has as many numbers as there are degrees of polynomials.
-    elements = ELEMENTS if k <= NARROW else ELEMENTS // 2
+    elements = max(1 << (ELEMENTS // k).bit_length() - 1, 128)
     warps, height = max(columns // elements, 1), max(elements // columns, 1)
     if rows := pointers[0].numel() // n:
         sizes = {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
