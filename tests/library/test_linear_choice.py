@@ -195,6 +195,11 @@ def test_a_given_category_may_be_none_or_forbidden() -> None:
     (gradient,) = torch.autograd.grad(choice.log_prob, parts.hidden, torch.ones(3, dtype=torch.float64))
     assert not gradient[:2].any()
     assert gradient[2].any()
+    # In a row without categories any other is forbidden.
+    choice = gapped.linear_choice(*parts[:3], index=index, mask=torch.zeros(V, dtype=torch.bool))
+    assert choice.log_prob.tolist() == [0.0, -torch.inf, -torch.inf]
+    gradients = torch.autograd.grad(choice.log_prob, parts[:3], torch.ones(3, dtype=torch.float64))
+    assert not any(each.any() for each in gradients)
 
 
 def test_estimators_as_objects_text_and_the_default() -> None:

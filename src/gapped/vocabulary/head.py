@@ -149,7 +149,9 @@ class Vocabulary:
             to[:, 1] = self.log_partition(law)
         logit = simplex.computed(chunk.logits.gather(-1, self.place(index).unsqueeze(-1)))
         selected = chunk.estimator.law(logit)[0].squeeze(-1)
-        log_prob = self.total(self.own(selected, index)) - to[:, 1]
+        selected = self.total(self.own(selected, index))
+        # Not a difference of two infinities, where a given category is in a row without any.
+        log_prob = torch.where(selected == -torch.inf, selected, selected - to[:, 1])
         to[:, 0] = torch.where(index == self.categories, 0.0, log_prob)
 
     def index(self, estimator: Pathwise, logits: Tensor, key: Tensor) -> Tensor:
