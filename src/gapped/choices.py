@@ -195,8 +195,9 @@ def choose(
         index = torch.where(scores[..., :1].isnan(), scores.shape[-1] + 1, index)
     if not wants_gradient:
         return Choices(index, rows, rows, law, None, None, (), ())
-    pull = partial(_pull_set if is_set else _pull_sequence, fitted)
-    return Choices(index, rows, rows, law, pull, partial(_pull_weights, pull), (), _seen((rows,)))
+    pull, tensors = partial(_pull_set if is_set else _pull_sequence, fitted), fitted.tensors
+    seen = _seen((rows, *tensors))
+    return Choices(index, rows, rows, law, pull, partial(_pull_weights, pull), tensors, seen)
 
 
 def _choose_one(estimator: Pathwise, rows: Tensor, law: Law, generator: torch.Generator | None) -> Choices:
@@ -228,7 +229,7 @@ def _choose_by_kernel(
         return Choices(drawn.index, rows, rows, "subset", None, None, (), (), values)
     pull: Pull = partial(_pull_set, estimator)
     pull_weights: Pull = partial(_pull_weights, pull)
-    tensors: tuple[Tensor, ...] = ()
+    tensors = estimator.tensors
     if isinstance(estimator, ReinMax | StraightThrough) and _is_one(estimator.tau):
         pull, pull_weights = partial(_pull_kernel, estimator), partial(_pull_kernel_weights, estimator)
         tensors = (drawn.place, drawn.sums)
@@ -318,7 +319,7 @@ def _pull_weights(
     pull: Pull, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, weights: Tensor, *tensors: Tensor
 ) -> Tensor:
     """The gradient by that of the weights: of the gates, and of the softmax over the drawn categories."""
-    scaled = grad.to(weights.dtype) * weights
+    scaled = torch.where(index == logits.shape[-1], 0.0, grad.to(weights.dtype) * weights)
     estimate = pull(logits, index, scaled.to(logits.dtype), at_index, *tensors)
     own = scaled - weights * scaled.sum(-1, keepdim=True)
     return estimate + _put(index, own, logits.shape[-1]).to(logits.dtype)
@@ -366,6 +367,8 @@ def _at_set(index: Tensor, grad: Tensor, categories: int, at_index: bool) -> Ten
     """The gradient at the zeros and ones of a set, ``(*rows, K)``."""
     if at_index:
         return _put(index, grad, categories)
+    # Places without a category have no gradient, whatever comes there.
+    grad = torch.where((index == categories).unsqueeze(-1), 0.0, grad)
     where = index.long().clamp(max=categories - 1)
     own = grad.gather(-1, where.unsqueeze(-1)).squeeze(-1)
     # In any of the k places each category that was not drawn could stand.
@@ -373,8 +376,20 @@ def _at_set(index: Tensor, grad: Tensor, categories: int, at_index: bool) -> Ten
     return mean + _put(index, own - _at(mean, index), categories)
 
 
-def _pull_set(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool) -> Tensor:
+def _with_levels(estimator: Pathwise, levels: tuple[Tensor, ...]) -> Pathwise:
+    """The estimator with its levels that are tensors as the backward pass has them."""
+    if not levels:
+        return estimator
+    names = (name for name in estimator.levels if isinstance(getattr(estimator, name), Tensor))
+    changed: dict[str, Any] = dict(zip(names, levels, strict=True))
+    return replace(estimator, **changed)
+
+
+def _pull_set(
+    estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *levels: Tensor
+) -> Tensor:
     """The gradient of the logits of a subset: see `gapped.choose`."""
+    estimator = _with_levels(estimator, levels)
     k, categories = index.shape[-1], logits.shape[-1]
     scores = simplex.shift(simplex.computed(logits))
     grad = _at_set(index, grad.to(scores.dtype), categories, at_index)
@@ -395,9 +410,10 @@ def _pull_set(estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, 
 
 
 def _pull_sequence(
-    estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool
+    estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *levels: Tensor
 ) -> Tensor:
     """The sum of the estimator's gradients of all draws, each given those before it."""
+    estimator = _with_levels(estimator, levels)
     categories, scores = logits.shape[-1], simplex.computed(logits)
     total = torch.zeros_like(scores)
     for place in range(index.shape[-1]):

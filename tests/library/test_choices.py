@@ -341,6 +341,48 @@ def test_logits_that_were_changed_are_noticed() -> None:
             use()
 
 
+@every_law
+def test_temperatures_that_were_changed_are_noticed(law: Any) -> None:
+    tau = torch.tensor(0.5)
+    drawn = gapped.choose(normal(2, 6).requires_grad_(), k=2, law=law, estimator=gapped.StraightThrough(tau))
+    gate = drawn.gate()
+    tau.mul_(2.0)
+    with pytest.raises(RuntimeError, match="changed after they were drawn"):
+        drawn.weights()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gate.sum().backward()
+
+
+@every_law
+def test_vectorised_over_temperatures(law: Any) -> None:
+    """Logits that all temperatures share have the sum of their gradients."""
+    logits, taus, table = normal(4, 6).requires_grad_(), torch.tensor([0.5, 1.0, 2.0]), normal(6, 2, seed=2)
+
+    def values(tau: Tensor) -> tuple[Tensor, Tensor]:
+        drawn = gapped.choose(logits, k=2, law=law, draw="argmax", estimator=gapped.StraightThrough(tau))
+        return drawn.weights(), drawn.select(table)
+
+    upstream = normal(3, 4, 2, seed=3), normal(3, 4, 2, 2, seed=4)
+    (found,) = torch.autograd.grad(torch.func.vmap(values)(taus), logits, upstream)
+    each = (torch.autograd.grad(values(taus[n]), logits, [g[n] for g in upstream])[0] for n in range(3))
+    assert_close(found, sum(each), 1e-12)
+
+
+@every_kind
+def test_nothing_comes_from_places_without_a_category(kind: str) -> None:
+    logits = normal(2, 5).masked_fill_(torch.tensor([True, False, True, False, True]), -torch.inf)
+    leaf = logits.requires_grad_()
+    drawn = choose(leaf, kind)
+    for value in (drawn.gate(), drawn.weights(), drawn.select(normal(5, 2, seed=2))):
+        g = normal(*value.shape, seed=3)
+        empty = (drawn.index == 5).view(*drawn.index.shape, *(1 for _ in value.shape[2:]))
+        expected, found = (
+            torch.autograd.grad(value, leaf, torch.where(empty, filling, g), retain_graph=True)[0]
+            for filling in (0.0, torch.nan)
+        )
+        assert_close(found, expected, 0.0)
+
+
 @every_kind
 def test_vectorised_and_differentiated_per_row(kind: str) -> None:
     logits = normal(6, 8)
@@ -371,15 +413,16 @@ def test_compiles_to_one_graph(kind: str) -> None:
 
     def program(logits: Tensor) -> list[Tensor]:
         drawn = gapped.choose(logits, k=3, **KINDS[kind])
-        return [drawn.index, drawn.gate(), drawn.weights()]
+        return [drawn.index, drawn.gate(), drawn.weights(), drawn.log_prob]
 
     results = []
     for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
         leaf = normal(4, 8).requires_grad_()
         torch.manual_seed(0)
         values = run(leaf)
-        (gradient,) = torch.autograd.grad(values[1:], leaf, [normal(4, 3, seed=2), normal(4, 3, seed=3)])
-        results.append([values[0], values[1].detach(), values[2].detach(), gradient])
+        upstream = [normal(4, 3, seed=2), normal(4, 3, seed=3), normal(4, seed=4)]
+        (gradient,) = torch.autograd.grad(values[1:], leaf, upstream)
+        results.append([values[0], *(value.detach() for value in values[1:]), gradient])
     assert torch.equal(results[0][0], results[1][0])
     for own, other in zip(*results, strict=True):
         assert_close(own, other, 1e-12)

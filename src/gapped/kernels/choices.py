@@ -251,12 +251,13 @@ def choices_gradient_kernel(
     b_at = block.rows[:, None] * K + b_places
     b_inside = block.row_inside[:, None] & (b_places < K)
     b_key = tl.load(p_place + b_at, mask=b_inside, other=2 * s_n).to(tl.int32)
-    b_g = tl.load(p_grad + b_at, mask=b_inside, other=0.0).to(tl.float32)
+    b_exists = b_inside & (b_key < 2 * s_n)
+    # Nothing from places without an element, whatever comes there.
+    b_g = tl.load(p_grad + b_at, mask=b_exists, other=0.0).to(tl.float32)
     b_mean = tl.sum(b_g * 0.0, 1)
     if WEIGHTED:
         b_g = b_g * tl.load(p_weights + b_at, mask=b_inside, other=0.0)
         b_mean = tl.sum(b_g, 1)
-    b_exists = b_inside & (b_key < 2 * s_n)
     p_from = p_logits + block.rows[:, None] * s_n + (b_key >> 1)
     b_score = tl.load(p_from, mask=b_exists, other=0.0).to(tl.float32)
     b_small = _weights(b_score, b_least, b_open[:, None] & b_exists).to(p_sums.dtype.element_ty)

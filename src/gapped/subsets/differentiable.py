@@ -14,12 +14,15 @@ from gapped.subsets import conditional_bernoulli as law
 
 def marginals_of(scores: Tensor, k: int) -> Tensor:
     """`conditional_bernoulli.marginals`, differentiable as often as wanted."""
-    return _Marginals.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
+    function = _Marginals if torch.compiler.is_compiling() else _DualMarginals
+    return function.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def log_normaliser_of(scores: Tensor, k: int) -> Tensor:
     """`conditional_bernoulli.log_normaliser`, differentiable as often as wanted."""
-    return _LogNormaliser.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
+    # Compilers do not take functions with a forward-mode derivative.
+    function = _LogNormaliser if torch.compiler.is_compiling() else _DualLogNormaliser
+    return function.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def with_marginals(
@@ -41,12 +44,22 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        _save(ctx, *inputs)
+        scores, ctx.k = inputs
+        ctx.save_for_backward(scores)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scores,) = ctx.saved_tensors
         return law.covariance_product(grad, scores, ctx.k), None
+
+
+class _DualMarginals(_Marginals):
+    """`_Marginals` with a forward-mode derivative."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        _Marginals.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(inputs[0])
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
@@ -62,24 +75,28 @@ class _LogNormaliser(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        _save(ctx, *inputs)
+        scores, ctx.k = inputs
+        ctx.save_for_backward(scores)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scores,) = ctx.saved_tensors
         return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
 
+
+class _DualLogNormaliser(_LogNormaliser):
+    """`_LogNormaliser` with a forward-mode derivative."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        _LogNormaliser.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(inputs[0])
+
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
         (scores,) = ctx.saved_tensors
         # The tangent of an element that does not exist may be anything.
         return (marginals_of(scores, ctx.k) * torch.where(scores == -torch.inf, 0.0, tangent)).sum(-1)
-
-
-def _save(ctx: Any, scores: Tensor, k: int) -> None:
-    ctx.k = k
-    ctx.save_for_backward(scores)
-    ctx.save_for_forward(scores)
 
 
 @transformable
