@@ -72,11 +72,11 @@ class Draws(NamedTuple):
 
     category: Tensor
     """The category: `V` in a row that has none, `V + 1` in one that holds a NaN or +inf."""
+    stats: Tensor | None
+    """Numbers that the kernels of long rows keep, ``(rows, 2)``; None where they do not draw."""
     law: Tensor | None
     """The logarithms of the category's probability, and of the sum of exponentials that the law is normalised
     by, ``(rows, 2)``; None until `log_prob` is read."""
-    stats: Tensor | None
-    """Numbers that the kernels of long rows keep, ``(rows, 2)``; None where they do not draw."""
 
     def of(self, rows: slice) -> Draws:
         """The draws of some rows."""
@@ -119,18 +119,16 @@ class Vocabulary:
     def draw(self, chunk: Chunk, draws: Draws) -> None:
         """Draw the categories of a chunk, and write them to `draws` with the numbers that are kept."""
         kernel = self.kernel(chunk.estimator, chunk.logits)
-        if kernel is not None and draws.stats is not None:
-            from gapped.kernels.sampling import launch
-
-            to = launch.Streamed(draws.category, draws.stats, draws.law)
-            launch.stream(chunk.logits, chunk.key, kernel, to, first=chunk.first)
-            return
-        if kernel is not None:
-            from gapped.kernels.sampling import launch
-
-            launch.forward(chunk.logits, chunk.key, kernel, dense=False, indices=draws.category)
-        else:
+        if kernel is None:
             draws.category.copy_(self.index(chunk.estimator, chunk.logits, chunk.key))
+        else:
+            from gapped.kernels.sampling import launch
+
+            if draws.stats is not None:
+                to = launch.Streamed(*draws)  # type: ignore[arg-type]
+                launch.stream(chunk.logits, chunk.key, kernel, to, first=chunk.first)
+                return
+            launch.forward(chunk.logits, chunk.key, kernel, dense=False, indices=draws.category)
         if draws.law is not None:
             self.write_law(chunk, draws)
 
@@ -322,7 +320,7 @@ class Head(NamedTuple):
         hidden, is_given = layer.hidden, given is not None
         category = hidden.new_empty(hidden.shape[0], dtype=torch.int64) if given is None else given
         law = self._numbers(hidden, 2) if self.keeps_law or is_given else None
-        draws = Draws(category, law, self._numbers(hidden, 2) if self.streams else None)
+        draws = Draws(category, self._numbers(hidden, 2) if self.streams else None, law)
         for chunk in self._chunks(layer):
             (self.part.write_law if is_given else self.part.draw)(chunk, draws.of(chunk.rows))
         return draws
@@ -596,8 +594,8 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        anchor, index, law, stats, table, *tensors = ctx.saved_tensors
-        draws, layer = Draws(index, law, stats), Layer(*tensors[: len(Layer._fields)])
+        anchor, index, stats, law, table, *tensors = ctx.saved_tensors
+        draws, layer = Draws(index, stats, law), Layer(*tensors[: len(Layer._fields)])
         with without_autocast(grad.device):
             gradients = first_order(_gradients, anchor, grad, ctx, draws, layer, table)
         return None, None, None, None, None, *gradients, None
