@@ -21,7 +21,7 @@ class OneHotCategorical(distrax.OneHotCategorical):  # type: ignore[misc]
     """One-hot categorical distribution for distrax whose samples carry a gradient.
 
     Moments, divergences and log-probabilities are distrax's own. The law of half-precision logits is computed
-    in float32.
+    in float32. `distrax.straight_through_wrapper` would add its gradient to the estimator's.
 
     Arguments:
         logits: Unnormalised log-probabilities, `(*batch, K)`.
