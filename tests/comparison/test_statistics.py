@@ -212,6 +212,7 @@ def false_statements(law: Law, members: int, seeds: int, decide: Callable[..., b
     """The p-value of "something false is said in at most 5% of comparisons", one-sided."""
     rng = np.random.default_rng(members * seeds)
     hits = sum(decide(by_seed(*law(rng, members, seeds))) for _ in range(trials))
+    print(f"{law.__name__}, {members} x {seeds}: {hits} of {trials}")
     return float(stats.binomtest(hits, trials, LEVEL, alternative="greater").pvalue)
 
 
