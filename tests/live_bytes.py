@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,3 +42,17 @@ def peak_of(call: Callable[[], object], *known: Tensor) -> int:
 
 def bytes_of(*tensors: Tensor) -> int:
     return sum(each.nbytes for each in tensors)
+
+
+def saved_bytes(run: Callable[[], Tensor]) -> int:
+    """Bytes of the tensors that autograd keeps, each storage once."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    assert result.requires_grad
+    return sum(kept.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch.utils.checkpoint
 from conftest import MEMBERS, assert_equal, every_member, normal, seeded
 from forms import RAO
 from linear_heads import D, V, problem, small_chunks
+from live_bytes import saved_bytes
 from torch import Tensor
 from variants import make
 
@@ -145,20 +145,6 @@ def test_tensors_changed_after_the_draw_are_noticed(which: str) -> None:
 
 
 # Memory
-
-
-def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Bytes of the tensors that autograd keeps, each storage once."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()
-    assert result.requires_grad
-    return sum(kept.values())
 
 
 # The backward pass of MVE solves a system of the categories for each row, which is larger than the logits.

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from conftest import KINDS, MEMBERS, SOFT, assert_all_close, assert_close, assert_equal, normal, seeded
-from live_bytes import bytes_of, peak_of
+from live_bytes import bytes_of, peak_of, saved_bytes
 from torch import Tensor
 from variants import DTYPES, every_soft_variant, make
 
@@ -350,19 +350,6 @@ def test_other_arguments_are_checked_as_for_a_sample() -> None:
 
 
 # Memory
-
-
-def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Bytes of the tensors that autograd keeps, each storage once."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        run()
-    return sum(kept.values())
 
 
 @pytest.mark.slow_if(lambda name, form: name in ("gumbel-rao", "decoupled"))
