@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import FUNCTIONS
@@ -109,3 +110,9 @@ def test_importing_does_nothing() -> None:
         "before = look(); import gapped, gapped.nn, gapped.distributions; print(look() == before)"
     )
     assert printed == "True"
+
+
+@pytest.mark.parametrize("module", [gapped, gapped.nn, gapped.distributions, gapped.subsets])
+def test_completion_offers_what_is_public(module: Any) -> None:
+    assert dir(module) == sorted(module.__all__)
+    assert all((getattr(module, name).__doc__ or "").strip() for name in dir(module) if name != "__version__")

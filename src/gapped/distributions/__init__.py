@@ -4,3 +4,7 @@ from gapped.distributions.bernoulli import Bernoulli
 from gapped.distributions.categorical import OneHotCategorical
 
 __all__ = ["Bernoulli", "OneHotCategorical"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -75,3 +75,7 @@ __all__ = [
     "subset",
     "unimix",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -44,6 +44,10 @@ _documented = describing(
 __all__ = ["entropy", "expectation", "log_prob", "marginals", "subset"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 @_documented
 def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """The probability that each element is among the k that are selected.
