@@ -8,9 +8,16 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
+from statistical import require_law
 
 import gapped
+from gapped.comparison.outcome import judge
+from gapped.comparison.records import Record
+from gapped.comparison.statistics import LEVEL
+from gapped.comparison.table import Cell
 from gapped.errors import GappedError
 
 CLEAR = {"A": [1.0, 1.1, 0.9], "B": [5.0, 5.12, 4.93], "C": [7.0, 7.2, 6.95]}
@@ -139,3 +146,41 @@ def test_rows_stand_in_the_order_of_the_verdict() -> None:
     assert (cut.best, [row.name for row in cut.rows]) == ("B", ["B", "A"])
     assert cut.table.index("B") < cut.table.index("A")
     assert "pairs are compared on those that both have" in cut.verdict
+
+
+def test_a_grid_is_chosen_by_some_seeds_and_judged_by_the_others() -> None:
+    def train(estimator: Any, seed: int) -> float:
+        return abs(float(estimator.tau) - 0.5) + 0.01 * (seed * 7 % 5)
+
+    result = gapped.compare(train, ["gst:tau=0.3|0.5|1", "gst:tau=0.7"], seeds=6)
+    assert (result.best, result.worse) == ("gst:tau=0.5", ["gst:tau=0.7"])
+    told = "gst:tau=0.5 is the choice of 3 of 6 seeds out of gst:tau=0.3|0.5|1; only the others judge it."
+    assert told in result.verdict
+    assert {row.name for row in result.rows} == {"gst:tau=0.3", "gst:tau=0.5", "gst:tau=1", "gst:tau=0.7"}
+    named = gapped.compare(train, {"mine": "gst:tau=0.5|1", "other": "gst:tau=0.7"}, seeds=4)
+    assert named.best == "mine (gst:tau=0.5)"
+    with pytest.raises(GappedError, match=r"seeds: got \[0\], expected two or more"):
+        gapped.compare(train, ["gst:tau=0.3|0.5"], seeds=1)
+
+
+def test_a_larger_grid_does_not_win_by_luck() -> None:
+    """All settings are equal. By its best mean over all seeds, a grid of eight would win every other time."""
+    rng, names, hits, trials = np.random.default_rng(0), [f"g{i}" for i in range(8)], 0, 300
+    for _ in range(trials):
+        cells = [
+            Cell("r", "", name, None, tuple(grid_record(name, seed, rng.normal()) for seed in range(10)))
+            for name in [*names, "one"]
+        ]
+        ranking = judge(cells).ranking
+        assert ranking is not None
+        assert len(ranking.names) == 2
+        hits += bool(ranking.worse)
+    require_law(float(stats.binomtest(hits, trials, LEVEL, alternative="greater").pvalue))
+
+
+def grid_record(name: str, seed: int, value: float) -> Record:
+    how: dict[str, Any] = {"options": {"grid": "g"}} if name != "one" else {}
+    metrics: dict[str, float | None] = {"value": value}
+    return Record(
+        recipe="r", id=f"{name}{seed}", label=name, seed=seed, metric="value", metrics=metrics, **how
+    )

@@ -54,7 +54,8 @@ def compare(
             itself seeds nothing.
         estimators: Texts such as "gst:tau=0.5", objects, or a mapping from labels to either; "recommended" is
             `gapped.registry.RECOMMENDED`. A text without a temperature runs at the default of its class.
-            Every run gets a copy of its own.
+            Every run gets a copy of its own. "gst:tau=0.3|0.5|1" is a grid: the first half of the seeds
+            chooses its best setting, and the others judge it, so that more tuning is no advantage.
         seeds: How many (0, 1, ...), or which.
         budget: Seconds after which no further run starts. The verdict says which are missing.
         maximize: Whether higher is better.
@@ -174,7 +175,7 @@ def execute(
         known = {**store.records(), **kept}
     absent = [run for run in runs if run.key not in known]
     result = Comparison(
-        tuple(replace(known[run.key], maximize=maximize) for run in runs if run.key in known),
+        tuple(_record_of(run, known[run.key]) for run in runs if run.key in known),
         tuple((run.label, run.seed) for run in absent if run.label not in stops),
         folder,
         tuple((label, *stops[label]) for label in dict.fromkeys(r.label for r in absent) if label in stops),
@@ -186,6 +187,13 @@ def execute(
     if out is None:
         weakref.finalize(result, _remove, folder, os.getpid())
     return result
+
+
+def _record_of(run: UserRun, record: Record) -> Record:
+    """A record, which another call may have left, as this call asks for it."""
+    options = {name: value for name, value in record.options.items() if name != "grid"}
+    options |= {"grid": run.grid} if run.grid else {}
+    return replace(record, maximize=run.maximize, options=options)
 
 
 def _batches(runs: Sequence[UserRun], stops: bool) -> Iterator[tuple[Sequence[UserRun], int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -11,6 +11,8 @@ from math import isfinite
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gapped.comparison.records import Record
 from gapped.comparison.statistics import (
@@ -305,6 +307,7 @@ def judge(
     by_name = {cell.name(named): cell for cell in group}
     finite = {name: _finite_values(cell, metric) for name, cell in by_name.items()}
     losses = {name: 1 - len(finite[name]) / len(cell.records) for name, cell in by_name.items()}
+    choices = _choose(by_name, finite, losses, higher)
     least = min((losses[name] for name in by_name if finite[name]), default=None)
     outs = {
         name: ", so it is not compared" * (least is not None and losses[name] > least) for name in by_name
@@ -345,11 +348,47 @@ def judge(
         texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
     if tied:
         texts.append(_forecast(ranking, len(candidates[best])))
-    if len({frozenset(candidates[name]) for name in candidates}) > 1:
+    texts += choices
+    if len({frozenset(candidates[name]) for name in candidates}) > 1 and not choices:
         texts.append("Not all have run with the same seeds: pairs are compared on those that both have.")
     if twins:
         texts.append(f"{listing([best, *twins], _NAMED)} gave the same values at every seed.")
     return Verdict((*texts, *lost), ranking)
+
+
+def _choose(
+    by_name: dict[str, Cell],
+    finite: dict[str, dict[int, float]],
+    losses: Mapping[str, float],
+    higher: bool,
+) -> list[str]:
+    """Leave of each grid the setting that is best on the first half of the seeds, with its later values.
+
+    A sentence for each. So the choice costs seeds, and luck in it does not count.
+    """
+    grids: dict[str, list[str]] = {}
+    for name, cell in by_name.items():
+        if grid := cell.records[0].options.get("grid"):
+            grids.setdefault(str(grid), []).append(name)
+    texts = []
+    for grid, names in grids.items():
+        seeds = sorted({r.seed for name in names for r in by_name[name].records})
+        first = set(seeds[: len(seeds) // 2])
+        means = {
+            name: float(np.mean([x for seed, x in finite[name].items() if seed in first])) * (1 - 2 * higher)
+            for name in names
+            if finite[name].keys() & first and finite[name].keys() - first
+        }
+        if not means:
+            continue
+        chosen = min(means, key=lambda name: (losses[name], -len(by_name[name].records), means[name], name))
+        finite[chosen] = {seed: x for seed, x in finite[chosen].items() if seed not in first}
+        for name in names:
+            if name != chosen:
+                del by_name[name], finite[name]
+        counts = f"{len(first)} of {len(seeds)} seeds"
+        texts.append(f"{chosen} is the choice of {counts} out of {grid}; only the others judge it.")
+    return texts
 
 
 def ordered(rows: Sequence[Row], verdict: Verdict) -> list[Row]:

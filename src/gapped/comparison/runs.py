@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
 import re
@@ -59,6 +60,8 @@ class UserRun:
     """A hash of the function and of what it uses."""
     contents: str
     """A hash of the estimator, of which `text` may not say all."""
+    grid: str = ""
+    """The label of the grid that it is a setting of, if it is."""
 
     @functools.cached_property
     def id(self) -> str:
@@ -123,7 +126,7 @@ class UserRun:
 
     def _record(self, where: str = "", **result: Any) -> Record:
         device = torch.device("cuda" if uses_cuda() else "cpu")
-        said = {"where": where, "memory_gb": peak_gb()}
+        said = {"where": where, "memory_gb": peak_gb(), "grid": self.grid}
         return Record(
             id=self.id,
             recipe=self.function,
@@ -153,18 +156,38 @@ def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bo
         raise reject("seeds", seeds, "a count, or integers from 0")
     members = {}
     chosen = RECOMMENDED if isinstance(estimators, str) and estimators == "recommended" else estimators
-    for name, member in label_estimators(chosen).items():
-        label = printable(name)
-        if len(label) > _LONGEST:
-            raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
-        text, estimator = (member, make(member)) if isinstance(member, str) else (label_of(member), member)
-        members[label] = text, estimator, fingerprint(estimator, train)
+    for name, given in label_estimators(chosen).items():
+        grid = settings_of(given)
+        for member in grid:
+            label = printable(name if len(grid) == 1 else member if name == given else f"{name} ({member})")
+            if len(label) > _LONGEST:
+                raise reject("estimators", f"a label of {len(label)} characters", f"at most {_LONGEST}")
+            is_text = isinstance(member, str)
+            text, estimator = (member, make(member)) if is_text else (label_of(member), member)
+            choice = printable(name)[:_LONGEST] if len(grid) > 1 else ""
+            members[label] = text, estimator, fingerprint(estimator, train), choice
+    if len(numbers) < 2 and any(choice for *_, choice in members.values()):
+        raise reject("seeds", numbers, "two or more: some choose the setting of a grid, others judge it")
     function, code = name_of(train)[-_LONGEST:], fingerprint(train, train)
     return [
-        UserRun(function, label, text, estimator, int(seed), maximize, code, contents)
+        UserRun(function, label, text, estimator, int(seed), maximize, code, contents, choice)
         for seed in numbers
-        for label, (text, estimator, contents) in members.items()
+        for label, (text, estimator, contents, choice) in members.items()
     ]
+
+
+def settings_of(estimator: Any) -> list[Any]:
+    """The estimator, or the texts of a grid.
+
+    >>> settings_of("gst:tau=0.5|1,gap=1")
+    ['gst:tau=0.5,gap=1', 'gst:tau=1,gap=1']
+    """
+    if not isinstance(estimator, str) or "|" not in estimator:
+        return [estimator]
+    name, _, options = estimator.partition(":")
+    pieces = [piece.partition("=") for piece in options.split(",")]
+    choices = [[f"{key}{sign}{value.strip()}" for value in rest.split("|")] for key, sign, rest in pieces]
+    return [f"{name}:{','.join(each)}" for each in itertools.product(*choices)]
 
 
 def question(record: Record) -> tuple[object, ...]:
