@@ -164,6 +164,55 @@ def test_bound_arguments_and_states_of_own_objects_count_and_networks_do_not() -
     assert of(ring) == of(ring)
 
 
+MEMBERS = """
+import functools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+import torch
+
+class Base:
+    __slots__ = ("size",)
+    ratios = torch.full((2,), 1.0)
+    names = {"a", "b"}
+    options = SimpleNamespace(depth=3)
+    power = functools.partialmethod(lambda self, n: self.size**n, 4)
+
+    def __init__(self, size):
+        self.size = size
+
+    @functools.lru_cache
+    def half(self):
+        return self.size / 5
+
+class Model(Base):
+    @functools.cached_property
+    def third(self):
+        return 6.0
+
+@dataclass
+class Unset:
+    later: int = field(init=False)
+
+MODEL, UNSET, META, DEVICE = Base(7), Unset(), torch.empty(8, device="meta"), torch.device("cpu")
+
+def train(estimator, seed):
+    return Model(seed), MODEL, UNSET, META, DEVICE
+"""
+
+
+@pytest.mark.parametrize("before", ["1.0", '"b"', "=3", "n, 4", "/ 5", "6.0", "Base(7)", "empty(8", '"cpu"'])
+def test_members_of_classes_and_slots_of_objects_count(before: str) -> None:
+    after = '"cuda"' if before == '"cpu"' else before.translate(str.maketrans("134567b8", "22222222"))
+    assert MEMBERS.count(before) == 1
+    assert after != before
+    prints = []
+    for text in (MEMBERS, MEMBERS, MEMBERS.replace(before, after)):
+        names: dict[str, Any] = {"__name__": __name__}
+        exec(compile(text, __file__, "exec"), names)
+        prints.append(fingerprint(names["train"], names["train"]))
+    assert prints[0] == prints[1] != prints[2]
+
+
 SCRIPT = """
 import sys
 import gapped

@@ -22,9 +22,12 @@ from gapped.comparison.records import derived_hash
 from gapped.score.trainable import Trainable
 
 # Values that their `repr` tells in full.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, PurePath, np.generic, torch.dtype)
+_PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, bytearray, type(None), range, slice)
+_PLAIN += (PurePath, np.generic, torch.dtype, torch.device)
 # Of a class: what it was defined with. The rest, such as caches, may change while a program runs.
-_MEMBERS = (*_PLAIN, FunctionType, staticmethod, classmethod, property, tuple, list, dict, type)
+_MEMBERS = (*_PLAIN, tuple, list, dict, Set, Tensor, np.ndarray, Namespace, SimpleNamespace, type)
+_MEMBERS += (FunctionType, staticmethod, classmethod, property, type(functools.lru_cache(int)))
+_MEMBERS += (functools.cached_property, functools.partial, functools.partialmethod)
 _PLACES = {"__module__", "__doc__", "__firstlineno__", "__qualname__"}
 _INSTALLED = {"site-packages", "dist-packages"}
 # A checkout of gapped is as installed, wherever it lies.
@@ -130,14 +133,18 @@ class _Walk:
             yield from (value.__func__, value.__self__)
         elif isinstance(value, property):
             yield from (value.fget, value.fset)
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, functools.partial | functools.partialmethod):
             yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, functools.cached_property):
+            yield value.func
         elif hasattr(value, "__wrapped__"):
             yield value.__wrapped__
         elif is_dataclass(value):
-            yield from (type(value), *(getattr(value, each.name) for each in fields(value)))
+            yield from (type(value), *(getattr(value, each.name, None) for each in fields(value)))
         elif isinstance(value, Namespace | SimpleNamespace) or self.is_own(type(value)):
             yield from (type(value), getattr(value, "__dict__", None))
+            state = object.__getstate__(value)
+            yield from state[1:] if isinstance(state, tuple) else ()
 
     def function(self, function: FunctionType) -> Iterator[Any]:
         if self.is_own(function):
@@ -197,10 +204,14 @@ def _text(code: CodeType) -> str:
 
 
 def _array(value: Tensor | np.ndarray[Any, Any]) -> tuple[str, list[Any]]:
+    if isinstance(value, Tensor) and value.is_nested:
+        return "", list(value.unbind())
     form = f"{value.dtype} {tuple(value.shape)}"
     if isinstance(value, np.ndarray):
         whole = value.dtype != object
         return (form + _digest(value.tobytes()), []) if whole else (form, value.tolist())
+    if value.is_meta:
+        return form, []
     if value.layout is not torch.strided:
         value = value.to_dense()
     # As bytes, since NumPy lacks some of torch's formats.
