@@ -86,7 +86,7 @@ def test_a_store_sees_what_others_do_to_its_files(tmp_path):
 
 def test_records_are_written_last(tmp_path, monkeypatch):
     names: list[str] = []
-    monkeypatch.setattr(records, "write", lambda folder, lines: names.append(lines[0].FILE))
+    monkeypatch.setattr(records, "write", lambda folder, lines, sync: names.append(lines[0].FILE))
     Store(tmp_path).add([record("a"), curve("a"), images("a"), Trees(id="a", examples=[TREE])])
     assert names == ["curves.jsonl", "images.jsonl", "trees.jsonl", "records.jsonl"]
 
