@@ -479,6 +479,10 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert message(lambda: router(x).run([torch.nn.Identity()], x)).startswith("experts: got ")
     wide = Router(D, E, others="mean")
     assert message(lambda: wide(x).combine(torch.randn(N, 3))).startswith("outputs: got ")
+    for capacity, form in ((None, "(24, 'width')"), (1.0, "(5, 5, 'width')")):
+        route = Router(D, E, capacity=capacity)(x)
+        # Fewer rows than were sent: the last tokens would silently get nothing.
+        assert message(lambda route=route: route.combine(route.dispatch(x)[:-1])).endswith(form)
 
 
 @pytest.mark.parametrize("capacity", [None, 1.25])
@@ -486,4 +490,4 @@ def test_no_tokens_at_all(capacity: float | None) -> None:
     x, experts = torch.randn(2, 0, D), [torch.nn.Linear(D, 3)] * E
     route = Router(D, E, capacity=capacity)(x)
     assert route.run(experts, x).shape == (2, 0, 3)
-    assert route.balance == route.z == 0
+    assert route.balance == route.z == route.dropped == 0

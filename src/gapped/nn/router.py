@@ -127,7 +127,7 @@ class Routed:
     @property
     def dropped(self) -> Tensor:
         """The share of choices that found no place."""
-        return 1 - self.counts.sum() / self.load.sum().clamp(min=1)
+        return (self.load - self.counts).sum() / self.load.sum().clamp(min=1)
 
     def dispatch(self, hidden: Tensor) -> Tensor:
         """Send tokens `(*rows, d)` to their experts: `(experts, places, d)`, or `(n, d)` without capacity."""
@@ -144,8 +144,12 @@ class Routed:
         Arguments:
             outputs: In the form that `dispatch` has, of any width.
         """
-        outputs = outputs if self._router.capacity is None else outputs.flatten(0, 1)
-        back = self._source[: len(outputs)].unsqueeze(-1)
+        places = len(self._source)
+        form = (places,) if self._router.capacity is None else (len(self.load), places // len(self.load))
+        if outputs.shape[:-1] != form:
+            raise reject("outputs", f"a tensor of shape {tuple(outputs.shape)}", f"{(*form, 'width')}")
+        outputs = outputs.flatten(0, -2)
+        back = self._source.unsqueeze(-1)
         found: Tensor = _Take.apply(outputs, self._where.flatten(), back)  # type: ignore[no-untyped-call]
         gates = self.gates.flatten(0, -2).unsqueeze(-1).to(outputs.dtype)
         total = (found.view(*self._where.shape, outputs.shape[-1]) * gates).sum(1)
@@ -173,7 +177,9 @@ class Routed:
             counts = self.counts.tolist()
             parts = torch.split(sent, [*counts, len(sent) - sum(counts)])
         results = [expert(part) for expert, part in zip(experts, parts, strict=False)]
-        return self.combine(torch.stack(results) if has_blocks else torch.cat(results))
+        if has_blocks:
+            return self.combine(torch.stack(results))
+        return self.combine(torch.cat([*results, results[0].new_zeros(len(parts[-1]), results[0].shape[-1])]))
 
     @property
     def _exists(self) -> Tensor:
@@ -335,7 +341,7 @@ class Router(Estimated):
             raise reject("outputs", f"a tensor of shape {tuple(outputs.shape)}", accepted)
         if self.training and checkpoint_function() is None:
             taken = torch.cat([route.index.flatten(), route.index.new_full((1,), len(self.means))])
-            owner = taken[route._source[: len(outputs)]].clamp(max=len(self.means))
+            owner = taken[route._source].clamp(max=len(self.means))
             sums = self.means.new_zeros(len(self.means) + 1, outputs.shape[-1])
             sums.index_add_(0, owner, outputs.to(sums.dtype))
             sums, counts = self._total(sums[:-1]), self._total(route.counts.to(sums.dtype))
