@@ -80,6 +80,20 @@ def test_a_digit_moves_over_the_field_and_keeps_its_light() -> None:
     torch.testing.assert_close(frames.sum((2, 3, 4)), torch.full((16, 6), 64.0), atol=1e-2, rtol=0)
 
 
+def test_all_cells_of_the_world_model_see_equal_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    loss = world_model._loss
+    monkeypatch.setattr(
+        world_model, "_loss", lambda model, frames, *rest: seen.append(frames) or loss(model, frames, *rest)
+    )
+    for way in ("straight-through", "gumbel-rao"):
+        list(world_model.train(small("world-model")[f"8 x 8: {way}"], 0))
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) == 4
+    for own, other in zip(first, second, strict=True):
+        assert torch.equal(own, other)
+
+
 def test_one_command_compares_the_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,7 +202,8 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
             model.train()
             with meter:
                 for _ in range(cell.every):
-                    rows = torch.randint(len(pool[0]), (cell.batch,), device=device)
+                    # Not from the seed's own numbers, of which estimators draw different amounts.
+                    rows = torch.randint(len(pool[0]), (cell.batch,), generator=world.generator).to(device)
                     loss = _loss(model, pool[0][rows], pool[1][rows])[0]
                     optimiser.zero_grad()
                     loss.backward()
