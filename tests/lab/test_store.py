@@ -113,7 +113,7 @@ def add(own):
     if not safe:
         from contextlib import nullcontext
         write = records.write
-        def late(folder, lines):
+        def late(folder, lines, sync):
             # Everybody has looked before anybody writes, until one has nothing left to write.
             if not lines or isinstance(lines[0], Record):
                 with suppress(BrokenBarrierError):

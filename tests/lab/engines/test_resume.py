@@ -92,7 +92,7 @@ def torn_write(file_name: str, nth: int, share: float) -> Callable[..., None]:
     """Appending, but the nth time to `file_name` the disk gets only a part of the bytes."""
     write, calls = records.write, 0
 
-    def wrapped(folder: Path, lines: Any) -> None:
+    def wrapped(folder: Path, lines: Any, sync: bool = True) -> None:
         nonlocal calls
         path = folder / file_name
         if lines and file_name == lines[0].FILE:
