@@ -75,6 +75,16 @@ def test_forbidden_actions_of_torchrl_are_never_drawn(sparse: bool) -> None:
     assert (gradient.abs().amax(-1) > 0).all()
 
 
+def test_padding_of_torchrls_indices_is_no_action() -> None:
+    law = peer("torchrl").MaskedOneHotCategorical(
+        logits=LOGITS[:2], indices=torch.tensor([[0, 2, 4], [3, -1, -1]]), padding_value=-1
+    )
+    sample = law.rsample((50,))
+    assert_one_hot(sample)
+    assert (sample[:, 0, [1, 3]] == 0).all()
+    assert (sample[:, 1, 3] == 1).all()
+
+
 def test_torchrls_own_strategies_stay() -> None:
     ours = peer("torchrl")
     for strategy in ours.distributions.ReparamGradientStrategy:

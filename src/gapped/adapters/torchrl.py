@@ -29,9 +29,12 @@ class _Estimated:
             return result
         logits = self.logits
         if getattr(self, "_sparse_mask", False):
-            # Indices of the actions that are allowed: all others have no mass.
-            absent = logits.new_full((*logits.shape[:-1], self.num_samples), -torch.inf)
-            logits = absent.scatter(-1, self._mask.expand(logits.shape), logits)
+            # Indices of the actions that are allowed: all others have no mass. Padding, which may be any
+            # number, goes to a place of its own.
+            allowed, padding = self._mask.expand(logits.shape), self._padding_value
+            where = allowed if padding is None else allowed.masked_fill(allowed == padding, self.num_samples)
+            absent = logits.new_full((*logits.shape[:-1], self.num_samples + 1), -torch.inf)
+            logits = absent.scatter(-1, where, logits)[..., :-1]
         return self.grad_method.sample(logits.expand(*(sample_shape or ()), *logits.shape))
 
 
