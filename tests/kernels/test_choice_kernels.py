@@ -87,7 +87,7 @@ def test_sets_have_their_law(n: int, k: int, monkeypatch: pytest.MonkeyPatch) ->
     if DEVICE.type == "cpu":
         monkeypatch.setattr(kernel, "ELEMENTS", 1 << 17)
     theta = 1.5 * torch.randn(n, generator=seeded(n))
-    rows = theta.expand(12_000, n).to(DEVICE)
+    rows = theta.expand(36_000, n).to(DEVICE)
     index = kernel.draw(rows, k, torch.Generator(DEVICE).manual_seed(k), False).index.cpu()
     assert (index.diff(dim=-1) > 0).all()
     number = torch.full((1 << n,), -1)

@@ -154,7 +154,8 @@ def test_memory_beyond_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     for own in (table, weight, "log_prob"):
         assert sizes.MEMORY / 2 < beyond(own) <= sizes.MEMORY
     # By torch, in parts of four rows in float32: about four of them at a time.
-    monkeypatch.setattr(sizes, "CHUNK_BYTES", 4 * 4 * CATEGORIES)
+    for name in ("CHUNK_BYTES", "GPU_CHUNK_BYTES"):
+        monkeypatch.setattr(sizes, name, 4 * 4 * CATEGORIES)
     monkeypatch.setattr(sizes, "FEWEST_ROWS", 1)
     assert beyond("entropy") <= beyond("log_prob") + 4.5 * sizes.CHUNK_BYTES
 
