@@ -20,8 +20,10 @@ FEWEST = 64
 
 
 def gains(evidence: Evidence) -> dict[str, Any]:
-    """Numbers of the last runs on a GPU."""
-    benches = [each for each in timings(evidence.bench) if not each.device.startswith("CPU")]
+    """Numbers of the last runs on a GPU; of a sample, of the last that timed `gapped.gumbel_softmax`."""
+    having = {line.run for line in evidence.bench if line.estimator == "gumbel-softmax"}
+    lines = [line for line in evidence.bench if line.width or line.run in having]
+    benches = [each for each in timings(lines) if not each.device.startswith("CPU")]
     large = [each for each in benches if not each.width and each.find("gumbel-softmax", "triton")]
     large = [each for each in large if each.reference("compiled") and _categories(each) >= FEWEST]
     ratios = [_ratios(each, "gumbel-softmax", "triton") for each in large]
