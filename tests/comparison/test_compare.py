@@ -911,3 +911,12 @@ def test_kills_at_any_time_change_nothing(tmp_path: Path, workers: int) -> None:
     whole, again = start("b").communicate(timeout=100)[0], start("a").communicate(timeout=100)[0]
     assert again == whole != ""
     assert len(read(tmp_path / "a", Record)) == 15, "no run has two records"
+
+
+def test_processes_that_die_alike_are_told_of_once() -> None:
+    def train(estimator: Any, seed: int) -> float:
+        return os._exit(5) if estimator.tau < 1 else float(seed)
+
+    result = gapped.compare(train, ["gst:tau=0.5", "gst:tau=2"], 3, workers=2)
+    assert result.verdict.count("exit code 5") == 1
+    assert "3 runs of gst:tau=0.5 failed: its process ended with exit code 5 (output/" in result.verdict

@@ -94,9 +94,11 @@ def failures(records: Iterable[Record]) -> list[str]:
         if r.failed:
             where = str(r.options.get("where", ""))
             kind = r.error.partition(":")[0] if where else r.error
-            lost.setdefault((r.recipe, kind, where), []).append(r)
+            # A process that died names the file of its own output.
+            lost.setdefault((r.recipe, kind, "" if where.startswith("output/") else where), []).append(r)
     sentences = []
-    for (recipe, _, where), runs in lost.items():
+    for (recipe, *_), runs in lost.items():
+        where = str(runs[0].options.get("where", ""))
         labels = list(dict.fromkeys(r.label for r in runs))
         of = labels[0] if len(labels) == 1 else f"{len(labels)} estimators"
         place = f" ({where})" if where else ""
