@@ -37,6 +37,8 @@ def reproduce(call: list[str]) -> list[str]:
     """The recipes alone, --quick or not: the grid is cut to a few runs; test_engines.py tests who trains."""
     words = zip(call, ["", *call], strict=False)
     names = [word for word, before in words if not (word.startswith("--") or before.startswith("--"))]
+    # One of them needs released quantizers.
+    names = ["world-model" if name == "workloads" else name for name in names]
     return [*names, "--quick", "--device", "cpu", "--out", "out"]
 
 
