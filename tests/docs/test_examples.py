@@ -170,22 +170,10 @@ def test_the_codebook_is_used(run: Runner) -> None:
     assert 2 < row["perplexity"][0] <= row["codes used"][0] <= 32
 
 
-def test_the_router_passes_by_what_is_down_or_full(run: Runner) -> None:
+def test_the_router_passes_by_what_is_down(run: Runner) -> None:
     loads = run.table("moe_router", 1, "gst:tau=1.0")["gst:tau=1.0"]["load, sorted"]
     assert loads[0] == 0
     assert sum(loads) == pytest.approx(1, abs=0.03)
-    names = run.names("moe_router")
-    # Everybody wants the first expert.
-    logits = torch.tensor([9.0, 0.0, 0.0, 0.0, 0.0]).repeat(40, 1).requires_grad_()
-    for places, taken in ((40, 40), (10, 40), (6, 24)):
-        choice = names["route"](logits, gapped.GST(), places)
-        load = choice.sum(0)
-        assert load[names["DOWN"]] == 0
-        assert load.max() <= places
-        assert load.sum() == choice.sum(-1).count_nonzero() == taken
-    choice.square().sum().backward()
-    assert logits.grad is not None
-    assert logits.grad[:, names["DOWN"]].count_nonzero() == 0
 
 
 def test_the_relevant_features_are_found(run: Runner) -> None:
