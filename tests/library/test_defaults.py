@@ -35,7 +35,7 @@ SHARED = {
 TORCHS = {"tau": 1.0, "hard": False}
 """The function `gumbel_softmax` has torch's defaults; the class has the recommended ones."""
 OWN: dict[str, dict[str, Any]] = {"gumbel_softmax": TORCHS, "gapped.sampling.choose": {"draw": None}}
-"""Defaults that differ. Without a `draw`, torch's `choose` takes that of the estimator, which none has in JAX."""
+"""Defaults that differ. Without a `draw`, torch's `choose` takes the estimator's, which JAX's has not."""
 PAGE = ROOT / "docs" / "table_of_defaults.md"
 
 
