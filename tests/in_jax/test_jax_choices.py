@@ -104,6 +104,15 @@ def test_the_normaliser_of_sets(n: int, k: int) -> None:
     assert_close(to_torch(slope), marginals(theta, k), 1e-10)
 
 
+def test_nothing_comes_from_places_without_a_category() -> None:
+    row = jnp.array([-jnp.inf, 0.3, -jnp.inf, 0.7, -jnp.inf])
+    drawn = gapped.jax.choose(KEY, row, k=3)
+    _, back = jax.vjp(lambda row: gapped.jax.choose(KEY, row, k=3).weights(), row)
+    g = to_jax(normal(3))
+    found, expected = (back(jnp.where(drawn.index == 5, filling, g))[0] for filling in (jnp.nan, 0.0))
+    assert_close(to_torch(found), to_torch(expected), 0.0)
+
+
 def test_choices_leave_jit_and_can_be_batched() -> None:
     keys, logits = jax.random.split(KEY, 8), to_jax(normal(8, 5))
     drawn = jax.jit(jax.vmap(lambda key, row: gapped.jax.choose(key, row, k=2)))(keys, logits)

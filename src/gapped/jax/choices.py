@@ -57,7 +57,9 @@ class Choices:
         top = jax.lax.stop_gradient(chosen.max(-1, keepdims=True))
         mass = jnp.exp(chosen - jnp.where(jnp.isfinite(top), top, 0.0))
         share = mass / jnp.maximum(mass.sum(-1, keepdims=True), 0.5)
-        return share.astype(self._logits.dtype) * self.gate()
+        # Nothing comes back from places without a category, whatever arrives there.
+        weights = share.astype(self._logits.dtype) * self.gate()
+        return jnp.where(self.index == self._logits.shape[-1], jnp.zeros((), weights.dtype), weights)
 
     def select(self, table: Array) -> Array:
         """The rows `table[index]` of a table `(K, *rest)`: `(*rows, k, *rest)`."""
