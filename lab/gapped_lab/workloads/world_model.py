@@ -180,8 +180,8 @@ class WorldModel(nn.Module):
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """The average of KL(p || q) over batch and time, summed over latents; arguments are log-probabilities."""
-    return (p.exp() * (p - q)).sum((-2, -1)).mean()
+    """KL(p || q) of each sequence and step, summed over latents; arguments are log-probabilities."""
+    return (p.exp() * (p - q)).sum((-2, -1))
 
 
 def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
@@ -217,9 +217,10 @@ def _loss(model: WorldModel, frames: Tensor, actions: Tensor) -> tuple[Tensor, T
     """The loss, the squared error of frames summed over pixels, and the divergence."""
     states, latents, posterior, prior = model.observe(frames, actions)
     error = (model.decode(states, latents) - frames).square().sum((-3, -2, -1)).mean()
-    exact = divergence(posterior, prior)
+    exact = divergence(posterior, prior).mean()
     dynamics, representation = divergence(posterior.detach(), prior), divergence(posterior, prior.detach())
-    return error + 0.5 * dynamics.clamp_min(1.0) + 0.1 * representation.clamp_min(1.0), error, exact
+    loss = error + (0.5 * dynamics.clamp_min(1.0) + 0.1 * representation.clamp_min(1.0)).mean()
+    return loss, error, exact
 
 
 @torch.no_grad()
