@@ -2,7 +2,7 @@
 
 >>> import torch, gapped
 >>> logits = torch.randn(4, 10, requires_grad=True)
->>> z = gapped.gst(logits, tau=0.5, hard=True)
+>>> z = gapped.sample(logits)
 >>> z.sum(-1)
 tensor([1., 1., 1., 1.], grad_fn=<SumBackward1>)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
 from gapped.docstrings import documented
+from gapped.errors import GappedError
 from gapped.pathwise import Pathwise, Source, resolve_pathwise
 
 if TYPE_CHECKING:
@@ -16,6 +19,25 @@ if TYPE_CHECKING:
     from gapped.choices import Choices, Law
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _without_levels(function: F) -> F:
+    """Answer a call with the options of `F.gumbel_softmax` by a line that says where they went."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if len(args) > 1 or "tau" in options or "hard" in options:
+            raise GappedError(
+                "sample: it is hard and has no temperature; "
+                "gapped.gumbel_softmax(logits, tau, hard) takes both"
+            )
+        return function(*args, **options)
+
+    return cast(F, call)
+
+
+@_without_levels
 @documented
 def sample(
     logits: Tensor,

@@ -133,6 +133,7 @@ def test_a_function_of_the_user(here, capsys):
         ("mine_diagnosed:broken", "failed on samples of shape"),
         ("mine_diagnosed:number", "an object of type int"),
         ("mine_diagnosed:nothing", "no such name"),
+        ("some/mine.py:problem", "expected a module, not a file: some.mine:problem"),
         ("mine_diagnosed_not:cost", "ModuleNotFoundError"),
         ("mine", "module:function"),
     ]:

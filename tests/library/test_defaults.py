@@ -14,6 +14,7 @@ from doc_pages import ROOT
 from torch import Tensor
 
 import gapped
+from gapped.cli import compare as compare_command
 from gapped.registry import RECOMMENDED, resolve
 from gapped.texts import DEFAULT
 
@@ -50,6 +51,10 @@ def defaults(callable_: Any) -> dict[str, Any]:
 def public(module: Any) -> dict[str, Any]:
     named = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
     return {name: each for name, each in named.items() if callable(each)}
+
+
+def test_the_command_has_the_default_of_the_function() -> None:
+    assert SHARED["seeds"] == compare_command.SEEDS
 
 
 def require_shared(module: Any) -> None:

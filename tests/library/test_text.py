@@ -154,6 +154,14 @@ def test_a_module_has_a_temperature_to_set() -> None:
 
 
 @pytest.mark.parametrize(
+    ("levels", "options"), [((), {"tau": 0.5}), ((), {"hard": True}), ((0.5,), {}), ((0.5, True), {})]
+)
+def test_a_call_with_torchs_options_is_told_where_they_went(levels: Any, options: Any) -> None:
+    with pytest.raises(GappedError, match=r"has no temperature; gapped.gumbel_softmax\(logits, tau, hard\)"):
+        gapped.sample(torch.zeros(3), *levels, **options)
+
+
+@pytest.mark.parametrize(
     ("name", "ours"), [("STGS", "gumbel-softmax"), ("gumbel", "gumbel-softmax"), ("ste", "straight-through")]
 )
 def test_usual_names_are_understood(name: str, ours: str) -> None:

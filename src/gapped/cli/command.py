@@ -79,6 +79,9 @@ def load_function(option: str, text: str) -> Callable[..., Any]:
     module_name, _, name = text.partition(":")
     if not (module_name and name):
         raise reject(option, text, "module:function, importable from here")
+    if module_name.endswith(".py"):
+        meant = module_name.removesuffix(".py").replace("/", ".")
+        raise reject(option, text, f"a module, not a file: {meant}:{name}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

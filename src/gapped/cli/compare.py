@@ -30,6 +30,9 @@ OWN = {
     "keep",
 }
 
+SEEDS = 5
+"""The default of `gapped.compare`."""
+
 
 def compare(
     context: typer.Context,
@@ -57,7 +60,9 @@ def compare(
     ] = False,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per estimator.")] = 3,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs per estimator; 5 by default, 3 without --train.")
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data; each data set has its own default.")
     ] = None,
@@ -108,7 +113,9 @@ def compare(
             from gapped.comparison.identity import name_of
 
             out = out / name_of(function)
-        compare_function(function, estimator or "recommended", seeds, minutes, out, **how)
+        compare_function(
+            function, estimator or "recommended", SEEDS if seeds is None else seeds, minutes, out, **how
+        )
         return
     if unused := sorted(given & {"maximize", "timeout", "margin", "fresh", "keep"}):
         raise GappedError(f"--{unused[0]}: only together with --train")

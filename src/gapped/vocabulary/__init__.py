@@ -255,7 +255,8 @@ class LinearChoice:
         _check_ordinary(self._layer.hidden)
         if self._versions != versions((*self._layer, *self._head.estimator.tensors)):
             what = "hidden states, weight, bias, mask, temperatures or gaps"
-            raise RuntimeError(f"gapped: the {what} of a choice were changed after it was drawn")
+            advice = "read what you need before the optimiser's step"
+            raise RuntimeError(f"gapped: the {what} of a choice were changed after it was drawn; {advice}")
         rest = () if table is None else table.shape[1:]
         return attach(value, pull, self._head, self._draws, self._layer, table).view(
             (*self._head.shape, *rest)
