@@ -63,7 +63,8 @@ def dense(router: Router, experts: list[torch.nn.Linear], hidden: Tensor, means:
 @every_member
 @pytest.mark.parametrize("way", ["list", "blocks", "rows"])
 def test_a_layer_is_the_dense_program_with_other_results_as_zero(name: str, way: str) -> None:
-    router = router_of(normal(E, D), estimator=name, capacity=None if way == "rows" else float(E))
+    capacity = None if way == "rows" else float(E)
+    router = router_of(normal(E, D), estimator=name, capacity=capacity, others="zero")
     experts, hidden = experts_of(), normal(3, N // 3, D, seed=2).requires_grad_()
     run = stacked(experts) if way == "blocks" else experts
     ours = router(hidden, generator=seeded()).run(run, hidden)
@@ -471,6 +472,8 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert message(lambda: Router(D, 2, capacity=0)).startswith("capacity: got 0")
     assert message(lambda: Router(D, 2, law="top-k")).startswith("law: got 'top-k'")
     assert message(lambda: Router(D, 2, others="dense")).startswith("others: got 'dense'")
+    assert Router(D, 2).others == "mean"
+    assert Router(D, 2, estimator=SparseMixer()).others == "zero"
     assert message(lambda: Router(D, 2, estimator=SparseMixer(), others="mean")).startswith("others: ")
     assert message(lambda: SparseMixer(-1.0)).startswith("jitter: got -1.0")
     router, x = Router(D, E), torch.randn(N, D)
@@ -488,6 +491,8 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize("capacity", [None, 1.25])
 def test_no_tokens_at_all(capacity: float | None) -> None:
     x, experts = torch.randn(2, 0, D), [torch.nn.Linear(D, 3)] * E
-    route = Router(D, E, capacity=capacity)(x)
+    route = Router(D, E, capacity=capacity, others="zero")(x)
     assert route.run(experts, x).shape == (2, 0, 3)
+    same = [torch.nn.Linear(D, D)] * E
+    assert Router(D, E, capacity=capacity)(x).run(same, x).shape == (2, 0, D)
     assert route.balance == route.z == route.dropped == 0

@@ -36,7 +36,7 @@ class Cell:
     k: int = 1
     law: Law = "subset"
     """For estimators and several experts: "subset", or "sequential" for one by one."""
-    others: Literal["zero", "mean"] = "zero"
+    others: Literal["mean", "zero"] | None = None
     """For estimators: what the gradient takes for experts that were not asked."""
     hidden: int = 512
     steps: int = 2000
@@ -54,7 +54,7 @@ INCUMBENTS: dict[str, dict[str, Any]] = {
 ONE: dict[str, dict[str, Any]] = {
     **INCUMBENTS,
     "gapmax": {},
-    "gapmax, others=mean": {"others": "mean"},
+    "gapmax, others=zero": {"others": "zero"},
     **{way: {} for way in ("gapmax:draw=argmax", "gumbel-softmax:tau=1", "gumbel-softmax:tau=0.5")},
     **{way: {} for way in ("reinmax", "gst", "straight-through")},
 }
@@ -84,7 +84,7 @@ class TopK(gapped.nn.Router):
     """Softmax with top-k: gates are the probabilities of the chosen, whose sum is 1 for several."""
 
     def __init__(self, cell: Cell) -> None:
-        super().__init__(cell.width, cell.experts, cell.k, capacity=CAPACITY)
+        super().__init__(cell.width, cell.experts, cell.k, capacity=CAPACITY, others="zero")
         self.way = cell.way
         self.noise = nn.Linear(cell.width, cell.experts, bias=False) if cell.way == "noisy" else None
         if self.noise is not None:

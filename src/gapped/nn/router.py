@@ -214,11 +214,12 @@ class Router(Estimated):
         law: Of several experts, "subset" or "sequential", as in `gapped.choose`.
         capacity: How many places each expert has, in multiples of an even load; tokens that come too late go
             without it, and later tokens never displace earlier ones. None keeps all.
-        others: What the gradient takes for the results of experts that a token did not choose: "zero", or
-            "mean", a running mean of each expert's results, as Default-MoE has it.
+        others: What the gradient takes for the results of experts that a token did not choose: "mean", a
+            running mean of each expert's results, as Default-MoE has it, or "zero", which loses by it. None
+            is "mean", but "zero" for a SparseMixer. With "mean" results are as wide as tokens.
         group: Processes over which loads and running means are counted; None counts those of this one.
 
-    Parameters of the module: `projection`, a `torch.nn.Linear` without bias. With `others="mean"` the state
+    Parameters of the module: `projection`, a `torch.nn.Linear` without bias. With running means the state
     dict has `means`, `(experts, features)`, and `updates`, how often each was updated.
 
     >>> router = Router(16, experts=4, capacity=1.25)
@@ -249,7 +250,7 @@ class Router(Estimated):
         estimator: Pathwise | SparseMixer | str | None = None,
         law: Law = "subset",
         capacity: float | None = None,
-        others: Literal["zero", "mean"] = "zero",
+        others: Literal["mean", "zero"] | None = None,
         group: Any = None,
     ) -> None:
         for name, count in (("features", features), ("experts", experts), ("k", k)):
@@ -260,11 +261,12 @@ class Router(Estimated):
             check_level("capacity", capacity, positive=True)
         if law not in ("subset", "sequential"):
             raise reject("law", law, "'subset' or 'sequential'")
-        if others not in ("zero", "mean"):
-            raise reject("others", others, "'zero' or 'mean'")
+        if others not in (None, "mean", "zero"):
+            raise reject("others", others, "'mean' or 'zero'")
         self.sparse_mixer = estimator if isinstance(estimator, SparseMixer) else None
         if self.sparse_mixer and others == "mean":
             raise reject("others", others, "'zero' for a SparseMixer, whose rule counts them as zero")
+        others = others or ("zero" if self.sparse_mixer else "mean")
         default = "reinmax" if k > 1 and law == "subset" else None
         super().__init__(default if estimator is None or isinstance(estimator, SparseMixer) else estimator)
         self.k, self.law, self.capacity, self.others, self.group = k, law, capacity, others, group
@@ -337,7 +339,7 @@ class Router(Estimated):
     def _follow(self, route: Routed, outputs: Tensor) -> Tensor:
         """The running means, brought up to date in training mode with the results of a batch."""
         if outputs.shape[-1] != self.means.shape[-1]:
-            accepted = f"{self.means.shape[-1]} features, as the running means have"
+            accepted = f"{self.means.shape[-1]} features, as the running means have, or others='zero'"
             raise reject("outputs", f"a tensor of shape {tuple(outputs.shape)}", accepted)
         if self.training and checkpoint_function() is None:
             taken = torch.cat([route.index.flatten(), route.index.new_full((1,), len(self.means))])
