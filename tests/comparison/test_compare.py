@@ -792,6 +792,7 @@ def train(estimator, seed):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
+@pytest.mark.slow_if(lambda workers, kind: workers == "2" and kind != "process")
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("kind", ["thread", "process", "program", "fork", "orphan"])
 def test_what_a_run_leaves_behind_does_not_hold_the_command(tmp_path: Path, kind: str, workers: str) -> None:

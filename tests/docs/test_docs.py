@@ -61,7 +61,7 @@ def fault_of(arguments: list[str]) -> str | None:
 PYTHON = [block for block in blocks("python", "py") if ">>>" not in block.code]
 
 
-@pytest.mark.slow_if(lambda block: block.where in ("jax.md:49", "jax.md:71"))
+@pytest.mark.slow_if(lambda block: block.where in ("jax.md:47", "jax.md:69"))
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
 def test_python_blocks_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "block.py"

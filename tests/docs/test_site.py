@@ -48,6 +48,7 @@ def from_elsewhere(text: str, kind: str) -> list[str]:
     return re.findall(r"(?:url\(\s*|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", text)
 
 
+@pytest.mark.slow
 def test_no_page_loads_anything_from_the_network(site: Path) -> None:
     checked = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
     assert len(checked) > 10
@@ -71,6 +72,7 @@ def test_what_comes_from_the_network_is_found(text: str, kind: str) -> None:
     assert from_elsewhere('<a href="https://example.org">x</a><img src="a.png">', ".html") == []
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_site(site: Path) -> None:
     start = (site / "index.html").read_text("utf-8")
     for page in DOCS.glob("*.md"):
@@ -78,12 +80,14 @@ def test_every_page_is_in_the_site(site: Path) -> None:
         assert page.stem == "index" or f'href="{page.stem}.html' in start, page.name
 
 
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = "".join(page.read_text("utf-8") for page in site.glob("api*.html"))
     for name in set(gapped.__all__) - {"__version__"}:
         assert f'id="gapped.{name}"' in page or f'id="module-gapped.{name}"' in page, name
 
 
+@pytest.mark.slow
 def test_formulas_are_mathml(site: Path) -> None:
     page = (site / "estimators.html").read_text("utf-8")
     assert "<math " in page
@@ -92,11 +96,13 @@ def test_formulas_are_mathml(site: Path) -> None:
         assert "\\mathrm" not in (site / page).read_text("utf-8"), page
 
 
+@pytest.mark.slow
 def test_pages_can_be_copied_from(site: Path) -> None:
     assert (site / "_static" / "copy.js").is_file()
     assert "_static/copy.js" in (site / "tutorial.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_formulas_bring_their_font(site: Path) -> None:
     (font,) = re.findall(r'url\("(\S+?)"\)', (site / "_static" / "gapped.css").read_text("utf-8"))
     data = (site / "_static" / font).read_bytes()
@@ -106,6 +112,7 @@ def test_formulas_bring_their_font(site: Path) -> None:
     assert "SIL Open Font License" in licence.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_examples_have_pages_with_source_and_notebook(site: Path) -> None:
     gallery = (site / "examples.html").read_text("utf-8")
     for page in (DOCS / "examples").glob("*.md"):
@@ -118,6 +125,7 @@ def test_examples_have_pages_with_source_and_notebook(site: Path) -> None:
         assert (f'href="{page.stem}.ipynb"' in text) == (page.stem != "ddp")
 
 
+@pytest.mark.slow
 def test_a_text_for_programs_has_every_public_name(site: Path) -> None:
     """A line each, with an address that leads to it."""
     text = (site / "llms.txt").read_text("utf-8")
@@ -132,6 +140,7 @@ def test_a_text_for_programs_has_every_public_name(site: Path) -> None:
     assert {f"{page.stem}.html" for page in DOCS.glob("*.md")} <= pages | {"index.html"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("page", ["index", "masks", "api", "defaults", "field", "examples"])
 def test_nothing_is_cut_without_a_hint(browser: Any, site: Path, page: str, width: int) -> None:

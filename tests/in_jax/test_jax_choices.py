@@ -94,6 +94,7 @@ def test_sets_have_their_law(law: Any) -> None:
     require_rejected(chi_squared(counts, sequential if law == "subset" else exact))
 
 
+@pytest.mark.slow_if(lambda n, k: n == 9)
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (6, 2), (6, 5), (9, 4)])
 def test_the_normaliser_of_sets(n: int, k: int) -> None:
     from gapped.jax import subsets
@@ -113,6 +114,7 @@ def test_nothing_comes_from_places_without_a_category() -> None:
     assert_close(to_torch(found), to_torch(expected), 0.0)
 
 
+@pytest.mark.slow
 def test_choices_leave_jit_and_can_be_batched() -> None:
     keys, logits = jax.random.split(KEY, 8), to_jax(normal(8, 5))
     drawn = jax.jit(jax.vmap(lambda key, row: gapped.jax.choose(key, row, k=2)))(keys, logits)
