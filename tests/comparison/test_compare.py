@@ -504,7 +504,7 @@ def test_a_script_and_the_module_of_its_name_share_their_runs(
     assert gapped.compare(train, ["gst:tau=1"], seeds=2, out=tmp_path / "runs").reused == 2
 
 
-@pytest.mark.slow_if(lambda workers: workers == 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, workers: int) -> None:
     """Nor does it leave anything behind: the output ends when the last process that holds it has ended."""

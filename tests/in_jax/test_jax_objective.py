@@ -90,6 +90,7 @@ def test_a_flat_cost_has_a_value_a_parameter_and_gradients_from_scores(case: str
         assert jnp.isfinite(slope).all()
 
 
+@pytest.mark.slow_if(lambda way: way == "grad of vmap")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_cost_that_uses_its_sample_is_differentiated(way: str) -> None:
     """Also where a part of it is stopped, or draws by an estimator again."""
