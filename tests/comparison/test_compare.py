@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -257,17 +256,6 @@ def test_nothing_finished_is_said(tmp_path: Path) -> None:
         result.plot()
 
 
-def test_a_process_that_dies_costs_its_run() -> None:
-    def train(estimator: Any, seed: int) -> float:
-        if seed == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return value_of(estimator, seed)
-
-    result = gapped.compare(train, ["gst"], seeds=3, workers=2)
-    assert [r.status for r in result.records] == ["ok", "failed", "ok"]
-    assert "exit code -9" in result.records[1].error
-
-
 def test_ray_gives_what_this_process_gives(tmp_path: Path, fake_ray: FakeRay) -> None:
     one = gapped.compare(broken, MEMBERS, seeds=4, out=tmp_path / "a")
     other = gapped.compare(broken, MEMBERS, seeds=4, out=tmp_path / "b", engine="ray")
@@ -360,18 +348,6 @@ print(json.dumps({
 """
 
 
-def test_workers_give_what_one_process_gives() -> None:
-    def train(estimator: Any, seed: int) -> float:
-        generator = torch.Generator().manual_seed(seed)
-        logits = torch.randn(8, 5, generator=generator, requires_grad=True)
-        estimator.sample(logits, generator=generator).square().mul(torch.arange(5)).sum().backward()
-        assert logits.grad is not None
-        return float(logits.grad.norm())
-
-    one, two = (gapped.compare(train, MEMBERS, 3, workers=workers) for workers in (1, 2))
-    assert values(one) == values(two)
-
-
 def test_the_state_of_an_estimator_is_not_shared() -> None:
     class Counting:
         count = 0
@@ -448,27 +424,6 @@ def test_a_budget_ends_it_and_the_same_call_goes_on(tmp_path: Path, monkeypatch:
     assert gapped.compare(numbers, MEMBERS, seeds=2, out=tmp_path).missing == ()
 
 
-PROGRAM = """
-import os, signal, sys, time
-import gapped
-
-os.environ["DRIVER"], workers = str(os.getpid()), int(sys.argv[3])
-
-def train(estimator, seed):
-    if sys.argv[2] == "kill" and seed == 4:
-        os.kill(int(os.environ["DRIVER"]), signal.SIGKILL)
-        time.sleep(100)
-    with open(sys.argv[1] + ".log", "a") as log:
-        log.write("run ")
-    yield 5.0
-    yield estimator.tau + 0.01 * seed
-
-members = ["gst:tau=0.5", "gst:tau=0.51", "gst:tau=9"]
-result = gapped.compare(train, members, 6, out=sys.argv[1], workers=workers)
-print([(r.id, r.metrics) for r in result.records], result.stopped)
-"""
-
-
 def test_runs_that_were_there_are_told_from_those_that_were_trained(tmp_path: Path) -> None:
     def train(estimator: Any, seed: int) -> float:
         return float(estimator.tau) + 0.1 * seed
@@ -482,56 +437,14 @@ def test_runs_that_were_there_are_told_from_those_that_were_trained(tmp_path: Pa
     assert f"All 6 runs were in {tmp_path} already" in " ".join(again._repr_html_().split())
 
 
-SCRIPT = """
-import gapped
-
-def train(estimator, seed):
-    return estimator.tau + seed
-
-if __name__ == "__main__":
-    gapped.compare(train, ["gst:tau=1"], seeds=2, out="runs")
-"""
-
-
-def test_a_script_and_the_module_of_its_name_share_their_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "taus.py").write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, "taus.py"]
-    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, timeout=60)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    train = importlib.import_module("taus").train
-    assert gapped.compare(train, ["gst:tau=1"], seeds=2, out=tmp_path / "runs").reused == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, workers: int) -> None:
-    """Nor does it leave anything behind: the output ends when the last process that holds it has ended."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
-
-    def start(folder: str, how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(program), str(tmp_path / folder), how, str(workers)]
-        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
-
-    assert start("a", "kill").returncode == -signal.SIGKILL
-    finished = len(read(tmp_path / "a", Record))
-    before = (tmp_path / "a.log").read_text().count("run")
-    again, whole = start("a", "live"), start("b", "live")
-    assert finished in (10, 11), "nine up to the first look, then seed 3 of the two that are left"
-    assert (tmp_path / "a.log").read_text().count("run") - before == 15 - finished
-    assert (tmp_path / "b.log").read_text().count("run") == 15
-    assert again.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
-    assert "('gst:tau=9', 3, 'gst:tau=0.5')" in whole.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"train": 3}, "train: got 3"),
         ({"estimators": []}, "estimators: got 'none'"),
         ({"estimators": ["nobody"]}, "estimator: got 'nobody'"),
+        ({"estimators": [gapped.gst]}, "estimators: got the function gst, expected a list"),
+        ({"estimators": [gapped.GST]}, r"estimators: got the \w+ GST, expected a list"),
         ({"seeds": 0}, "seeds: got 0"),
         ({"seeds": [-1]}, "seeds: got"),
         ({"seeds": 2.5}, "seeds: got 2.5"),
@@ -613,14 +526,6 @@ def test_an_interruption_keeps_what_is_there_and_says_where(workers: int, tempor
     assert [r.seed for r in read(folder, Record)] == [0, 1]
 
 
-def test_leaving_costs_the_run_alone() -> None:
-    def train(estimator: Any, seed: int) -> float:
-        return 1.0 if seed else sys.exit("enough")
-
-    result = gapped.compare(train, ["gst"], seeds=2)
-    assert [(r.status, r.error) for r in result.records] == [("failed", "SystemExit: enough"), ("ok", "")]
-
-
 def test_names_that_no_record_can_hold_and_names_that_change() -> None:
     def train(estimator: Any, seed: int) -> dict[str, float]:
         return {("loss", "x" * 300, "error", "")[seed]: 1.0}
@@ -675,14 +580,6 @@ def test_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert main(["compare", "--train", "my_training:absent"]) == 2
 
 
-@pytest.mark.parametrize("kind", [gapped.gst, gapped.GST])
-def test_a_function_or_a_class_is_no_estimator(kind: Any) -> None:
-    with pytest.raises(
-        gapped.GappedError, match=rf"estimators: got the \w+ {kind.__name__}, expected a list"
-    ):
-        gapped.compare(lambda estimator, seed: 0.0, [kind], 2)
-
-
 def test_a_generator_of_many_values_keeps_a_thin_curve(tmp_path: Path) -> None:
     def train(estimator: Any, seed: int) -> Iterator[float]:
         yield from map(float, range(100_001))
@@ -697,17 +594,12 @@ def test_a_generator_of_many_values_keeps_a_thin_curve(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("kind", ["endless", "asleep", "stubborn"])
+@pytest.mark.parametrize("kind", ["endless", "stubborn"])
 def test_a_run_that_takes_too_long_has_failed(kind: str, workers: int, tmp_path: Path) -> None:
     def endless(estimator: Any, seed: int) -> Iterator[float]:
         while seed == 0:
             yield 1.0
         yield 2.0
-
-    def asleep(estimator: Any, seed: int) -> float:
-        if seed == 0:
-            time.sleep(600)
-        return 2.0
 
     def stubborn(estimator: Any, seed: int) -> float:
         while seed == 0:
@@ -717,7 +609,7 @@ def test_a_run_that_takes_too_long_has_failed(kind: str, workers: int, tmp_path:
                 continue
         return 2.0
 
-    train = {"endless": endless, "asleep": asleep, "stubborn": stubborn}[kind]
+    train = {"endless": endless, "stubborn": stubborn}[kind]
     result = gapped.compare(train, ["gst"], seeds=2, timeout=0.3, workers=workers, out=tmp_path)
     first, second = result.records
     assert (first.status, first.error) == ("failed", "out of time: it still trained after 0.3 s")
@@ -755,8 +647,9 @@ class Foreign(BaseException):
         (Unspeakable(), "Unspeakable: its text cannot be shown (RuntimeError)"),
         (Foreign("end"), "Foreign: end"),
         (GeneratorExit("end"), "GeneratorExit: end"),
+        (SystemExit("enough"), "SystemExit: enough"),
     ],
-    ids=["long", "unspeakable", "foreign", "exit of a generator"],
+    ids=["long", "unspeakable", "foreign", "exit of a generator", "exit"],
 )
 def test_any_error_costs_its_run_alone_and_is_one_line(problem: BaseException, text: str) -> None:
     def train(estimator: Any, seed: int) -> float:
@@ -772,7 +665,7 @@ LEAVES = """
 import multiprocessing, os, subprocess, sys, threading, time
 
 def train(estimator, seed):
-    kind = os.environ["LEFT"]
+    kind = ("thread", "process", "program", "fork", "orphan")[seed]
     if kind == "thread":
         threading.Thread(target=time.sleep, args=(600,)).start()
     elif kind == "process":
@@ -792,22 +685,20 @@ def train(estimator, seed):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
-@pytest.mark.slow_if(lambda workers, kind: workers == "2" and kind != "process")
 @pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("kind", ["thread", "process", "program", "fork", "orphan"])
-def test_what_a_run_leaves_behind_does_not_hold_the_command(tmp_path: Path, kind: str, workers: str) -> None:
+def test_what_runs_leave_behind_does_not_hold_the_command(tmp_path: Path, workers: str) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES, encoding="utf-8")
-    options = ["--train", "leaves:train", "--estimator", "gst", "--seeds", "2", "--workers", workers]
+    options = ["--train", "leaves:train", "--estimator", "gst", "--seeds", "5", "--workers", workers]
     done = subprocess.run(
         [sys.executable, "-m", "gapped", "compare", *options, "--out", "runs"],
         cwd=tmp_path,
-        env={**environment(), "LEFT": kind},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("seed 0: value 1,") == done.stdout.count("seed 1: value 2,") == 1
+    assert all(done.stdout.count(f"seed {seed}: value {1 + seed},") == 1 for seed in range(5))
     assert done.stdout.count("Report: ") == 1
 
 
@@ -835,24 +726,6 @@ def test_processes_keep_output_measure_memory_and_have_a_gpu_each(tmp_path: Path
         assert 0.3 < memory[1] - memory[0] < 0.6
 
 
-def test_replacing_torch_inside_of_train() -> None:
-    """For models whose code cannot be edited."""
-
-    def train(estimator: Any, seed: int) -> float:
-        logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(seed), requires_grad=True)
-        torch.manual_seed(seed)
-        with gapped.replacing_torch(estimator):
-            z = torch.nn.functional.gumbel_softmax(logits, tau=0.3, hard=True)
-        z.square().mul(torch.arange(5)).sum().backward()
-        return float(logits.grad.norm())  # type: ignore[union-attr]
-
-    state = torch.get_rng_state()
-    result = gapped.compare(train, seeds=3)
-    torch.set_rng_state(state)
-    assert {r.status for r in result.records} == {"ok"}
-    assert not result.is_empty, "the estimator is used"
-
-
 @pytest.mark.parametrize("seeds", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_costs_little_more_than_its_function(seeds: int, tmp_path: Path) -> None:
     """At most 3 ms a run, in time of this process: others may have the machine."""
@@ -864,13 +737,6 @@ def test_a_run_costs_little_more_than_its_function(seeds: int, tmp_path: Path) -
     start = time.process_time()
     gapped.compare(train, members, seeds, out=tmp_path)
     assert time.process_time() - start < 0.003 * 200 * seeds
-
-
-def test_it_loads_few_modules() -> None:
-    tool = Path(__file__).parents[2] / "tools" / "trace_calls.py"
-    command = [sys.executable, str(tool), "compare"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, check=True)
-    assert int(done.stdout.split()[-1]) <= 45
 
 
 KILLED = """
@@ -898,7 +764,7 @@ def test_kills_at_any_time_change_nothing(tmp_path: Path, workers: int) -> None:
         command = [sys.executable, str(program), str(tmp_path / folder), str(workers)]
         return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
 
-    delays = np.random.default_rng(workers).uniform(0.0, 0.25, 6)
+    delays = np.random.default_rng(workers).uniform(0.0, 0.25, 4)
     killed = 0
     for delay in delays:
         process = start("a")

@@ -9,14 +9,12 @@ whose laws have tests of their own.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 import torch
 from conftest import assert_all_close, assert_close, normal, seeded
-from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -327,30 +325,6 @@ def test_value_and_gradients_are_the_same(row: str) -> None:
 # Rows that are not one expression
 
 
-def without_replacement(x: Tensor) -> Tensor:
-    """The law of two draws, the second without the first: p_i p_j / (1 - p_i)."""
-    p = x.softmax(-1)
-    pairs = p.unsqueeze(-1) * p / (1 - p.unsqueeze(-1))
-    return pairs.masked_fill(torch.eye(len(p), dtype=torch.bool), 0.0)
-
-
-def test_rows_8_and_20_two_draws_without_replacement() -> None:
-    """SparseMixer draws twice, -inf for the first; top-k codes are the largest perturbed logits."""
-    x, draws = normal(4), 20_000
-    law, rows = without_replacement(x).flatten(), x.expand(draws, 4)
-
-    def cells(first: Tensor, second: Tensor) -> float:
-        return chi_squared(counts_of(4 * first + second, 16), law)
-
-    generator = seeded()
-    first = gapped.choose(rows, generator=generator).index
-    left = ~F.one_hot(first, 4).bool()
-    require_law(cells(first, gapped.choose(rows, mask=left, generator=generator).index))
-    require_rejected(cells(first, gapped.choose(rows, generator=generator).index))
-    top = (rows + simplex.gumbel(rows, seeded(1))).topk(2).indices
-    require_law(cells(top[:, 0], top[:, 1]))
-
-
 def test_row_8_given_the_noise() -> None:
     """Logits far below the largest are masked, then both experts are drawn and weighted by the softmax."""
     x, experts = normal(N, K).requires_grad_(), normal(N, K, D, seed=2)
@@ -386,62 +360,3 @@ def test_row_24_a_draw_without_a_gradient() -> None:
     x = normal(200, K).requires_grad_()
     index = gumbel().choose(x.detach(), generator=seeded()).index
     assert torch.equal(index, (x + simplex.gumbel(x, seeded())).argmax(-1))
-
-
-def test_rows_10_and_19_perplexities_and_divergence() -> None:
-    """fairseq's two perplexities, with its small constant, and taming's divergence."""
-    torch.manual_seed(0)
-    layer, x = gapped.nn.Quantizer(4, 6, codes=K, groups=G).double(), normal(N, 4)
-    result = layer(x)
-    p = layer.projection(x).view(N, G, K).softmax(-1)
-    for ours, rows in (
-        (result.code_perplexity(), F.one_hot(result.indices, K).double()),
-        (result.prob_perplexity(), p),
-    ):
-        mean = rows.mean(0)
-        assert_close(ours, torch.exp(-(mean * torch.log(mean + 1e-7)).sum(-1)).sum(), 1e-5)
-    divergence = (p * torch.log(p * K + 1e-10)).sum(-1).mean(0).sum()
-    assert_close(result.divergence(), divergence, 1e-7)
-
-
-def pulled(use: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """A value, and the gradients of a cost for all inputs."""
-    leaves = [each.clone().requires_grad_() for each in inputs]
-    value = use(*leaves)
-    return (value.detach(), *torch.autograd.grad(value, leaves, normal(*value.shape, seed=9)))
-
-
-@pytest.mark.parametrize("dim", [-1, -2])
-def test_rows_6_and_7_the_argmax_with_the_gradient_of_the_softmax(dim: int) -> None:
-    """GroupViT's `hard_softmax` in eval mode, on axis -2; Ovis2's `st_argmax`, times a table."""
-    x, table = normal(2, K, K), normal(K, D, seed=2)
-    estimator = gapped.StraightThrough(draw="argmax")
-    ours = pulled(lambda x, t: estimator.sample(x, dim=dim) @ t, x, table)
-    theirs = pulled(lambda x, t: through(hot(x, dim), x.softmax(dim)) @ t, x, table)
-    assert_all_close(ours, theirs)
-    if dim == -1:
-        looked_up = pulled(lambda x, t: estimator.choose(x).select(t), x, table)
-        assert_all_close(looked_up, theirs)
-
-
-OPTIONS = torch.tensor(
-    [[float(i in kept) for i in range(4)] for kept in itertools.combinations(range(4), 2)],
-    dtype=torch.float64,
-)
-
-
-def test_rows_21_and_22_two_of_four() -> None:
-    """Six options whose logits are the sums of their entries': one law, and straight-through's gradient."""
-    x = normal(N, 4)
-    p = (x @ OPTIONS.T).softmax(-1)
-    mask, slope = pulled(lambda x: gapped.nm_mask(x, 2, 4, generator=seeded()), x)
-    assert (mask.sum(-1) == 2).all()
-    chosen = (mask @ OPTIONS.T).argmax(-1)
-    theirs = pulled(
-        lambda x: through(F.one_hot(chosen, 6).double(), (x @ OPTIONS.T).softmax(-1)) @ OPTIONS, x
-    )
-    assert_all_close((mask, slope), theirs, 1e-9)
-    masks = gapped.nm_mask(x[0].expand(20_000, 4), 2, 4, generator=seeded())
-    counts = counts_of((masks @ OPTIONS.T).argmax(-1), 6)
-    require_law(chi_squared(counts, p[0]))
-    require_rejected(chi_squared(counts, p[1]))
