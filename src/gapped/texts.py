@@ -50,10 +50,18 @@ def kind_of(kinds: Mapping[str, type[_E]], name: object) -> type[_E]:
     """The class of that name; an unknown name is an error that lists the known ones."""
     if not isinstance(name, str) or name not in kinds:
         known = ", ".join(sorted(kinds))
-        if isinstance(name, str) and (hint := suggestion(_ALSO_CALLED.get(name.lower(), name), kinds)):
+        if isinstance(name, str) and (hint := _hint(kinds, name)):
             raise GappedError(f"estimator: got {name!r}{hint} Expected one of {known}")
         raise reject("estimator", name, f"one of {known}")
     return kinds[name]
+
+
+def _hint(kinds: Mapping[str, type[_E]], name: str) -> str:
+    """Which text may be meant by a name that is none."""
+    first, _, rest = name.partition(",")
+    if rest and first in kinds:
+        return f"; did you mean {first}:{rest}?"
+    return suggestion(_ALSO_CALLED.get(name.lower(), name), kinds)
 
 
 def read(

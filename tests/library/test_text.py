@@ -46,6 +46,7 @@ def test_text_names_an_estimator(text: str, options: dict[str, Any], expected: A
     [
         ("gts", {}, "estimator: got 'gts'; did you mean gst? Expected one of arsm, "),
         ("GumbelRao", {}, "did you mean gumbel-rao?"),
+        ("reinmax,draw=argmax", {}, "did you mean reinmax:draw=argmax?"),
         ("gst:gab=1", {}, "gst: unknown option 'gab', expected one of tau, .*; did you mean gap?"),
         (
             "rloo:sample=4",
