@@ -18,10 +18,14 @@ PACKAGE = Path(gapped.__file__).parent
 
 # The public names beside the estimators: those are pinned by the table of docs/api_estimators.md.
 NAMES = {
+    "Choice",
+    "Choices",
     "Comparison",
     "Diagnosis",
     "GappedError",
+    "LinearChoice",
     "Pathwise",
+    "Rollout",
     "Score",
     "__version__",
     "backend_used",

@@ -9,6 +9,8 @@ from gapped import simplex as simplex
 from gapped import subsets as subsets
 from gapped._version import __version__ as __version__
 from gapped.checks import backend_used as backend_used
+from gapped.choice import Choice as Choice
+from gapped.choices import Choices as Choices
 from gapped.comparison.compare import compare as compare
 from gapped.comparison.outcome import Comparison as Comparison
 from gapped.diagnostics import diagnose as diagnose
@@ -40,6 +42,7 @@ from gapped.pathwise.straight_through import StraightThrough as StraightThrough
 from gapped.pathwise.straight_through import straight_through as straight_through
 from gapped.registry import estimator as _estimator  # noqa: F401, its types are below
 from gapped.registry import estimators as estimators
+from gapped.rollouts import Rollout as Rollout
 from gapped.rollouts import rollout as rollout
 from gapped.sampling import choose as choose
 from gapped.sampling import sample as sample
@@ -61,6 +64,7 @@ from gapped.simplex import expected_gap as expected_gap
 from gapped.simplex import unimix as unimix
 from gapped.subsets.nm_masks import nm_mask as nm_mask
 from gapped.subsets.subset_sampling import subset as subset
+from gapped.vocabulary import LinearChoice as LinearChoice
 from gapped.vocabulary import linear_choice as linear_choice
 
 _HOME: dict[str, str]

@@ -37,14 +37,16 @@ is dense and may be overwritten, or, with `at_index`, given at the selected entr
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One category per row, and ways to use it that send the estimator's gradient to the logits.
+    """One category per row, by its index, with the gradient of an estimator.
 
-    With the one-hot sample `D` that is never written,
+    `gapped.choose(logits)` returns it. It stands for the one-hot sample D, which is never written:
 
-    - `select`: the rows `D V` of a table `V`, as an embedding look-up, with one table for all
-      rows or one for each group;
-    - `gate`: the entry `D_i = 1` of the selected category, to be multiplied with the result of the
-      branch that a router selects. The results of the other branches count as zero.
+    - `index`: the categories, integers.
+    - `select(table)`: the rows of a table that they pick, D V for the table V, as an embedding look-up.
+    - `gate()`: ones, the entries of D at the categories, to be multiplied with the result of the branch that
+      was picked. The results of the other branches count as zero.
+
+    `gapped.choose(logits, k=1)` returns `gapped.Choices`, which have `weights` and `log_prob` too.
     """
 
     _drawn: Tensor
@@ -61,7 +63,7 @@ class Choice:
 
     @property
     def index(self) -> Tensor:
-        """The selected categories, int64, ``(*rows)``.
+        """The selected categories, int64, `(*rows)`.
 
         A row without categories has index `K`, one with a NaN or +inf `K + 1`.
         """
@@ -71,13 +73,13 @@ class Choice:
     def select(self, table: Tensor) -> Tensor:
         """The rows of `table` that the categories select.
 
-        - One table for all rows: ``(K, *rest)`` gives ``table[index]``, ``(*rows, *rest)``.
-        - One table for each group, as in a product quantizer: for logits ``(..., G, K)``, whose group axis
-          comes just before the categories, a table ``(G, K, *rest)`` gives ``(..., G, *rest)``.
+        - One table for all rows: `(K, *rest)` gives `table[index]`, `(*rows, *rest)`.
+        - One table for each group, as in a product quantizer: for logits `(..., G, K)`, whose group axis
+          comes just before the categories, a table `(G, K, *rest)` gives `(..., G, *rest)`.
 
         A table is read as one for each group if it has at least three axes, of which the first two are the
         last two of the logits, and as one for all rows otherwise. Where kernels drew the choice, the table's
-        gradient is added up in any order, unless ``torch.use_deterministic_algorithms(True)`` is set.
+        gradient is added up in any order, unless `torch.use_deterministic_algorithms(True)` is set.
 
         >>> import gapped
         >>> logits = torch.tensor([[0.0, 9.0], [9.0, 0.0]], requires_grad=True)
@@ -97,7 +99,7 @@ class Choice:
         return _TransformedSelect.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
-        """Ones, ``(*rows)``, in the dtype of the logits; zero in a row without categories."""
+        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
         self._check_versions()
         if not self._tensors:
             return _gate_of(self._logits, self._drawn)

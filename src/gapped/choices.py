@@ -43,15 +43,16 @@ Pull = Callable[..., Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """k distinct categories of each row, and ways to use them that send a gradient to the logits.
+    """k distinct categories per row, by their indices, with a gradient.
 
-    `gapped.choose(logits, k=...)` returns it. With S the zeros and ones of the drawn set, which are never
-    written:
+    `gapped.choose(logits, k=...)` returns it. It stands for the zeros and ones S of the drawn set, which are
+    never written:
 
-    - `gate`: the entries of S at the drawn categories, which are 1, to be multiplied with the results of the
-      branches that a router selects. The results of the other branches count as zero.
-    - `weights`: the gates times the probabilities of the drawn categories, normalised to a sum of 1.
-    - `select`: the rows of a table.
+    - `index`: the categories, integers.
+    - `gate()`: the entries of S at them, which are 1, to be multiplied with the results of the branches that
+      were picked. The results of the other branches count as zero.
+    - `weights()`: the gates times the probabilities of the drawn categories, normalised to a sum of 1.
+    - `select(table)`: the rows of a table.
     - `log_prob`: the log-probability of what was drawn.
     """
 
@@ -76,7 +77,7 @@ class Choices:
 
     @property
     def index(self) -> Tensor:
-        """The drawn categories, int64, ``(*rows, k)``: ascending, or in the order in which they were drawn.
+        """The drawn categories, int64, `(*rows, k)`: ascending, or in the order in which they were drawn.
 
         A row with fewer than k categories has index `K` in the places that are left, one with a NaN or +inf
         `K + 1` in all of them.
@@ -85,7 +86,7 @@ class Choices:
         return self._drawn.to(torch.int64, copy=True)
 
     def gate(self) -> Tensor:
-        """Ones, ``(*rows, k)``, in the dtype of the logits; zero in places without a category.
+        """Ones, `(*rows, k)`, in the dtype of the logits; zero in places without a category.
 
         >>> import gapped
         >>> logits = torch.zeros(2, 6, requires_grad=True)
@@ -100,7 +101,7 @@ class Choices:
         return _attach(self._logits, value, self._drawn, self._pull, *self._tensors)
 
     def weights(self) -> Tensor:
-        """The probabilities of the drawn categories, normalised, ``(*rows, k)``; zero in places without one.
+        """The probabilities of the drawn categories, normalised, `(*rows, k)`; zero in places without one.
 
         They are the softmax over the logits of the drawn categories, with its own gradient, times `gate()`
         with that of the estimator.
@@ -137,7 +138,7 @@ class Choices:
 
     @property
     def log_prob(self) -> Tensor:
-        """The log-probability of what was drawn, ``(*rows)``, in float32 or float64, with its exact gradient.
+        """The log-probability of what was drawn, `(*rows)`, in float32 or float64, with its exact gradient.
 
         It is that of the set, or under the law "sequential" that of the sequence. It is 0 in a row that has
         nothing to choose.
@@ -176,15 +177,13 @@ def choose(
     is_set = law == "subset" and k != 1
     resolved: Pathwise = ReinMax() if estimator is None and is_set else resolve_pathwise(estimator)
     resolved = resolved if draw is None else replace(resolved, draw=draw)
-    resolved.check_choice()
+    check_estimator(resolved, k, law)
     rows, fitted = resolved.prepare(logits, dim, mask, generator)
     if not is_integer(k) or not 1 <= k <= rows.shape[-1]:
         raise reject("k", k, f"an integer from 1 to {rows.shape[-1]}, the number of categories")
     k = int(k)
     if k == 1:
         return _choose_one(fitted, rows, law, generator)
-    check = _check_set if is_set else _check_sequence
-    check(fitted)
     wants_gradient = is_differentiated(rows)
     rows = rows if wants_gradient else rows.detach()
     if is_set and _runs_on_kernel(rows, k, fitted):
@@ -245,6 +244,13 @@ def _is_one(tau: float | Tensor) -> bool:
 def _seen(tensors: tuple[Tensor | None, ...]) -> tuple[int, ...]:
     """Versions of these tensors, where they may be changed before the backward pass."""
     return versions(tensors) if in_eager_mode() else ()
+
+
+def check_estimator(estimator: Pathwise, k: int, law: Law) -> None:
+    """Raise an error unless the estimator has a gradient for k categories under this law."""
+    estimator.check_choice()
+    if k != 1:
+        (_check_set if law == "subset" else _check_sequence)(estimator)
 
 
 def _check_set(estimator: Pathwise) -> None:

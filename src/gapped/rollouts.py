@@ -118,16 +118,21 @@ def rollout(
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Texts that a model drew: see `gapped.rollout`."""
+    """Texts that a model drew, with the gradient of each token.
+
+    `gapped.rollout` returns it.
+
+    Arguments:
+        index: The tokens, int64, `(batch, steps)`.
+        embeddings: Their rows of the model's embedding, which carry the gradient, `(batch, steps, d)`.
+        hidden: The states that they were drawn from, `(batch, steps, d)`.
+        live: Whether a token belongs to its text: False behind a stop token, `(batch, steps)`.
+    """
 
     index: Tensor
-    """The tokens, int64, `(batch, steps)`."""
     embeddings: Tensor
-    """Their rows of the model's embedding, which carry the gradient, `(batch, steps, d)`."""
     hidden: Tensor
-    """The states that they were drawn from, `(batch, steps, d)`."""
     live: Tensor
-    """Whether a token belongs to its text: False behind a stop token, `(batch, steps)`."""
     _choices: list[LinearChoice] = field(repr=False)
 
     @property

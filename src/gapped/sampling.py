@@ -127,7 +127,8 @@ def choose(
         For k categories a `Choices`: `index`, `(*rows, k)`; `gate()`, ones that carry the gradient, of the
         same shape; `weights()`, the gates times the normalised probabilities of the drawn categories;
         `select(table)` and `log_prob`. Without k a `Choice`, whose `index` has the shape of the logits
-        without the category axis; `select(table)` looks up entries, and `gate()` is a 1 for each row.
+        without the category axis; `select(table)` looks up entries, and `gate()` is a 1 for each row. For its
+        `log_prob` take `k=1`.
 
     Under "subset" the set S has a probability in proportion to Π_{i ∈ S} exp(θ_i), with the marginals μ. A
     gradient g at its zeros and ones becomes, in one of three ways::

@@ -476,7 +476,13 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert Router(D, 2, estimator=SparseMixer()).others == "zero"
     assert message(lambda: Router(D, 2, estimator=SparseMixer(), others="mean")).startswith("others: ")
     assert message(lambda: SparseMixer(-1.0)).startswith("jitter: got -1.0")
+    assert message(lambda: Router(D, 3, 2, estimator="gapmax")).startswith("estimator: got GapMax")
+    assert message(lambda: Router(D, 3, 2, estimator="gst")).startswith("gap: got 'auto'")
+    assert message(lambda: Router(D, 3, estimator="gumbel-softmax:hard=False")).startswith("hard: got False")
     router, x = Router(D, E), torch.randn(N, D)
+    assert "expected f(rows, counts) without cap" in message(lambda: router(x).run(lambda rows: rows, x))
+    blocks = Router(D, E, capacity=1.0)
+    assert "expected f(blocks) with cap" in message(lambda: blocks(x).run(lambda rows, counts: rows, x))
     assert "expected (*rows, 4)" in message(lambda: router(torch.randn(N, 3)))
     assert "of (24,) tokens" in message(lambda: router(x).dispatch(x[1:]))
     assert message(lambda: router(x).run([torch.nn.Identity()], x)).startswith("experts: got ")

@@ -36,7 +36,7 @@ class Choices:
         index: The drawn categories, integers, `(*rows, k)`, ascending, or in the order in which they were
             drawn. Places without a category have the index K, those of a row with a NaN or +inf K + 1.
 
-    `gate()`, `weights()`, `select(table)` and `log_prob` are those of `gapped.choices.Choices`.
+    `gate()`, `weights()`, `select(table)` and `log_prob` are those of `gapped.Choices`.
     """
 
     index: Array

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -18,9 +19,10 @@ from gapped.checks import (
     check_level,
     check_mask,
     checkpoint_function,
+    in_eager_mode,
     without_autocast,
 )
-from gapped.choices import Choices, Law, choose
+from gapped.choices import Choices, Law, check_estimator, choose
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.nn.layers import _MODE, Estimated
@@ -168,7 +170,10 @@ class Routed:
         sent = self.dispatch(hidden)
         has_blocks = sent.dim() == 3
         if not isinstance(experts, Sequence | torch.nn.ModuleList):
-            return self.combine(experts(sent) if has_blocks else experts(sent, self.counts))
+            inputs = (sent,) if has_blocks else (sent, self.counts)
+            if in_eager_mode():
+                _check_function(experts, len(inputs))
+            return self.combine(experts(*inputs))
         if len(experts) != len(self.load):
             raise reject("experts", f"{len(experts)} of them", f"{len(self.load)}, as the router has")
         if has_blocks:
@@ -195,6 +200,17 @@ class Routed:
         ones = self._choices.gate().flatten(0, -2).unsqueeze(-1).to(means.dtype)
         own = means[self.index.flatten(0, -2).clamp(max=len(means) - 1)] * ones
         return ((self._choices.select(means).flatten(0, -3) - own) * gates.detach()).sum(1)
+
+
+def _check_function(experts: Callable[..., Tensor], inputs: int) -> None:
+    """Refuse a function that takes another number of arguments than the router has for it."""
+    form = "f(rows, counts) without capacity" if inputs > 1 else "f(blocks) with capacity"
+    try:
+        signature(getattr(experts, "forward", experts)).bind(*[None] * inputs)
+    except TypeError:
+        raise reject("experts", "a function of other arguments", f"{form}, or a list of modules") from None
+    except ValueError:  # a builtin, which has no signature
+        return
 
 
 @documented
@@ -269,6 +285,7 @@ class Router(Estimated):
         others = others or ("zero" if self.sparse_mixer else "mean")
         default = "reinmax" if k > 1 and law == "subset" else None
         super().__init__(default if estimator is None or isinstance(estimator, SparseMixer) else estimator)
+        check_estimator(self.estimator, k, law)
         self.k, self.law, self.capacity, self.others, self.group = k, law, capacity, others, group
         self.projection = torch.nn.Linear(features, experts, bias=False)
         if others == "mean":

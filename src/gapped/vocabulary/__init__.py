@@ -149,12 +149,15 @@ def linear_choice(
 
 @dataclass(frozen=True)
 class LinearChoice:
-    """One category per row of `hidden @ weight.T + bias`, and ways to use it: see `gapped.linear_choice`.
+    """One category per row out of a vocabulary, with a gradient.
 
-    With the one-hot sample D that is never written, as for a `gapped.choice.Choice`: `select` is D V for a
-    table V, and `gate` is the entry D_i = 1. Besides there are `log_prob` and `entropy`, which categories
-    that were given have alone.
-    The backward pass of each use computes the logits once more.
+    `gapped.linear_choice(hidden, weight)` returns it. Its logits, `hidden @ weight.T + bias`, are never
+    written, and the backward pass of each use computes them once more:
+
+    - `index`: the categories, integers.
+    - `select(table)`: the rows of a table that they pick, such as their embeddings.
+    - `gate()`: ones that carry the gradient.
+    - `log_prob`, `entropy`: of each row. Categories that were given, by `index=`, have these two alone.
     """
 
     _draws: Draws
