@@ -13,6 +13,12 @@ from gapped.cli.app import main
 from gapped_lab.recipe_files import WORKLOAD_TITLES
 from gapped_lab.workloads import data, find_workload, world_model
 
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 SMALL: dict[str, dict[str, Any]] = {
     "tokenizer": {"epochs": 2, "width": 8, "size": 8, "batch": 250},
     "world-model": {"steps": 2, "every": 1, "batch": 4, "held": 4, "width": 16, "state": 16},

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import gapped
 from gapped.choices import Law
 from gapped.nn.router import Routed
-from gapped_lab.workloads import Meter, data, seeded
-from gapped_lab.workloads.transformer import Transformer, dense, windows
+from gapped_lab.workloads import Training, at, data, falling, seeded
+from gapped_lab.workloads.transformer import Transformer, dense, places, windows
 
 VOCABULARY, CAPACITY, BALANCE, SIZE = 128, 1.5, 0.01, 0.001
 
@@ -40,8 +40,8 @@ class Cell:
     """For estimators: what the gradient takes for experts that were not asked."""
     hidden: int = 512
     steps: int = 2000
-    every: int = 250
-    batch: int = 64
+    every: int = 500
+    batch: int = 32
     context: int = 256
     width: int = 256
     layers: int = 4
@@ -159,28 +159,23 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
         def feed(width: int) -> nn.Module:
             return dense(width, cell.k * cell.hidden) if cell.way == "dense" else Mixture(cell)
 
+        length = cell.context + 1
         model = Transformer(VOCABULARY, cell.width, cell.layers, 4, cell.context, feed).to(device)
         mixtures = [part for part in model.modules() if isinstance(part, Mixture)]
-        optimiser = torch.optim.AdamW(model.parameters(), cell.rate, weight_decay=0.1)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, cell.rate, cell.steps, pct_start=0.05)
-        draw = torch.Generator().manual_seed(seed)
-        tests = windows(held, 8 * cell.batch, cell.context + 1, torch.Generator().manual_seed(2**31))
-        meter = Meter(device)
-        while meter.steps < cell.steps:
-            model.train()
-            with meter:
-                for _ in range(cell.every):
-                    batch = windows(text, cell.batch, cell.context + 1, draw)
-                    loss = _loss(model, batch)
-                    for mixture in mixtures:
-                        loss = loss + mixture.losses
-                    optimiser.zero_grad()
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    optimiser.step()
-                    schedule.step()
-                    meter.steps += 1
-            yield {**_evaluate(model, mixtures, tests, cell.batch), **meter.numbers()}
+        starts = places(text, cell.batch, length, seed, cell.steps)
+        tests = windows(held, places(held, 8 * cell.batch, length, 2**31)[0], length)
+
+        def losses(count: Tensor) -> Iterator[Tensor]:
+            loss = _loss(model, windows(text, at(starts, count), length))
+            for mixture in mixtures:
+                loss = loss + mixture.losses
+            yield loss
+
+        rates = falling(cell.rate, cell.steps, cell.steps // 20)
+        training = Training(model, losses, rates, clip=1.0, decay=0.1)
+        while training.steps < cell.steps:
+            cost = training(cell.every)
+            yield {**_evaluate(model, mixtures, tests, cell.batch), **cost}
 
 
 def _loss(model: Transformer, text: Tensor) -> Tensor:

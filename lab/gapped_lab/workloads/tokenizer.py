@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import gapped
 from gapped.errors import require
 from gapped.pathwise import resolve_pathwise
-from gapped_lab.workloads import Meter, data, seeded
+from gapped_lab.workloads import Training, at, data, falling, seeded
 
 FSQ_LEVELS = {64: (8, 8), 1024: (8, 5, 5, 5), 4096: (7, 5, 5, 5, 5), 16384: (8, 8, 8, 6, 5)}
 """Levels that Mentzer et al. (2024) give for about as many codes."""
@@ -71,9 +71,9 @@ class Cell:
     tau: tuple[float, float] | None = None
     """For estimators: temperatures at the first and the last step, geometric between."""
     data: str = "cifar10"
-    epochs: int = 40
+    epochs: int = 25
     batch: int = 256
-    width: int = 128
+    width: int = 64
     size: int = 64
     """Numbers of an entry."""
     rate: float = 1e-3
@@ -243,28 +243,26 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
         train_images, test_images = (images.to(device) for images in getattr(data, cell.data)())
         channels = train_images.shape[1]
         model = Tokenizer(cell, channels).to(device)
+        # Convolutions on a GPU want channels last.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features = Features(channels).to(device)
-        optimiser = torch.optim.Adam(model.parameters(), cell.rate)
-        meter, order = Meter(device), torch.Generator().manual_seed(seed)
-        steps = cell.epochs * (len(train_images) // cell.batch)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, cell.rate / 100)
+        each = len(train_images) // cell.batch
+        draw = torch.Generator().manual_seed(seed)
+        orders = torch.stack([torch.randperm(len(train_images), generator=draw) for _ in range(cell.epochs)])
+        rows = orders[:, : each * cell.batch].view(-1, cell.batch).to(device)
+
+        def losses(count: Tensor) -> Iterator[Tensor]:
+            images = train_images[at(rows, count)].float() / 255
+            if isinstance(model.quantizer, Choice):
+                model.quantizer.progress = training.steps / len(rows)
+            result, _, loss = model(images)
+            yield F.mse_loss(result, images) + loss
+
+        # Released layers look at values, which a recorded step may not.
+        training = Training(model, losses, falling(cell.rate, len(rows)), recorded=False)
         for _ in range(cell.epochs):
-            model.train()
-            shuffled = torch.randperm(len(train_images), generator=order).to(device)
-            with meter:
-                for rows in shuffled.split(cell.batch):
-                    if len(rows) < cell.batch:
-                        continue
-                    images = train_images[rows].float() / 255
-                    if isinstance(model.quantizer, Choice):
-                        model.quantizer.progress = meter.steps / steps
-                    result, _, loss = model(images)
-                    optimiser.zero_grad()
-                    (F.mse_loss(result, images) + loss).backward()
-                    optimiser.step()
-                    schedule.step()
-                    meter.steps += 1
-            yield {**_evaluate(model, features, test_images, cell), **meter.numbers()}
+            cost = training(each)
+            yield {**_evaluate(model, features, test_images, cell), **cost}
 
 
 @torch.no_grad()

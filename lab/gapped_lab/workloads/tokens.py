@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor, nn
 
 import gapped
 from gapped.rollouts import Rollout
-from gapped_lab.workloads import Meter, data, seeded
-from gapped_lab.workloads.transformer import Transformer, dense, windows
+from gapped_lab.data.sources import cache
+from gapped_lab.workloads import Training, at, data, falling, seeded, transformer
+from gapped_lab.workloads.transformer import Transformer, dense, places, windows
 
 VOCABULARY = 128
 NUMBERS = ("rloo", "grpo")
@@ -35,19 +39,19 @@ class Cell:
     """A way to tune, and the sizes."""
 
     way: str
-    rate: float = 3e-5
+    rate: float = 1e-4
     weight: float = 0.05
     """Of the divergence from the model before, in nats a token."""
-    steps: int = 300
+    steps: int = 200
     every: int = 50
     prompts: int = 16
     texts: int = 4
     """Texts of each prompt: all ways draw as many."""
-    prompt: int = 64
-    length: int = 64
+    prompt: int = 48
+    length: int = 48
     width: int = 256
-    layers: int = 4
-    pretraining: int = 3000
+    layers: int = 3
+    pretraining: int = 2000
 
 
 ESTIMATORS = (
@@ -67,7 +71,7 @@ def settings(quick: bool) -> dict[str, dict[str, Cell]]:
         base = replace(base, steps=20, every=10, prompts=8, prompt=16, length=16, width=32, layers=1)
         base = replace(base, pretraining=200)
     ways = (*ESTIMATORS, "straight-through", *NUMBERS)
-    rates = (3e-4, 1e-3) if quick else (1e-5, 3e-5, 1e-4)
+    rates = (3e-4, 1e-3) if quick else (3e-5, 1e-4, 3e-4)
     return {
         "tokens": {
             f"{way}, rate {rate:g}": replace(base, way=way, rate=rate) for way in ways for rate in rates
@@ -82,23 +86,29 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
         model = copy.deepcopy(begin).requires_grad_(True)
         # The judge reads the embeddings: they stay as they are.
         model.embedding.weight.requires_grad_(False)
-        optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], cell.rate)
-        held = windows(code[1], 128, cell.prompt, torch.Generator().manual_seed(2**31))
-        meter, draw = Meter(device), torch.Generator().manual_seed(seed)
+        starts = places(code[0], cell.prompts, cell.prompt, seed, cell.steps)
+        held = windows(code[1], places(code[1], 256, cell.prompt, 2**31)[0], cell.prompt)
         tune = _by_number if cell.way in NUMBERS else _by_gradient
-        while meter.steps < cell.steps:
-            with meter:
-                for _ in range(cell.every):
-                    prompts = windows(code[0], cell.prompts, cell.prompt, draw).repeat_interleave(
-                        cell.texts, 0
-                    )
-                    for loss in tune(cell, model, begin, judge, prompts):
-                        optimiser.zero_grad()
-                        loss.backward()
-                        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                        optimiser.step()
-                    meter.steps += 1
-            yield {**_evaluate(cell, model, begin, judge, held), **meter.numbers()}
+
+        def losses(count: Tensor) -> Iterator[Tensor]:
+            prompts = windows(code[0], at(starts, count), cell.prompt)
+            yield from tune(cell, model, begin, judge, prompts.repeat_interleave(cell.texts, 0))
+
+        training = Training(model, losses, torch.full((cell.steps,), cell.rate), clip=1.0)
+        while training.steps < cell.steps:
+            cost = training(cell.every)
+            noise = _noise(model, lambda: next(losses(torch.zeros(1, dtype=torch.long, device=device))))
+            yield {**_evaluate(cell, model, begin, judge, held), "noise": noise, **cost}
+
+
+def _noise(model: nn.Module, loss: Callable[[], Tensor], draws: int = 6) -> float:
+    """The variance of the gradient over draws of the texts of one batch, relative to its squared mean."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    drawn = [torch.cat([g.flatten() for g in torch.autograd.grad(loss(), parameters)]) for _ in range(draws)]
+    together = torch.stack(drawn)
+    variance = together.var(0).sum()
+    # The mean of so many draws has a part of the variance in its square.
+    return (variance / (together.mean(0).square().sum() - variance / draws).clamp_min(1e-12)).item()
 
 
 def _by_gradient(
@@ -170,7 +180,6 @@ class Judge(nn.Module):
         return 5 * torch.tanh(self.out(states.mean(1)).squeeze(-1) / 5)
 
 
-@cache
 def _prose() -> Tensor:
     """Docstrings of the standard library, as bytes."""
     found = []
@@ -181,37 +190,50 @@ def _prose() -> Tensor:
     return data.as_bytes("\n".join(filter(None, found)).encode())
 
 
-@cache
-def _trained(
-    width: int, layers: int, context: int, steps: int, device: torch.device
-) -> tuple[Transformer, Judge, tuple[Tensor, Tensor]]:
-    """The model before tuning and the judge, the same for every cell and seed."""
-    with seeded(0):
-        code = tuple(part.to(device) for part in data.text())
-        prose, draw = _prose().to(device), torch.Generator().manual_seed(0)
-        model = Transformer(VOCABULARY, width, layers, 4, context, lambda size: dense(size, 4 * size)).to(
-            device
-        )
-        optimiser = torch.optim.Adam(model.parameters(), 1e-3)
-        for _ in range(steps):
-            text = windows(code[0], 64, context, draw)
-            logits = model.head(model(text[:, :-1]).last_hidden_state)
-            loss = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        model.requires_grad_(False)
-        judge = Judge(width).to(device)
-        optimiser = torch.optim.Adam(judge.parameters(), 1e-3)
-        for _ in range(steps // 3):
-            both = torch.cat([windows(part, 64, context // 2, draw) for part in (prose, code[0])])
-            target = torch.arange(len(both), device=device) < len(both) // 2
-            loss = F.binary_cross_entropy_with_logits(judge(model.embedding(both)), target.float())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        return model, judge.requires_grad_(False), (code[0], code[1])
+def _trained(model: Transformer, judge: Judge, code: tuple[Tensor, Tensor], context: int, steps: int) -> None:
+    """Train the model before tuning and the judge."""
+    text, prose = code[0], _prose().to(code[0].device)
+
+    def of_model(count: Tensor) -> Iterator[Tensor]:
+        both = windows(text, at(starts, count), context + 1)
+        logits = model.head(model(both[:, :-1]).last_hidden_state)
+        yield F.cross_entropy(logits.flatten(0, 1), both[:, 1:].flatten())
+
+    starts = places(text, 64, context + 1, 0, steps)
+    Training(model, of_model, falling(1e-3, steps, steps // 20), clip=1.0)(steps)
+    model.requires_grad_(False)
+
+    def of_judge(count: Tensor) -> Iterator[Tensor]:
+        both = [
+            windows(part, at(start, count), context // 2) for part, start in zip(parts, first, strict=True)
+        ]
+        told = judge(model.embedding(torch.cat(both)))
+        yield F.binary_cross_entropy_with_logits(told, target)
+
+    parts, target = (prose, text), torch.arange(128, device=text.device).lt(64).float()
+    first = [places(part, 64, context // 2, 1, steps) for part in parts]
+    Training(judge, of_judge, falling(1e-3, steps), recorded=False)(steps // 3)
 
 
 def _begin(cell: Cell, device: torch.device) -> tuple[Transformer, Judge, tuple[Tensor, Tensor]]:
-    return _trained(cell.width, cell.layers, cell.prompt + cell.length, cell.pretraining, device)
+    """The model before tuning and the judge, the same for every cell and seed: trained once, and kept."""
+    context, code = cell.prompt + cell.length, tuple(part.to(device) for part in data.text())
+    sizes = (cell.width, cell.layers, context, cell.pretraining, device.type, len(code[0]))
+    sources = [Path(str(module.__file__)).read_bytes() for module in (transformer, sys.modules[__name__])]
+    name = hashlib.sha256(repr(sizes).encode() + b"".join(sources)).hexdigest()[:16]
+    file = cache() / "workloads" / f"tokens-{name}.pt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with seeded(0), FileLock(f"{file}.lock"):
+        model = Transformer(
+            VOCABULARY, cell.width, cell.layers, 4, context, lambda size: dense(size, 4 * size)
+        ).to(device)
+        judge = Judge(cell.width).to(device)
+        both = nn.ModuleList([model, judge])
+        if file.exists():
+            both.load_state_dict(torch.load(file, map_location=device, weights_only=True))
+        else:
+            _trained(model, judge, (code[0], code[1]), context, cell.pretraining)
+            torch.save(both.state_dict(), beside := file.with_suffix(".part"))
+            beside.replace(file)
+        both.requires_grad_(False).eval()
+    return model, judge, (code[0], code[1])

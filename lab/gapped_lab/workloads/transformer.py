@@ -83,7 +83,12 @@ def dense(width: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
-def windows(text: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """Pieces of a text, `(count, length)`, int64."""
-    start = torch.randint(len(text) - length, (count, 1), generator=generator).to(text.device)
+def places(text: Tensor, count: int, length: int, seed: int, steps: int = 1) -> Tensor:
+    """Where pieces of a text begin, `(steps, count, 1)`: at random places that the seed decides."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(len(text) - length, (steps, count, 1), generator=generator).to(text.device)
+
+
+def windows(text: Tensor, start: Tensor, length: int) -> Tensor:
+    """The pieces of a text that begin there, `(count, length)`, int64."""
     return text[start + torch.arange(length, device=text.device)].long()

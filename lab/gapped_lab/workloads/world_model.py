@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gapped
-from gapped_lab.workloads import Meter, data, seeded
+from gapped_lab.workloads import Training, at, data, seeded
 
 FIELD, DIGIT, SEEN, IMAGINED, SAMPLES = 32, 8, 8, 8, 8
 PUSHES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
@@ -31,7 +31,7 @@ class Cell:
     latents: int = 32
     classes: int = 32
     unimix: float = 0.01
-    steps: int = 3000
+    steps: int = 1500
     every: int = 500
     """Steps between evaluations."""
     batch: int = 64
@@ -192,25 +192,20 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
         held = World(test_images, torch.Generator().manual_seed(2**31)).sequences(cell.held, SEEN + IMAGINED)
         frames, actions = (each.to(device) for each in held)
         model = WorldModel(cell).to(device)
-        optimiser = torch.optim.Adam(model.parameters(), cell.rate, eps=1e-8)
-        meter = Meter(device)
         # Sequences are made once for many steps: the world runs on a CPU, and the batches are what is timed.
-        pool = [
-            each.to(device) for each in world.sequences(min(cell.steps, 200) * cell.batch, SEEN + IMAGINED)
-        ]
-        while meter.steps < cell.steps:
-            model.train()
-            with meter:
-                for _ in range(cell.every):
-                    # Not from the seed's own numbers, of which estimators draw different amounts.
-                    rows = torch.randint(len(pool[0]), (cell.batch,), generator=world.generator).to(device)
-                    loss = _loss(model, pool[0][rows], pool[1][rows])[0]
-                    optimiser.zero_grad()
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(model.parameters(), 100.0)
-                    optimiser.step()
-                    meter.steps += 1
-            yield {**_evaluate(model, frames, actions), **meter.numbers()}
+        count = min(cell.steps, 200) * cell.batch
+        pool = [each.to(device) for each in world.sequences(count, SEEN + IMAGINED)]
+        # Not from the seed's own numbers, of which estimators draw different amounts.
+        rows = torch.randint(count, (cell.steps, cell.batch), generator=world.generator).to(device)
+
+        def losses(count: Tensor) -> Iterator[Tensor]:
+            batch = at(rows, count)
+            yield _loss(model, pool[0][batch], pool[1][batch])[0]
+
+        training = Training(model, losses, torch.full((cell.steps,), cell.rate), clip=100.0)
+        while training.steps < cell.steps:
+            cost = training(cell.every)
+            yield {**_evaluate(model, frames, actions), **cost}
 
 
 def _loss(model: WorldModel, frames: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
