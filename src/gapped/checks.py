@@ -241,12 +241,18 @@ def values_unseen() -> Iterator[None]:
         _unseen.reset(token)
 
 
+def check_tensor(name: str, value: object, accepted: str) -> None:
+    """Check that this is a tensor."""
+    if not isinstance(value, Tensor):
+        if type(value).__module__ == "torch.fx.proxy":
+            accepted += "; for torch.fx, wrap the function with torch.fx.wrap or make the module a leaf"
+        raise reject(name, f"an object of type {type(value).__name__}", accepted)
+
+
 def check_scores(logits: object, accepted: str = "a dense floating-point tensor of log-odds") -> None:
     """Check the kind of tensor that logits are."""
-    if not isinstance(logits, Tensor):
-        if type(logits).__module__ == "torch.fx.proxy":
-            accepted += "; for torch.fx, wrap the function with torch.fx.wrap or make the module a leaf"
-        raise reject("logits", f"an object of type {type(logits).__name__}", accepted)
+    check_tensor("logits", logits, accepted)
+    assert isinstance(logits, Tensor)
     if not logits.is_floating_point():
         raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)
     if logits.layout != torch.strided or logits.is_nested:
@@ -260,7 +266,7 @@ def check_logits(logits: object, dim: object = -1) -> None:
     assert isinstance(logits, Tensor)
     if logits.dim() == 0:
         raise reject("logits", "a tensor without any axis", accepted)
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -logits.dim() <= dim < logits.dim():
+    if not is_integer(dim) or not -logits.dim() <= dim < logits.dim():
         raise reject("dim", dim, f"an axis of logits of shape {tuple(logits.shape)}")
     # In a trace a length is a tensor, and asking it would warn that the trace keeps the answer.
     is_traced = not torch.compiler.is_compiling() and torch._C._is_tracing()
@@ -356,8 +362,8 @@ def check_linear(hidden: object, weight: object, bias: object) -> torch.dtype:
             continue
         shape = {None: "(..., d)", 2: "(V, d)", 1: "(V)"}[dims]
         accepted = f"a dense floating-point tensor of shape {shape}"
-        if not isinstance(value, Tensor):
-            raise reject(name, f"an object of type {type(value).__name__}", accepted)
+        check_tensor(name, value, accepted)
+        assert isinstance(value, Tensor)
         if not value.is_floating_point() or value.layout != torch.strided or value.is_nested:
             raise reject(name, f"a tensor of {value.dtype}, {value.layout}", accepted)
         if value.dim() == 0 or dims not in (None, value.dim()) or (dims and len(value) == 0):

@@ -262,7 +262,7 @@ def _check_set(estimator: Pathwise) -> None:
         raise reject("tau", estimator.tau, "1: ReinMax has no other temperature for k > 1")
     if isinstance(estimator, GST):
         if callable(estimator.gap) or isinstance(estimator.gap, str):
-            raise reject("gap", estimator.gap, "a number or a tensor, as in 'gst:gap=1', for k > 1")
+            raise reject("gap", estimator.gap, "a number or a tensor, as in 'gst:gap=1', or law='sequential'")
         if not estimator.detach:
             raise reject("detach", False, "True if more than one category is drawn")
 

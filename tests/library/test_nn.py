@@ -239,11 +239,14 @@ def test_a_trace_carries_the_gradient(name: str, monkeypatch: pytest.MonkeyPatch
     assert_close(results[0][1], results[1][1], 1e-12)
 
 
-def test_a_proxy_of_fx_is_refused_with_what_to_do() -> None:
-    with pytest.raises(
-        gapped.GappedError, match=r"logits: got an object of type Proxy.*make the module a leaf"
-    ):
-        torch.fx.symbolic_trace(torch.nn.Sequential(Sample("gst")))
+@pytest.mark.parametrize(
+    "layer",
+    [Sample("gst"), Gate(), gapped.nn.Quantizer(K, 4, codes=3), gapped.nn.Router(K, 4)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_proxy_of_fx_is_refused_with_what_to_do(layer: torch.nn.Module) -> None:
+    with pytest.raises(gapped.GappedError, match=r": got an object of type Proxy.*make the module a leaf"):
+        torch.fx.symbolic_trace(torch.nn.Sequential(layer))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -256,8 +259,18 @@ def test_a_quantizer_is_exported_and_saved(training: bool, tmp_path: Path) -> No
         assert_close(result.entries, layer(x).entries)
 
 
-def test_a_choice_equals_itself_alone() -> None:
-    choice, other = (gapped.choose(normal(4, K), generator=seeded()) for _ in range(2))
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: gapped.choose(x, generator=seeded()),
+        lambda x: gapped.choose(x, k=2, generator=seeded()),
+        lambda x: gapped.linear_choice(x, x, generator=seeded()),
+        lambda x: gapped.nn.Router(K, 3)(x.float(), generator=seeded()),
+    ],
+    ids=["choice", "choices", "linear", "routed"],
+)
+def test_a_choice_equals_itself_alone(draw: Any) -> None:
+    choice, other = draw(normal(4, K)), draw(normal(4, K))
     assert choice == choice
     assert choice != other
     assert len({choice, other}) == 2

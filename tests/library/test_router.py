@@ -488,6 +488,8 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert message(lambda: router(x).run([torch.nn.Identity()], x)).startswith("experts: got ")
     wide = Router(D, E, others="mean")
     assert message(lambda: wide(x).combine(torch.randn(N, 3))).startswith("outputs: got ")
+    inside = torch.func.grad(lambda x: wide(x).run([torch.nn.Identity()] * E, x).sum())
+    assert message(lambda: inside(x)).startswith("others: got 'mean' in training mode, inside of a transform")
     for capacity, form in ((None, "(24, 'width')"), (1.0, "(5, 5, 'width')")):
         route = Router(D, E, capacity=capacity)(x)
         # Fewer rows than were sent: the last tokens would silently get nothing.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MEMBERS, USES, assert_close, every_member, normal, seeded
+from conftest import INVERSE_CDF, MEMBERS, SOFT, USES, assert_close, every_member, normal, seeded
 from forms import make
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -33,6 +33,22 @@ def rsample(estimator: Any, logits: Tensor) -> Tensor:
     return gapped.distributions.OneHotCategorical(logits=logits, estimator=estimator).rsample()
 
 
+def choices(estimator: Any, logits: Tensor) -> Tensor:
+    """Two categories in turn, where the estimator needs no noise but theirs, else one."""
+    k = 2 if estimator.name in INVERSE_CDF else 1
+    return gapped.choose(logits, k, law="sequential", estimator=estimator).weights()
+
+
+ROUTER = gapped.nn.Router(K, 4, k=2, capacity=2.0, others="zero").double()
+ROUTER.projection.weight.data = normal(4, K, seed=8)
+
+
+def routed(estimator: Any, logits: Tensor) -> Tensor:
+    """A layer with experts; the tensor is its tokens."""
+    ROUTER.estimator = estimator
+    return ROUTER(logits).run(torch.tanh, logits)
+
+
 TABLE, GROUPED, PRICES = normal(K, 2, seed=5), normal(3, K, 2, seed=6), normal(K, seed=7)
 
 
@@ -54,6 +70,7 @@ WAYS: dict[str, dict[str, Draw]] = {
     "mask": of_members(lambda each, x: each.sample(x, mask=TABLE[:, 0] < 0.5)),
     "argmax": of_members(lambda each, x: each.sample(x), draw="argmax"),
     "rsample": of_members(rsample),
+    "choices": of_members(choices),
     "expectation": of_members(expected_cost),
 }
 OTHERS: dict[str, Draw] = {
@@ -68,6 +85,12 @@ OTHERS: dict[str, Draw] = {
     "rebar": lambda x, eta: expected_cost(gapped.REBAR(eta=eta).eval(), x),
     "double-cv": lambda x, alpha: expected_cost(gapped.DoubleCV(alpha=alpha).eval(), x),
     "soft-mix": lambda x, tau: gapped.GST(tau).mix(x, TABLE),
+    **{f"soft-{n}": lambda x, tau, n=n: make(n, tau=tau, hard=False).sample(x) for n in SOFT},
+    "set-weights": lambda x, gap: gapped.choose(x, 2, estimator=gapped.GST(gap=gap)).weights(),
+    "set-gate": lambda x, tau: gapped.choose(x, 2, estimator=gapped.StraightThrough(tau)).gate(),
+    "set-select": lambda x, tau: gapped.choose(x, 2, estimator=gapped.GST(tau, gap=1.0)).select(TABLE),
+    "router": lambda x, tau: routed(gapped.StraightThrough(tau), x),
+    "router-gap": lambda x, gap: routed(gapped.GST(gap=gap), x),
 }
 
 
@@ -107,6 +130,7 @@ def test_a_vmap_over_temperatures_has_the_gradient_of_a_loop(
     check(WAYS[way][name], shared_weight)
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")
 @pytest.mark.parametrize("shared_weight", [True, False])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_vmap_over_other_levels_has_the_gradient_of_a_loop(name: str, shared_weight: bool) -> None:
@@ -153,6 +177,17 @@ def test_different_randomness_over_levels(name: str, way: str) -> None:
         assert len(values.flatten(1).unique(dim=0)) > 1
 
 
+# torch's rule for searchsorted expands what it is given.
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")
+@pytest.mark.parametrize("name", OTHERS)
+def test_different_randomness_over_other_levels(name: str) -> None:
+    logits, levels = normal(3, K), torch.ones(40, dtype=torch.float64)
+    values = torch.func.vmap(lambda level: OTHERS[name](logits, level), randomness="different")(levels)
+    assert values.isfinite().all()
+    # A gate is 1 whatever is drawn, and a softmax is drawn from nothing.
+    assert name in ("set-gate", "soft-straight-through") or len(values.flatten(1).unique(dim=0)) > 1
+
+
 def test_arsm_under_different_randomness() -> None:
     logits = normal(3, K)
     draw = torch.func.vmap(lambda _: expected_cost(gapped.ARSM(), logits), randomness="different")
@@ -191,6 +226,21 @@ def test_tensor_subclasses_train(name: str, use: str) -> None:
         gradients.append(gradient.as_subclass(torch.Tensor))
     assert gradients[0].any()
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("use", ["gate", "log_prob", "entropy", "select"])
+def test_a_large_vocabulary_takes_tensor_subclasses(use: str) -> None:
+    """As hidden states, weight and table."""
+    gradients = []
+    for kind in (torch.Tensor, Subclass):
+        leaves = [normal(n, K, seed=n).as_subclass(kind).requires_grad_() for n in (4, 6)]
+        choice = gapped.linear_choice(*leaves, generator=seeded())
+        values = {"gate": choice.gate, "select": lambda choice=choice, w=leaves[1]: choice.select(w)}
+        output = values[use]() if use in values else getattr(choice, use)
+        found = torch.autograd.grad(output.square().sum(), leaves)
+        gradients.append([each.as_subclass(torch.Tensor) for each in found])
+    assert gradients[0][0].any()
+    assert all(map(torch.equal, *gradients))
 
 
 BATCHES: dict[str, Draw] = {

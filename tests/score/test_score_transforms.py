@@ -184,12 +184,22 @@ def linear(hidden: Tensor, generator: torch.Generator | None) -> Any:
     return gapped.linear_choice(hidden, torch.eye(8).double(), generator=generator)
 
 
+def routed(router: gapped.nn.Router, hidden: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A layer whose experts do nothing; the logits are its tokens."""
+    router.projection.weight.data = normal(4, 8, seed=3)
+    return router.double()(hidden, generator=generator).run([torch.nn.Identity()] * 4, hidden)
+
+
 # Every way to draw, from logits ``(5, 8)``.
 DRAWS: dict[str, Callable[[Tensor, torch.Generator | None], Tensor]] = {
     "sample": lambda x, g: gapped.GST().sample(x, generator=g),
     "choose": lambda x, g: gapped.GST().choose(x, generator=g).gate(),
     "mix": lambda x, g: gapped.GST().mix(x, torch.ones(8), generator=g),
     "gate": lambda x, g: gapped.gate(x, generator=g),
+    "choices": lambda x, g: gapped.choose(x, k=2, generator=g).weights(),
+    "sequence": lambda x, g: gapped.choose(x, k=2, law="sequential", generator=g).select(torch.eye(8).to(x)),
+    "router": lambda x, g: routed(gapped.nn.Router(8, 4, k=2, others="zero"), x, g),
+    "mixer": lambda x, g: routed(gapped.nn.Router(8, 4, k=2, estimator=gapped.nn.SparseMixer()), x, g),
     "subset": lambda x, g: gapped.subset(x, 2, generator=g),
     "nm_mask": lambda x, g: gapped.nm_mask(x, 2, 4, generator=g),
     "linear log_prob": lambda x, g: linear(x, g).log_prob,

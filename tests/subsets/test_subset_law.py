@@ -281,6 +281,12 @@ def test_numpy_integers_are_sizes(kind: Any) -> None:
     )
     assert torch.equal(gapped.subsets.marginals(theta, kind(8)), gapped.subsets.marginals(theta, 8))
     assert torch.equal(gapped.subsets.entropy(theta, kind(8)), gapped.subsets.entropy(theta, 8))
+    rows, sizes = theta[:, :8], (kind(8), kind(2), kind(4))
+    assert torch.equal(gapped.nn.Mask(*sizes)(seeded()), gapped.nn.Mask(8, 2, 4)(seeded()))
+    indices = (
+        gapped.choose(rows, k, dim=d, generator=seeded()).index for k, d in ((3, 1), (kind(3), kind(1)))
+    )
+    assert torch.equal(*indices)
     mask = gapped.nm_mask(theta, kind(2), kind(4), generator=seeded())
     assert torch.equal(mask, gapped.nm_mask(theta, 2, 4, generator=seeded()))
     own, plain = (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """One category per row, and ways to use it that carry the gradient.
 

@@ -26,7 +26,7 @@ Source = Literal["sample", "argmax"]
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choices:
     """k distinct categories of each row, and uses that carry the gradient.
 

@@ -214,7 +214,7 @@ class Mask(torch.nn.Module):
         super().__init__()
         # The gradient has no derivative by its temperature: a Parameter would be stored, and refused later.
         check_level("tau", tau, positive=True)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if not shape:
             raise reject("shape", shape, "the shape of a weight, with at least one axis")
         n, m = check_groups(shape[-1], n, m, "shape")

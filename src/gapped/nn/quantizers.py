@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from gapped import simplex
-from gapped.checks import check_count, check_level
+from gapped.checks import check_count, check_level, check_tensor
 from gapped.choice import with_points
 from gapped.errors import reject
 from gapped.nn.layers import Estimated
@@ -152,8 +152,9 @@ class Quantizer(Estimated):
             A `gapped.nn.Quantized`, with entries of the codebook, their indices, and the logits. In eval mode
             the indices are those of the largest logits, and nothing carries a gradient to them.
         """
+        accepted = f"{self.in_features} features on axis {self.dim}"
+        check_tensor("x", x, accepted)
         if not -x.dim() <= self.dim < x.dim() or x.shape[self.dim] != self.in_features:
-            accepted = f"{self.in_features} features on axis {self.dim}"
             raise reject("x", f"a tensor of shape {tuple(x.shape)}", accepted)
         groups, codes, _ = self.codebook.shape
         logits = self.projection(x.movedim(self.dim, -1)).unflatten(-1, (groups, codes))

@@ -18,6 +18,7 @@ from gapped.checks import (
     check_generator,
     check_level,
     check_mask,
+    check_tensor,
     checkpoint_function,
     in_eager_mode,
     without_autocast,
@@ -25,6 +26,7 @@ from gapped.checks import (
 from gapped.choices import Choices, Law, check_estimator, choose
 from gapped.docstrings import documented
 from gapped.errors import reject
+from gapped.gradient import is_differentiated, transformable, with_pull
 from gapped.nn.layers import _MODE, Estimated
 from gapped.pathwise import Pathwise
 
@@ -56,26 +58,40 @@ class SparseMixer:
         self, logits: Tensor, k: int, draw: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """Index and gates, `(*rows, k)`, of `k` experts: drawn, or the likeliest."""
-        left, size, indices, gates = logits, logits.detach().abs(), [], []
+        scores, indices, gates, laws = logits.detach(), [], [], []
+        left, size = scores, scores.abs()
         for _ in range(k):
-            top = left.detach().amax(-1, keepdim=True)
-            far = (top - logits.detach()) / size.maximum(top) > 2 * self.jitter
+            top = left.amax(-1, keepdim=True)
+            far = (top - scores) / size.maximum(top) > 2 * self.jitter
             near = left.masked_fill(far, -torch.inf)
             p = simplex.softmax(near)
-            best = simplex.argmax_index(near.detach())
+            best = simplex.argmax_index(near)
             index = best
             if draw:
-                index = simplex.inverse_cdf(p.detach(), generator) + p.detach()[..., 0].isnan()
+                index = simplex.inverse_cdf(p, generator) + p[..., 0].isnan()
             where = simplex.place(index, logits.shape[-1])
             gate = p.gather(-1, where).squeeze(-1)
             if draw:
-                heavy = (index == best) | (simplex.uniform(gate.shape, gate.detach(), generator) > 0.75)
+                heavy = (index == best) | (simplex.uniform(gate.shape, gate, generator) > 0.75)
                 # A third to four digits, as in the original.
-                gate = gate - torch.where(heavy, 0.0, 0.6667 * gate.detach())
+                gate = gate - torch.where(heavy, 0.0, 0.6667 * gate)
             indices.append(index)
             gates.append(gate)
+            laws.append(p)
             left = left.scatter(-1, where, -torch.inf)
-        return torch.stack(indices, -1), torch.stack(gates, -1)
+        drawn, value = torch.stack(indices, -1), torch.stack(gates, -1)
+        if is_differentiated(logits):
+            value = with_pull(value, logits, _pull_mixed, drawn, torch.stack(laws, -2))
+        return drawn, value
+
+
+def _pull_mixed(grad: Tensor, like: Tensor, index: Tensor, laws: Tensor) -> Tensor:
+    """The gradient of the logits by that of probabilities under `laws`, `(*rows, k, experts)`."""
+    experts = laws.shape[-1]
+    # Places without an expert have no gradient, whatever comes there.
+    at = torch.where(index == experts, 0.0, grad.to(laws.dtype)).unsqueeze(-1)
+    dense = torch.zeros_like(laws).scatter(-1, simplex.place(index, experts), at)
+    return torch._softmax_backward_data(dense, laws, -1, laws.dtype).sum(-2).to(like.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,8 +320,9 @@ class Router(Estimated):
                 A token that may go nowhere, such as padding, gives zeros and counts nowhere.
             (generator)
         """
+        accepted = f"(*rows, {self.projection.in_features})"
+        check_tensor("hidden", hidden, accepted)
         if hidden.dim() < 2 or hidden.shape[-1] != self.projection.in_features:
-            accepted = f"(*rows, {self.projection.in_features})"
             raise reject("hidden", f"a tensor of shape {tuple(hidden.shape)}", accepted)
         with without_autocast(hidden.device):
             weight = simplex.computed(self.projection.weight)
@@ -359,6 +376,9 @@ class Router(Estimated):
             accepted = f"{self.means.shape[-1]} features, as the running means have, or others='zero'"
             raise reject("outputs", f"a tensor of shape {tuple(outputs.shape)}", accepted)
         if self.training and checkpoint_function() is None:
+            if torch._C._are_functorch_transforms_active():
+                got = "'mean' in training mode, inside of a transform such as torch.func.grad"
+                raise reject("others", got, "'zero', or evaluation mode: no state leaves a transform")
             taken = torch.cat([route.index.flatten(), route.index.new_full((1,), len(self.means))])
             owner = taken[route._source].clamp(max=len(self.means))
             sums = self.means.new_zeros(len(self.means) + 1, outputs.shape[-1])
@@ -375,6 +395,7 @@ class Router(Estimated):
         return f"k={self.k}, estimator={estimator}, capacity={self.capacity}, others={self.others!r}"
 
 
+@transformable
 class _Take(torch.autograd.Function):
     """Rows of a matrix by their number, zero where there is none; `back` has the results of each row."""
 

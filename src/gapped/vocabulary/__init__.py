@@ -147,7 +147,7 @@ def linear_choice(
     return LinearChoice(draws, head, layer, versions((*layer, *fitted.tensors)), given is not None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearChoice:
     """One category per row out of a vocabulary, with a gradient.
 

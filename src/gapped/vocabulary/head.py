@@ -565,6 +565,10 @@ def attach(value: Tensor, pull: Pull, head: Head, draws: Draws, layer: Layer, ta
     """Return `value`, which is given away, with the gradients of layer and table that `pull` leads to."""
     # A table that is the weight needs no gradient of its own beside that of the weight.
     is_tied = table is layer.weight
+    if value._is_view():
+        # What is computed from a tensor of a subclass is one, which autograd does not let us give away.
+        with torch._C.DisableTorchFunctionSubclass():
+            value = value.clone()
     result, _ = _Attached.apply(value, pull, head, draws, is_tied, None if is_tied else table, *layer)  # type: ignore[no-untyped-call]
     return result  # type: ignore[no-any-return]
 
