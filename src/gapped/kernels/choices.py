@@ -83,14 +83,22 @@ def _weights(b_scores, b_least, b_exists):
 
 
 @triton.jit
-def _polynomials(b_x, K: tl.constexpr):
-    """The elementary symmetric polynomials of degrees 0 to K: of the weights before each, and of all."""
+def _polynomials(b_x, K: tl.constexpr, WIDTH: tl.constexpr = 0):
+    """The elementary symmetric polynomials of degrees 0 to K: of the weights before each, and of all.
+
+    `WIDTH` is that of a short axis: compilers fail to scan one that has fewer entries than threads.
+    """
     b_before = b_x * 0 + 1.0
     before, totals = (b_before,), (tl.sum(b_x * 0, 1) + 1.0,)
     for m in tl.static_range(K):
         b_term = b_x * before[m]
-        # Where nothing comes before, the sum is the term itself, and the difference exactly 0.
-        before = before + (tl.cumsum(b_term, 1) - b_term,)
+        if WIDTH > 0:
+            b_places = tl.arange(0, WIDTH)
+            b_is_before = b_places[None, :, None] < b_places[None, None, :]
+            before = before + (tl.sum(tl.where(b_is_before, b_term[:, :, None], 0), 1),)
+        else:
+            # Where nothing comes before, the sum is the term itself, and the difference exactly 0.
+            before = before + (tl.cumsum(b_term, 1) - b_term,)
         totals = totals + (tl.sum(b_term, 1),)
     return before, totals
 
@@ -127,7 +135,7 @@ def _exchange(
     """Put elements B in the places of elements A of the largest ones, at random, and write all polynomials."""
     b_places = tl.arange(0, WIDTH)[None, :]
     before, totals = _polynomials(b_x, K)
-    own_before, own_totals = _polynomials(b_own, K)
+    own_before, own_totals = _polynomials(b_own, K, WIDTH)
     b_low, b_high = words(block.rows[:, None] + b_places * 0)
     b_zero = b_low * 0
     # A call of Philox for each place, for the element that is put there and the one that was.
@@ -192,7 +200,7 @@ def choices_draw_kernel(
     b_x = b_x.to(p_sums.dtype.element_ty)
     if ARGMAX:
         _, totals = _polynomials(b_x, K)
-        _, own_totals = _polynomials(b_own, K)
+        _, own_totals = _polynomials(b_own, K, WIDTH)
         for m in tl.static_range(K):
             tl.store(p_sums + block.rows * (2 * K + 1) + m, own_totals[m + 1], mask=block.row_inside)
             tl.store(p_sums + block.rows * (2 * K + 1) + K + m, totals[m + 1], mask=block.row_inside)
@@ -321,17 +329,20 @@ def choices_gradient_kernel(
     store_rows(p_out, block, s_n, tl.where(b_bad[:, None], float("nan"), b_out))
 
 
+def sizes_of(n: int, k: int) -> dict[str, int]:
+    """The sizes of a launch for rows of n entries."""
+    columns = power(n)
+    elements = max(1 << (ELEMENTS // k).bit_length() - 1, 128)
+    blocks = {"BLOCK_ROWS": max(elements // columns, 1), "BLOCK_COLUMNS": columns}
+    return {"K": k, "WIDTH": power(k), **blocks, "num_warps": max(columns // elements, 1)}
+
+
 def _launch(kernel: Any, pointers: tuple[Tensor, ...], k: int, **flags: bool) -> None:
     """Launch a kernel on the rows of its first tensor, if there are any."""
     n = pointers[0].shape[-1]
-    columns = power(n)
-    elements = max(1 << (ELEMENTS // k).bit_length() - 1, 128)
-    warps, height = max(columns // elements, 1), max(elements // columns, 1)
     if rows := pointers[0].numel() // n:
-        sizes = {"BLOCK_ROWS": height, "BLOCK_COLUMNS": columns, "num_warps": warps}
-        run(
-            kernel, -(-rows // height), pointers, (rows, n), (), {"K": k, "WIDTH": power(k), **flags, **sizes}
-        )
+        sizes = sizes_of(n, k)
+        run(kernel, -(-rows // sizes["BLOCK_ROWS"]), pointers, (rows, n), (), {**flags, **sizes})
 
 
 @dataclass(frozen=True, eq=False)
