@@ -70,13 +70,17 @@ def settings(quick: bool) -> dict[str, dict[str, Cell]]:
     base = Cell("")
     if quick:
         base = replace(base, steps=150, every=50, batch=16, context=64, width=32, layers=2, hidden=32)
+    kinds = (
+        ((8, 1, ONE), (8, 2, SEVERAL))
+        if quick
+        else ((8, 1, ONE), (64, 2, SEVERAL), (8, 2, SEVERAL), (64, 1, ONE))
+    )
     cells = {}
-    for experts in (8,) if quick else (8, 64):
-        for k, ways in ((1, ONE), (2, SEVERAL)):
-            size = replace(base, experts=experts, k=k, hidden=base.hidden * 8 // experts)
-            cells[f"{experts} experts, top-{k}"] = {
-                label: replace(size, way=label.split(", ")[0], **more) for label, more in ways.items()
-            }
+    for experts, k, ways in kinds:
+        size = replace(base, experts=experts, k=k, hidden=base.hidden * 8 // experts)
+        cells[f"{experts} experts, top-{k}"] = {
+            label: replace(size, way=label.split(", ")[0], **more) for label, more in ways.items()
+        }
     return cells
 
 

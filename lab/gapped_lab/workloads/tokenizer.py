@@ -134,7 +134,8 @@ class Choice(nn.Module):
         super().__init__()
         self.cell = cell
         self.estimator = resolve_pathwise(cell.way)
-        self.entries = nn.Parameter(torch.randn(cell.codes, cell.size))
+        # Of length 1 at first: the logits then begin near equal, whatever the number of codes.
+        self.entries = nn.Parameter(torch.randn(cell.codes, cell.size) * cell.size**-0.5)
         self.linear = nn.Linear(cell.size, cell.codes) if cell.logits == "linear" else None
         self.log_scale = nn.Parameter(torch.zeros(()))
         self.progress = 0.0

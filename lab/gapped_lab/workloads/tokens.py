@@ -43,7 +43,7 @@ class Cell:
     weight: float = 0.05
     """Of the divergence from the model before, in nats a token."""
     steps: int = 200
-    every: int = 50
+    every: int = 100
     prompts: int = 16
     texts: int = 4
     """Texts of each prompt: all ways draw as many."""
@@ -235,5 +235,5 @@ def _begin(cell: Cell, device: torch.device) -> tuple[Transformer, Judge, tuple[
             _trained(model, judge, (code[0], code[1]), context, cell.pretraining)
             torch.save(both.state_dict(), beside := file.with_suffix(".part"))
             beside.replace(file)
-        both.requires_grad_(False).eval()
+        both.requires_grad_(False)
     return model, judge, (code[0], code[1])
