@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DTYPES, TOLERANCE, assert_close, normal, reinmax_gradient, seeded
+from conftest import assert_close, normal, reinmax_gradient, seeded
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from subset_enumeration import covariances, enumerate_law, gapped_logits, marginals, plackett_luce
 from torch import Tensor
@@ -258,33 +258,6 @@ def test_masking_equals_deleting(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @every_kind
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = normal(30, 12, dtype=dtype)
-    ours = uses(logits, kind)
-    assert all(each.dtype == dtype for each in ours[1:])
-    assert ours[0].dtype == torch.int64
-    assert (ours[1] == 1).all()
-    assert (ours[0].sort(-1).values.diff(dim=-1) > 0).all()
-    if kind == "one":
-        return
-    force(monkeypatch, ours[0])
-    for own, exact in zip(ours[1:], uses(logits.double(), kind)[1:], strict=True):
-        if own.shape[-1] != 2:  # the table is rounded, too
-            assert_close(own.double(), exact, 20 * TOLERANCE[dtype])
-
-
-@every_kind
-@pytest.mark.parametrize("shape", [(0, 6), (2, 0, 6), (6,), (2, 3, 6)])
-def test_any_batch_also_an_empty_one(kind: str, shape: tuple[int, ...]) -> None:
-    index, gates, weights, rows, *gradients = uses(normal(*shape), kind)
-    k = KINDS[kind].get("k", 3)
-    assert index.shape == gates.shape == weights.shape == (*shape[:-1], k)
-    assert rows.shape == (*shape[:-1], k, 2)
-    assert all(gradient.shape == shape for gradient in gradients)
-
-
-@every_kind
 @pytest.mark.parametrize("dim", [0, 1, -2])
 def test_any_axis_equals_transposing(kind: str, dim: int) -> None:
     logits = normal(3, 4, 8)
@@ -326,26 +299,6 @@ def test_all_categories_are_chosen(kind: str) -> None:
     assert torch.equal(index.sort(-1).values, torch.arange(4).expand(3, 4))
     if "sequential" not in kind:
         assert_close(gradient, torch.zeros(3, 4), 1e-12)
-
-
-@every_kind
-def test_without_a_gradient(kind: str) -> None:
-    expected = uses(normal(3, 8), kind)
-    with torch.no_grad():
-        drawn = choose(normal(3, 8).requires_grad_(), kind)
-        values = [drawn.index, drawn.gate(), drawn.weights(), drawn.select(normal(8, 2, seed=4))]
-    for own, other in zip(values, expected, strict=False):
-        assert torch.equal(own, other)
-        assert not own.requires_grad
-
-
-@every_kind
-def test_a_second_derivative_is_refused(kind: str) -> None:
-    logits = normal(2, 6).requires_grad_()
-    for value in (choose(logits, kind).gate(), choose(logits, kind).weights()):
-        (gradient,) = torch.autograd.grad((value**3).sum(), logits, create_graph=True)
-        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-            gradient.sum().backward()
 
 
 def test_logits_that_were_changed_are_noticed() -> None:
@@ -397,62 +350,6 @@ def test_nothing_comes_from_places_without_a_category(kind: str) -> None:
             for filling in (0.0, torch.nan)
         )
         assert_close(found, expected, 0.0)
-
-
-@every_kind
-def test_vectorised_and_differentiated_per_row(kind: str) -> None:
-    logits = normal(6, 8)
-
-    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        arguments = {"k": 3, **KINDS[kind]}
-        drawn = gapped.choose(row, **arguments)
-        return (drawn.weights() * g).sum() + drawn.gate().sum(), drawn.index
-
-    g = normal(6, KINDS[kind].get("k", 3), seed=2)
-    gradient, index = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(logits, g)
-    assert (index.sort(-1).values.diff(dim=-1) > 0).all()
-    assert_close(gradient.sum(-1), torch.zeros(6), 1e-12)
-    leaf = logits.clone().requires_grad_()
-    values = torch.func.vmap(lambda row, g: cost(row, g)[0], randomness="different")
-    torch.manual_seed(0)
-    (outside,) = torch.autograd.grad(values(leaf, g).sum(), leaf)
-    torch.manual_seed(0)
-    inside, _ = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")(logits, g)
-    assert_close(outside, inside, 1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.* is deprecated")
-@pytest.mark.parametrize("kind", ["default", "sequential"])
-def test_compiles_to_one_graph(kind: str) -> None:
-    """Under the same seed the compiled program gives what the eager one gives."""
-    torch.compiler.reset()
-
-    def program(logits: Tensor) -> list[Tensor]:
-        drawn = gapped.choose(logits, k=3, **KINDS[kind])
-        return [drawn.index, drawn.gate(), drawn.weights(), drawn.log_prob]
-
-    results = []
-    for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
-        leaf = normal(4, 8).requires_grad_()
-        torch.manual_seed(0)
-        values = run(leaf)
-        upstream = [normal(4, 3, seed=2), normal(4, 3, seed=3), normal(4, seed=4)]
-        (gradient,) = torch.autograd.grad(values[1:], leaf, upstream)
-        results.append([values[0], *(value.detach() for value in values[1:]), gradient])
-    assert torch.equal(results[0][0], results[1][0])
-    for own, other in zip(*results, strict=True):
-        assert_close(own, other, 1e-12)
-    torch.compiler.reset()
-
-
-@every_kind
-def test_autocast_changes_nothing(kind: str) -> None:
-    logits = normal(4, 9, dtype=torch.float32)
-    expected = uses(logits, kind)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = uses(logits, kind)
-    for own, other in zip(cast, expected, strict=True):
-        assert torch.equal(own, other)
 
 
 @pytest.mark.parametrize(

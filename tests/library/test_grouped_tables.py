@@ -112,13 +112,6 @@ def test_other_shapes_are_refused(table: Tensor) -> None:
         choice.select(table)
 
 
-def test_integers_and_lists_are_refused() -> None:
-    choice = make("gst").choose(normal(4, G, K))
-    for table in (torch.zeros(G, K, 2, dtype=torch.int64), [[1.0] * K] * G):
-        with pytest.raises(gapped.GappedError, match="table: got"):
-            choice.select(table)
-
-
 # Transforms. A second derivative is refused, and kernels agree: see USES in conftest.py.
 
 
@@ -140,33 +133,6 @@ def test_under_function_transforms(name: str) -> None:
         p = torch.softmax(logits / 2, -1)
         dense = torch.einsum("engd,egkd->engk", 2 * rows, tables)
         assert_close(slopes, p * (dense - (p * dense).sum(-1, keepdim=True)) / 2)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.* is deprecated")
-def test_compiled() -> None:
-    torch.compiler.reset()
-    logits, table = normal(8, G, K, dtype=torch.float32), normal(G, K, 2, dtype=torch.float32)
-
-    def use(x: Tensor, t: Tensor) -> Tensor:
-        return gapped.StraightThrough(2.0).choose(x).select(t)
-
-    compiled = torch.compile(use, fullgraph=True, backend="aot_eager")
-    x, t = logits.requires_grad_(), table.requires_grad_()
-    rows = compiled(x, t)
-    slope, _ = torch.autograd.grad(rows, (x, t), torch.ones_like(rows))
-    # Straight-through's gradient does not depend on what was drawn.
-    p = torch.softmax(logits / 2, -1)
-    dense = table.sum(-1)
-    assert_close(slope, p * (dense - (p * dense).sum(-1, keepdim=True)) / 2, 1e-6)
-    assert all((row == entry).all(-1).any() for row, entry in zip(rows[0], table, strict=True))
-    torch.compiler.reset()
-
-
-def test_under_autocast() -> None:
-    logits, table = normal(50, G, K, dtype=torch.float32), normal(G, K, 2, seed=2, dtype=torch.float32)
-    expected = looked_up(make("gst"), logits, table)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_all_close(looked_up(make("gst"), logits, table), expected, 1e-6)
 
 
 def test_memory() -> None:

@@ -272,14 +272,6 @@ def test_a_temperature_that_is_changed_in_place_is_noticed(backward: bool) -> No
         result.backward() if backward else choice.select(weight)
 
 
-def test_inference_mode() -> None:
-    with torch.inference_mode():
-        hidden, weight = normal(3, 4), normal(5, 4, seed=1)
-        choice = gapped.linear_choice(hidden, weight)
-        assert choice.select(weight).shape == (3, 4)
-        assert choice.log_prob.shape == (3,)
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_selected_row_is_not_differentiated_twice(which: int) -> None:
     """Neither by the logits nor by the table, on which their gradient depends."""

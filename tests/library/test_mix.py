@@ -194,17 +194,6 @@ def test_only_what_is_wanted_is_computed() -> None:
     assert not mixed(estimator)(logits.detach(), table.detach()).requires_grad
 
 
-@several_blocks
-def test_the_generator_moves_alike_with_and_without_a_gradient() -> None:
-    logits, table, states = normal(*ROWS, K).requires_grad_(), normal(K, 2), []
-    for wanted in (True, False):
-        generator = seeded()
-        with torch.set_grad_enabled(wanted):
-            gapped.GumbelSoftmax().mix(logits, table, generator=generator)
-        states.append(generator.get_state())
-    assert torch.equal(*states)
-
-
 def test_blocks_have_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gapped.vocabulary.mix.rows_of_a_chunk", lambda *_: 2)
     rows = gapped.GumbelSoftmax().mix(torch.zeros(8, K), torch.eye(K), generator=seeded())
@@ -333,20 +322,6 @@ def test_estimators_without_soft_samples_are_refused(name: str) -> None:
 def test_other_tables_are_refused(table: Any, message: str) -> None:
     with pytest.raises(gapped.GappedError, match=message):
         gapped.GumbelSoftmax().mix(normal(4, G, K), table)
-
-
-def test_other_arguments_are_checked_as_for_a_sample() -> None:
-    estimator, table = gapped.GumbelSoftmax(), normal(K, 2)
-    for arguments, how, message in (
-        (torch.zeros(4, K, dtype=torch.int64), {}, "logits: got"),
-        (normal(4, K), {"dim": 2}, "dim: got"),
-        (normal(4, K), {"mask": torch.ones(4, K)}, "mask: got"),
-        (normal(4, K), {"generator": 3}, "generator: got"),
-    ):
-        with pytest.raises(gapped.GappedError, match=message):
-            estimator.mix(arguments, table, **how)  # type: ignore[arg-type]
-    with pytest.raises(gapped.GappedError, match="tau: got a tensor of shape"):
-        gapped.GumbelSoftmax(torch.ones(3)).mix(normal(4, K), table)
 
 
 # Memory

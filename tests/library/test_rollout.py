@@ -242,21 +242,6 @@ def test_few_steps_and_a_batch_of_one(steps: int) -> None:
     texts.embeddings.sum().backward() if steps else None
 
 
-def test_a_padded_prompt_is_one_without_its_padding() -> None:
-    """What stands there may be anything."""
-    model, tokens = llama(), torch.tensor([[1, 2, 3, 4], [7, 8, 5, 6], [9, 1, 2, 3]])
-    results = []
-    for padding in (7, 11):
-        tokens[1, :2] = padding
-        results.append(gapped.rollout(model, tokens, STEPS, attention_mask=PADDING, generator=seeded()))
-    for texts in results:
-        assert torch.equal(texts.index, results[0].index)
-        embeds = model.get_input_embeddings()(torch.cat([tokens[1:2, 2:], texts.index[1:2]], 1))
-        logits = model(inputs_embeds=embeds).logits[:, 1:-1]
-        expected = torch.log_softmax(logits, -1).gather(-1, texts.index[1:2, :, None])[..., 0]
-        assert_close(texts.log_prob[1:2], expected, 1e-10)
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_the_likeliest_tokens_are_those_of_generate(name: str) -> None:
     """With padding, a token that ends a text, and another one that is forbidden."""

@@ -83,35 +83,6 @@ def test_a_score_estimator_says_what_takes_the_place_of_its_sample(name: str) ->
     assert "\n" not in str(caught.value)
 
 
-USERS = {
-    "module": lambda e, x: gapped.nn.Sample(e)(x, generator=seeded()),
-    "distribution": lambda e, x: gapped.distributions.OneHotCategorical(logits=x, estimator=e).rsample(
-        generator=seeded()
-    ),
-    "expectation": lambda e, x: gapped.expectation(square, x, e, generator=seeded()),
-    "diagnose": lambda e, x: torch.tensor(
-        gapped.diagnose(square, x, {"e": e}, samples=200, generator=seeded())["e"].variance.value
-    ),
-    "properties": lambda e, x: torch.tensor(
-        [f.measured.get("p_value", 0.0) for f in gapped.properties(e, draws=100, generator=seeded()).findings]
-    ),
-}
-
-
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("text", ["reinmax:tau=2", "gst:gap=expected"])
-def test_text_in_the_place_of_an_object(user: str, text: str) -> None:
-    logits = normal(5, 2, 3).requires_grad_()
-    results = []
-    for estimator in (text, gapped.estimator(text)):
-        result = USERS[user](estimator, logits)
-        if result.requires_grad:
-            weight = normal(*result.shape, seed=2)
-            result = torch.cat([result.reshape(-1), torch.autograd.grad(result, logits, weight)[0].view(-1)])
-        results.append(result.detach())
-    assert torch.equal(*results)
-
-
 def test_text_labels_its_row_in_a_diagnosis() -> None:
     table = gapped.diagnose(square, normal(2, 3), ["gst", "rloo", gapped.GST()], samples=200)
     assert [row.label for row in table.rows] == ["gst", "rloo", "GST"]

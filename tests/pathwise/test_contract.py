@@ -12,7 +12,6 @@ import torch
 from conftest import (
     KINDS,
     TAU,
-    TOLERANCE,
     USES,
     assert_all_close,
     assert_close,
@@ -23,41 +22,9 @@ from conftest import (
     seeded,
 )
 from torch import Tensor
-from variants import VARIANTS, K, every_dtype, every_kind_of_sample, every_soft_variant, every_variant, make
-
-SHAPES = [(K,), (1, K), (7, K), (2, 3, K), (2, 1, 4, K), (0, K), (2, 0, K), (0, 1)]
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-
-
-def assert_alive(name: str, gradient: Tensor) -> None:
-    """Every row has a gradient, except for NZ-GST: where all logits lie within the gap it moves none."""
-    if not name.startswith("nz-gst"):
-        assert (gradient.abs().amax(-1) > 1e-4).all(), "a row lost its gradient"
-
+from variants import VARIANTS, K, every_dtype, every_soft_variant, every_variant, make
 
 # Values and gradients
-
-
-@every_kind_of_sample
-@every_shape
-@every_dtype
-def test_samples_and_gradients(name: str, shape: tuple[int, ...], dtype: torch.dtype, hard: bool) -> None:
-    """Adding a constant to the logits changes nothing, so no gradient may point that way."""
-    estimator = make(name, hard=hard)
-    logits, weight = normal(*shape, dtype=dtype), normal(*shape, seed=2, dtype=dtype)
-    sample, gradient = pull(estimator, logits, weight)
-    assert sample.shape == gradient.shape == shape
-    assert sample.dtype == gradient.dtype == dtype
-    if hard:
-        assert_one_hot(sample)
-    else:
-        assert ((sample > 0) & (sample < 1)).all()
-        assert_close(sample.sum(-1), torch.ones(shape[:-1], dtype=dtype), TOLERANCE[dtype])
-    assert torch.isfinite(gradient).all()
-    assert_close(gradient.sum(-1), torch.zeros(shape[:-1], dtype=dtype), TOLERANCE[dtype])
-    assert_alive(name, gradient)
-    without = estimator.sample(logits, generator=seeded())
-    assert torch.equal(without, sample), "the sample depends on whether a gradient is needed"
 
 
 @every_variant
@@ -67,25 +34,6 @@ def test_many_hard_samples_with_a_gradient_are_exactly_one_hot(name: str, dtype:
     logits = normal(3_000, 11, dtype=dtype)
     sample, _ = pull(make(name), logits, torch.ones_like(logits))
     assert_one_hot(sample)
-
-
-@every_kind_of_sample
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_float32_rounded_once(name: str, dtype: torch.dtype, hard: bool) -> None:
-    logits, weight = normal(100, K, dtype=dtype), normal(100, K, seed=2, dtype=dtype)
-    half, half_gradient = pull(make(name, hard=hard), logits, weight)
-    full, full_gradient = pull(make(name, hard=hard), logits.float(), weight.float())
-    assert torch.equal(half, full.to(dtype))
-    assert half_gradient.dtype == dtype
-    assert_close(half_gradient, full_gradient.to(dtype), 2 * torch.finfo(dtype).eps)
-
-
-@every_variant
-def test_the_input_is_left_as_it_was(name: str) -> None:
-    inputs = normal(4, K), torch.tensor([True, True, False, True, True])
-    copies = [each.clone() for each in inputs]
-    make(name).sample(inputs[0], mask=inputs[1], generator=seeded())
-    assert_equal(inputs, copies)
 
 
 @every_variant
@@ -117,31 +65,6 @@ def test_hard_samples_carry_the_gradient_of_the_surrogate(name: str, tau: float)
     _, hard = pull(make(name, tau=tau), logits, weight)
     _, soft = pull(make(name, tau=tau, hard=False), logits, weight)
     assert_close(hard, soft)
-
-
-@every_variant
-def test_only_logits_that_require_a_gradient_get_one(name: str) -> None:
-    logits = normal(100, K)
-    assert not make(name).sample(logits).requires_grad
-    assert make(name).sample(logits.clone().requires_grad_()).requires_grad
-    with torch.no_grad():
-        assert not make(name).sample(logits.clone().requires_grad_()).requires_grad
-    with torch.inference_mode():
-        assert_one_hot(make(name).sample(logits))
-
-
-@every_variant
-@every_dtype
-@pytest.mark.parametrize("mirror", [1, -1])
-def test_large_logits_give_finite_gradients(name: str, dtype: torch.dtype, mirror: int) -> None:
-    """exp(1e4) is infinite in every dtype."""
-    row = torch.tensor([1e4, -1e4, 0.0, 1e4, -1e4, 9.9e3]) * mirror
-    logits = torch.stack([row, row.flip(0), torch.full((6,), 1e4), torch.full((6,), -1e4)]).to(dtype)
-    sample, gradient = pull(make(name), logits, normal(4, 6, dtype=dtype))
-    assert_one_hot(sample)
-    assert torch.isfinite(gradient).all()
-    # Equal logits are an ordinary row.
-    assert_alive(name, gradient[2:])
 
 
 @every_soft_variant
@@ -192,31 +115,6 @@ def test_any_dim_equals_transposing(name: str, dim: int, masked: bool) -> None:
 
 
 @every_variant
-@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
-def test_memory_layout_does_not_matter(name: str, layout: str) -> None:
-    logits = {
-        "transposed": normal(K, 40).T,
-        "strided": normal(80, 2 * K)[::2, 1::2],
-        "expanded": normal(1, K).expand(40, K),
-    }[layout]
-    assert not logits.is_contiguous()
-    weight = normal(K, 40, seed=2).T
-    sample, gradient = pull(make(name), logits, weight)
-    expected = pull(make(name), logits.contiguous(), weight.contiguous())
-    assert torch.equal(sample, expected[0])
-    assert_close(gradient, expected[1])
-    assert len(sample.argmax(-1).unique()) > 1, "one draw was shared by all rows"
-
-
-@every_variant
-@every_dtype
-def test_one_category_is_certain(name: str, dtype: torch.dtype) -> None:
-    sample, gradient = pull(make(name), normal(9, 1, dtype=dtype), normal(9, 1, seed=2, dtype=dtype))
-    assert (sample == 1).all()
-    assert_close(gradient, torch.zeros_like(gradient), 1e-6)
-
-
-@every_variant
 def test_a_row_alone_is_a_batch_of_one(name: str) -> None:
     logits, weight = normal(K), normal(K, seed=2)
     batch = pull(make(name), logits[None], weight[None])
@@ -224,31 +122,6 @@ def test_a_row_alone_is_a_batch_of_one(name: str) -> None:
 
 
 # Randomness
-
-
-@every_variant
-def test_a_generator_decides_everything(name: str) -> None:
-    """The given one, else torch's default."""
-    logits, generator = normal(200, K), seeded(7)
-    state = torch.get_rng_state()
-    first = make(name).sample(logits, generator=generator)
-    assert torch.equal(first, make(name).sample(logits, generator=seeded(7)))
-    assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
-    assert not torch.equal(first, make(name).sample(logits, generator=generator)), "it did not move on"
-    default = make(name).sample(logits)
-    assert not torch.equal(default, make(name).sample(logits))
-    torch.set_rng_state(state)
-    assert torch.equal(default, make(name).sample(logits))
-
-
-@every_variant
-def test_the_backward_draws_nothing(name: str) -> None:
-    generator = seeded()
-    logits = normal(20, K).requires_grad_()
-    sample = make(name).sample(logits, generator=generator)
-    states = generator.get_state(), torch.get_rng_state()
-    (sample * normal(20, K)).sum().backward()
-    assert_equal((generator.get_state(), torch.get_rng_state()), states)
 
 
 # Options that are tensors or whole numbers

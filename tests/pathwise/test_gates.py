@@ -1,9 +1,7 @@
-"""Gates: law and gradient in closed form, in float64, and the pair of logits that they stand for."""
+"""Gates: the law of one uniform, and the pair of logits that they stand for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,136 +9,16 @@ import pytest
 import torch
 from conftest import INVERSE_CDF, MEMBERS, SOFT, assert_close, every_member, normal, seeded
 from forms import RAO
-from scipy import integrate
-from statistical import require_law, require_rejected, two_sample
 from torch import Tensor
 
 import gapped
 from gapped import GappedError, simplex
-
-ODDS = torch.tensor([-3.0, -1.0, -0.2, 0.0, 0.4, 1.1, 2.5], dtype=torch.float64)
-COPIES = 400
 
 
 def pull(estimator: Any, odds: Tensor, weight: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
     leaf = odds.detach().requires_grad_()
     gates = estimator.gate(leaf, generator=seeded(), **how)
     return gates.detach(), torch.autograd.grad(gates, leaf, weight)[0]
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
-# Formulas: the slope of a gate in its logit given its value, one number at a time.
-Formula = Callable[[float, int], float]
-
-
-def straight_through(tau: float) -> Formula:
-    return lambda phi, _: sigmoid(phi / tau) * sigmoid(-phi / tau) / tau
-
-
-def gapped_straight_through(gap: Callable[[float], float], tau: float) -> Formula:
-    """The value that was not drawn keeps its distance from the larger logit, which is `gap` at least."""
-
-    def slope(phi: float, value: int) -> float:
-        selected = sigmoid(phi if value else -phi)
-        below = max((phi if value else -phi), 0.0)
-        lost = sigmoid(-max(below, gap(selected)) / tau)
-        return lost * (1 - lost) / tau
-
-    return slope
-
-
-def auto_gapped(tau: float) -> Formula:
-    """The weight of the value that was not drawn is its expected odds to the power of 1/tau."""
-
-    def slope(phi: float, value: int) -> float:
-        p = sigmoid(-phi if value else phi)
-        odds = integrate.quad(lambda u: p * u / (p + (1 - p) * u) ** 2, 0, 1, epsabs=1e-13, epsrel=1e-13)[0]
-        weight = odds ** (1 / tau)
-        return weight / (1 + weight) ** 2 / tau
-
-    return slope
-
-
-def reinmax(tau: float) -> Formula:
-    def slope(phi: float, value: int) -> float:
-        p, middle = sigmoid(phi), (sigmoid(phi / tau) + value) / 2
-        return 2 * middle * (1 - middle) - p * (1 - p) / 2
-
-    return slope
-
-
-def gapmax(tau: float) -> Formula:
-    """Of the probability x of the other value, o(x/2) to the power of 1/tau is its weight."""
-
-    def slope(phi: float, value: int) -> float:
-        x = sigmoid(-phi) if value else sigmoid(phi)
-        weight = (2 * x * (math.log(2 / x) - 1 + x / 2) / (2 - x) ** 2) ** (1 / tau)
-        return 2 * weight / (1 + weight) ** 2 / tau - x * (1 - x) / 2
-
-    return slope
-
-
-def lemma_1(p: float) -> float:
-    q = p * (1 - 1e-5)
-    return -math.log(1 - q) / q
-
-
-CASES: dict[str, tuple[Any, Formula]] = {
-    "st": (gapped.StraightThrough(), straight_through(1.0)),
-    "st-cold": (gapped.StraightThrough(0.3), straight_through(0.3)),
-    "gst": (gapped.GST(1.0, gap=1.0), gapped_straight_through(lambda p: 1.0, 1.0)),
-    "gst-cold": (gapped.GST(0.5, gap=0.8), gapped_straight_through(lambda p: 0.8, 0.5)),
-    "gst-no-gap": (gapped.GST(1.0, gap=0.0), gapped_straight_through(lambda p: 0.0, 1.0)),
-    "gst-expected": (gapped.GST(0.5, gap=gapped.expected_gap), gapped_straight_through(lemma_1, 0.5)),
-    "gst-auto": (gapped.GST(0.7, gap="auto"), auto_gapped(0.7)),
-    "reinmax": (gapped.ReinMax(), reinmax(1.0)),
-    "reinmax-warm": (gapped.ReinMax(1.7), reinmax(1.7)),
-    "gapmax": (gapped.GapMax(), gapmax(1.0)),
-    "gapmax-warm": (gapped.GapMax(1.7), gapmax(1.7)),
-}
-
-
-def observed(estimator: Any) -> Tensor:
-    """Row b: the slopes that gates of these odds had whenever they were b; all copies must agree."""
-    gates, slopes = pull(estimator, ODDS.expand(COPIES, -1), torch.ones(COPIES, len(ODDS)).double())
-    table = torch.stack([slopes.masked_fill(gates != value, -torch.inf).amax(0) for value in (0, 1)])
-    assert table.isfinite().all(), "too few copies to see both values"
-    assert_close(slopes, torch.where(gates == 1, table[1], table[0]), 1e-13)
-    return table
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_gradient_given_the_value_equals_the_formula(case: str) -> None:
-    estimator, formula = CASES[case]
-    expected = [[formula(phi, value) for phi in ODDS.tolist()] for value in (0, 1)]
-    assert_close(observed(estimator), torch.tensor(expected, dtype=torch.float64), 1e-10)
-
-
-def test_the_formulas_are_told_apart() -> None:
-    tables = {case: [CASES[case][1](1.1, value) for value in (0, 1)] for case in CASES}
-    for case, table in tables.items():
-        alike = [other for other in tables if math.dist(tables[other], table) < 1e-3]
-        assert alike == [case]
-
-
-@pytest.mark.parametrize(
-    ("estimator", "cost"),
-    [
-        (gapped.StraightThrough(), lambda b: 3 * b - 1),
-        (gapped.ReinMax(), lambda b: 2 * b * b - 3 * b + 1),
-    ],
-    ids=["linear", "quadratic"],
-)
-def test_the_mean_is_the_gradient_of_the_expected_cost(estimator: Any, cost: Any) -> None:
-    """p (1 - p) (f(1) - f(0)), where the estimator is exact: enumerated over both values."""
-    values = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
-    (derivative,) = torch.autograd.grad(cost(values).sum(), values)
-    p = torch.sigmoid(ODDS)
-    mean = (torch.stack([1 - p, p]) * observed(estimator) * derivative).sum(0)
-    assert_close(mean, p * (1 - p) * (cost(1.0) - cost(0.0)), 1e-10)
 
 
 @pytest.mark.parametrize("name", INVERSE_CDF)
@@ -151,47 +29,7 @@ def test_the_law_is_one_uniform_below_the_probability(name: str) -> None:
     assert torch.equal(gates, (uniform < torch.sigmoid(odds)).double())
 
 
-# Noise replayed
-
-
-@pytest.mark.parametrize("tau", [0.4, 1.0, 2.0])
-@pytest.mark.parametrize("name", ["gumbel-softmax", "decoupled", "gumbel-rao"])
-def test_gradients_with_noise(name: str, tau: float) -> None:
-    """Logistic noise L, the difference of two Gumbels; for Gumbel-Rao given the value."""
-    odds, weight = normal(200), normal(200, seed=2)
-    both = torch.stack([odds, torch.zeros(200)], -1)
-    options: dict[str, Any] = {"gumbel-rao": {"samples": 4}, "decoupled": {"tau_forward": 1.5}}.get(name, {})
-    if name == "gumbel-rao":
-        generator = seeded()
-        gates = (torch.rand(200, generator=generator, dtype=torch.float64) < torch.sigmoid(odds)).double()
-        own = seeded(int(torch.randint(2**63 - 1, (), generator=generator)))
-        scores = simplex.conditional_gumbel(torch.log_softmax(both, -1), (1 - gates).long(), 4, own)
-        q = torch.sigmoid((scores[..., 0] - scores[..., 1]) / tau)
-    else:
-        noise = simplex.gumbel(both, seeded())
-        logistic = noise[:, 0] - noise[:, 1]
-        forward = 1.5 if name == "decoupled" else 1.0
-        gates = (odds / forward + logistic > 0).double()
-        q = torch.sigmoid(odds / tau + logistic if name == "decoupled" else (odds + logistic) / tau)[None]
-    expected = (q * (1 - q)).mean(0) / tau * weight
-    for hard in (True, False):
-        value, gradient = pull(gapped.estimator(name, tau=tau, hard=hard, **options), odds, weight)
-        assert_close(value, gates if hard else q.mean(0), 1e-12)
-        assert_close(gradient, expected, 1e-12)
-
-
-def test_a_soft_gumbel_gate_is_torchs_relaxed_bernoulli() -> None:
-    torch.manual_seed(1)
-    theirs = torch.distributions.RelaxedBernoulli(torch.tensor(0.7), logits=torch.tensor(0.4))
-    sample = theirs.rsample((20_000,)).double()
-    soft = gapped.GumbelSoftmax(0.7, hard=False)
-    ours = soft.gate(torch.full((20_000,), 0.4), generator=seeded())
-    require_law(two_sample(ours.double(), sample))
-    wrong = soft.gate(torch.full((20_000,), 0.6), generator=seeded())
-    require_rejected(two_sample(wrong.double(), sample))
-
-
-# A gate is a pair
+# A gate is a pair, whose samples `test_exact.py` and `test_replay.py` compare with closed forms.
 
 
 PAIRS: list[tuple[str, dict[str, Any]]] = [

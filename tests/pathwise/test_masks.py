@@ -12,7 +12,6 @@ from conftest import (
     assert_all_close,
     assert_close,
     assert_equal,
-    assert_one_hot,
     normal,
     pull,
     seeded,
@@ -28,32 +27,6 @@ def masked_problem(batch: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     mask = torch.rand(batch, K, generator=seeded(3)) < 0.6
     mask[torch.arange(batch), torch.arange(batch) % K] = True
     return logits, weight, mask
-
-
-@every_kind_of_sample
-def test_masked_categories_get_no_mass_and_no_gradient(name: str, hard: bool) -> None:
-    logits, weight, mask = masked_problem()
-    sample, gradient = pull(make(name, hard=hard), logits, weight, mask=mask)
-    assert_close(sample.sum(-1), torch.ones(len(logits), dtype=torch.float64))
-    assert (sample[~mask] == 0).all()
-    if hard:
-        assert_one_hot(sample)
-    else:
-        assert (sample[mask] > 0).all()
-    assert (gradient[~mask] == 0).all()
-    assert gradient[mask].abs().sum() > 0.1
-
-
-@every_variant
-@pytest.mark.parametrize("filling", [-INF, 1e4, -1e4, INF, math.nan])
-def test_what_stands_behind_a_mask_does_not_matter(name: str, filling: float) -> None:
-    """Neither a logit nor a cost that is wild where nothing can be drawn. -inf alone masks, too."""
-    logits, weight, mask = masked_problem()
-    expected = pull(make(name), logits, weight, mask=mask)
-    logits, wild = logits.masked_fill(~mask, filling), weight.masked_fill(~mask, 1e6)
-    assert_all_close(pull(make(name), logits, wild, mask=mask), expected)
-    if filling == -INF:
-        assert_all_close(pull(make(name), logits, weight), expected)
 
 
 @every_kind_of_sample

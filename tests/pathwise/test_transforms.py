@@ -13,7 +13,6 @@ import torch
 from conftest import (
     MEMBERS,
     TAU,
-    USES,
     assert_close,
     assert_one_hot,
     every_member,
@@ -21,7 +20,6 @@ from conftest import (
     gradient_through,
     gst_surrogate,
     normal,
-    pull,
     reinmax_gradient,
     seeded,
     through_softmax,
@@ -71,23 +69,6 @@ def per_row_gradients(estimator: Any, logits: Tensor, weight: Tensor) -> tuple[T
     transformed = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
     gradient, sample = transformed(logits, weight)
     return gradient, sample
-
-
-@every_member
-def test_a_gradient_may_be_taken_outside_of_vmap(name: str) -> None:
-    """As an ensemble does it: vmap over the model, then backward. The same noise has the same gradient."""
-    logits, weight, estimator = normal(20, K), normal(20, K, seed=2), make(name)
-    draw = torch.func.vmap(estimator.sample, randomness="different")
-    torch.manual_seed(0)
-    expected, _ = per_row_gradients(estimator, logits, weight)
-    assert expected.abs().amax(-1).min() > 0
-    torch.manual_seed(0)
-    assert_close(torch.func.grad(lambda leaf: (draw(leaf) * weight).sum())(logits), expected)
-    torch.manual_seed(0)
-    leaf = logits.clone().requires_grad_()
-    assert_close(torch.autograd.grad(draw(leaf), leaf, weight)[0], expected)
-    with torch.no_grad():
-        assert not draw(leaf).requires_grad
 
 
 def test_a_temperature_is_learned_through_vmap() -> None:
@@ -289,35 +270,6 @@ def test_per_sample_gradients_through_the_perturbation() -> None:
     assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, 1.0, detach=False), 1e-11)
 
 
-@every_member
-@pytest.mark.parametrize("use", ["select", "gate"])
-def test_choices_under_function_transforms(name: str, use: str) -> None:
-    """vmap(grad): the gradient of a choice is that of the one-hot sample of the same noise."""
-    estimator, table = make(name), normal(K, 3)
-
-    def of_choice(row: Tensor) -> tuple[Tensor, Tensor]:
-        choice = estimator.choose(row)
-        if use == "select":
-            return choice.select(table).square().sum(), choice.index
-        return (choice.gate() * torch.embedding(table, choice.index)).square().sum(), choice.index
-
-    def of_sample(row: Tensor) -> tuple[Tensor, Tensor]:
-        sample = estimator.sample(row)
-        index = sample.detach().argmax(-1)
-        if use == "select":
-            return (sample @ table).square().sum(), index
-        return (sample.gather(-1, index.view(1)) * torch.embedding(table, index)).square().sum(), index
-
-    results = []
-    for cost in (of_choice, of_sample):
-        torch.manual_seed(0)
-        per_row = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
-        results.append(per_row(normal(30, K)))
-    (gradient, index), (expected, same) = results
-    assert torch.equal(index, same)
-    assert_close(gradient, expected, 1e-11)
-
-
 @every_soft_member
 def test_vmap_over_temperatures(name: str) -> None:
     """A fleet vectorised by vmap gives each run its own temperature, forward and backward."""
@@ -332,54 +284,6 @@ def test_vmap_over_temperatures(name: str) -> None:
     gradient, soft = per_run(logits, weight, taus)
     expected = torch.stack([through_softmax(soft[run], weight[run], float(taus[run])) for run in range(6)])
     assert_close(gradient, expected, 1e-11)
-
-
-@every_member
-def test_autocast_does_not_change_the_sample(name: str) -> None:
-    logits, weight = normal(100, K, dtype=torch.float32), normal(100, K, seed=2, dtype=torch.float32)
-    expected = pull(make(name), logits, weight)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        sample, gradient = pull(make(name), logits, weight)
-    assert sample.dtype == torch.float32
-    assert torch.equal(sample, expected[0])
-    assert_close(gradient, expected[1], 1e-6)
-
-
-@every_member
-def test_a_training_step_under_autocast(name: str) -> None:
-    torch.manual_seed(0)
-    encoder, decoder = torch.nn.Linear(3, K), torch.nn.Linear(K, 1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = encoder(normal(16, 3, dtype=torch.float32))
-        sample = make(name).sample(logits)
-        loss = decoder(sample).float().pow(2).mean()
-    loss.backward()
-    assert logits.dtype == sample.dtype == torch.bfloat16
-    assert_one_hot(sample)
-    assert torch.isfinite(encoder.weight.grad).all()
-    assert encoder.weight.grad.abs().sum() > 0
-
-
-@every_member
-@pytest.mark.parametrize("linear", [True, False])
-@pytest.mark.parametrize("use", USES)
-def test_differentiating_twice_is_refused(name: str, use: str, linear: bool) -> None:
-    """A linear cost is no exception, though its own gradient depends on nothing."""
-    logits = normal(4, K).requires_grad_()
-    output = USES[use](make(name), logits, generator=seeded())
-    cost = output.sum() if linear else output.square().sum()
-    (gradient,) = torch.autograd.grad(cost, logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="twice"):
-        (gradient.pow(2).sum() + logits.sum()).backward()
-
-
-@every_member
-def test_nothing_is_copied_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CUDA graph could not capture a tensor made of a list of numbers."""
-    logits, weight = normal(4, K), normal(4, K, seed=2)
-    for maker in ("tensor", "as_tensor", "from_numpy"):
-        monkeypatch.delattr(torch, maker)
-    pull(make(name), logits, weight)
 
 
 @every_member

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import assert_close, normal, seeded
 from torch import Tensor
 
@@ -55,71 +54,6 @@ def test_masks_are_choices_whose_logits_are_sums(tau: float) -> None:
     assert_close(gradient, torch.autograd.grad(options, leaf, weight)[0], 1e-12)
     soft = torch.softmax(leaf.detach() @ TWO_OF_FOUR.T / tau, -1) @ TWO_OF_FOUR
     assert_close(gapped.nm_mask(logits, 2, 4, tau, False), soft, 1e-12)
-
-
-def same_noise(ours: Any, theirs: Any, logits: Tensor, weight: Tensor) -> None:
-    """Value and gradient agree for the same noise."""
-    results = []
-    for program in (ours, theirs):
-        torch.manual_seed(0)
-        leaf = logits.clone().requires_grad_()
-        value = program(leaf)
-        results.append((value.detach(), torch.autograd.grad(value, leaf, weight)[0]))
-    for one, other in zip(*results, strict=True):
-        assert_close(one, other, 1e-12)
-
-
-@pytest.mark.parametrize("tau", [4.0, 0.05])
-def test_soft_mixtures_of_six_masks_of_four(tau: float) -> None:
-    """A soft Gumbel choice among all masks of four weights, at a scale that grows while training."""
-    scale, gate, weight = 1e2, 0.01 * normal(10, 6), normal(10, 4, seed=2)
-    same_noise(
-        lambda x: gapped.gumbel_softmax(x * scale, tau) @ TWO_OF_FOUR,
-        lambda x: F.gumbel_softmax(x * scale, tau=tau, hard=False) @ TWO_OF_FOUR,
-        gate,
-        weight,
-    )
-
-
-def test_hard_choices_among_sets_of_layers() -> None:
-    """One gate for all examples, repeated, and the categories on axis 1."""
-    gate, weight = normal(1, 6), normal(3, 4, seed=2)
-    same_noise(
-        lambda x: gapped.gumbel_softmax(x.repeat(3, 1) * 2.0, 0.5, True, dim=1) @ TWO_OF_FOUR,
-        lambda x: F.gumbel_softmax(x.repeat(3, 1) * 2.0, dim=1, tau=0.5, hard=True) @ TWO_OF_FOUR,
-        gate,
-        weight,
-    )
-
-
-def noisy_top(logits: Tensor, temperature: float, k: int) -> Tensor:
-    """The k largest of tempered logits with Gumbel noise, straight through the tempered softmax."""
-    tempered = logits / temperature
-    noise = -torch.empty_like(tempered).exponential_().log()
-    index = (tempered + noise).topk(k).indices
-    hard = torch.zeros_like(tempered).scatter(-1, index, 1.0)
-    p = torch.softmax(tempered, -1)
-    return hard + p - p.detach()
-
-
-def test_codes_by_the_largest_noisy_logit() -> None:
-    """With one code, the law is the tempered softmax and the gradient that of a subset of tempered logits."""
-    logits, weight = normal(20, 5), normal(20, 5, seed=2)
-    gradients = []
-    for program in (lambda x: noisy_top(x, 0.5, 1), lambda x: gapped.subset(x / 0.5, 1)):
-        leaf = logits.clone().requires_grad_()
-        sample = program(leaf)
-        assert_close(sample.detach().sum(-1), torch.ones(20), 1e-12)
-        gradients.append(torch.autograd.grad(sample, leaf, weight)[0])
-    assert_close(*gradients, 1e-12)
-
-
-def test_several_codes_by_noise_do_not_have_the_gradient_of_their_own_law() -> None:
-    """With two codes the tempered softmax sums to 1, not 2: the marginals are the ones to go through."""
-    leaf = normal(5).requires_grad_()
-    theirs, ours = noisy_top(leaf, 1.0, 2), gapped.subset(leaf, 2)
-    gradients = [torch.autograd.grad(sample, leaf, normal(5, seed=2))[0] for sample in (theirs, ours)]
-    assert (gradients[0] - gradients[1]).norm() / gradients[1].norm() > 0.1
 
 
 def test_the_module_learns_which_entries_to_keep() -> None:

@@ -52,14 +52,6 @@ def test_nothing_or_everything(estimator: Any, n: int, k: int) -> None:
 
 
 @every_estimator
-@pytest.mark.parametrize("shape", [(0, 6), (2, 0, 12), (6,), (12,)])
-def test_any_batch_also_an_empty_one(estimator: Any, shape: tuple[int, ...]) -> None:
-    sample, gradient = pulled(normal(*shape), 3, normal(*shape, seed=2), estimator=estimator)
-    assert sample.shape == gradient.shape == shape
-    assert (sample.sum(-1) == 3).all()
-
-
-@every_estimator
 @every_size
 @pytest.mark.parametrize("dim", [0, 1, -2])
 def test_any_axis_equals_transposing(estimator: Any, n: int, k: int, dim: int) -> None:
@@ -134,25 +126,6 @@ def test_a_row_without_a_law_is_nan(estimator: Any, n: int, k: int, value: float
 
 @every_estimator
 @every_size
-def test_randomness_is_an_argument(estimator: Any, n: int, k: int) -> None:
-    """The same seed gives the same subset, with a gradient or without, and leaves the same state."""
-    logits, states = normal(30, n), []
-    samples = []
-    for needs in (True, False):
-        generator = seeded(5)
-        leaf = logits.clone().requires_grad_(needs)
-        samples.append(gapped.subset(leaf, k, estimator=estimator, generator=generator).detach())
-        states.append(generator.get_state())
-    assert torch.equal(*samples)
-    assert torch.equal(*states)
-    torch.manual_seed(3)
-    before = gapped.subset(logits, k, generator=seeded(6))
-    assert torch.equal(torch.random.get_rng_state(), torch.Generator().manual_seed(3).get_state())
-    assert not torch.equal(before, samples[0])
-
-
-@every_estimator
-@every_size
 def test_temperatures_and_gaps_per_row(estimator: Any, n: int, k: int) -> None:
     logits, weight = normal(3, n), normal(3, n, seed=2)
     taus, gap = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0.1, 1.0, 3.0])
@@ -163,76 +136,6 @@ def test_temperatures_and_gaps_per_row(estimator: Any, n: int, k: int) -> None:
         one = gapped.GST(gap=gap[row].item()) if isinstance(estimator, gapped.GST) else estimator
         _, expected = pulled(logits, k, weight, taus[row].item(), estimator=one)
         assert_close(gradient[row], expected[row], 1e-7)
-
-
-@every_estimator
-def test_sample_and_logits_may_be_changed_in_place(estimator: Any) -> None:
-    logits, weight = normal(4, 12), normal(4, 12, seed=2)
-    _, expected = pulled(logits, 4, weight, estimator=estimator)
-    leaf = logits.clone().requires_grad_()
-    double = 1 * leaf
-    sample = gapped.subset(double, 4, estimator=estimator, generator=seeded())
-    double.mul_(0.0)
-    sample.mul_(2.0)
-    assert_close(torch.autograd.grad(sample, leaf, weight)[0], 2 * expected)
-
-
-@every_estimator
-@every_size
-def test_vectorised_and_differentiated_per_row(estimator: Any, n: int, k: int) -> None:
-    logits, weight = normal(6, n), normal(6, n, seed=2)
-
-    def cost(row: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        sample = gapped.subset(row, k, 0.7, estimator=estimator)
-        return (sample * g).sum(), sample.detach()
-
-    transformed = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
-    gradient, sample = transformed(logits, weight)
-    assert (sample.sum(-1) == k).all()
-    if estimator == "simple":
-        assert_close(gradient, pulled(logits, k, weight, 0.7)[1], 1e-12)
-    assert_close(gradient.sum(-1), torch.zeros(6), 1e-12)
-    leaf = logits.clone().requires_grad_()
-    outside = torch.func.vmap(
-        lambda row: gapped.subset(row, k, 0.7, estimator=estimator), randomness="different"
-    )
-    torch.manual_seed(0)
-    gradient = transformed(logits, weight)[0]
-    torch.manual_seed(0)
-    assert_close(torch.autograd.grad(outside(leaf), leaf, weight)[0], gradient, 1e-12)
-    vectorised = torch.func.vmap(lambda row: gapped.subsets.marginals(row, k))(logits)
-    assert_close(vectorised, gapped.subsets.marginals(logits, k), 1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated", "ignore:.*torch.jit.* is deprecated")
-@pytest.mark.parametrize(("n", "k", "estimator"), [(5, 2, "gst:gap=1"), (9, 5, "gst:gap=1")])
-def test_compiles_to_one_graph(n: int, k: int, estimator: Any) -> None:
-    """Under the same seed the compiled program gives what the eager one gives."""
-    torch.compiler.reset()
-
-    def program(logits: Tensor) -> Tensor:
-        return gapped.subset(logits, k, 0.7, estimator=estimator)
-
-    results = []
-    for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
-        leaf = normal(4, n).requires_grad_()
-        torch.manual_seed(0)
-        sample = run(leaf)
-        results += [sample.detach(), torch.autograd.grad(sample, leaf, normal(4, n, seed=2))[0]]
-    assert torch.equal(results[0], results[2])
-    assert_close(results[1], results[3], 1e-12)
-    torch.compiler.reset()
-
-
-@every_estimator
-@every_size
-def test_autocast_changes_nothing(estimator: Any, n: int, k: int) -> None:
-    logits, weight = normal(4, n, dtype=torch.float32), normal(4, n, seed=2, dtype=torch.float32)
-    expected = pulled(logits, k, weight, estimator=estimator)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = pulled(logits, k, weight, estimator=estimator)
-    for ours, theirs in zip(cast, expected, strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
