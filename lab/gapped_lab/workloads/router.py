@@ -39,12 +39,12 @@ class Cell:
     others: Literal["mean", "zero"] | None = None
     """For estimators: what the gradient takes for experts that were not asked."""
     hidden: int = 512
-    steps: int = 2000
+    steps: int = 1500
     every: int = 500
     batch: int = 32
-    context: int = 256
+    context: int = 128
     width: int = 256
-    layers: int = 4
+    layers: int = 3
     rate: float = 1e-3
 
 
@@ -56,7 +56,7 @@ ONE: dict[str, dict[str, Any]] = {
     "gapmax": {},
     "gapmax, others=zero": {"others": "zero"},
     **{way: {} for way in ("gapmax:draw=argmax", "gumbel-softmax:tau=1", "gumbel-softmax:tau=0.5")},
-    **{way: {} for way in ("reinmax", "gst", "straight-through")},
+    **{way: {} for way in ("reinmax", "reinmax:draw=argmax", "gst", "straight-through")},
 }
 SEVERAL: dict[str, dict[str, Any]] = {
     **INCUMBENTS,

@@ -71,7 +71,7 @@ class Cell:
     tau: tuple[float, float] | None = None
     """For estimators: temperatures at the first and the last step, geometric between."""
     data: str = "cifar10"
-    epochs: int = 25
+    epochs: int = 20
     batch: int = 256
     width: int = 64
     size: int = 64
@@ -250,7 +250,7 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
         each = len(train_images) // cell.batch
         draw = torch.Generator().manual_seed(seed)
         orders = torch.stack([torch.randperm(len(train_images), generator=draw) for _ in range(cell.epochs)])
-        rows = orders[:, : each * cell.batch].view(-1, cell.batch).to(device)
+        rows = orders[:, : each * cell.batch].reshape(-1, cell.batch).to(device)
 
         def losses(count: Tensor) -> Iterator[Tensor]:
             images = train_images[at(rows, count)].float() / 255

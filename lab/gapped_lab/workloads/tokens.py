@@ -5,7 +5,7 @@ text of docstrings from the text of code, is asked for at each drawn text; a div
 the one that it was. Estimators send the reward's gradient through the drawn tokens by `gapped.rollout`.
 Incumbents take rewards as numbers: RLOO over the texts of a prompt, and a GRPO-type objective, which
 standardises them, clips ratios and goes over each batch twice. All draw equally many tokens. The first number
-is the reward less the weighted divergence, of texts drawn from held-out prompts.
+is the weighted divergence less the reward, of texts drawn from held-out prompts.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Cell:
 
     way: str
     rate: float = 1e-4
-    weight: float = 0.05
+    weight: float = 0.3
     """Of the divergence from the model before, in nats a token."""
-    steps: int = 200
-    every: int = 100
+    steps: int = 100
+    every: int = 50
     prompts: int = 16
     texts: int = 4
     """Texts of each prompt: all ways draw as many."""
-    prompt: int = 48
-    length: int = 48
+    prompt: int = 24
+    length: int = 24
     width: int = 256
-    layers: int = 3
+    layers: int = 2
     pretraining: int = 2000
 
 
@@ -71,7 +71,7 @@ def settings(quick: bool) -> dict[str, dict[str, Cell]]:
         base = replace(base, steps=20, every=10, prompts=8, prompt=16, length=16, width=32, layers=1)
         base = replace(base, pretraining=200)
     ways = (*ESTIMATORS, "straight-through", *NUMBERS)
-    rates = (3e-4, 1e-3) if quick else (3e-5, 1e-4, 3e-4)
+    rates = (3e-4, 1e-3) if quick else (1e-4, 3e-4, 1e-3)
     return {
         "tokens": {
             f"{way}, rate {rate:g}": replace(base, way=way, rate=rate) for way in ways for rate in rates
@@ -97,18 +97,17 @@ def train(cell: Cell, seed: int) -> Iterator[dict[str, float]]:
         training = Training(model, losses, torch.full((cell.steps,), cell.rate), clip=1.0)
         while training.steps < cell.steps:
             cost = training(cell.every)
-            noise = _noise(model, lambda: next(losses(torch.zeros(1, dtype=torch.long, device=device))))
-            yield {**_evaluate(cell, model, begin, judge, held), "noise": noise, **cost}
+            spread = _gradients(model, lambda: next(losses(torch.zeros(1, dtype=torch.long, device=device))))
+            yield {**_evaluate(cell, model, begin, judge, held), **spread, **cost}
 
 
-def _noise(model: nn.Module, loss: Callable[[], Tensor], draws: int = 6) -> float:
-    """The variance of the gradient over draws of the texts of one batch, relative to its squared mean."""
+def _gradients(model: nn.Module, loss: Callable[[], Tensor], draws: int = 6) -> dict[str, float]:
+    """Of one batch's gradient over draws of the texts: its size, and the variance's part of its square."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     drawn = [torch.cat([g.flatten() for g in torch.autograd.grad(loss(), parameters)]) for _ in range(draws)]
-    together = torch.stack(drawn)
-    variance = together.var(0).sum()
-    # The mean of so many draws has a part of the variance in its square.
-    return (variance / (together.mean(0).square().sum() - variance / draws).clamp_min(1e-12)).item()
+    together = torch.stack(drawn).double()
+    square = together.square().sum(1).mean()
+    return {"gradient": square.sqrt().item(), "noise": (together.var(0).sum() / square).item()}
 
 
 def _by_gradient(
@@ -164,7 +163,7 @@ def _evaluate(
     text = gapped.rollout(model, prompts.to(model.head.weight.device), cell.length)
     reward = judge(text.embeddings).mean().item()
     divergence = _divergence(model, begin, prompts, text).mean().item()
-    return {"objective": reward - cell.weight * divergence, "reward": reward, "divergence": divergence}
+    return {"loss": cell.weight * divergence - reward, "reward": reward, "divergence": divergence}
 
 
 class Judge(nn.Module):

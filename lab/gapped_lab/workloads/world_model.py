@@ -3,8 +3,8 @@
 A digit moves over a field of 32 x 32 pixels. An action pushes it; at a wall it bounces, and may turn into
 another digit, so that the future is a distribution and latents must hold a choice. Latents, unimix, balanced
 divergences and free bits are those of Hafner et al. (2023), whose gradient is straight-through at
-temperature 1. The first number is the squared error of frames that the model imagines: after 8 frames seen,
-8 more from the prior with the actions known, averaged over 8 samples of the latents.
+temperature 1. The first number is the squared error of frames that the model imagines: after 6 frames seen,
+6 more from the prior with the actions known, averaged over 8 samples of the latents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import gapped
 from gapped_lab.workloads import Training, at, data, seeded
 
-FIELD, DIGIT, SEEN, IMAGINED, SAMPLES = 32, 8, 8, 8, 8
+FIELD, DIGIT, SEEN, IMAGINED, SAMPLES = 32, 8, 6, 6, 8
 PUSHES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
 
 
@@ -31,10 +31,10 @@ class Cell:
     latents: int = 32
     classes: int = 32
     unimix: float = 0.01
-    steps: int = 1500
+    steps: int = 1000
     every: int = 500
     """Steps between evaluations."""
-    batch: int = 64
+    batch: int = 48
     held: int = 256
     """Sequences that the model is evaluated on."""
     width: int = 256
@@ -45,24 +45,24 @@ class Cell:
 WAYS = (
     "straight-through",
     "gapmax",
-    "gst",
     "gumbel-softmax:tau=1",
-    "gumbel-softmax:tau=0.5",
     "reinmax:tau=1",
+    "gumbel-softmax:tau=0.5",
+    "gst",
     "reinmax:tau=1.5",
     "gumbel-rao",
 )
 
 
 def settings(quick: bool) -> dict[str, dict[str, Cell]]:
-    """All estimators with 32 latents of 32 classes, and with 8 of 8; with and without unimix."""
+    """All estimators with 32 latents of 32 classes, and with 8 of 8; some without unimix."""
     base = Cell("", steps=60, every=30, batch=16, held=64, width=32, state=64) if quick else Cell("")
     sizes = {"8 x 8": (8, 8)} if quick else {"32 x 32": (32, 32), "8 x 8": (8, 8)}
     return {
         name: {way: replace(base, way=way, latents=latents, classes=classes) for way in WAYS}
         | {
             f"{way}, no unimix": replace(base, way=way, latents=latents, classes=classes, unimix=0.0)
-            for way in WAYS
+            for way in WAYS[:4]
         }
         for name, (latents, classes) in sizes.items()
     }
