@@ -220,6 +220,24 @@ def test_a_quantizer_of_vector_quantize_trains_with_an_estimator() -> None:
         ours.use(VectorQuantize(dim=8, codebook_size=16))
 
 
+def test_the_line_before_of_the_page_on_migration() -> None:
+    """It runs in the release, and what is written in its place has its values and gradients."""
+    peer("vector_quantize_pytorch")
+    from vector_quantize_pytorch import VectorQuantize
+
+    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text("utf-8")
+    line = page.split("```diff\n- vq = ")[1].split("- quantized")[0].replace("\n-", "\n").strip()
+    # Without its moving average, which changes the codes before the backward pass.
+    layer = eval(line[:-1] + ", decay=1.0)", {"VectorQuantize": VectorQuantize, "t": 0.7})
+    codebook, x, weight = layer.codebook.clone(), torch.randn(1, 9, 16, requires_grad=True), torch.randn(16)
+    quantized, index, _ = layer(x)
+    assert_close(quantized.detach(), codebook[index], 1e-5)
+    choice = gapped.StraightThrough().choose(-torch.cdist(x, codebook) / 0.7)
+    # The gradient for a linear cost does not depend on what is drawn.
+    values = quantized @ weight, choice.select(codebook) @ weight
+    assert_close(*(torch.autograd.grad(value.sum(), x)[0] for value in values), 1e-5)
+
+
 # torchlogix
 
 
