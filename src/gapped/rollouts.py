@@ -17,7 +17,7 @@ from gapped.errors import reject
 from gapped.gradient import first_order, versions
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import slices
-from gapped.vocabulary import LinearChoice, linear_choice
+from gapped.vocabulary import LinearChoice, check_ordinary, linear_choice
 from gapped.vocabulary.head import Draws, Layer, rows_of_a_chunk
 
 
@@ -80,6 +80,7 @@ def rollout(
     check_flag("checkpoint", checkpoint)
     embedding, head = _ends(model)
     embeds = _embed(inputs, embedding)
+    check_ordinary("inputs", embeds)
     batch, table, weight, bias = len(embeds), embedding.weight, head.weight, head.bias
     check_mask(mask, embeds.new_empty(()).expand(batch, len(weight)))
     stops = torch.tensor(_tokens(stop, len(weight)), dtype=torch.int64, device=embeds.device)

@@ -94,6 +94,38 @@ def test_a_batched_level_of_a_subset(estimator: str, option: str, hard: bool) ->
     _check(f, jnp.asarray(LEVELS))
 
 
+@pytest.mark.slow_if(
+    lambda name, law, option: (name, law) not in (("gst", "subset"), ("gapmax", "sequential"))
+)
+@pytest.mark.parametrize(
+    ("name", "option", "law"),
+    [
+        ("straight-through", "tau", "subset"),
+        ("gst", "gap", "subset"),
+        ("gst", "gap", "sequential"),
+        ("gapmax", "tau", "sequential"),
+        ("reinmax", "tau", "sequential"),
+        ("reinmax", "key", "subset"),
+    ],
+)
+def test_a_batched_level_of_two_categories(name: str, option: str, law: Any) -> None:
+    def f(x: Any, weight: Any, level: Any) -> Any:
+        key, options = (level, {}) if option == "key" else (KEY, {option: level})
+        drawn = gapped.jax.choose(key, x, 2, estimator=gapped.jax.estimator(name, **options), law=law)
+        return (drawn.weights() * weight[:, :2] + (drawn.select(TABLE) * weight[:, None, :2]).sum(-1)).sum()
+
+    _check(f, jax.random.split(KEY, 3) if option == "key" else jnp.asarray(LEVELS))
+
+
+@pytest.mark.slow_if(lambda name: name == "gumbel-rao")
+@pytest.mark.parametrize("name", [n for n in PATHWISE if gapped.jax.estimators()[n].has_surrogate])
+def test_a_batched_temperature_of_soft_samples(name: str) -> None:
+    def f(x: Any, weight: Any, level: Any) -> Any:
+        return (gapped.jax.estimator(name, tau=level, hard=False).sample(KEY, x) * weight).sum()
+
+    _check(f, jnp.asarray(LEVELS))
+
+
 @pytest.mark.parametrize("name", SCORE)
 def test_a_batched_constant_of_the_cost(name: str) -> None:
     def f(x: Any, weight: Any, level: Any) -> Any:

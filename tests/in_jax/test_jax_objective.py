@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import assert_close, normal
-from jax_problems import _quick_compilation, jax, to_jax, to_torch  # noqa: F401
+from jax_problems import PATHWISE, _quick_compilation, jax, to_jax, to_torch  # noqa: F401
 
 import gapped.jax
 from gapped.jax import GappedError
@@ -78,6 +78,12 @@ WAYS = ["grad", "jit of grad", "grad of jit", "grad of vmap"]
 def test_a_pathwise_estimator_says_where_a_cost_is_flat(case: str, way: str) -> None:
     with pytest.raises(GappedError, match=r"f: got costs without a derivative.*gapped\.jax\.RLOO"):
         slopes(flat_costs, case, way, "gst")
+
+
+@pytest.mark.parametrize("name", PATHWISE)
+def test_each_pathwise_estimator_says_where_a_cost_is_flat(name: str) -> None:
+    with pytest.raises(GappedError, match="f: got costs without a derivative"):
+        slopes(flat_costs, "stops its gradient", "grad", name)
 
 
 @pytest.mark.parametrize("case", list(flat_costs(1.0)))

@@ -431,6 +431,13 @@ def test_bad_arguments_are_one_line(changes: dict[str, Any], message: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_function_transform_is_refused_in_one_line() -> None:
+    model = llama()
+    cost = lambda embeds: gapped.rollout(model, embeds, 2).embeddings.sum()  # noqa: E731
+    with pytest.raises(gapped.GappedError, match=r"^inputs: got one inside of a transform"):
+        torch.func.grad(cost)(torch.randn(1, 2, model.config.hidden_size))
+
+
 def test_a_cache_that_forgets_is_refused_with_checkpoints() -> None:
     config = transformers.MistralConfig(**SIZES, intermediate_size=8, num_key_value_heads=2, sliding_window=2)
     model, tokens = transformers.MistralForCausalLM(config), torch.ones(1, 4, dtype=torch.int64)

@@ -111,7 +111,7 @@ def linear_choice(
     resolved = resolve_pathwise(estimator)
     dtype, shape = check_linear(hidden, weight, bias), hidden.shape[:-1]
     resolved.check_choice()
-    _check_ordinary(hidden)
+    check_ordinary("hidden", hidden)
     part = Vocabulary(weight.shape[0])
     if group is not None:
         from gapped.vocabulary.sharded import shard_of
@@ -255,7 +255,7 @@ class LinearChoice:
             )
 
     def _attached(self, value: Tensor, pull: Pull, table: Tensor | None = None) -> Tensor:
-        _check_ordinary(self._layer.hidden)
+        check_ordinary("hidden", self._layer.hidden)
         if self._versions != versions((*self._layer, *self._head.estimator.tensors)):
             what = "hidden states, weight, bias, mask, temperatures or gaps"
             advice = "read what you need before the optimiser's step"
@@ -279,9 +279,9 @@ def _check_index(index: object, shape: torch.Size, categories: int, hidden: Tens
     return index.reshape(-1).clone()
 
 
-def _check_ordinary(hidden: Tensor) -> None:
+def check_ordinary(name: str, hidden: Tensor) -> None:
     """Raise where chunks cannot be drawn from seeds, or drawn again by the backward pass."""
     if hidden.is_meta or torch._C._are_functorch_transforms_active():
         got = "a tensor on meta" if hidden.is_meta else "one inside of a transform such as torch.func.grad"
         accepted = "an ordinary tensor; elsewhere take GST().choose(logits), which holds the logits"
-        raise reject("hidden", got, accepted)
+        raise reject(name, got, accepted)
