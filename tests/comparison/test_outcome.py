@@ -50,6 +50,10 @@ def test_a_tie_says_who_is_in_it_and_what_would_end_it() -> None:
     assert (result.best, result.worse) == ("A", ["far"])
     assert result.tied == ["near"]
     assert "It is better than far. The data do not separate it from near." in result.verdict
+    rows = {"A": [1.0, 1.1, 0.9], "D": [1.0, 1.11, 0.91], "B": [1.15, 1.27, 1.1], "C": [1.31, 1.1, 1.2]}
+    each = compared(rows).verdict
+    assert "About 13 seeds each (10 more) separate A from B and 10 (7 more) from C in four of five" in each
+    assert "The lead over D is small against its error" in each
     many = compared({name: [1.0 + i / 99, 2.0, 3.1] for i, name in enumerate("abcdefg")})
     assert "from b, c, d and 3 more" in many.verdict
 

@@ -106,7 +106,7 @@ def test_ranks_do_not_depend_on_the_unit(scale: float) -> None:
     a, b, c = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 4.1]), np.array([80.0, 81.0, 83.0])
     got, plain = rank(by_seed(scale * a, scale * b, scale * c)), rank(by_seed(a, b, c))
     assert (got.names, got.worse) == (plain.names, plain.worse) == (["a", "b", "c"], ["c"])
-    assert got.error == pytest.approx(scale * plain.error, rel=1e-9)
+    assert got.leads["b"].error == pytest.approx(scale * plain.leads["b"].error, rel=1e-9)
 
 
 def test_a_winner_needs_no_correction_and_a_pair_among_many_does() -> None:
@@ -140,7 +140,7 @@ def test_unequal_seeds_are_compared_on_the_shared_ones_where_pairing_does_not_he
     b[7] = -1e6
     got, six = rank(by_seed(a, np.where(np.arange(8) < 7, b, nan))), rank(by_seed(a[:6], b[:6]))
     assert not got.is_paired
-    assert (got.lead, got.error) == pytest.approx((six.lead, six.error))
+    assert got.leads[got.names[1]][:2] == pytest.approx(six.leads[six.names[1]][:2])
 
 
 def test_a_lead_on_all_of_four_shared_seeds_counts() -> None:
@@ -309,10 +309,11 @@ def test_forecasts_come_true(members: int, seeds: int, lead: float) -> None:
         x = normal(rng, members, 10 * seeds)
         x[1:] += lead
         ranking = rank(by_seed(*x[:, :seeds]))
-        first, second = ranking.names[:2]
-        if second not in ranking.worse and (total := seeds_to_separate(ranking)):
-            again = rank(by_seed(*x[:, :total]))
-            came_true.append(again.names[0] == first and second in again.worse)
+        first, *others = ranking.names
+        for name in others:
+            if name not in ranking.worse and (total := seeds_to_separate(ranking, name)):
+                again = rank(by_seed(*x[:, :total]))
+                came_true.append(again.names[0] == first and name in again.worse)
     assert len(came_true) > 100
     require_law(stats.binomtest(sum(came_true), len(came_true), 0.8, alternative="less").pvalue)
 
@@ -321,14 +322,14 @@ def test_forecasts_come_true(members: int, seeds: int, lead: float) -> None:
 def test_where_there_is_no_difference_a_forecast_is_rare(members: int, seeds: int) -> None:
     rng = np.random.default_rng(0)
     rankings = [rank(by_seed(*normal(rng, members, seeds))) for _ in range(500)]
-    given = [seeds_to_separate(ranking) is not None for ranking in rankings if not ranking.worse]
+    given = [seeds_to_separate(each, each.names[1]) is not None for each in rankings if not each.worse]
     assert np.mean(given) < 0.25
 
 
 def test_no_forecast_without_a_lead_or_an_error() -> None:
     nothing = Ranking(["a", "b"], {}, [], [], False, False)
-    assert seeds_to_separate(nothing) is None
-    assert seeds_to_separate(rank(by_seed([1.0], [2.0]))) is None
+    assert seeds_to_separate(nothing, "b") is None
+    assert seeds_to_separate(rank(by_seed([1.0], [2.0])), "b") is None
 
 
 # Stopping early.

@@ -347,7 +347,7 @@ def judge(
         how = "seed by seed" if ranking.is_paired else "by their means"
         texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
     if tied:
-        texts.append(_forecast(ranking, len(candidates[best])))
+        texts += _forecast(ranking, tied[:_NAMED], len(candidates[best]))
     texts += choices
     if len({frozenset(candidates[name]) for name in candidates}) > 1 and not choices:
         texts.append("Not all have run with the same seeds: pairs are compared on those that both have.")
@@ -402,17 +402,26 @@ def verdict_of(group: Sequence[Cell]) -> str:
     return str(judge(group))
 
 
-def _forecast(ranking: Ranking, seeds: int) -> str:
-    """What to do about a tie."""
-    first, second = ranking.names[:2]
+def _forecast(ranking: Ranking, tied: Sequence[str], seeds: int) -> list[str]:
+    """What to do about a tie, for each estimator in it."""
     if ranking.is_constant:
-        return "Each estimator gave one value at all seeds: does train use its seed?"
+        return ["Each estimator gave one value at all seeds: does train use its seed?"]
     if seeds < 2:
-        return "Single seeds separate nothing: run three or more."
-    if (total := seeds_to_separate(ranking)) is None:
-        return f"The lead over {second} is small against its error: more seeds may find no difference."
-    more = total - ranking.count
-    return f"About {total} seeds each ({more} more) separate {first} from {second} in four of five cases."
+        return ["Single seeds separate nothing: run three or more."]
+    parts: list[str] = []
+    small: list[str] = []
+    for name in tied:
+        if (total := seeds_to_separate(ranking, name)) is None:
+            small.append(name)
+        else:
+            what = f"({total - ranking.leads[name].seeds} more)"
+            what = f"{what} from" if parts else f"seeds each {what} separate {ranking.names[0]} from"
+            parts.append(f"{total} {what} {name}")
+    texts = [f"About {listing(parts)} in four of five cases."] if parts else []
+    if small:
+        over = listing(small)
+        texts.append(f"The lead over {over} is small against its error: more seeds may find no difference.")
+    return texts
 
 
 def _known(x: float) -> float | None:

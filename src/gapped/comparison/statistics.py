@@ -7,9 +7,9 @@ A value that is not finite stands for a run that diverged. It never enters a mea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,6 +89,16 @@ def band(runs: ArrayLike, log: bool = False) -> tuple[Floats, Floats, Floats]:
     return mean, mean - half, mean + half
 
 
+class Lead(NamedTuple):
+    """How far one candidate is behind the first, its standard error and degrees of freedom."""
+
+    size: float
+    error: float
+    freedom: float
+    seeds: int
+    """Of the two, the smaller number."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ranking:
     """What the runs say of several estimators, with a stated error rate: see `rank`."""
@@ -105,12 +115,8 @@ class Ranking:
     """Whether seeds shift the values of all estimators alike, so that differences were taken seed by seed."""
     is_constant: bool
     """Whether no candidate's values depend on the seed: then chance cannot be told from difference."""
-    lead: float = nan
-    """How far the second one is behind the first, its standard error and degrees of freedom."""
-    error: float = inf
-    freedom: float = 1.0
-    count: int = 0
-    """Seeds of the two, the smaller number."""
+    leads: Mapping[str, Lead] = field(default_factory=dict)
+    """Over each of the others, unless every value is the same."""
 
 
 def rank(
@@ -211,7 +217,7 @@ def rank(
             refuted = testable & (stdtr(dof, (lead - width) / error) <= bound) | certain & (lead < width)
         np.fill_diagonal(refuted, True)
         close = [i for i in order if refuted[i].all()]
-    second_best = order[1] if members > 1 else best
+    error = np.where(testable, error, inf)
     return Ranking(
         ranked,
         estimates,
@@ -219,10 +225,15 @@ def rank(
         [names[i] for i in close],
         bool(paired),
         False,
-        unit * float(lead[second_best, best]),
-        unit * float(error[second_best, best]) if testable[second_best, best] else inf,
-        float(dof[second_best, best]),
-        int(shared[second_best, best]),
+        {
+            names[i]: Lead(
+                unit * float(lead[i, best]),
+                unit * float(error[i, best]),
+                float(dof[i, best]),
+                int(shared[i, best]),
+            )
+            for i in order[1:]
+        },
     )
 
 
@@ -325,8 +336,8 @@ def losers(cells: Mapping[str, ArrayLike], higher_is_better: bool, tests: int) -
     return out
 
 
-def seeds_to_separate(ranking: Ranking, level: float = LEVEL) -> int | None:
-    r"""Seeds each that separate the best two with a chance of 80%, counting those that have run.
+def seeds_to_separate(ranking: Ranking, name: str, level: float = LEVEL) -> int | None:
+    r"""Seeds each that separate the best one from `name` with a chance of 80%, counting those that have run.
 
     With lead :math:`d`, standard error :math:`e` and :math:`n` seeds, the lead after :math:`N` seeds is
     :math:`d + e \sqrt{1 - n/N}\, T` as far as one can know now, and is significant beyond
@@ -336,15 +347,18 @@ def seeds_to_separate(ranking: Ranking, level: float = LEVEL) -> int | None:
     """
     from scipy.special import stdtr, stdtrit
 
-    ratio = ranking.lead / ranking.error
-    if ranking.count < 2 or not ratio > 0:
+    if name not in ranking.leads:
         return None
-    per_seed = ranking.freedom / (ranking.count - 1)
+    size, error, freedom, count = ranking.leads[name]
+    ratio = size / error
+    if count < 2 or not ratio > 0:
+        return None
+    per_seed = freedom / (count - 1)
     tied = len(ranking.names) - len(ranking.worse)
     tail = level / max(tied * (tied - 1), 2)
-    for total in range(ranking.count + 1, _TIMES * ranking.count + 1):
-        bound = stdtrit(per_seed * (total - 1), 1 - tail) * sqrt(ranking.count / total)
-        if stdtr(ranking.freedom, (ratio - bound) / sqrt(1 - ranking.count / total)) >= _POWER:
+    for total in range(count + 1, _TIMES * count + 1):
+        bound = stdtrit(per_seed * (total - 1), 1 - tail) * sqrt(count / total)
+        if stdtr(freedom, (ratio - bound) / sqrt(1 - count / total)) >= _POWER:
             return total
     return None
 
