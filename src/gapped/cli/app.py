@@ -16,7 +16,7 @@ import typer
 import gapped
 from gapped._version import __version__
 from gapped.cli.command import Stopped, complain, missing
-from gapped.cli.compare import compare
+from gapped.cli.compare import Grouped, compare
 from gapped.cli.diagnose import diagnose
 from gapped.cli.doctor import doctor
 from gapped.cli.estimators import estimators, properties
@@ -44,7 +44,8 @@ gapped COMMAND --help has the options and more examples.
 """
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, help=EXAMPLES, rich_markup_mode=None)
-for _command in (compare, diagnose, estimators, properties, doctor):
+app.command(cls=Grouped)(compare)
+for _command in (diagnose, estimators, properties, doctor):
     app.command()(_command)
 
 

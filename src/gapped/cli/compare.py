@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from gapped.cli import command
 from gapped.cli.command import Stopped
 from gapped.errors import GappedError, reject
 
-# Options that a training function of the user has a use for.
-OWN = {
-    "train",
-    "estimator",
-    "seeds",
-    "out",
-    "minutes",
-    "engine",
-    "ray_address",
-    "workers",
-    "maximize",
-    "timeout",
-    "margin",
-    "fresh",
-    "keep",
-}
+# Options that need --train, and those that a training function of the user and the demonstration share.
+ONLY_OWN = {"maximize", "timeout", "margin", "fresh", "keep"}
+SHARED = {"train", "estimator", "seeds", "out", "minutes", "engine", "ray_address", "workers", "help"}
 
 SEEDS = 5
 """The default of `gapped.compare`."""
+
+
+class Grouped(TyperCommand):
+    """The command whose help has the options that need --train, and those that it excludes, by themselves."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        parts: dict[str, list[tuple[str, str]]] = {"Options": [], "With --train": [], "Without --train": []}
+        for each in self.get_params(ctx):
+            name = "Options" if each.name in SHARED else list(parts)[1 + (each.name not in ONLY_OWN)]
+            parts[name] += filter(None, [each.get_help_record(ctx)])
+        for name, rows in parts.items():
+            with formatter.section(name):
+                formatter.write_dl(rows)
 
 
 def compare(
@@ -42,21 +43,17 @@ def compare(
     workers: Annotated[
         int, typer.Option(help="Processes that train fleets, or runs of --train, side by side; without Ray.")
     ] = 1,
-    maximize: Annotated[
-        bool, typer.Option("--maximize", help="Higher numbers are better, with --train.")
-    ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds that one run may take, with --train.")
-    ] = None,
+    maximize: Annotated[bool, typer.Option("--maximize", help="Higher numbers are better.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that one run may take.")] = None,
     margin: Annotated[
-        str, typer.Option(help="What is as good as the best: a share such as 1%, or a number; with --train.")
+        str, typer.Option(help="How far from the best is as good as it: a share such as 1%, or a number.")
     ] = "1%",
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Train every run anew, also where nothing has changed; with --train."),
+        typer.Option("--fresh", help="Train every run anew, also where nothing has changed."),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Take finished runs although --train has changed since.")
+        bool, typer.Option("--keep", help="Take finished runs although the function has changed since.")
     ] = False,
     data: Annotated[str, typer.Option(help="digits, mnist or fashion-mnist.")] = "digits",
     estimator: Annotated[list[str] | None, command.estimator_option("Six")] = None,
@@ -90,13 +87,13 @@ def compare(
       gapped compare
       gapped compare --estimator gst:gap=1.2 --estimator reinmax --seeds 5
       gapped compare --engine ray --runs-per-fleet 5
-      gapped compare --train mymodule:train --estimator gst --estimator reinmax
+      gapped compare --train mymodule:train --estimator gapmax --estimator reinmax
     """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
     if train is not None:
-        if unused := sorted(given - OWN):
+        if unused := sorted(given - SHARED - ONLY_OWN):
             raise GappedError(f"--train: cannot be combined with --{', --'.join(unused)}".replace("_", "-"))
         if ray_address is not None and engine != "ray":
             raise reject("--ray-address", ray_address, "only with --engine ray")
@@ -117,7 +114,7 @@ def compare(
             function, estimator or "recommended", SEEDS if seeds is None else seeds, minutes, out, **how
         )
         return
-    if unused := sorted(given & {"maximize", "timeout", "margin", "fresh", "keep"}):
+    if unused := sorted(given & ONLY_OWN):
         raise GappedError(f"--{unused[0]}: only together with --train")
     train_demo = command.laboratory("demo", "gapped compare without --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
