@@ -13,7 +13,7 @@ from typing import Any
 
 import gapped
 from gapped.registry import spell as spell
-from gapped_lab.estimator_text import make, options_of, parse, temperature
+from gapped_lab.estimator_text import make, options_of, parse
 
 Result = Mapping[str, float | Sequence[float]]
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0)
@@ -38,8 +38,7 @@ def options(
 
     def named(text: str) -> str:
         try:
-            name, values = parse(text)
-            member = make(name, values)
+            member = estimator(text)
         except gapped.GappedError as problem:
             # Anything else would be reported without its message.
             raise argparse.ArgumentTypeError(str(problem)) from None
@@ -47,12 +46,11 @@ def options(
             raise argparse.ArgumentTypeError(
                 f"{text}: expected an estimator whose sample carries the gradient"
             )
-        tau = temperature(text)
-        return text if tau is None else spell(name, values | {"tau": tau})
+        return text
 
     title = (description or "").partition("\n")[0]
     parser = argparse.ArgumentParser(description=title)
-    shown = f"as text, may be repeated (default: {', '.join(estimators)}); without tau, the recommended one"
+    shown = f"as text, may be repeated (default: {', '.join(estimators)})"
     parser.add_argument("--estimator", metavar="SPEC", action="append", type=named, help=shown)
     parser.add_argument("--steps", type=count, default=steps, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
@@ -133,7 +131,8 @@ def tune(train: Callable[..., Result], texts: Sequence[str], steps: int, seeds: 
     for name, values in map(parse, texts):
         if "tau" in options_of(name):
             settings += [spell(name, values | {"tau": tau}) for tau in TEMPERATURES]
-    settings = list(dict.fromkeys(settings))
+    # A temperature that is the recommended one as well is tried once.
+    settings = list({repr(estimator(text)): text for text in settings[::-1]}.values())[::-1]
 
     def score(text: str) -> float:
         results: Any = [run(train, text, steps, seed) for seed in seeds]

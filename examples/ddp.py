@@ -60,7 +60,7 @@ def agreement(noise: torch.Generator | None) -> float:
 
 def draws(count: int, noise: torch.Generator | None) -> Tensor:
     """What each process draws, ``(processes, count)``, given equal logits."""
-    return everywhere(gapped.gst(torch.zeros(count, CODES), hard=True, generator=noise).argmax(-1))
+    return everywhere(gapped.sample(torch.zeros(count, CODES), generator=noise).argmax(-1))
 
 
 def draw_noise(figure: Any, drawn: dict[str, Tensor]) -> None:
@@ -114,7 +114,7 @@ def train(
 
 
 def main() -> None:
-    parser = options(__doc__, steps=200, estimators=["gst:gap=auto", "gumbel-softmax"], seeds=1)
+    parser = options(__doc__, steps=200, estimators=["gapmax", "gumbel-softmax"], seeds=1)
     parser.add_argument("--same-noise", action="store_true", help="the same noise in every process")
     parser.add_argument("--fsdp", action="store_true", help="shard the weights, with FSDP2")
     arguments = parser.parse_args()

@@ -29,11 +29,10 @@ from gapped_lab.data import load
 
 SIDE, WIDTH, COLDEST = 28, 64, 1 / 16
 ESTIMATORS: dict[str, gapped.Pathwise] = {
-    "soft Gumbel-softmax, annealed": gapped.GumbelSoftmax(1.0, hard=False),
-    "straight-through Gumbel-softmax": gapped.GumbelSoftmax(1.0),
-    "Gumbel-Rao, 10 draws": gapped.GumbelRao(0.7, samples=10),
-    'GST, gap="auto"': gapped.GST(0.85, gap="auto"),
-    "GST, gap 1": gapped.GST(0.5, gap=1.0),
+    "gapmax": gapped.GapMax(),
+    "gst": gapped.GST(),
+    "gst:gap=1,tau=0.5": gapped.GST(0.5, gap=1),
+    "soft gumbel-softmax, annealed": gapped.GumbelSoftmax(1.0, hard=False),
 }
 
 

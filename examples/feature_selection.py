@@ -90,7 +90,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=600, estimators=estimators).parse_args()
     _, y = observe(4_000, torch.Generator().manual_seed(1_000_000))
     print(f"best possible error {NOISE}, always the mean {float(y.var()):.3f}\n")

@@ -25,7 +25,7 @@ import gapped.jax
 
 TIMES, SEEN, BATCH, NOISE = 20, 12, 32, 0.1
 HIDDEN, VARIABLES, CATEGORIES = 64, 8, 8
-ESTIMATORS = ("gst:gap=auto,tau=0.85", "straight-through")
+ESTIMATORS = ("gapmax", "gst", "straight-through")
 
 
 def sequences(key: Any, count: int) -> Any:
@@ -139,7 +139,7 @@ def fit(text: str, steps: int, seed: int) -> Any:
     for number in range(steps):
         state, bound = advance(state, number)
         if (number + 1) % 100 == 0:
-            print(f"{text:24} step {number + 1:4}: negative bound {float(bound):6.1f}", flush=True)
+            print(f"{text:16} step {number + 1:4}: negative bound {float(bound):6.1f}", flush=True)
     return weights_of(state)
 
 
@@ -190,10 +190,10 @@ def main() -> None:
     results = {}
     for text in chosen.estimator or ESTIMATORS:
         results[text] = evaluate(gapped.jax.estimator(text), fit(text, chosen.steps, chosen.seed))
-    print("\n| estimator                | negative bound | error ahead |")
-    print("| ------------------------ | -------------: | ----------: |")
+    print("\n| estimator        | negative bound | error ahead |")
+    print("| ---------------- | -------------: | ----------: |")
     for text, (bound, error, _) in results.items():
-        print(f"| {text:24} | {bound:14.1f} | {error:11.2f} |")
+        print(f"| {text:16} | {bound:14.1f} | {error:11.2f} |")
     print(f"\n{chosen.steps} steps, seed {chosen.seed}")
     if chosen.figure:
         import picture

@@ -89,7 +89,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=300, estimators=estimators).parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # it announces every run
     # Lightning 2.6 uses a name that torch has deprecated since.

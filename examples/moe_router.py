@@ -110,7 +110,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gapmax", "gumbel-softmax", "straight-through", "reinmax"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=500, estimators=estimators).parse_args()
     x, y, _ = tokens(4_000, problem)
     single = x @ torch.linalg.lstsq(x, y).solution

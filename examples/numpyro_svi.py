@@ -27,7 +27,7 @@ from gapped.jax.numpyro import OneHotCategorical
 CLUSTERS, PIXELS, HIDDEN, BATCH = 20, 64, 64, 128
 IMAGES = jnp.asarray(load_digits().data > 8, jnp.float32)
 TRAIN, TEST = IMAGES[:1_400], IMAGES[1_400:]
-ESTIMATORS = ("gst:gap=auto,tau=0.85", "gumbel-softmax:tau=0.7", "straight-through", "reinmax")
+ESTIMATORS = ("gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax")
 
 
 def model(images: Any, pictures: Any, estimator: str) -> None:
@@ -61,7 +61,7 @@ def fit(estimator: str, steps: int, seed: int) -> dict[str, Any]:
         state, loss = advance(state, jax.random.fold_in(key, number))
         if (number + 1) % 200 == 0:
             print(
-                f"{estimator:22} step {number + 1:4}: loss per image {float(loss) / BATCH:5.1f}", flush=True
+                f"{estimator:16} step {number + 1:4}: loss per image {float(loss) / BATCH:5.1f}", flush=True
             )
     return svi.get_params(state)
 
@@ -94,10 +94,10 @@ def main() -> None:
     print(f"a single picture has test -log p(x) {float(alone):.1f}\n")
     learned = {text: fit(text, chosen.steps, chosen.seed) for text in chosen.estimator or ESTIMATORS}
     results = {text: evaluate(weights) for text, weights in learned.items()}
-    print("\n| estimator              | test -log p(x) | clusters used |")
-    print("| ---------------------- | -------------: | ------------: |")
+    print("\n| estimator        | test -log p(x) | clusters used |")
+    print("| ---------------- | -------------: | ------------: |")
     for text, (likelihood, clusters) in results.items():
-        print(f"| {text:22} | {likelihood:14.1f} | {clusters:13} |")
+        print(f"| {text:16} | {likelihood:14.1f} | {clusters:13} |")
     print(f"\n{chosen.steps} steps, seed {chosen.seed}")
     if chosen.figure:
         import picture

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gapped.comparison.figures import INK, SERIES, Tip, name_places, new_figure, style, to_svg
-from gapped.texts import split_text
+from gapped_lab.estimator_text import make, parse
 from gapped_lab.report.plots import estimator_colour
 
 __all__ = ["INK", "colour_of", "images", "plain", "save"]
@@ -61,14 +61,18 @@ def dots(axes: Any, column: str, results: Mapping[str, Sequence[float]]) -> list
 
 def colours_of(texts: Sequence[str]) -> dict[str, str]:
     """The colour of each estimator: its own in all figures of the documentation, or one that is left."""
-    own = {text: estimator_colour(*split_text(text.removeprefix(TUNED))) for text in texts}
+    own = {text: _own(make(*parse(text.removeprefix(TUNED)))) for text in texts}
     free = iter([colour for colour in SERIES[::-1] if colour not in own.values()])
     return {text: colour or next(free, INK) for text, colour in own.items()}
 
 
 def colour_of(estimator: Any) -> str:
     """The colour of one estimator."""
-    return estimator_colour(estimator.name, vars(estimator)) or SERIES[-1]
+    return _own(estimator) or INK
+
+
+def _own(estimator: Any) -> str | None:
+    return estimator_colour(estimator.name, vars(estimator))
 
 
 def images(figure: Any, rows: Mapping[str, Sequence[Any]]) -> None:

@@ -127,7 +127,7 @@ def draw(figure: Any, estimator: gapped.Pathwise | gapped.Score, steps: int, see
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gumbel-softmax", "reinmax", "reinforce", "rloo:samples=4"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "reinmax", "reinforce", "rloo"]
     arguments = options(__doc__, steps=600, estimators=estimators, family=object).parse_args()
     state, works = test_states()
     nothing = torch.eye(len(PUSHES))[0].expand(1, len(state), TIMES, -1)

@@ -95,7 +95,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=400, estimators=estimators).parse_args()
     one = train_images.mean(0).clamp(1e-3, 1 - 1e-3)
     alone = -dist.Bernoulli(one).log_prob(test_images).sum(-1).mean()

@@ -92,7 +92,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=200, estimators=estimators, seeds=5).parse_args()
     best, uniform = distances(test_points).amin(-1).mean(), distances(test_points).mean()
     print(f"best possible cost {float(best):.4f}, uniform choice {float(uniform):.4f}\n")

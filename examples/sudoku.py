@@ -127,7 +127,15 @@ def draw(figure: Any, estimator: gapped.Pathwise | gapped.Score, steps: int, see
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gst", "gumbel-softmax", "straight-through", "reinmax", "rloo"]
+    estimators = [
+        "gapmax",
+        "gst",
+        "gst:gap=1,tau=0.5",
+        "gumbel-softmax",
+        "straight-through",
+        "reinmax",
+        "rloo",
+    ]
     arguments = options(__doc__, steps=400, estimators=estimators, family=object).parse_args()
     print(f"{PUZZLES} puzzles with {CLUES} clues, {CHAINS} chains each\n")
     compare(train, arguments, draw, 225)

@@ -25,13 +25,13 @@ train_images, test_images = (part.float() / digits.scale for part in (digits.tra
 
 
 class VQAutoencoder(nn.Module):
-    """Image to codes and back; `choose` is the only discrete step."""
+    """Image to codes and back; choosing is the only discrete step."""
 
     def __init__(self, estimator: gapped.Pathwise) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, SLOTS * WIDTH))
         self.codebook = nn.Parameter(torch.randn(CODES, WIDTH))
-        self.choose = gapped.nn.Sample(estimator, eval="argmax")
+        self.estimator = estimator
         self.decoder = nn.Sequential(nn.Linear(SLOTS * WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 64))
 
     def logits(self, images: Tensor) -> Tensor:
@@ -40,8 +40,9 @@ class VQAutoencoder(nn.Module):
         return -(slots.unsqueeze(-2) - self.codebook).square().sum(-1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        codes = self.choose(self.logits(images))
-        return self.decoder((codes @ self.codebook).flatten(-2)), codes
+        draw = "sample" if self.training else "argmax"
+        choice = gapped.choose(self.logits(images), estimator=self.estimator, draw=draw)
+        return self.decoder(choice.select(self.codebook).flatten(-2)), choice.index
 
 
 def error(reconstruction: Tensor, images: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def train(estimator: gapped.Pathwise, steps: int, seed: int) -> dict[str, float]
     model = fit(estimator, steps, seed)
     with torch.no_grad():
         reconstruction, codes = model(test_images)
-    usage = codes.mean((0, 1))
+    usage = codes.flatten().bincount(minlength=CODES) / codes.numel()
     perplexity = float(torch.special.entr(usage).sum().exp())
     return {
         "test error": float(error(reconstruction, test_images)),
@@ -87,7 +88,7 @@ def draw(figure: Any, estimator: gapped.Pathwise, steps: int, seed: int) -> None
 
 
 def main() -> None:
-    estimators = ["gst:gap=auto", "gumbel-softmax", "straight-through", "reinmax"]
+    estimators = ["gapmax", "gst", "gumbel-softmax", "straight-through", "reinmax"]
     arguments = options(__doc__, steps=400, estimators=estimators).parse_args()
     print(f"the mean image has test error {float(error(train_images.mean(0), test_images)):.3f}\n")
     compare(train, arguments, draw, 100)

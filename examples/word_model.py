@@ -183,13 +183,7 @@ def train(
 
 
 def main() -> None:
-    estimators = [
-        "gapmax",
-        "gst:gap=auto",
-        "gumbel-softmax:tau=1.0",
-        "gumbel-rao:samples=10,tau=0.5",
-        "rloo:samples=4",
-    ]
+    estimators = ["gapmax", "gst", "gumbel-softmax:tau=1", "gumbel-rao:tau=0.5", "rloo"]
     parser = options(__doc__, steps=60, estimators=estimators, seeds=2, family=object, tunable=False)
     parser.add_argument("--out", type=Path, help="a folder of records")
     arguments = parser.parse_args()

@@ -11,6 +11,7 @@ from evidence import Evidence
 from template import fill
 
 from gapped.comparison.table import NOTHING, Entry, Table, without_empty
+from gapped.texts import DEFAULT
 from gapped_lab.records import LinearTiming, Tuning
 
 LINEAR, PRODUCT = "linear_choice", "product"
@@ -104,9 +105,9 @@ def word_model(evidence: Evidence) -> dict[str, Any]:
 
 
 def tunings(evidence: Evidence) -> dict[str, list[Tuning]]:
-    """The last run of each seed, by estimator."""
+    """The last run of each seed, by estimator, the default first."""
     last = {(line.estimator, line.seed): line for line in evidence.tunings}
-    names = dict.fromkeys(name for name, _ in last)
+    names = sorted(dict.fromkeys(name for name, _ in last), key=lambda name: name != DEFAULT)
     return {name: [line for (own, _), line in last.items() if own == name] for name in names}
 
 

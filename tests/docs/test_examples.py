@@ -105,9 +105,9 @@ def test_training_helps(run: Runner, name: str, column: str, steps: int, factor:
 
 def test_a_row_for_every_default_and_a_mean_over_seeds(run: Runner) -> None:
     printed = run.printed("policy", "--steps", "1", "--seeds", "2")
-    recommended = ["gst:gap=auto,tau=0.85", "gumbel-softmax:tau=0.7", "reinmax:tau=1.0"]
-    assert list(table_in(printed)) == [*recommended, "reinforce", "rloo:samples=4"]
-    assert printed.count("±") == 2 * 5 + 1
+    names = ["gapmax", "gst", "gumbel-softmax", "reinmax", "reinforce", "rloo"]
+    assert list(table_in(printed)) == names
+    assert printed.count("±") == 2 * 6 + 1
 
 
 def test_tuning_chooses_the_lowest_on_a_seed_of_its_own(run: Runner, tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ def test_tuning_chooses_the_lowest_on_a_seed_of_its_own(run: Runner, tmp_path: P
         calls.append((estimator.tau, seed))
         return {"error": abs(estimator.tau - 0.55) + seed}
 
-    parser = names["options"]("What it shows.\nMore.", steps=1, estimators=["gst:gap=auto"], seeds=2)
+    parser = names["options"]("What it shows.\nMore.", steps=1, estimators=["gst"], seeds=2)
     figure = tmp_path / "a.svg"
     names["compare"](train, parser.parse_args(["--tune", "--figure", str(figure)]))
     printed = run.capsys.readouterr().out
-    assert list(table_in(printed)) == ["gst:gap=auto,tau=0.85", "tuned: gst:gap=auto,tau=0.5"]
+    assert list(table_in(printed)) == ["gst", "tuned: gst:tau=0.5"]
     assert "the best of 5 settings on seed 2, not in the table" in printed
     assert calls == [
         (0.85, 0),
@@ -133,7 +133,7 @@ def test_tuning_chooses_the_lowest_on_a_seed_of_its_own(run: Runner, tmp_path: P
     ]
     svg = figure.read_text("utf-8")
     assert 'aria-label="What it shows."' in svg
-    assert "tuned: gst:gap=auto,tau=0.5: 0.55" in svg
+    assert "tuned: gst:tau=0.5: 0.55" in svg
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_was_learned_is_drawn(run: Runner, tmp_path: Path, name: str) -> No
     options = ["--steps", "1", "--seeds", "1", "--estimator", "gst:gap=auto", "--figure", str(figure)]
     run.printed(name, *options)
     (blue, other) = (figure.read_text("utf-8").count(f"var(--series-{number}, ") for number in (1, 2))
-    # The colour of the default in all figures, and of no other estimator; digits are grey.
+    # The colour of gst in all figures, and of no other estimator; digits are grey.
     assert blue >= 2
     assert other == 0
 
@@ -244,7 +244,7 @@ def test_the_best_plan_is_the_best(run: Runner) -> None:
 def test_the_discrete_vae_learns_with_soft_and_hard_samples(run: Runner, tmp_path: Path) -> None:
     names = run.names("discrete_vae")
     small = {"data": "digits", "codes": 16, "images": 300, "epochs": 2, "batch": 30, "pictures": tmp_path}
-    for estimator in (gapped.GumbelSoftmax(1.0, hard=False), gapped.GST(0.85, gap="auto")):
+    for estimator in (gapped.GumbelSoftmax(1.0, hard=False), gapped.GapMax()):
         with torch.random.fork_rng():
             first, last = names["train"](estimator, 0, **small)
         assert last["test negative ELBO"] < 0.95 * first["test negative ELBO"]
@@ -296,7 +296,7 @@ def test_the_discrete_vae_prints_its_tables_and_draws(run: Runner, tmp_path: Pat
     head = next(line for line in printed.splitlines() if line.startswith("mean over seeds"))
     assert head in PAGE
     again = run.printed("discrete_vae", "--quick", "--out", str(tmp_path))
-    assert "All 5 runs were in" in again, "finished runs are not trained again"
+    assert "All 4 runs were in" in again, "finished runs are not trained again"
     assert again.startswith(printed[: printed.index("\n\n")]), "the same table"
 
 

@@ -52,7 +52,7 @@ def test_outputs_begin_with_the_default_and_name_estimators_that_exist(name: str
     for block in blocks_of(PAGES[name]):
         if block.language == "text":
             rows = re.findall(r"^\| (?:tuned: )?([a-z]\S+) +\|", block.code, flags=re.M)[1:]
-            assert rows[0] == "gst:gap=auto,tau=0.85"
+            assert rows[0] == "gapmax"
             for row in rows:
                 parse(row)
 
@@ -110,6 +110,6 @@ def test_a_notebook_runs_from_top_to_bottom(
         )
         exec(compile(code, cell["id"], "exec"), space)
     printed = capsys.readouterr()
-    assert "| gst:gap=auto,tau=0.85 " in printed.out
+    assert "| gapmax " in printed.out
     assert "\n1 steps, seed 0" in printed.out
     assert first_line(SCRIPTS["quickstart"]) in printed.err

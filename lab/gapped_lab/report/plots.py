@@ -20,7 +20,7 @@ OWN_COLOURS = {
     "reinmax": SERIES[4],
     "straight-through": SERIES[5],
     "rloo": SERIES[6],
-    "reinforce": SERIES[7],
+    "gapmax": SERIES[7],
 }
 
 
