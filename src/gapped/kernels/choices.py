@@ -262,10 +262,11 @@ def choices_gradient_kernel(
     b_exists = b_inside & (b_key < 2 * s_n)
     # Nothing from places without an element, whatever comes there.
     b_g = tl.load(p_grad + b_at, mask=b_exists, other=0.0).to(tl.float32)
-    b_mean = tl.sum(b_g * 0.0, 1)
+    b_own = b_g
     if WEIGHTED:
-        b_g = b_g * tl.load(p_weights + b_at, mask=b_inside, other=0.0)
-        b_mean = tl.sum(b_g, 1)
+        b_w = tl.load(p_weights + b_at, mask=b_inside, other=0.0)
+        b_g = b_g * b_w
+        b_own = b_g - b_w * tl.sum(b_g, 1)[:, None]
     p_from = p_logits + block.rows[:, None] * s_n + (b_key >> 1)
     b_score = tl.load(p_from, mask=b_exists, other=0.0).to(tl.float32)
     b_small = _weights(b_score, b_least, b_open[:, None] & b_exists).to(p_sums.dtype.element_ty)
@@ -298,8 +299,7 @@ def choices_gradient_kernel(
         b_grad = tl.where(b_there, _entry(b_g, b_here)[:, None], b_grad)
         b_drawn = b_drawn | b_there
         if WEIGHTED:
-            b_w = tl.load(p_weights + block.rows * K + s_place, mask=block.row_inside, other=0.0)
-            b_direct = tl.where(b_there, (_entry(b_g, b_here) - b_w * b_mean)[:, None], b_direct)
+            b_direct = tl.where(b_there, _entry(b_own, b_here)[:, None], b_direct)
     b_slope = tl.where(b_taken, -b_grad, b_grad)
     b_pull = b_x * b_slope
     b_f = b_x * 0 + 1

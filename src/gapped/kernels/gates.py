@@ -206,8 +206,7 @@ def gate_backward_kernel(
         b_lead = tl.where(b_on, b_phi, -b_phi)
         b_p, b_q = _masses(-tl.abs(b_phi), FAST)
         b_half = 0.5 * tl.where(b_lead > 0, b_q, b_p)
-        b_surprise = (1.0 - _log2_other(b_lead, b_p, FAST)) * LN_2
-        b_odds = halfway_odds(b_half, b_surprise, 1 / b_tau, MODE, FAST)
+        b_odds = halfway_odds(b_half, _log2_other(b_lead, b_p, FAST) - 1.0, 1 / b_tau, MODE, FAST)
         b_first_mass = reciprocal(1.0 + b_odds, FAST)
         b_slope = 2.0 / b_tau * b_odds * b_first_mass * b_first_mass - 0.5 * b_p * b_q
     else:

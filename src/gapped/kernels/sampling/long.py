@@ -217,8 +217,8 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
     else:
         b_scores = b_shifted
     if MODE >= GAPMAX:
-        b_surprise = tl.log(2.0 * row.second) - b_shifted
-        b_odds = halfway_odds(halves(b_shifted, row, FAST), b_surprise, 1 / row.tau, MODE, FAST)
+        b_half = halves(b_shifted, row, FAST)
+        b_odds = halfway_odds(b_half, _log2_halves(b_shifted, row), 1 / row.tau, MODE, FAST)
         b_weights = tl.where(b_columns == row.index, 1.0, b_odds)
     else:
         b_exponents = b_scores * s_sharpness
@@ -230,9 +230,14 @@ def weights(b_shifted, b_columns, row, s_gap, MODE: tl.constexpr, FAST: tl.const
 
 
 @triton.jit
+def _log2_halves(b_shifted, row):
+    return b_shifted * LOG2_E - (tl.log2(row.second) + 1.0)
+
+
+@triton.jit
 def halves(b_shifted, row, FAST: tl.constexpr):
     """Half of the probabilities of logits relative to the row's largest."""
-    return exp2(b_shifted * LOG2_E - (tl.log2(row.second) + 1.0), FAST)
+    return exp2(_log2_halves(b_shifted, row), FAST)
 
 
 @triton.jit
@@ -532,19 +537,41 @@ def unpack(b_words, b_inside):
 
 
 @triton.jit
-def _collect(p_words, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr):
-    """The two sums of the row, added in the same order whichever segment came first.
+def _plus(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
-    `SLOTS` is the number of segments, rounded up to a power of two.
+
+@triton.jit
+def _sums(b_a, b_b, b_c, FAST: tl.constexpr):
+    """Three sums; threads exchange them at once. The interpreter would take long for that."""
+    if FAST:
+        return tl.reduce((b_a, b_b, b_c), 0, _plus)
+    else:
+        return tl.sum(b_a, 0), tl.sum(b_b, 0), tl.sum(b_c, 0)
+
+
+@triton.jit
+def _collect(p_words, WORDS: tl.constexpr, SEGMENTS: tl.constexpr, SLOTS: tl.constexpr, FAST: tl.constexpr):
+    """The sums of the row, added in the same order whichever segment came first.
+
+    Each segment has published `WORDS` words, two if there is a third sum; one loop waits for all. `SLOTS` is
+    the number of segments, rounded up to a power of two.
     """
-    b_segments = tl.arange(0, SLOTS)
+    b_slots = tl.arange(0, WORDS * SLOTS)
+    b_segments, b_is_first = b_slots % SLOTS, b_slots < SLOTS
     b_inside = b_segments < SEGMENTS
-    b_words = tl.zeros([SLOTS], tl.int64)
+    p_slots = p_words + b_slots // SLOTS * SEGMENTS + b_segments
+    b_words = tl.zeros([WORDS * SLOTS], tl.int64)
     while tl.max(tl.where(b_inside, b_words, -1), 0) >= 0:
         # An atomic operation that changes nothing reads memory and not a cache.
-        b_words = tl.atomic_or(p_words + b_segments, 0, mask=b_inside, sem="relaxed")
+        b_words = tl.atomic_or(p_slots, 0, mask=b_inside, sem="relaxed")
     b_sums, b_dots = unpack(b_words, b_inside)
-    return tl.sum(b_sums, 0), tl.sum(b_dots, 0)
+    if WORDS == 1:
+        s_dot = tl.sum(b_dots, 0)
+        return tl.sum(b_sums, 0), s_dot, s_dot
+    else:
+        b_sums, b_last = tl.where(b_is_first, b_sums, 0.0), tl.where(b_is_first, 0.0, b_dots)
+        return _sums(b_sums, tl.where(b_is_first, b_dots, 0.0), b_last, FAST)
 
 
 @triton.jit
@@ -563,13 +590,14 @@ def again(b_x, FAST: tl.constexpr):
 @triton.jit
 def _weigh(b_logits, b_grad, b_columns, row, s_own_gap, MODE: tl.constexpr, FAST: tl.constexpr):
     """Relative logits, their weights, and the sums of weights, of weights and of halves times gradient."""
-    b_shifted = b_logits.to(tl.float32) - row.shift
+    b_shifted, b_grad = b_logits.to(tl.float32) - row.shift, b_grad.to(tl.float32)
     b_weight = weights(b_shifted, b_columns, row, s_own_gap, MODE, FAST)
-    s_dot = tl.sum(b_weight * b_grad.to(tl.float32), 0)
-    s_half_dot = s_dot
     if MODE >= TWO_POINTS:
-        s_half_dot = tl.sum(halves(b_shifted, row, FAST) * b_grad.to(tl.float32), 0)
-    return b_shifted, b_weight, tl.sum(b_weight, 0), s_dot, s_half_dot
+        sums = _sums(b_weight, b_weight * b_grad, halves(b_shifted, row, FAST) * b_grad, FAST)
+    else:
+        s_dot = tl.sum(b_weight * b_grad, 0)
+        sums = (tl.sum(b_weight, 0), s_dot, s_dot)
+    return b_shifted, b_weight, sums[0], sums[1], sums[2]
 
 
 @triton.jit
@@ -585,9 +613,8 @@ def _finish(
         if MODE >= TWO_POINTS:
             publish(p_words + SEGMENTS, s_segment, s_sum, s_half_dot)
         if WAITS:
-            s_sum, s_dot = _collect(p_words, SEGMENTS, SLOTS)
-            if MODE >= TWO_POINTS:
-                _, s_half_dot = _collect(p_words + SEGMENTS, SEGMENTS, SLOTS)
+            WORDS: tl.constexpr = 2 if MODE >= TWO_POINTS else 1
+            s_sum, s_dot, s_half_dot = _collect(p_words, WORDS, SEGMENTS, SLOTS, FAST)
     if WAITS:
         s_centres = centres(row, s_sum, s_dot, s_half_dot, p_grad, MODE, AT_INDEX)
         if MODE >= TWO_POINTS:

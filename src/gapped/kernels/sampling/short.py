@@ -220,8 +220,8 @@ def backward_kernel(
         if MODE == REINMAX:
             b_point, b_scale = (normalise(b_shifted / b_tau) + b_selected.to(tl.float32)) / 2, 2.0
         else:
-            b_surprise = tl.log(tl.where(b_total == 0, 1.0, 2 * b_total))[:, None] - b_shifted
-            b_odds = halfway_odds(b_half, b_surprise, 1 / b_tau, MODE, FAST)
+            b_log2_half = b_shifted * LOG2_E - tl.log2(tl.where(b_total == 0, 1.0, 2 * b_total))[:, None]
+            b_odds = halfway_odds(b_half, b_log2_half, 1 / b_tau, MODE, FAST)
             b_odds = tl.where(b_selected, 1.0, b_odds)
             b_point, b_scale = b_odds * safe_reciprocal(tl.sum(b_odds, 1))[:, None], 2.0 / b_tau
         b_out = b_scale * _jacobian_product(b_point, b_grad)

@@ -32,8 +32,8 @@ GAPMAX_TEMPERED = tl.constexpr(MODES["gapmax-tempered"])
 # Modes from this one on have two points.
 TWO_POINTS = tl.constexpr(MODES[SECOND_ORDER[0]])
 _GAP_GUARD = tl.constexpr(1e-5)
-# A category of this much surprise, -log p, has no mass.
-_SURPRISE = tl.constexpr(1e3)
+# A category whose probability has this base-2 logarithm has no mass.
+_LEAST_LOG2 = tl.constexpr(-1.5e3)
 
 
 @triton.jit
@@ -84,13 +84,15 @@ def log2_odds_ratio(b_log2_p, b_rest, FAST: tl.constexpr):
 
 
 @triton.jit
-def halfway_odds(b_half, b_surprise, b_slope, MODE: tl.constexpr, FAST: tl.constexpr):
+def halfway_odds(b_half, b_log2_half, b_slope, MODE: tl.constexpr, FAST: tl.constexpr):
     """A losing category's odds in GapMax: `simplex.halfway_odds` to the power of `b_slope`, that is 1/tau.
 
-    They are given by half of its probability and the surprise of that, -log(p/2), which may be infinite.
+    They are given by half of its probability and the base-2 logarithm of that, which may be infinite.
     """
     b_rest = 1.0 - b_half
-    b_odds = b_half * (tl.minimum(b_surprise, _SURPRISE) - b_rest) * reciprocal(b_rest * b_rest, FAST)
+    # One multiply-add: the surprise -log(p/2) less the rest.
+    b_lead = tl.maximum(b_log2_half, _LEAST_LOG2) * -LN_2 - b_rest
+    b_odds = b_half * b_lead * reciprocal(b_rest * b_rest, FAST)
     if MODE == GAPMAX_TEMPERED:
         # Odds below the smallest normal number are those of a category without mass: exactly 0.
         b_power = exp2(log2(tl.maximum(b_odds, TINY), FAST) * b_slope, FAST)
