@@ -62,7 +62,7 @@ from gapped.score.reinforce import Reinforce as Reinforce
 from gapped.score.rodeo import RODEO as RODEO
 from gapped.simplex import expected_gap as expected_gap
 from gapped.simplex import unimix as unimix
-from gapped.subsets.nm_masks import nm_mask as nm_mask
+from gapped.subsets.subset_sampling import nm_mask as nm_mask
 from gapped.subsets.subset_sampling import subset as subset
 from gapped.vocabulary import LinearChoice as LinearChoice
 from gapped.vocabulary import linear_choice as linear_choice

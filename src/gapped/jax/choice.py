@@ -15,7 +15,7 @@ from gapped.jax.checks import check_key, check_logits, check_table, check_where
 from gapped.jax.gradient import attach, jacobian_product
 from gapped.jax.pathwise import Pathwise
 from gapped.jax.registry import resolve_pathwise
-from gapped.jax.simplex import masked, pairs, rows_of
+from gapped.jax.simplex import masked, only_sampled, pairs, rows_of
 
 if TYPE_CHECKING:
     from gapped.jax.choices import Choices, Law, Source
@@ -63,22 +63,15 @@ class Choice:
         categories = self._logits.shape[-1]
         check_table(table, categories)
         table = jnp.asarray(table)
-        rows = table[jnp.minimum(self.index, categories - 1)]
-        value = self._only_sampled(rows)
+        value = only_sampled(table[jnp.minimum(self.index, categories - 1)], self.index, categories)
         return attach(_table_product, value, self._logits, self._points, self._weights, table)
 
     def gate(self) -> Array:
         """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
-        ones = self._only_sampled(jnp.ones(self.index.shape, self._logits.dtype))
-        selected = jnp.arange(self._logits.shape[-1]) == self.index[..., None]
-        return attach(_entry_product, ones, self._logits, self._points, self._weights, selected)
-
-    def _only_sampled(self, values: Array) -> Array:
-        """`values`, but zero where a row has no sample and NaN where it holds a NaN."""
-        index = self.index.reshape(*self.index.shape, *(1,) * (values.ndim - self.index.ndim))
         categories = self._logits.shape[-1]
-        values = jnp.where(index == categories, jnp.zeros((), values.dtype), values)
-        return jnp.where(index > categories, jnp.asarray(jnp.nan, values.dtype), values)
+        ones = only_sampled(jnp.ones(self.index.shape, self._logits.dtype), self.index, categories)
+        selected = jnp.arange(categories) == self.index[..., None]
+        return attach(_entry_product, ones, self._logits, self._points, self._weights, selected)
 
 
 def _table_product(grad: Array, points: Array, weights: Array, table: Array) -> Array:

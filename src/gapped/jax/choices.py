@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from gapped.jax.checks import check_table, is_array
 from gapped.jax.gradient import attach
 from gapped.jax.pathwise import GST, Draw, Pathwise, ReinMax, StraightThrough
 from gapped.jax.registry import resolve_pathwise
-from gapped.jax.simplex import computed, log_exponential, log_softmax, per_row, rows_of
+from gapped.jax.simplex import computed, log_exponential, log_softmax, only_sampled, per_row, rows_of
 
 Law = Literal["subset", "sequential"]
 Source = Literal["sample", "argmax"]
@@ -47,8 +47,8 @@ class Choices:
 
     def gate(self) -> Array:
         """Ones, `(*rows, k)`, in the dtype of the logits; zero in places without a category."""
-        ones = self._only_drawn(jnp.ones(self.index.shape, self._logits.dtype))
-        return self._attach(ones, None)
+        ones = jnp.ones(self.index.shape, self._logits.dtype)
+        return self._attach(only_sampled(ones, self.index, self._logits.shape[-1]), None)
 
     def weights(self) -> Array:
         """The softmax over the logits of the drawn categories, with its own gradient, times `gate()`."""
@@ -66,8 +66,8 @@ class Choices:
         categories = self._logits.shape[-1]
         check_table(table, categories)
         table = jnp.asarray(table)
-        rows = self._only_drawn(table[jnp.minimum(self.index, categories - 1)])
-        return self._attach(rows, table)
+        rows = table[jnp.minimum(self.index, categories - 1)]
+        return self._attach(only_sampled(rows, self.index, categories), table)
 
     @property
     def log_prob(self) -> Array:
@@ -79,12 +79,6 @@ class Choices:
             return _log_prob_of_sequence(scores, self.index)
         chosen = jnp.where(self.index < scores.shape[-1], _at(scores, self.index), 0.0).sum(-1)
         return chosen - subsets.log_normaliser(scores, self.index.shape[-1])
-
-    def _only_drawn(self, values: Array) -> Array:
-        index = self.index.reshape(*self.index.shape, *(1,) * (values.ndim - self.index.ndim))
-        categories = self._logits.shape[-1]
-        values = jnp.where(index == categories, jnp.zeros((), values.dtype), values)
-        return jnp.where(index > categories, jnp.asarray(jnp.nan, values.dtype), values)
 
     def _attach(self, value: Array, table: Array | None) -> Array:
         pull = partial(_pull, self._estimator, self._law)
@@ -204,10 +198,7 @@ def _pull_set(estimator: Pathwise, scores: Array, index: Array, grad: Array) -> 
     chosen = _put(index, jnp.ones(index.shape, scores.dtype), scores.shape[-1])
     tau = per_row(1.0 if isinstance(estimator, ReinMax) else estimator.tau, scores)
     if isinstance(estimator, GST):
-        level = subsets.kth_largest(scores, k)
-        gap: Any = estimator.gap
-        lowered = jnp.minimum(scores, level - per_row(gap, scores))
-        scores = jnp.where(chosen > 0, jnp.maximum(scores, level), lowered)
+        scores = subsets.perturbed(scores, chosen > 0, k, estimator.gap)
     scores = scores / tau
     product = subsets.covariance_product(grad, scores, k)
     if isinstance(estimator, ReinMax):

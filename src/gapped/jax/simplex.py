@@ -180,6 +180,13 @@ def one_hot(index: Array, categories: int, dtype: Any) -> Array:
     return jnp.where(index[..., None] > categories, jnp.asarray(jnp.nan, dtype), rows)
 
 
+def only_sampled(values: Array, index: Array, categories: int) -> Array:
+    """`values` `(*index.shape, ...)`, zero where there is no category, NaN in rows that hold one."""
+    index = index.reshape(*index.shape, *(1,) * (values.ndim - index.ndim))
+    values = jnp.where(index == categories, jnp.zeros((), values.dtype), values)
+    return jnp.where(index > categories, jnp.asarray(jnp.nan, values.dtype), values)
+
+
 def conditional_gumbel(log_p: Array, index: Array, log_e: Array) -> Array:
     r"""The scores :math:`\log p + G` given that `index` wins, for noise `(samples, *rows, K)`."""
     selected = jnp.arange(log_p.shape[-1]) == index[..., None]

@@ -1,7 +1,7 @@
 """A subset of a given size that carries a gradient, and its law: the definitions of `gapped.subsets`.
 
-The choices that a law consists of are those of `gapped.subsets.trials`, the tree that counts them is that of
-`gapped.subsets.size_tree`. Derivatives of the law are JAX's own.
+The choices that a law consists of are those of `gapped.subsets.conditional_bernoulli`, the tree that counts
+them is that of `gapped.subsets.size_tree`. Derivatives of the law are JAX's own.
 
 `scores` `(*rows, n)` are logits relative to the largest of their row, -inf for an element that does not
 exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
@@ -132,9 +132,7 @@ def _outcome(key: Array, rows: Array, k: int, tau: Any, gap: Any, hard: bool) ->
         chosen = draw(scores, k, noise(key, scores))
         value = jnp.where(jnp.isnan(scores), jnp.nan, chosen.astype(scores.dtype))
         if gap is not None:
-            level = kth_largest(scores, k)
-            lowered = jnp.minimum(scores, level - per_row(gap, scores))
-            surrogate = jnp.where(chosen, jnp.maximum(scores, level), lowered)
+            surrogate = perturbed(scores, chosen, k, gap)
     surrogate = surrogate / tau
     if not hard:
         value = marginals(surrogate, k)
@@ -215,9 +213,10 @@ def _log_normaliser_jvp(k: int, primals: Any, tangents: Any) -> Any:
     return log_normaliser(scores, k), slope.sum(-1)
 
 
-def kth_largest(scores: Array, k: int) -> Array:
-    """The `k`-th largest score of each row, `(*rows, 1)`; any number where there are no more than `k`."""
-    return jax.lax.top_k(scores, k)[0][..., -1:]
+def perturbed(scores: Array, chosen: Array, k: int, gap: Any) -> Array:
+    """Scores whose chosen ones are at least the `k`-th largest, and the others at least `gap` below it."""
+    level = jax.lax.top_k(scores, k)[0][..., -1:]
+    return jnp.where(chosen, jnp.maximum(scores, level), jnp.minimum(scores, level - per_row(gap, scores)))
 
 
 def _marginals(p: Array, q: Array, trials: Trials) -> tuple[Array, Array]:
@@ -289,7 +288,7 @@ def _even(level: Array) -> Array:
 
 
 class Trials(NamedTuple):
-    """Independent choices: see `gapped.subsets.trials.Trials`."""
+    """Independent choices: see `gapped.subsets.conditional_bernoulli.Trials`."""
 
     odds: Array
     """The logarithms of the odds of p."""
@@ -320,7 +319,7 @@ def _trials_of(scores: Array, k: int) -> Trials:
 
 
 def _tilt(scores: Array, size: Array, degree: int) -> Array:
-    """The score at which the probabilities of all choices add up to `size`: see `gapped.subsets.trials`."""
+    """The score at which the probabilities of all choices add up to `size`."""
     size = size[..., None]
     largest = jax.lax.top_k(scores, degree + 1)[0]
     low = jnp.take_along_axis(largest, size, -1) - log(degree)

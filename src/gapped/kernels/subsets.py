@@ -2,7 +2,7 @@
 
 The reference is `gapped.subsets.conditional_bernoulli`, with the same functions and arguments, for 0 < k < n.
 
-As in `gapped.subsets.trials`, a subset is the result of independent choices, given that `k` are made, with
+As in `gapped.subsets`, a subset is the result of independent choices, given that `k` are made, with
 scores shifted so that about `k` are made on average. Each element then has one *rare* event, of probability
 P <= 1/2: to be chosen, or not to be chosen. It is held as one number, -P where the rare event is not to be
 chosen, and 0 for an element that does not exist.

@@ -16,7 +16,7 @@ from gapped.errors import reject
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.pathwise.gst import GST
 from gapped.pathwise.straight_through import StraightThrough
-from gapped.subsets.nm_masks import check_groups, nm_mask
+from gapped.subsets.subset_sampling import check_groups, nm_mask
 
 # The most likely outcome: of the estimators, the one whose gradient, which is not wanted here, has no noise.
 _MODE = StraightThrough(draw="argmax")
