@@ -13,10 +13,11 @@ from gapped.comparison.table import NOTHING, Entry, Table, without_empty
 from gapped.errors import listing
 from gapped_lab.bench.workloads import tasks
 from gapped_lab.records import Bench
-from gapped_lab.report.markdown import to_markdown
+from gapped_lab.report.rendering import to_markdown
 from gapped_lab.report.timings import (
     REFERENCE,
     Timings,
+    WorkTimings,
     as_milliseconds,
     as_ratio,
     device_of,
@@ -25,8 +26,8 @@ from gapped_lab.report.timings import (
     time,
     timings,
     title_of,
+    work_timings,
 )
-from gapped_lab.report.work_tables import WorkTimings, work_timings
 
 T = TypeVar("T", Timings, WorkTimings)
 

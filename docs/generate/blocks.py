@@ -20,8 +20,7 @@ from study import family, shortfalls
 from template import fill
 
 from gapped.errors import GappedError
-from gapped_lab.report.markdown import to_markdown
-from gapped_lab.report.rendering import render_markdown
+from gapped_lab.report.rendering import render_markdown, to_markdown
 
 # Each makes the values of the template of its name, or the text itself where it is a table alone.
 BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {

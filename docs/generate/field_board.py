@@ -15,9 +15,8 @@ from gapped_lab.recipe import find_recipe
 from gapped_lab.recipe_files import known_recipes
 from gapped_lab.report.board import Contest, board
 from gapped_lab.report.cells import groups, rows_of
-from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import field
-from gapped_lab.report.rendering import provenance
+from gapped_lab.report.rendering import provenance, to_markdown
 
 # Recipes whose fleets trained beside others on one GPU: their seconds say nothing of speed.
 SHARED = (

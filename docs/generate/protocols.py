@@ -7,7 +7,7 @@ from dataclasses import fields
 from evidence import Evidence
 
 from gapped.comparison.table import NOTHING, Entry, Table
-from gapped_lab.report.markdown import to_markdown
+from gapped_lab.report.rendering import to_markdown
 from gapped_lab.tasks import vae_protocol
 
 NAMES = ("paper-30x10", "plain-30x10", "paper-32x64", "coupled-32x64")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gapped.comparison.table import Table
-from gapped_lab.report.markdown import to_markdown
+from gapped_lab.report.rendering import to_markdown
 
 FOLDER = Path(__file__).with_name("templates")
 

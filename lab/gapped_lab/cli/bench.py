@@ -181,14 +181,14 @@ def present(
     from gapped.cli.command import say
     from gapped.comparison.store import write_text
     from gapped.comparison.table import to_rich
-    from gapped_lab.report import timings, work_tables
+    from gapped_lab.report import timings
 
     shapes = timings.timings(lines)
     for shape in shapes:
         screen.print(to_rich(timings.table_of(shape), timings.title_of(shape), screen.width))
         for reason in timings.reasons(shape):
             say(screen, reason)
-    for work in work_tables.work_timings(works):
+    for work in timings.work_timings(works):
         screen.print(to_rich(work.table(), work.heading(), screen.width))
         for reason in work.reasons():
             say(screen, reason)

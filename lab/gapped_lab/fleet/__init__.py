@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,13 +13,21 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from gapped.comparison.records import derived_hash
 from gapped.diagnostics.gradients import synchronize
 from gapped.errors import GappedError
 from gapped.registry import Estimator, estimator
 from gapped_lab.fleet.capture import Captured
 from gapped_lab.fleet.estimator_groups import Grouped, Widths
-from gapped_lab.fleet.gradient_norms import GradientNorms
-from gapped_lab.fleet.optimizer import Adam, Adaptation, Selection, SelectionRule, clip_scales, scale
+from gapped_lab.fleet.optimizer import (
+    Adam,
+    Adaptation,
+    GradientNorms,
+    Selection,
+    SelectionRule,
+    clip_scales,
+    scale,
+)
 from gapped_lab.fleet.schedule import LEVELS, Constant, Schedule
 
 RateDecay = Literal["none", "cosine", "warm-cosine"]
@@ -360,11 +367,6 @@ def observe(loss: Tensor, total: Tensor, alive: Tensor) -> None:
 def derived_seed(*keys: object) -> int:
     """A seed that is a function of the `keys`."""
     return int(derived_hash(*keys)[:14], 16)
-
-
-def derived_hash(*keys: object) -> str:
-    """Sixteen hexadecimal digits that are a function of the `keys`."""
-    return hashlib.sha256("/".join(map(str, keys)).encode()).hexdigest()[:16]
 
 
 def permutation(count: int, *keys: object) -> Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from gapped.checks import check_count
+from gapped.checks import check_count, check_level
 from gapped.errors import GappedError, reject
 
 LEVELS = ("tau", "smoothing")
@@ -35,7 +34,7 @@ class Annealed:
     level: str = "tau"
 
     def __post_init__(self) -> None:
-        _check_positive("start", self.start)
+        check_level("start", self.start, positive=True)
         if self.level not in LEVELS:
             raise reject("level", self.level, f"one of {', '.join(LEVELS)}")
 
@@ -55,7 +54,7 @@ class Mixed:
     period: int = 20
 
     def __post_init__(self) -> None:
-        _check_positive("mid", self.mid)
+        check_level("mid", self.mid, positive=True)
         check_count("period", self.period)
 
     def tau(self, base: float, step: int, steps: int) -> float:
@@ -81,8 +80,3 @@ def schedule(kind: str = "constant", **options: Any) -> Schedule:
         raise GappedError(
             f"schedule {kind}: got options {', '.join(options)}, expected among {known}"
         ) from None
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise reject(name, value, "a positive number")

@@ -1,8 +1,8 @@
 """ListOps with latent trees: the paper's last experiment. docs/listops.md describes it.
 
 Expressions (`language`, `examples`, `source`) become batches of a fleet's `task`. Its `model` builds a `tree`
-over each expression: `reference_tree` defines the tree, `tables` and `sweep` compute it and its gradient in
-linear time. `variants` has the estimators that only these recipes use, `spans` scores trees.
+over each expression: `tables` and `sweep` compute it and its gradient in linear time. `variants` has the
+estimators that only these recipes use, `spans` scores trees.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from gapped_lab.fleet.run_layers import Linear
 from gapped_lab.listops import ListOpsProtocol
 from gapped_lab.listops.examples import CHARACTERS
 from gapped_lab.listops.language import VOCABULARY
-from gapped_lab.listops.reference_tree import Sampler
+from gapped_lab.listops.tables import Sampler
 from gapped_lab.listops.tree import latent_tree
 
 CLASSES = 10

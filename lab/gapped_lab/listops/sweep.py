@@ -8,8 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gapped_lab.listops.reference_tree import allowed_pairs, compose_vjp
-from gapped_lab.listops.tables import Layer, Tables, lines, take
+from gapped_lab.listops.tables import Layer, Tables, allowed_pairs, compose_vjp, lines, take
 
 
 @dataclass(frozen=True)

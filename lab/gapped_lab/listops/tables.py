@@ -1,15 +1,49 @@
-"""The tables that hold all nodes and pairs of a batch of trees, and the forward pass over them."""
+"""The tables that hold all nodes and pairs of a batch of trees, and the forward pass over them; samplers."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from gapped_lab.listops.reference_tree import allowed_pairs, compose, compose_vjp
+from gapped import simplex
+
+
+class Sampler(Protocol):
+    """Chooses one pair of each layer."""
+
+    @property
+    def hard(self) -> bool:
+        """Whether samples are one-hot."""
+
+    def sample(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor: ...
+
+
+class Greedy:
+    """The sampler of evaluation: always the pair with the highest score, without a gradient."""
+
+    hard = True
+
+    def sample(
+        self, logits: Tensor, *, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        scores = simplex.masked(logits.detach(), mask)
+        return simplex.one_hot(simplex.argmax_index(scores), scores.shape[-1], scores.dtype)
+
+
+def sampled_lengths(sampler: Sampler, lengths: Tensor) -> Tensor | None:
+    """How far the scores go that a sampler is shown, ``(R, B)``; None for the expressions' own `lengths`.
+
+    One that masks late sees the padding too, up to the longest expression of its run's batch, and a mask.
+    """
+    if not getattr(sampler, "masks_late", False):
+        return None
+    return lengths.amax(-1, keepdim=True).expand_as(lengths).contiguous()
 
 
 class Layer(NamedTuple):
@@ -206,3 +240,39 @@ def lines(table: Tensor, start: int, stop: int) -> Tensor:
 def take(table: Tensor, where: Tensor) -> Tensor:
     """The lines `where` of a table."""
     return table.flatten(0, 2)[where]
+
+
+def allowed_pairs(lengths: Tensor, layer: int, pairs: int) -> Tensor:
+    """Which of the `pairs` places of a layer hold nodes of the expression, ``(*lengths.shape, pairs)``."""
+    left = lengths.unsqueeze(-1) - 1 - layer
+    return torch.arange(pairs, device=lengths.device) < left
+
+
+def compose(gates: Tensor, c_left: Tensor, c_right: Tensor) -> tuple[Tensor, Tensor]:
+    r"""State of a node from the gates ``(..., 5d)`` and the cells ``(..., d)`` of its children.
+
+    .. math:: c = \sigma(f_l + 1)\, c_l + \sigma(f_r + 1)\, c_r + \sigma(i) \tanh(u), \qquad
+              h = \sigma(o) \tanh(c).
+    """
+    i, f_left, f_right, u, o = gates.chunk(5, -1)
+    c = (f_left + 1).sigmoid() * c_left + (f_right + 1).sigmoid() * c_right + i.sigmoid() * u.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def compose_vjp(
+    gates: Tensor, c_left: Tensor, c_right: Tensor, grad_h: Tensor, grad_c: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the gates and of both children's cells, from those of the node's ``h`` and ``c``."""
+    i, f_left, f_right, u, o = gates.chunk(5, -1)
+    i, f_left, f_right = i.sigmoid(), (f_left + 1).sigmoid(), (f_right + 1).sigmoid()
+    u, o = u.tanh(), o.sigmoid()
+    top = (f_left * c_left + f_right * c_right + i * u).tanh()
+    grad_c = grad_c + grad_h * o * (1 - top * top)
+    slopes = (
+        grad_c * u * i * (1 - i),
+        grad_c * c_left * f_left * (1 - f_left),
+        grad_c * c_right * f_right * (1 - f_right),
+        grad_c * i * (1 - u * u),
+        grad_h * top * o * (1 - o),
+    )
+    return torch.cat(slopes, -1), grad_c * f_left, grad_c * f_right

@@ -16,7 +16,7 @@ Backward, from the last layer to the first, with the adjoints :math:`a` of the n
 - the selected pair's adjoint goes through its cell, beside the sample's gradient, which it does not need.
 
 All :math:`v_p` are one large product before the sweep, all gradients of the weights one after it.
-`gapped_lab.listops.reference_tree` is the definition; docs/listops.md has the derivation.
+`tests/reference_tree.py` is the definition; docs/listops.md has the derivation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from gapped.errors import reject
-from gapped_lab.listops.reference_tree import Sampler, sampled_lengths
 from gapped_lab.listops.sweep import Sweep
-from gapped_lab.listops.tables import Layer, Tables, lines
+from gapped_lab.listops.tables import Layer, Sampler, Tables, lines, sampled_lengths
 
 
 def latent_tree(
@@ -42,14 +41,14 @@ def latent_tree(
     sampler: Sampler,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Root vectors as `reference_tree` gives them, and the merges, int64 ``(R, B, M - 1)``.
+    """Root vectors ``(R, B, d)`` of leaves ``(R, B, M, 2d)``, and the merges, int64 ``(R, B, M - 1)``.
 
+    Leaves hold h and c side by side. Shapes: `weight` ``(R, 2d, 5d)``, `bias` ``(R, 1, 5d)``, `query`
+    ``(R, 1, d)``, `lengths` ``(R, B)``. An expression that has no pair left keeps its state.
     A merge is the place of the left partner in its layer, -1 once an expression has become one node.
     """
     if not sampler.hard:
-        raise reject(
-            "sampler", "one with soft samples", "hard samples: mixtures of states need reference_tree"
-        )
+        raise reject("sampler", "one with soft samples", "hard samples: states are not mixed")
     if leaves.shape[2] == 1:  # no pair, but weights that must get a gradient, zero
         padded = torch.nn.functional.pad(leaves, (0, 0, 0, 1))
         root, merges = latent_tree(padded, weight, bias, query, lengths, sampler, generator)

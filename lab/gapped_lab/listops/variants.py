@@ -17,7 +17,7 @@ from gapped.pathwise import Draw, Pathwise
 from gapped.pathwise.gumbel_softmax import GumbelSoftmax
 from gapped.simplex import per_row
 from gapped_lab.fleet.estimator_groups import Grouped
-from gapped_lab.listops.reference_tree import Greedy, Sampler
+from gapped_lab.listops.tables import Greedy, Sampler
 
 
 def _left(pairs: Tensor, uniform: Tensor | None) -> Tensor:

@@ -55,10 +55,9 @@ from gapped_lab.report.cells import (
     summary_table,
     verdict_of,
 )
-from gapped_lab.report.markdown import best_rows
 from gapped_lab.report.paper import against_paper, paper_table
 from gapped_lab.report.plots import curve_figures, mark_published, palette
-from gapped_lab.report.rendering import command
+from gapped_lab.report.rendering import best_rows, command
 from gapped_lab.report.trees import details, tree_pictures
 
 Pixels = NDArray[np.uint8]

@@ -1,4 +1,4 @@
-"""Records of `gapped bench` as tables and a picture: times as ratios, memory in tensors.
+"""Records of `gapped bench` as tables and a picture: times as ratios, memory in tensors or bytes.
 
 Ratios are taken inside one run at one shape only: the lines of other runs, however near, were measured under
 other conditions.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gapped.comparison.figures import GRID, INK, SERIES, Tip, legend, name_places, new_figure, style, to_svg
-from gapped.comparison.table import NOTHING, Entry, Table, without_empty
+from gapped.comparison.table import NOTHING, Entry, Table, number, without_empty
 from gapped.errors import GappedError, listing
 from gapped_lab.records import Bench, Startup, Work
 
@@ -25,6 +25,7 @@ over a tensor. A copy is two."""
 
 # Below this many bytes a copy is the time of a launch, and no floor.
 LEAST_BYTES = 2**24
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 
 # A mark and a colour for each backend: told apart without colour, too.
@@ -181,6 +182,67 @@ def spread(line: Bench | Work) -> str:
     if timing is None:
         return NOTHING
     return f"{as_milliseconds(timing.low).text} to {as_milliseconds(timing.high).text}"
+
+
+@dataclass(frozen=True)
+class WorkTimings:
+    """The measurements of one run: one workload at one size on one device."""
+
+    lines: tuple[Work, ...]
+
+    @property
+    def device(self) -> str:
+        """The name of the device."""
+        return device_of(self.lines[0])
+
+    def heading(self) -> str:
+        """The workload and its size for readers: `masks, 25,000,000 × 4 f32: gradients 400 MB`."""
+        one, gradients = self.lines[0], max(line.gradients for line in self.lines)
+        size = " × ".join(f"{size:,}" for size in one.sizes)
+        share = f"gradients {as_bytes(gradients).text}" if gradients else "forward alone"
+        return f"{one.work}, {size} {one.dtype}: {share}"
+
+    def table(self) -> Table:
+        """Every way beside the first."""
+        body = []
+        first = time(self.lines[0])
+        for line in self.lines:
+            spent, memory = time(line), line.memory
+            body.append(
+                (
+                    Entry(line.way),
+                    # Without a time, the status without its reason.
+                    Entry(line.status.partition(":")[0]) if spent is None else as_milliseconds(spent),
+                    Entry(spread(line)),
+                    as_ratio(ratio(spent, first)),
+                    as_bytes(memory),
+                    as_ratio(None if memory is None else memory / line.logits),
+                )
+            )
+        columns = ("way", "ms", "10% to 90%", "× first", "memory", "tensors")
+        return without_empty(Table(columns, tuple(body)))
+
+    def reasons(self) -> list[str]:
+        """Why some of the ways have no time."""
+        return [f"{line.way}: {line.status}" for line in self.lines if ":" in line.status]
+
+
+def as_bytes(count: int | None) -> Entry:
+    """A size in memory for a table.
+
+    >>> as_bytes(11_700_000_000).text, as_bytes(40_512_000).text, as_bytes(8).text, as_bytes(None).text
+    ('11.7 GB', '40.5 MB', '8 bytes', '–')
+    """
+    if count is None:
+        return Entry(NOTHING)
+    scale, unit = next((each for each in UNITS if count >= each[0]), (1, "bytes"))
+    return Entry(f"{number(count / scale).text} {unit}", count)
+
+
+def work_timings(lines: Iterable[Work]) -> list[WorkTimings]:
+    """For each device, workload and size, the last run that has it; in order of first appearance."""
+    groups = last_runs(lines, lambda line: (line.work, *line.sizes, line.dtype))
+    return [WorkTimings(group) for group in groups]
 
 
 def bench_figure(lines: Iterable[Bench]) -> str:

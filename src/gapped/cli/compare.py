@@ -17,6 +17,7 @@ from gapped.errors import GappedError, reject
 # Options that need --train, and those that a training function of the user and the demonstration share.
 ONLY_OWN = {"maximize", "timeout", "margin", "fresh", "keep"}
 SHARED = {"train", "estimator", "seeds", "out", "minutes", "engine", "ray_address", "workers", "help"}
+ENGINE = ("engine", "workers", "ray_address")
 
 SEEDS = 5
 """The default of `gapped.compare`."""
@@ -98,28 +99,19 @@ def compare(
         if ray_address is not None and engine != "ray":
             raise reject("--ray-address", ray_address, "only with --engine ray")
         function = command.load_function("--train", train)
-        how = {"maximize": maximize, "engine": engine, "workers": workers}
-        how |= {
-            "ray_address": ray_address,
-            "timeout": timeout,
-            "margin": margin,
-            "fresh": fresh,
-            "keep": keep,
-        }
         if "out" not in given:
             from gapped.comparison.identity import name_of
 
             out = out / name_of(function)
-        compare_function(
-            function, estimator or "recommended", SEEDS if seeds is None else seeds, minutes, out, **how
-        )
+        how = {name: context.params[name] for name in (*ONLY_OWN, *ENGINE)}
+        members, count = estimator or "recommended", SEEDS if seeds is None else seeds
+        compare_function(function, members, count, minutes, out, **how)
         return
     if unused := sorted(given & ONLY_OWN):
         raise GappedError(f"--{unused[0]}: only together with --train")
     train_demo = command.laboratory("demo", "gapped compare without --train")
     overrides = {"seeds": seeds, "epochs": epochs, "runs_per_fleet": runs_per_fleet}
-    how = {"device": device, "data_dir": data_dir, "tensorboard": tensorboard, "minutes": minutes}
-    how |= {"engine": engine, "workers": workers, "ray_address": ray_address}
+    how = {name: context.params[name] for name in ("device", "data_dir", "tensorboard", "minutes", *ENGINE)}
     train_demo(data, estimator, tau, out, overrides, **how)
 
 

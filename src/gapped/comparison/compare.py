@@ -101,20 +101,7 @@ def compare(
     >>> result.best, result.worse, result["gst:tau=2"].value.count
     ('gst:tau=0.5', ['gst:tau=2'], 3)
     """
-    return execute(
-        train,
-        estimators,
-        seeds,
-        budget=budget,
-        maximize=maximize,
-        out=out,
-        engine=engine,
-        workers=workers,
-        timeout=timeout,
-        margin=margin,
-        fresh=fresh,
-        keep=keep,
-    )
+    return execute(**locals())
 
 
 def execute(

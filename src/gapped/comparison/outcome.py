@@ -81,22 +81,13 @@ class Comparison:
     """
 
     records: tuple[Record, ...]
-    """One for each run, seed by seed."""
     missing: tuple[tuple[str, int], ...]
-    """Label and seed of the runs that the budget left no time for, or that were not started since every
-    estimator had failed."""
     folder: Path
-    """Where the records are. One that `gapped.compare` made itself goes with this object."""
     stopped: tuple[tuple[str, int, str], ...] = ()
-    """The estimators that were stopped early: label, after how many seeds, and the one that led then."""
     reused: int = 0
-    """How many of the runs were in the folder already, from an earlier call."""
     margin: float | str | None = "1%"
-    """How much worse than the best one an estimator may be to count as good as it."""
     aside: int = 0
-    """How many of the runs were trained anew since `train`, or what it uses, has changed."""
     level: float = LEVEL
-    """The rate of a wrong verdict: where losers may be stopped early, less by the rate of a wrong stop."""
 
     @property
     def _cells(self) -> list[Cell]:
@@ -123,26 +114,23 @@ class Comparison:
     @property
     def best(self) -> str | None:
         """The estimator with the best mean; None if no run ended with a number."""
-        ranking = self._verdict.ranking
-        return None if ranking is None else ranking.names[0]
+        return ranking.names[0] if (ranking := self._verdict.ranking) else None
 
     @property
     def worse(self) -> list[str]:
         """The estimators that `best` is better than. With `within`, wrong in at most 5% of comparisons."""
-        ranking = self._verdict.ranking
-        return [] if ranking is None else ranking.worse
+        return ranking.worse if (ranking := self._verdict.ranking) else []
 
     @property
     def tied(self) -> list[str]:
         """The estimators that the data do not separate from `best`."""
-        ranking = self._verdict.ranking
-        return [] if ranking is None else [name for name in ranking.names[1:] if name not in ranking.worse]
+        names = ranking.names[1:] if (ranking := self._verdict.ranking) else []
+        return [name for name in names if name not in self.worse]
 
     @property
     def within(self) -> list[str]:
         """The estimators that are shown to be within `margin` of the best one, whichever that is."""
-        ranking = self._verdict.ranking
-        return [] if ranking is None else ranking.close
+        return ranking.close if (ranking := self._verdict.ranking) else []
 
     @property
     def is_empty(self) -> bool:

@@ -74,7 +74,9 @@ class Estimated(torch.nn.Module):
 class _Sampler(Estimated):
     """The rule of eval mode: to sample as well, or to take the mode."""
 
-    def __init__(self, estimator: Pathwise | str | None, eval: Literal["sample", "argmax"]) -> None:
+    def __init__(
+        self, estimator: Pathwise | str | None = None, *, eval: Literal["sample", "argmax"] = "sample"
+    ) -> None:
         super().__init__(estimator)
         if eval not in ("sample", "argmax"):
             raise reject("eval", eval, "'sample' or 'argmax'")
@@ -113,7 +115,7 @@ class Sample(_Sampler):
         dim: int = -1,
         eval: Literal["sample", "argmax"] = "sample",
     ) -> None:
-        super().__init__(estimator, eval)
+        super().__init__(estimator, eval=eval)
         self.dim = dim
 
     @documented
@@ -153,11 +155,6 @@ class Gate(_Sampler):
     >>> layer(torch.tensor([-0.1, 0.0, 0.7]))
     tensor([0., 1., 1.])
     """
-
-    def __init__(
-        self, estimator: Pathwise | str | None = None, *, eval: Literal["sample", "argmax"] = "sample"
-    ) -> None:
-        super().__init__(estimator, eval)
 
     @documented
     def forward(

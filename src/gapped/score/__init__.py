@@ -80,11 +80,13 @@ class Score(ABC):
     """Whether `gradient` needs the derivatives of the costs at the samples."""
     samples: int = 1
     """How many independent samples `draw` takes, unless overridden."""
+    takes_samples_alone: ClassVar[bool] = False
+    """Whether `gradient` needs nothing of the cost but these samples' values, and slopes."""
 
     @property
     def evaluations(self) -> int | None:
         """At how many samples the cost is evaluated, if nothing but its slopes there is needed; else None."""
-        return None
+        return self.samples if self.takes_samples_alone else None
 
     @property
     def remembers(self) -> bool:

@@ -49,6 +49,7 @@ class DoubleCV(Trainable):
     name = "double-cv"
     derivatives = 1
     needs_slopes = True
+    takes_samples_alone = True
 
     def __init__(self, samples: int = 2, *, alpha: float | Tensor = 0.5) -> None:
         super().__init__()
@@ -58,10 +59,6 @@ class DoubleCV(Trainable):
 
     def extra_repr(self) -> str:
         return f"samples={self.samples}"
-
-    @property
-    def evaluations(self) -> int:
-        return self.samples
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         plain, change = self._parts(cost, draws)

@@ -35,6 +35,7 @@ class Reinforce(Score):
     """
 
     name = "reinforce"
+    takes_samples_alone = True
 
     baseline: Literal["none", "leave-one-out"] = "none"
     samples: int = 1
@@ -44,10 +45,6 @@ class Reinforce(Score):
             accepted = "'none' or 'leave-one-out'; for a running mean take gapped.NVIL(scale=False)"
             raise reject("baseline", self.baseline, accepted)
         check_count("samples", self.samples, 1 if self.baseline == "none" else 2)
-
-    @property
-    def evaluations(self) -> int:
-        return self.samples
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         signal = draws.costs if self.baseline == "none" else leave_one_out(draws.costs)
@@ -81,15 +78,12 @@ class RLOO(Score):
     """
 
     name = "rloo"
+    takes_samples_alone = True
 
     samples: int = 4
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)
-
-    @property
-    def evaluations(self) -> int:
-        return self.samples
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         return score_product(cost, draws, leave_one_out(draws.costs))

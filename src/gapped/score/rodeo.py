@@ -55,6 +55,7 @@ class RODEO(Trainable):
     name = "rodeo"
     derivatives = 1
     needs_slopes = True
+    takes_samples_alone = True
 
     def __init__(
         self, samples: int = 2, *, hidden: int = 100, alpha: float | Tensor = 0.0, beta: float | Tensor = 0.0
@@ -69,10 +70,6 @@ class RODEO(Trainable):
 
     def extra_repr(self) -> str:
         return f"samples={self.samples}, hidden={self.hidden}"
-
-    @property
-    def evaluations(self) -> int:
-        return self.samples
 
     def gradient(self, cost: Cost, draws: Draws) -> Tensor:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):

@@ -24,7 +24,7 @@ from gapped_lab.bench import jax_ways, torch_ways, workloads
 from gapped_lab.bench.inputs import Inputs, attempt
 from gapped_lab.bench.workloads import WORKLOADS, task, tasks
 from gapped_lab.records import Timing, Work
-from gapped_lab.report.work_tables import work_timings
+from gapped_lab.report.timings import work_timings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SMALL = {

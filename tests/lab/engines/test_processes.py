@@ -23,7 +23,7 @@ from training_toys import outcome, train
 
 from gapped.cli.app import main
 from gapped.comparison import ray_tasks
-from gapped_lab.engines import processes
+from gapped_lab.engines import local
 from gapped_lab.fleet import Trainer
 from gapped_lab.planning import plan
 from gapped_lab.recipe import find_recipe
@@ -68,7 +68,7 @@ def command(kind: str, folder: str, log: str, nth: str) -> int:
             ray_tasks.ray.init, num_cpus=2, runtime_env={"worker_process_setup_hook": hook}
         )
     else:
-        processes.train_fleets = partial(watched_worker, log, int(nth) or None)
+        local.train_fleets = partial(watched_worker, log, int(nth) or None)
     Settings.__init__.__kwdefaults__["checkpoint_seconds"] = 0  # type: ignore[index]
     engine = ["--engine", "ray"] if kind == "ray" else ["--workers", "2"]
     return main(["--debug", "reproduce", "smoke", "--device", "cpu", "--out", folder, *engine])
@@ -77,7 +77,7 @@ def command(kind: str, folder: str, log: str, nth: str) -> int:
 def watched_worker(log: str, nth: int | None, *arguments: Any) -> None:
     """A worker that is watched."""
     watched(Path(log), nth)
-    processes.train_fleets(*arguments)
+    local.train_fleets(*arguments)
 
 
 def start(kind: str, folder: Path, log: Path, nth: int = 0) -> subprocess.Popen[str]:

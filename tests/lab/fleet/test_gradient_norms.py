@@ -10,7 +10,7 @@ from toy_tasks import CPU, listops_task
 
 import gapped
 from gapped_lab.fleet import Run, Trainer
-from gapped_lab.fleet.gradient_norms import GradientNorms
+from gapped_lab.fleet.optimizer import GradientNorms
 
 
 def test_a_tiny_gradient_is_not_zero() -> None:

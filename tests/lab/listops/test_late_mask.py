@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import assert_close, seeded
+from reference_tree import reference_tree
 from torch import Tensor
 from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train, tree_inputs
 
@@ -16,7 +17,7 @@ from gapped_lab.fleet import Run, Trainer
 from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.listops import task as task_module
 from gapped_lab.listops.examples import CHARACTERS
-from gapped_lab.listops.reference_tree import Greedy, reference_tree
+from gapped_lab.listops.tables import Greedy
 from gapped_lab.listops.task import ListOpsTask
 from gapped_lab.listops.tree import latent_tree
 from gapped_lab.listops.variants import LateMaskGumbelSoftmax

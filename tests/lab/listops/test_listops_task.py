@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import assert_close, seeded
+from reference_tree import reference_tree
 from torch import Tensor, nn
 from toy_tasks import (
     CPU,
@@ -33,8 +34,8 @@ from gapped_lab.listops import LISTOPS_PROTOCOLS, ListOpsProtocol
 from gapped_lab.listops import task as task_module
 from gapped_lab.listops.examples import Split
 from gapped_lab.listops.model import TreeClassifier, drop
-from gapped_lab.listops.reference_tree import Greedy, Sampler, reference_tree
 from gapped_lab.listops.source import ListOps
+from gapped_lab.listops.tables import Greedy, Sampler
 from gapped_lab.listops.task import ListOpsTask
 from gapped_lab.recipe import recipe_from
 from gapped_lab.records import Images, Trees

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import seeded
+from reference_tree import reference_tree
 from torch import Tensor
 from toy_tasks import tree_inputs
 
 import gapped
 from gapped.errors import GappedError
 from gapped.registry import Pathwise
-from gapped_lab.listops.reference_tree import Greedy, Sampler, reference_tree
+from gapped_lab.listops.tables import Greedy, Sampler
 from gapped_lab.listops.tree import latent_tree
 
 ESTIMATORS: list[Pathwise] = [

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 from conftest import seeded
+from reference_tree import reference_tree
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, listops_task, train, tree_inputs
 
 import gapped
 from gapped_lab.fleet import Run, Trainer
-from gapped_lab.listops.reference_tree import reference_tree
 from gapped_lab.listops.spans import merged_spans
 from gapped_lab.listops.tree import latent_tree
 from gapped_lab.listops.variants import SHAPES, TreeShape

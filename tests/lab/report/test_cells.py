@@ -14,8 +14,8 @@ from gapped.comparison.records import Record, write
 from gapped.comparison.statistics import summary
 from gapped.errors import GappedError
 from gapped_lab.report.cells import cells, finished_runs, groups, pace, rows_of, summary_table
-from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import against_paper
+from gapped_lab.report.rendering import to_markdown
 
 
 def test_rows_are_best_first_and_count_what_was_lost() -> None:

@@ -11,9 +11,8 @@ from report_records import many
 
 from gapped.comparison.records import Record
 from gapped.comparison.statistics import Summary, summary
-from gapped_lab.report.markdown import to_markdown
 from gapped_lab.report.paper import FAILED_ABOVE, against_paper, field, paper, paper_table, standard_errors
-from gapped_lab.report.rendering import render_markdown
+from gapped_lab.report.rendering import render_markdown, to_markdown
 
 
 def vae(label: str, tau: float, values: list[float | None], **more: Any) -> list[Record]:
