@@ -54,8 +54,8 @@ JAX_ARGUMENTS = {
         logits' shape without the category axis. It does not change the law of hard samples, and gets no
         gradient itself.""",
     "hard": ARGUMENTS["hard"],
-    "gap": ARGUMENTS["gap"].replace("tensor", "array").replace("gapped.", "gapped.jax."),
-    "tau_forward": ARGUMENTS["tau_forward"].replace("tensor", "array"),
+    "gap": ARGUMENTS["gap"].replace("a tensor", "an array").replace("gapped.", "gapped.jax."),
+    "tau_forward": ARGUMENTS["tau_forward"].replace("a tensor", "an array"),
     "samples": ARGUMENTS["samples"],
     "estimator": ARGUMENTS["estimator"].replace("gapped.GST", "gapped.jax.GST"),
     "axis": ARGUMENTS["dim"],

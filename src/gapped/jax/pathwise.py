@@ -14,7 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from inspect import cleandoc, isclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +56,12 @@ from gapped.jax.simplex import (
 if TYPE_CHECKING:
     from gapped.jax.choice import Choice
 
+T = TypeVar("T", bound=Any)
 Level = float | Array
 Gap = float | Array | Literal["auto"] | Callable[[Array], Array]
 BACKENDS = ("auto", "xla", "triton")
+_RETURNS = """Returns:
+    An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode."""
 
 # Up to this length XLA computes the products of a row in one kernel for GPUs. Longer rows it reads several
 # times, and it would write the points in between rather than compute them again.
@@ -276,13 +280,20 @@ def two_products(grad: Array, points: Points) -> Array:
     return first + second
 
 
-@documented
+def twin(value: T) -> T:
+    """A decorator of estimators and their functions: `documented`, with the sentences that all share."""
+    if value.__doc__:  # there is none under python -OO
+        text, mark, example = cleandoc(value.__doc__).partition("\n>>>")
+        returns = "" if isclass(value) else f"\n\n{_RETURNS}"
+        help_ = f"The help of `gapped.{value.__name__}` has the mathematics and the references."
+        value.__doc__ = f"{text.rstrip()}{returns}\n\n{help_}\n{mark}{example}"
+    return documented(value)
+
+
+@twin
 @dataclass(frozen=True)
 class DecoupledGumbelSoftmax(Pathwise):
     """Gumbel-softmax with a second, forward temperature.
-
-    Its method `sample` draws what `gapped.jax.decoupled_gumbel_softmax` draws, whose help has the
-    mathematics.
 
     Arguments:
         (tau, hard, tau_forward, backend)
@@ -313,7 +324,7 @@ class DecoupledGumbelSoftmax(Pathwise):
         return Points(jax.nn.softmax(logits / tau - draw.noise, -1)[None], 1 / tau)
 
 
-@documented
+@twin
 def decoupled_gumbel_softmax(
     key: Array,
     logits: Array,
@@ -330,11 +341,6 @@ def decoupled_gumbel_softmax(
     Arguments:
         (key, logits, tau, hard, tau_forward, axis, where, backend)
 
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.decoupled_gumbel_softmax` has the mathematics and the references.
-
     >>> decoupled_gumbel_softmax(jax.random.key(0), jnp.zeros(3), 2.0, True).sum()
     Array(1., dtype=float32)
     """
@@ -342,12 +348,10 @@ def decoupled_gumbel_softmax(
     return estimator.sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@twin
 @dataclass(frozen=True)
 class GapMax(Pathwise):
     """ReinMax with expected odds in the place of its halves: the default.
-
-    Its method `sample` draws what `gapped.jax.gapmax` draws, whose help has the mathematics.
 
     Arguments:
         tau: Studies vary it; nothing is gained by tuning it.
@@ -374,7 +378,7 @@ class GapMax(Pathwise):
         return rows.fill(two_products(grad, self.points(rows.logits, draw)))
 
 
-@documented
+@twin
 def gapmax(
     key: Array,
     logits: Array,
@@ -396,23 +400,16 @@ def gapmax(
         hard: True; there is no soft sample.
         (axis, where, backend)
 
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.gapmax` has the mathematics and the references.
-
     >>> gapmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
     """
     return GapMax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@twin
 @dataclass(frozen=True)
 class GST(Pathwise):
     """Gapped Straight-Through: a gap in place of noise.
-
-    Its method `sample` draws what `gapped.jax.gst` draws, whose help has the mathematics.
 
     Arguments:
         (tau, hard, gap, backend)
@@ -460,7 +457,7 @@ class GST(Pathwise):
         return softmax_points(jnp.where(selected, 0.0, lowered)[None] / tau, 1 / tau)
 
 
-@documented
+@twin
 def gst(
     key: Array,
     logits: Array,
@@ -477,23 +474,16 @@ def gst(
     Arguments:
         (key, logits, tau, hard, gap, axis, where, backend)
 
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.gst` has the mathematics and the references.
-
     >>> gst(jax.random.key(0), jnp.zeros((2, 3)), 0.5, True).sum(-1)
     Array([1., 1.], dtype=float32)
     """
     return GST(tau, hard, gap, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@twin
 @dataclass(frozen=True)
 class GumbelRao(Pathwise):
     """Gumbel-softmax averaged over noise given the category.
-
-    Its method `sample` draws what `gapped.jax.gumbel_rao` draws, whose help has the mathematics.
 
     Arguments:
         (tau, hard, samples, backend)
@@ -530,7 +520,7 @@ class GumbelRao(Pathwise):
         return softmax_points(scores / tau, 1 / (tau * self.samples))
 
 
-@documented
+@twin
 def gumbel_rao(
     key: Array,
     logits: Array,
@@ -547,23 +537,16 @@ def gumbel_rao(
     Arguments:
         (key, logits, tau, hard, samples, axis, where, backend)
 
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.gumbel_rao` has the mathematics and the references.
-
     >>> gumbel_rao(jax.random.key(0), jnp.zeros(3), 0.5, True, samples=10).sum()
     Array(1., dtype=float32)
     """
     return GumbelRao(tau, hard, samples, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@twin
 @dataclass(frozen=True)
 class GumbelSoftmax(Pathwise):
     """Gumbel-softmax (Concrete); straight-through if hard.
-
-    Its method `sample` draws what `gapped.jax.gumbel_softmax` draws, whose help has the mathematics.
 
     Arguments:
         tau: Temperature, a positive number or an array that broadcasts against the logits' shape without the
@@ -610,7 +593,7 @@ def _tau_product(grad: Array, points: Array, weights: Array, mass: Any, scores: 
     return -(weights * product).sum(-1, keepdims=True)
 
 
-@documented
+@twin
 def gumbel_softmax(
     key: Array,
     logits: Array,
@@ -632,23 +615,16 @@ def gumbel_softmax(
             the category axis. An array gets a gradient, so the temperature can be learned.
         (hard, axis, where, backend)
 
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.gumbel_softmax` has the mathematics and the references.
-
     >>> gumbel_softmax(jax.random.key(0), jnp.zeros(3), hard=True).sum()
     Array(1., dtype=float32)
     """
     return GumbelSoftmax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@twin
 @dataclass(frozen=True)
 class ReinMax(Pathwise):
     """ReinMax: straight-through, second-order accurate.
-
-    Its method `sample` draws what `gapped.jax.reinmax` draws, whose help has the mathematics.
 
     Arguments:
         (tau)
@@ -673,7 +649,7 @@ class ReinMax(Pathwise):
         return rows.fill(two_products(grad, self.points(rows.logits, draw)))
 
 
-@documented
+@twin
 def reinmax(
     key: Array,
     logits: Array,
@@ -691,23 +667,16 @@ def reinmax(
         hard: True; there is no soft sample.
         (axis, where, backend)
 
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.reinmax` has the mathematics and the references.
-
     >>> reinmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
     """
     return ReinMax(tau, hard, backend=backend).sample(key, logits, axis=axis, where=where)
 
 
-@documented
+@twin
 @dataclass(frozen=True)
 class StraightThrough(Pathwise):
     """Straight-through: the gradient of the softmax itself.
-
-    Its method `sample` draws what `gapped.jax.straight_through` draws, whose help has the mathematics.
 
     Arguments:
         (tau, hard, backend)
@@ -723,7 +692,7 @@ class StraightThrough(Pathwise):
         return softmax_points(logits[None] / tau, 1 / tau)
 
 
-@documented
+@twin
 def straight_through(
     key: Array,
     logits: Array,
@@ -738,11 +707,6 @@ def straight_through(
 
     Arguments:
         (key, logits, tau, hard, axis, where, backend)
-
-    Returns:
-        An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode.
-
-    The help of `gapped.straight_through` has the mathematics and the references.
 
     >>> straight_through(jax.random.key(0), jnp.zeros(2), hard=False)
     Array([0.5, 0.5], dtype=float32)
