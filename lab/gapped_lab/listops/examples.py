@@ -38,29 +38,16 @@ def read(path: Path) -> bytes:
         raise GappedError(f"{path}: cannot be read ({problem.strerror or problem})") from None
 
 
-def expressions(
-    content: bytes, path: Path, *, first: int = 1, max_tokens: int | None = None
-) -> Iterator[Expression]:
-    """The expressions in `content`, checked: an error names `path` and the line, counted from `first`.
-
-    Lines with `max_tokens` tokens or more are skipped unread.
-    """
-    for number, line in enumerate(_lines(content), start=first):
-        try:
-            label, text = _divide(line)
-            if max_tokens is not None and count_tokens(text) >= max_tokens:
-                continue
-            expression = parse(text)
-            if expression.value != label:
-                raise GappedError(f"label {label}, but the expression has the value {expression.value}")
-        except GappedError as problem:
-            raise GappedError(f"{path}, line {number}: {problem}") from None
-        yield expression
+def expressions(content: bytes, max_tokens: int | None = None) -> Iterator[Expression]:
+    """The expressions in `content`; those with `max_tokens` tokens or more are skipped unread."""
+    for text in texts(content):
+        if max_tokens is None or count_tokens(text) < max_tokens:
+            yield parse(text)
 
 
-def texts(content: bytes) -> set[str]:
-    """The expressions alone, as text, of content that was checked."""
-    return {_divide(line)[1] for line in _lines(content)}
+def texts(content: bytes) -> Iterator[str]:
+    """The expressions alone, as text."""
+    return (line.partition("\t")[2] for line in content.decode("ascii").splitlines())
 
 
 def count_tokens(text: str) -> int:
@@ -92,21 +79,6 @@ def read_generated(path: Path, recipe: Mapping[str, object]) -> bytes:
 def _header(recipe: Mapping[str, object], body: bytes) -> bytes:
     fields = {**recipe, "sha256": hashlib.sha256(body).hexdigest()}
     return _MARK + json.dumps(fields, sort_keys=True).encode("ascii")
-
-
-def _lines(content: bytes) -> list[bytes]:
-    lines = content.split(b"\n")
-    return lines[:-1] if lines[-1] == b"" else lines
-
-
-def _divide(line: bytes) -> tuple[int, str]:
-    label, tab, text = line.partition(b"\t")
-    if not tab:
-        raise GappedError("no tab, expected a label, a tab and an expression")
-    if len(label) != 1 or not label.isdigit():
-        start = label[:20].decode("ascii", "backslashreplace")
-        raise GappedError(f"label {start!r}, expected a digit from 0 to 9")
-    return int(label), text.decode("ascii", "backslashreplace")
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 The tree of ``[OP a b c ]`` is ``( ( ( ( [OP a ) b ) c ) ] )``: the operator takes its arguments one after
 the other, then the closing bracket. A node is therefore a digit, a closing bracket, an operator that still
-takes arguments, or, once closed, a value.
+takes arguments, or, once closed, a value. Only text whose checksum is known is parsed: it is well formed.
 
 Random expressions follow the rule of the official set. A node is an operator with probability 1/4, else a
 digit; operator, digit and number of arguments (2 to 5) are uniform; the root has depth 1, and at depth 20
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from gapped.errors import GappedError, reject
+from gapped.errors import reject
 from gapped_lab.data.sources import progress_bar
 
 # To be raised by one when a seed gives other random expressions than before.
@@ -75,12 +75,8 @@ class _Application(NamedTuple):
     arguments: list[int]
 
 
-# A value, an operator at work, or the words "(" and "]".
-_Meaning: TypeAlias = int | _Application | str
-
-
 def parse(text: str) -> Expression:
-    """The expression that `text` spells in the form of the official files, without recursion.
+    """The expression that `text`, which is well formed, spells in the form of the official files.
 
     Its value is by MIN, MAX, MED (median, rounded down) and SM (sum modulo 10).
 
@@ -90,16 +86,19 @@ def parse(text: str) -> Expression:
     tokens = bytearray()
     spans: list[tuple[int, int]] = []
     starts: list[int] = []
-    stack: list[_Meaning] = []
+    # Values, operators that take arguments, and "]". Without recursion: trees are deep.
+    stack: list[Any] = []
     for word in text.split():
-        if word == "(":
-            stack.append(word)
-        elif word == ")":
-            left, right = _children(stack)
-            stack[-3:] = (_join(left, right),)
+        if word == ")":
+            right, left = stack.pop(), stack.pop()
+            if right == "]":
+                stack.append(OPERATIONS[left.operator](left.arguments))
+            else:
+                left.arguments.append(right)
+                stack.append(left)
             starts.pop()
             spans.append((starts[-1], len(tokens)))
-        elif word in WORDS:
+        elif word != "(":
             start = len(tokens)
             starts.append(start)
             tokens += WORDS[word]
@@ -108,49 +107,8 @@ def parse(text: str) -> Expression:
                 spans.append((start, start + 2))
             else:
                 stack.append(word if word == "]" else int(word))
-        else:
-            prefix = word if len(word) <= 20 else word[:20] + "..."
-            raise GappedError(f"unknown token {prefix!r}, expected one of ( ) {' '.join(WORDS)}")
-    return Expression(bytes(tokens), tuple(spans), _only_value(stack))
-
-
-def _children(stack: list[_Meaning]) -> list[_Meaning]:
-    """The two nodes since the last open parenthesis; there must be exactly two."""
-    inner = stack[-2:]
-    if len(stack) > 2 and stack[-3] == "(" and "(" not in inner:
-        return inner
-    if "(" not in stack:
-        raise GappedError("unbalanced parentheses: one is closed that was not opened")
-    inside = stack[::-1].index("(")
-    raise GappedError(f"parentheses around {inside} node(s), expected 2: the tree is binary")
-
-
-def _join(left: _Meaning, right: _Meaning) -> _Meaning:
-    """The node whose children are `left` and `right`."""
-    if not isinstance(left, _Application):
-        raise GappedError(f"{left} stands where an operator is expected")
-    if isinstance(right, int):
-        left.arguments.append(right)
-        return left
-    if isinstance(right, _Application):
-        raise GappedError(f"{right.operator} is used as an argument before its closing bracket")
-    if not MIN_ARGUMENTS <= len(left.arguments) <= MAX_ARGUMENTS:
-        arity = f"expected {MIN_ARGUMENTS} to {MAX_ARGUMENTS}"
-        raise GappedError(f"{left.operator} with {len(left.arguments)} argument(s), {arity}")
-    return OPERATIONS[left.operator](left.arguments)
-
-
-def _only_value(stack: list[_Meaning]) -> int:
-    """The value of the whole expression, which must be all that is on the stack."""
-    if "(" in stack:
-        raise GappedError("unbalanced parentheses: one is opened that is not closed")
-    if len(stack) != 1:
-        raise GappedError(f"{len(stack)} expressions, expected 1")
-    if isinstance(stack[0], int):
-        return stack[0]
-    if isinstance(stack[0], _Application):
-        raise GappedError(f"{stack[0].operator} without a closing bracket")
-    raise GappedError("a closing bracket without an operator")
+    (value,) = stack
+    return Expression(bytes(tokens), tuple(spans), value)
 
 
 def generate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from gapped.errors import GappedError, reject
 from gapped_lab.data import sources
 from gapped_lab.data.sources import Resource
 from gapped_lab.listops import examples
-from gapped_lab.listops.language import RULE, Expression, generate
+from gapped_lab.listops.language import RULE, generate
 
 # Ends of spans are 16-bit numbers.
 _LIMIT = 2**15
@@ -62,11 +62,6 @@ class _Files:
     """How many expressions each generated split has."""
     recipe: dict[str, object]
     """All that the generated expressions depend on. Official files are known by their checksums."""
-
-    def expressions(self, split: str, content: bytes, max_tokens: int | None = None) -> Iterator[Expression]:
-        """The checked expressions in the content of a split. Generated ones begin below a header."""
-        path, first = (self.official[split], 1) if split in self.official else (self.generated[split], 2)
-        return examples.expressions(content, path, first=first, max_tokens=max_tokens)
 
     def read_generated(self) -> dict[str, bytes]:
         return {
@@ -117,17 +112,14 @@ class ListOpsSource:
         pass
 
     def fetch(self, data_dir: Path | None, progress: bool, download: bool) -> list[Resource]:
-        files = self._files(data_dir)
-        for split, content in self._contents(files, progress).items():
-            for _ in files.expressions(split, content):
-                pass
-        return [replace(each, verification="sha256, labels") for each in self.locate(data_dir)]
+        self._contents(self._files(data_dir), progress)
+        return [replace(each, verification="sha256") for each in self.locate(data_dir)]
 
     def load(self, data_dir: Path | None, progress: bool, download: bool) -> ListOps:
         files = self._files(data_dir)
         splits = {
             split: examples.stack(
-                files.expressions(split, content, self.max_tokens),
+                examples.expressions(content, self.max_tokens),
                 split in files.official,
                 content.count(b"\n"),
             )
@@ -169,13 +161,11 @@ class ListOpsSource:
             examples.write_generated(path, islice(pairs, files.counts[split]), recipe)
 
     def _verify(self, split: str, path: Path) -> bytes:
-        """The content of an official file. Where the checksum is wrong, a bad line says more than digests."""
+        """The content of an official file."""
         content = examples.read(path)
         digest = hashlib.sha256(content).hexdigest()
         expected = self._official_files[split].sha256
         if digest != expected:
-            for _ in examples.expressions(content, path):
-                pass
             raise GappedError(
                 f"{path}: sha256 {digest}, expected {expected} (not the published file); "
                 f"delete or replace it, then run: gapped data {self.name}"
