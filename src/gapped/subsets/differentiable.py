@@ -36,16 +36,29 @@ def with_marginals(
     return _WithMarginals.apply(logits, value, scores, weight, k, backend)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
-@transformable
-class _Marginals(torch.autograd.Function):
-    @staticmethod
-    def forward(scores: Tensor, k: int) -> Tensor:
-        return law.marginals(scores, k)
+class _OfScores(torch.autograd.Function):
+    """A function of scores and a size that keeps the scores for its derivatives."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
         scores, ctx.k = inputs
         ctx.save_for_backward(scores)
+
+
+class _Dual(_OfScores):
+    """One that has a forward-mode derivative as well."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        _OfScores.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(inputs[0])
+
+
+@transformable
+class _Marginals(_OfScores):
+    @staticmethod
+    def forward(scores: Tensor, k: int) -> Tensor:
+        return law.marginals(scores, k)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -53,14 +66,7 @@ class _Marginals(torch.autograd.Function):
         return law.covariance_product(grad, scores, ctx.k), None
 
 
-class _DualMarginals(_Marginals):
-    """`_Marginals` with a forward-mode derivative."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        _Marginals.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0])
-
+class _DualMarginals(_Dual, _Marginals):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
         (scores,) = ctx.saved_tensors
@@ -68,15 +74,10 @@ class _DualMarginals(_Marginals):
 
 
 @transformable
-class _LogNormaliser(torch.autograd.Function):
+class _LogNormaliser(_OfScores):
     @staticmethod
     def forward(scores: Tensor, k: int) -> Tensor:
         return law.log_normaliser(scores, k)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        scores, ctx.k = inputs
-        ctx.save_for_backward(scores)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -84,14 +85,7 @@ class _LogNormaliser(torch.autograd.Function):
         return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
 
 
-class _DualLogNormaliser(_LogNormaliser):
-    """`_LogNormaliser` with a forward-mode derivative."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        _LogNormaliser.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0])
-
+class _DualLogNormaliser(_Dual, _LogNormaliser):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
         (scores,) = ctx.saved_tensors
