@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
-from gapped.comparison.records import Curve, Record, read
+from gapped.comparison.records import SCHEMA, Curve, JsonLine, Name, Record, Scalar, Size, read
 from gapped.comparison.table import Cell
-from gapped_lab.records import Bench, LinearTiming, Startup, Tuning, Work
+from gapped_lab.records import Bench, Startup, Timing, Tuning, Work
 from gapped_lab.report.cells import cells, finished_runs
 
 ELBO = "test_negative_elbo"
@@ -17,6 +19,30 @@ VALIDATION = "validation_negative_elbo"
 # The two protocols that differ in nothing but the ReLU on the logits.
 RECTIFIED = "paper-30x10"
 PLAIN = "plain-30x10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearTiming(JsonLine):
+    """Time and memory from hidden states to a sampled row of a table, and back to their gradients."""
+
+    FILE = "vocabulary.jsonl"
+    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "linear"})
+
+    run: Name
+    rows: Size
+    width: Size
+    categories: Size
+    dtype: Literal["f64", "f32", "bf16", "f16"]
+    way: Name
+    """Who computes, or a product of hidden states and weight alone."""
+    table: Literal["own", "weight", "none"]
+    """The table that rows are selected from; none where an index is drawn without a gradient."""
+    status: str = "ok"
+    milliseconds: Timing | None = None
+    memory: float | None = None
+    """MiB beyond the inputs and their gradients."""
+    device_type: Name = ""
+    environment: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

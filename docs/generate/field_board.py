@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from board import Contest, board
 from evidence import Evidence
 from study import DEFAULT
 from template import fill
@@ -13,7 +14,6 @@ from gapped.comparison.page import hardware
 from gapped.comparison.table import Entry, Row, Table, number, state_once, tau_entry, without_empty
 from gapped_lab.recipe import find_recipe
 from gapped_lab.recipe_files import known_recipes
-from gapped_lab.report.board import Contest, board
 from gapped_lab.report.cells import groups, rows_of
 from gapped_lab.report.paper import field
 from gapped_lab.report.rendering import provenance, to_markdown

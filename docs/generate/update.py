@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from blocks import fill_blocks
+from board import render_board
 from drawings import DRAWINGS
 from evidence import gather
 from field_board import contests
 
 from gapped.comparison.store import write_text
 from gapped.errors import GappedError
-from gapped_lab.report.page import render_board
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (

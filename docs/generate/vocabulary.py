@@ -7,12 +7,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from evidence import Evidence
+from evidence import Evidence, LinearTiming
 from template import fill
 
 from gapped.comparison.table import NOTHING, Entry, Table, without_empty
 from gapped.texts import DEFAULT
-from gapped_lab.records import LinearTiming, Tuning
+from gapped_lab.records import Tuning
 
 LINEAR, PRODUCT = "linear_choice", "product"
 WAYS = ("torch", "dense logits", LINEAR)

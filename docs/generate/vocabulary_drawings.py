@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from evidence import Evidence
+from evidence import Evidence, LinearTiming
 from vocabulary import LINEAR, WAYS, Key, cases, tunings
 
 from gapped.comparison.figures import SERIES, Tip, legend, new_figure, style, to_svg
 from gapped.errors import GappedError
-from gapped_lab.records import LinearTiming
 
 _COLOURS = dict(zip((LINEAR, "dense logits", "torch"), SERIES, strict=False))
 _SMOOTHED = 5

@@ -119,30 +119,6 @@ class Startup(JsonLine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearTiming(JsonLine):
-    """Time and memory from hidden states to a sampled row of a table, and back to their gradients."""
-
-    FILE = "vocabulary.jsonl"
-    TAGS = MappingProxyType({"schema": SCHEMA, "kind": "linear"})
-
-    run: Name
-    rows: Size
-    width: Size
-    categories: Size
-    dtype: Literal["f64", "f32", "bf16", "f16"]
-    way: Name
-    """Who computes, or a product of hidden states and weight alone."""
-    table: Literal["own", "weight", "none"]
-    """The table that rows are selected from; none where an index is drawn without a gradient."""
-    status: str = "ok"
-    milliseconds: Timing | None = None
-    memory: float | None = None
-    """MiB beyond the inputs and their gradients."""
-    device_type: Name = ""
-    environment: dict[str, Scalar] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tuning(JsonLine):
     """A word model that was tuned by a reward: `examples/word_model.py`."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from blocks import BLOCK, BLOCKS, fill_blocks
+from board import render_board
 from drawings import DRAWINGS
 from evidence import PLAIN, RECTIFIED, Evidence, gather
 from field_board import contests
@@ -21,7 +22,6 @@ from gapped_lab.cli.reproduce import PICTURES
 from gapped_lab.recipe import find_recipe, recipe_from
 from gapped_lab.recipe_files import ANSWERED
 from gapped_lab.report.cells import cells
-from gapped_lab.report.page import render_board
 from gapped_lab.report.paper import against_paper, paper
 
 RESULTS = ROOT / "results"

@@ -40,12 +40,9 @@ from gapped.comparison.table import (
     metric_name,
     own_metric,
     state_once,
-    without_empty,
 )
-from gapped.errors import GappedError, listing, reject
-from gapped_lab.recipe_files import FIELD
+from gapped.errors import GappedError, reject
 from gapped_lab.records import Images, Trees
-from gapped_lab.report.board import Contest, board
 from gapped_lab.report.cells import (
     finished_runs,
     gap_of,
@@ -84,31 +81,6 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         raise reject("out", str(path), "a page to write, not a file of records")
     write_text(path, render_html(sections(folder), failures(read(folder, Record))))
     return path
-
-
-def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
-    """The board of the field as a page of its own, to filter and to sort."""
-    own = [record for record in records if record.recipe in {contest.name for contest in contests}]
-    asked = sum(len(contest.runs) for contest in contests)
-    lacking = " ".join(contest.name for contest in contests if contest.missing(own))
-    command = f"gapped reproduce {lacking} --device cuda --minutes 9"
-    following = ("Runs that are missing, in pieces:", command) if lacking else ("Nothing is missing.", "")
-    diverged = sum(record.status == "diverged" for record in own)
-    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are finished"
-    verdict += f"; {diverged} of them diverged." if diverged else "."
-    # No sum of times: fleets that shared a device have none that counts.
-    facts = (*([hardware(own)] if own else ()), listing(contest.name for contest in contests))
-    heading = "Every estimator under every protocol"
-    section = Section(
-        recipe=FIELD,
-        verdict=verdict,
-        facts=facts,
-        next_step=following,
-        records=tuple(own),
-        details=((heading, heading, without_empty(board(own, contests))),),
-        quick=any(record.quick for record in own),
-    )
-    return render_html([section], [], back="../field.html", title="The board")
 
 
 def sections(folder: Path) -> list[Section]:

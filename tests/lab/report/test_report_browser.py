@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from board import Contest, render_board
 from browsing import check_whole, contrast, luminance, style, visit
 from report_records import write_compare, write_vae
 
-from gapped_lab.report.board import Contest
-from gapped_lab.report.page import render_board, write_report
+from gapped_lab.report.page import write_report
 
 # A real browser takes too long for the suite: test_page.py reads the same pages as text.
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from gapped.comparison.page import Section, hardware, render_html
 from gapped.comparison.records import Record
 from gapped.comparison.statistics import rank, summary
 from gapped.comparison.table import (
@@ -19,7 +20,10 @@ from gapped.comparison.table import (
     tau_entry,
     value_entries,
     value_of,
+    without_empty,
 )
+from gapped.errors import listing
+from gapped_lab.recipe_files import FIELD
 from gapped_lab.report.cells import groups, primary, rows_of
 from gapped_lab.report.paper import DISAGREES, FIELD_NATS, PaperRow, against_paper, field
 
@@ -63,6 +67,31 @@ def board(records: Iterable[Record], contests: Sequence[Contest]) -> Table:
     timed = any(contest.alone and contest.name in own for contest in contests)
     diverged = any(record.status == "diverged" for record in records)
     return Table(COLUMNS, rows, (" ".join([NOTE, *[SHARE] * timed, *[DIVERGED] * diverged]),))
+
+
+def render_board(records: Sequence[Record], contests: Sequence[Contest]) -> str:
+    """The board of the field as a page of its own, to filter and to sort."""
+    own = [record for record in records if record.recipe in {contest.name for contest in contests}]
+    asked = sum(len(contest.runs) for contest in contests)
+    lacking = " ".join(contest.name for contest in contests if contest.missing(own))
+    command = f"gapped reproduce {lacking} --device cuda --minutes 9"
+    following = ("Runs that are missing, in pieces:", command) if lacking else ("Nothing is missing.", "")
+    diverged = sum(record.status == "diverged" for record in own)
+    verdict = f"{asked - sum(contest.missing(own) for contest in contests)} of {asked} runs are finished"
+    verdict += f"; {diverged} of them diverged." if diverged else "."
+    # No sum of times: fleets that shared a device have none that counts.
+    facts = (*([hardware(own)] if own else ()), listing(contest.name for contest in contests))
+    heading = "Every estimator under every protocol"
+    section = Section(
+        recipe=FIELD,
+        verdict=verdict,
+        facts=facts,
+        next_step=following,
+        records=tuple(own),
+        details=((heading, heading, without_empty(board(own, contests))),),
+        quick=any(record.quick for record in own),
+    )
+    return render_html([section], [], back="../field.html", title="The board")
 
 
 def _rows(records: Sequence[Record], contest: Contest) -> Iterator[tuple[Entry, ...]]:

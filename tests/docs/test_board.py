@@ -6,11 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from board import BEST, TIED, Contest, board, render_board
 from report_records import many
 
 from gapped.comparison.records import Record
-from gapped_lab.report.board import BEST, TIED, Contest, board
-from gapped_lab.report.page import render_board
 from gapped_lab.report.paper import field
 
 FLOWS = Contest("field-mve", "Flows", ("mve-128x4", "mve-32x16"), frozenset("abc"))
