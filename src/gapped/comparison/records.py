@@ -296,6 +296,8 @@ def _convert(value: Any, form: Any, place: str) -> Any:
     if not accepts(value):
         raise _Fault(value, accepted, place)
     origin, members = get_origin(form), get_args(form)
+    if form is Any and isinstance(value, list | dict):
+        origin, members = type(value), (Any, Any)
     if origin is Annotated:
         return _convert(value, members[0], place)
     if origin in (Union, UnionType):
@@ -307,7 +309,9 @@ def _convert(value: Any, form: Any, place: str) -> Any:
         return [_convert(each, members[0], f"{place}[{i}]") for i, each in enumerate(value)]
     if origin is dict:
         return {printable(key): _convert(each, members[1], f"{place}.{key}") for key, each in value.items()}
-    return _make(form, value, place) if is_dataclass(form) else _show(value)
+    if is_dataclass(form):
+        return _make(form, value, place)
+    return printable(value) if isinstance(value, str) else value
 
 
 def _convert_to_any(value: Any, forms: Iterable[Any], place: str) -> Any:
@@ -371,14 +375,3 @@ def _is_number(form: Any) -> bool:
     return form in (int, float, NoneType) or (
         get_origin(form) in (Union, UnionType) and all(map(_is_number, get_args(form)))
     )
-
-
-def _show(value: Any) -> Any:
-    """The value with all of its texts fit to be shown, whoever wrote them."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_show(each) for each in value]
-    if isinstance(value, dict):
-        return {printable(key): _show(each) for key, each in value.items()}
-    return value
