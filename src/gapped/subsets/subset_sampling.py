@@ -186,7 +186,8 @@ def check_size(name: str, k: object, n: int) -> int:
 
 def perturbed(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Tensor:
     """Scores whose chosen ones are at least the `k`-th largest, and the others at least `gap` below it."""
-    level = law.kth_largest(scores, k)
+    # Any number where there are no more than k elements.
+    level = scores.topk(k).values[..., -1:]
     return torch.where(chosen, scores.maximum(level), scores.minimum(level - gap))
 
 
