@@ -22,8 +22,6 @@ from gapped.errors import GappedError
 _FORMAT = 2
 """Of checkpoints; another number whenever a state means something else."""
 _CHECKSUM_BYTES = 32
-_LARGEST_PLAN = 1 << 24
-"""Bytes of a plan: those of 800,000 runs."""
 
 
 class Store(RecordStore):
@@ -191,18 +189,11 @@ def plan_path(folder: Path, request: str) -> Path:
 def _read_plan(path: Path) -> dict[str, list[str]]:
     """The runs of each fleet, by the fleet's key; none if there is no such file."""
     try:
-        with open(path, "rb") as file:
-            text = file.read(_LARGEST_PLAN + 1)
-        plan = json.loads(text) if len(text) <= _LARGEST_PLAN else None
+        return {key: [str(each) for each in ids] for key, ids in json.loads(path.read_bytes()).items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError):
-        plan = None
-    if not isinstance(plan, dict) or not all(
-        isinstance(ids, list) and all(isinstance(each, str) for each in ids) for ids in plan.values()
-    ):
-        raise GappedError(f"{path}: not a plan that can be read; remove it to start over")
-    return plan
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise GappedError(f"{path}: not a plan that can be read; remove it to start over") from None
 
 
 def _identity(key: str) -> dict[str, Any]:
