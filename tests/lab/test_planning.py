@@ -157,7 +157,11 @@ def test_checkpoints_of_runs_that_another_command_has_finished_go(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"k": 3}', b'{"k": ["unknown run"]}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b'{"k": 3}', b'{"k": ["unknown run"]}', b"[" * 200_000, b'{"k": "' + b"x" * 2**24 + b'"}'],
+    ids=["open", "list", "number", "unknown", "deep", "large"],
+)
 def test_a_plan_that_is_none_is_one_clear_line(tmp_path, content):
     interrupt(toy_recipe(), tmp_path)
     (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
