@@ -38,7 +38,7 @@ def rollout(
     """Draw tokens from a causal language model, with gradients through the draws.
 
     Each token is fed back as its embedding. Its law is the softmax of the model's logits, which are never
-    held. What is computed from the tokens' embeddings sends its gradient through all draws before and
+    held. A loss of the tokens' embeddings sends its gradient through all draws before and
     through the model, to its parameters and to `inputs`. Under `torch.no_grad()` this is an ordinary
     exact sampler.
 
@@ -50,7 +50,7 @@ def rollout(
         inputs: The prompts: tokens `(batch, length)`, or embeddings `(batch, length, d)`.
         steps: How many tokens to draw, at most.
         (estimator)
-        temperature: What the logits are divided by, for law and gradient alike: a positive number.
+        temperature: Divides the logits, for law and gradient alike: a positive number.
         stop: A token, or several, that end a text. Where all texts are over there are fewer steps.
         mask: Booleans, `(V)` or `(batch, V)`; tokens where it is False are never drawn.
         attention_mask: `(batch, length)`, zeros where a prompt is padded, on its left side.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from doc_pages import EXAMPLE_PAGES, ROOT
+from doc_pages import EXAMPLE_PAGES, PAGES, ROOT
 
 DOCS = ROOT / "docs"
 
@@ -60,3 +60,12 @@ def test_a_page_of_evidence_begins_with_its_purpose(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_sentence_begins_with_what(page: Path) -> None:
+    """A subject says more; questions and headings may."""
+    found = re.findall(
+        r"(?:^[-*> ]*|[.:!?] |\| )\**(What [^.?|\n]*[.|])", page.read_text("utf-8"), flags=re.M
+    )
+    assert found == []

@@ -29,7 +29,7 @@ def draw_codes(
 
     Arguments:
         logits: Negative distances to the codes.
-        temperature: What the logits are divided by, before the estimator's own temperature.
+        temperature: Divides the logits, before the estimator's own temperature.
         stochastic: Whether to draw; else the nearest code is taken, with the estimator's gradient.
         straight_through: Whether there is a gradient.
         dim: The axis of the codes.

@@ -44,7 +44,7 @@ class Finding(NamedTuple):
 def doctor(data_dir: command.DataDir = None) -> int:
     """Show versions, devices and data, and what is missing.
 
-    The exit status is 1 if something is broken. What is absent is optional.
+    The exit status is 1 if something is broken; absent packages are optional.
     """
     findings = [
         Finding("gapped", OK, f"{__version__} in {Path(gapped.__file__).parent}"),

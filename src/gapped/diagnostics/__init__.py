@@ -105,9 +105,9 @@ def diagnose_model(
         loss_fn: Maps an estimator and a generator to a loss, one number. Any other randomness in it counts as
             noise of the gradient, so keep the data fixed. Seeding torch's generator in it makes all gradients
             of an estimator equal that does not draw from the given one.
-        parameters: What to differentiate with respect to: a module such as `model.encoder`, its
+        parameters: The gradient is with respect to them: a module such as `model.encoder`, its
             `named_parameters()`, or tensors.
-        estimators: What `loss_fn` is given in turn, or a mapping from labels to them; a text becomes the
+        estimators: `loss_fn` is given each in turn; or a mapping from labels to them. A text becomes the
             estimator that it names.
         samples: Gradients drawn from each estimator, at least 200.
         reference: An estimator to take as unbiased, such as `gapped.RLOO(8)`, averaged over four times

@@ -102,7 +102,7 @@ class Diagnosis:
     Arguments:
         rows: The numbers, one row for each estimator in their order; `result["gst"]` is the row of that
             label.
-        reference: What the exact gradient is.
+        reference: The kind of the exact gradient.
         norm: The length of the exact gradient, with its interval; None without a reference.
         confidence: The level of the intervals.
     """

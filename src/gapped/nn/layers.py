@@ -101,7 +101,7 @@ class Sample(_Sampler):
     Arguments:
         (estimator)
         dim: The category axis of the logits.
-        eval: What to do in eval mode: "sample" as in training, or "argmax", without a gradient.
+        eval: The rule of eval mode: "sample" as in training, or "argmax", without a gradient.
 
     >>> layer = Sample("gst:tau=0.5", eval="argmax").eval()
     >>> layer(torch.tensor([0.1, 0.7, 0.2]))
@@ -148,7 +148,7 @@ class Gate(_Sampler):
 
     Arguments:
         (estimator)
-        eval: What to do in eval mode: "sample" as in training, or "argmax", which is 1 from a logit of 0 on,
+        eval: The rule of eval mode: "sample" as in training, or "argmax", which is 1 from a logit of 0 on,
             and carries no gradient.
 
     >>> layer = Gate("gst:tau=0.5", eval="argmax").eval()

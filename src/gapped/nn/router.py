@@ -246,7 +246,7 @@ class Router(Estimated):
         law: Of several experts, "subset" or "sequential", as in `gapped.choose`.
         capacity: How many places each expert has, in multiples of an even load; tokens that come too late go
             without it, and later tokens never displace earlier ones. None keeps all.
-        others: What the gradient takes for the results of experts that a token did not choose: "mean", a
+        others: Stands for the results of experts that a token did not choose in the gradient: "mean", a
             running mean of each expert's results, as Default-MoE has it, or "zero", which loses by it. None
             is "mean", but "zero" for a SparseMixer. With "mean" results are as wide as tokens.
         group: Processes over which loads and running means are counted; None counts those of this one.

@@ -76,7 +76,7 @@ def linear_choice(
         index: Categories `(*rows)` to score instead of drawing, int64: they have `log_prob` and `entropy`. V
             stands for no category, with a log-probability of 0. One that the mask forbids has -inf and no
             gradient.
-        temperature: What the logits are divided by, for law and gradient alike: a positive number.
+        temperature: Divides the logits, for law and gradient alike: a positive number.
         mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
         (generator)
         group: A process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
