@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any
 
 import torch.nn.functional
@@ -23,16 +24,50 @@ from gapped.texts import split_text
 class _Replacement:
     """One context."""
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     has_served: bool = False
 
 
-_FUNCTIONS: Any = torch.nn.functional
-_lock = threading.Lock()
-_active: list[_Replacement] = []
-"""The contexts that have not ended, the last one in force: they may end in any order."""
-_torchs: list[Any] = []
-"""The function that was there before the first of them."""
+class Place:
+    """A function of a module that contexts replace. They may end in any order; the last one is in force."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self._module, self._name, self._lock = module, name, threading.Lock()
+        self._active: list[_Replacement] = []
+        self._before: Any = None
+        """The function that was there before the first of them."""
+
+    @contextmanager
+    def hold(self, function: Callable[..., Any], unused: str) -> Iterator[None]:
+        """Context with `function` in this place; one that ends without having served a call warns."""
+
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            replacement.has_served = True
+            return function(*args, **options)
+
+        replacement = _Replacement(call)
+        with self._lock:
+            if not self._active:
+                self._before = getattr(self._module, self._name)
+            self._active.append(replacement)
+            setattr(self._module, self._name, call)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active.remove(replacement)
+                in_force = self._active[-1].function if self._active else self._before
+                setattr(self._module, self._name, in_force)
+                # A call that an inner context served has reached the outer ones, too.
+                for other in self._active:
+                    other.has_served = other.has_served or replacement.has_served
+        if not replacement.has_served:
+            # Five frames up: this one, the context around it and the two of contextlib, the caller's.
+            warnings.warn(unused, stacklevel=5)
+
+
+_PLACE = Place(torch.nn.functional, "gumbel_softmax")
 
 
 @contextmanager
@@ -67,42 +102,17 @@ def replacing_torch(estimator: Pathwise | str | None = None) -> Iterator[None]:
     ) -> Tensor:
         """The place of torch's function, with its signature."""
         ignore_eps(eps)
-        replacement.has_served = True
         options = {"hard": bool(hard), **own}
         if "tau" not in own:
             options["tau"] = _as_torch_broadcasts(tau, logits, dim) if isinstance(tau, Tensor) else tau
         return cached_estimator(kind, **options).sample(logits, dim=dim)
 
-    replacement = _Replacement(gumbel_softmax)
-    _begin(replacement)
-    try:
+    unused = (
+        "replacing_torch: F.gumbel_softmax was not called. Code that imported the name before, or that has "
+        "a function of its own, is not reached"
+    )
+    with _PLACE.hold(gumbel_softmax, unused):
         yield
-    finally:
-        _end(replacement)
-    if not replacement.has_served:
-        # Three frames up: this one, that of contextlib, the caller's.
-        warnings.warn(
-            "replacing_torch: F.gumbel_softmax was not called. Code that imported the name before, or that "
-            "has a function of its own, is not reached",
-            stacklevel=3,
-        )
-
-
-def _begin(replacement: _Replacement) -> None:
-    with _lock:
-        if not _active:
-            _torchs[:] = [_FUNCTIONS.gumbel_softmax]
-        _active.append(replacement)
-        _FUNCTIONS.gumbel_softmax = replacement.function
-
-
-def _end(replacement: _Replacement) -> None:
-    with _lock:
-        _active.remove(replacement)
-        _FUNCTIONS.gumbel_softmax = _active[-1].function if _active else _torchs[0]
-        # A call that an inner context served has reached the outer ones, too.
-        for other in _active:
-            other.has_served = other.has_served or replacement.has_served
 
 
 def _as_torch_broadcasts(tau: Tensor, logits: Tensor, dim: int) -> Tensor:

@@ -119,6 +119,18 @@ def test_states_of_dreamer_are_the_estimators(share: float) -> None:
     assert gradients[0].abs().max() > 0
 
 
+def test_contexts_of_dreamer_may_overlap_and_say_that_they_served_nothing() -> None:
+    ours = peer("torchrl")
+    theirs = ours.model_based._straight_through_categorical
+    first, second = ours.replacing_straight_through(), ours.replacing_straight_through("gst")
+    first.__enter__()
+    second.__enter__()
+    for each in (first, second):
+        with pytest.warns(UserWarning, match="no module of torchrl drew a state"):
+            each.__exit__(None, None, None)
+    assert ours.model_based._straight_through_categorical is theirs
+
+
 # Pyro
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.modules import distributions
 from torchrl.modules.models import model_based
 
+from gapped.drop_in import Place
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import unimix
 
@@ -57,6 +58,9 @@ class MaskedOneHotCategorical(_Estimated, distributions.MaskedOneHotCategorical)
     """
 
 
+_PLACE = Place(model_based, "_straight_through_categorical")
+
+
 @contextmanager
 def replacing_straight_through(estimator: Pathwise | str | None = None) -> Iterator[None]:
     """Context in which the states of torchrl's DreamerV3 modules are drawn by an estimator.
@@ -65,15 +69,12 @@ def replacing_straight_through(estimator: Pathwise | str | None = None) -> Itera
         estimator: A pathwise estimator, an object or its text; None is the recommended default.
 
     The share of the uniform distribution is that of each module, `unimix`. Uniforms that a rollout has drawn
-    beforehand are not used.
+    beforehand are not used. Contexts may overlap, and warn as those of `gapped.replacing_torch`.
     """
-    resolved, theirs = resolve_pathwise(estimator), model_based._straight_through_categorical
+    resolved = resolve_pathwise(estimator)
 
     def draw(logits: Tensor, unimix_share: float = 0.0, uniform: Tensor | None = None) -> Tensor:
         return resolved.sample(unimix(logits, unimix_share) if unimix_share else logits)
 
-    model_based._straight_through_categorical = draw
-    try:
+    with _PLACE.hold(draw, "replacing_straight_through: no module of torchrl drew a state"):
         yield
-    finally:
-        model_based._straight_through_categorical = theirs
