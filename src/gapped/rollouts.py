@@ -32,6 +32,7 @@ def rollout(
     stop: int | Sequence[int] | None = None,
     mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
+    feedback: bool = True,
     checkpoint: bool = False,
     generator: torch.Generator | None = None,
 ) -> Rollout:
@@ -54,6 +55,8 @@ def rollout(
         stop: A token, or several, that end a text. Where all texts are over there are fewer steps.
         mask: Booleans, `(V)` or `(batch, V)`; tokens where it is False are never drawn.
         attention_mask: `(batch, length)`, zeros where a prompt is padded, on its left side.
+        feedback: Whether the gradient of a token goes through the tokens drawn after it, too, which read it.
+            Over long texts that gradient explodes; False leaves it out, at less time and memory.
         checkpoint: Whether only keys, values and last states of a step are kept, and its other activations
             are computed again in the backward pass.
         (generator)
@@ -77,6 +80,7 @@ def rollout(
     >>> text.embeddings.square().sum().backward()  # a cost of the tokens, through all draws
     """
     check_count("steps", steps, least=0)
+    check_flag("feedback", feedback)
     check_flag("checkpoint", checkpoint)
     embedding, head = _ends(model)
     embeds = _embed(inputs, embedding)
@@ -100,7 +104,7 @@ def rollout(
         # Without the graph of the states: it leads to the ports, which keep the choices.
         choices.append(replace(choice, _layer=Layer(state.detach(), weight, bias, mask)))
         drawn.append((index, row, state, live))
-        embeds = row.unsqueeze(1)
+        embeds = (row if feedback else row.detach()).unsqueeze(1)
         if len(stops):
             live = live & ~torch.isin(index, stops)
             if not live.any():

@@ -105,6 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stop and mask": {"stop": [2, 3, 4, 5], "mask": normal(BATCH, V, seed=9) > -0.5},
     "padding": {"attention_mask": PADDING},
     "checkpoint": {"checkpoint": True, "attention_mask": PADDING},
+    "no feedback": {"feedback": False, "stop": [2, 3, 4, 5]},
     "chunks": {},
 }
 
@@ -132,6 +133,7 @@ def program(
     mask: Tensor | None = None,
     stop: list[int] | None = None,
     attention_mask: Tensor | None = None,
+    feedback: bool = True,
     checkpoint: bool = False,
 ) -> Texts:
     """Texts drawn from logits that are written out, without a cache; `chunk` texts share a key."""
@@ -177,7 +179,7 @@ def program(
                 judged.unflatten(-1, (2, 3)),
             )
         )
-        embeds = torch.cat([embeds, row[:, None]], 1)
+        embeds = torch.cat([embeds, (row if feedback else row.detach())[:, None]], 1)
         live = live & ~torch.isin(drawn, torch.tensor(stop or []))
         if not live.any():
             break
@@ -220,7 +222,7 @@ def test_every_value_and_gradient_is_that_of_the_program_written_out(
     )
     theirs = program(model, prompts, STEPS, chunk, **options)
     assert len(theirs.index.unique()) > 3
-    assert (case in ("stop", "stop and mask")) is not bool(theirs.live.all())
+    assert ("stop" in options) is not bool(theirs.live.all())
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.live, theirs.live)
     for own, expected in zip(ours[2:], theirs[2:], strict=True):

@@ -94,6 +94,7 @@ def settings(quick: bool) -> dict[str, dict[str, Cell]]:
             "gapmax:draw=argmax": Cell("gapmax:draw=argmax", codes),
             "gapmax, linear": Cell("gapmax", codes, logits="linear"),
             "gapmax, equal use": Cell("gapmax", codes, usage=0.01),
+            "gapmax:draw=argmax, equal use": Cell("gapmax:draw=argmax", codes, usage=0.01),
             # Ramesh et al. (2021) anneal to 1/16.
             "gumbel-softmax, annealed": Cell("gumbel-softmax", codes, tau=(1.0, 1 / 16)),
         }

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,8 @@ class Cell:
     """A way to tune, and the sizes."""
 
     way: str
+    feedback: bool = True
+    """For estimators: whether a token's gradient goes through the tokens after it, too."""
     rate: float = 1e-4
     weight: float = 0.3
     """Of the divergence from the model before, in nats a token."""
@@ -70,11 +73,17 @@ def settings(quick: bool) -> dict[str, dict[str, Cell]]:
     if quick:
         base = replace(base, steps=20, every=10, prompts=8, prompt=16, length=16, width=32, layers=1)
         base = replace(base, pretraining=200)
-    ways = (*ESTIMATORS, "straight-through", *NUMBERS)
+    ways: dict[str, dict[str, Any]] = {
+        way: {"way": way} for way in (*ESTIMATORS, "straight-through", *NUMBERS)
+    }
+    for way in ("gapmax", "gumbel-softmax:tau=1", "reinmax:tau=1.5", "straight-through"):
+        ways[f"{way}, no feedback"] = {"way": way, "feedback": False}
     rates = (3e-4, 1e-3) if quick else (1e-4, 3e-4, 1e-3)
     return {
         "tokens": {
-            f"{way}, rate {rate:g}": replace(base, way=way, rate=rate) for way in ways for rate in rates
+            f"{label}, rate {rate:g}": replace(base, rate=rate, **more)
+            for label, more in ways.items()
+            for rate in rates
         }
     }
 
@@ -114,7 +123,7 @@ def _by_gradient(
     cell: Cell, model: Transformer, begin: Transformer, judge: nn.Module, prompts: Tensor
 ) -> Iterator[Tensor]:
     """The loss whose gradient goes through the drawn tokens."""
-    text = gapped.rollout(model, prompts, cell.length, estimator=cell.way)
+    text = gapped.rollout(model, prompts, cell.length, estimator=cell.way, feedback=cell.feedback)
     divergence = _divergence(model, begin, prompts, text)
     yield (cell.weight * divergence - judge(text.embeddings)).mean()
 
