@@ -30,7 +30,7 @@ def timings(name: str, ways: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Milliseconds of a step and MiB of those ways, of all without any; of several rates the first."""
     workload = find_workload(name)
     setting, cells = next(iter(workload.settings(False).items()))
-    kinds = {label.split(", rate")[0]: cell for label, cell in reversed(cells.items())}
+    kinds = {label.split(", rate")[0]: cell for label, cell in reversed(list(cells.items()))}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
     for label, cell in kinds.items():
         if not ways or label in ways:
