@@ -20,14 +20,11 @@ from jax_problems import (
     jax,
     make,
     noise_of,
-    options_in_jax,
     pull,
     replayed,
     to_jax,
     to_torch,
-    translated,
 )
-from pathwise.test_exact import CASES, COSTS, THETAS, K, formula_gradients, moments, true_gradient
 from torch import Tensor
 from variants import make as make_torch
 
@@ -192,28 +189,3 @@ def test_a_learned_temperature_of_gumbel_softmax(hard: bool) -> None:
 
 
 # The table of closed forms that torch's estimators are tested with
-
-
-@pytest.mark.parametrize(
-    "case", [case for case, (estimator, _) in CASES.items() if options_in_jax(estimator) is not None]
-)
-def test_gradients_equal_the_formulas(case: str) -> None:
-    """Rows of each theta for each category, which is drawn by a uniform in the middle of its interval."""
-    estimator, formula = CASES[case]
-    theta = torch.stack(list(THETAS.values()))
-    corners = torch.eye(K, dtype=torch.float64, requires_grad=True)
-    p = torch.softmax(theta, -1)
-    ours = replayed(translated(estimator), noise=to_jax(p.cumsum(-1) - p / 2)[None])
-    for name in ("curved", "quadratic"):
-        cost = COSTS[name]
-        (slopes,) = torch.autograd.grad(cost(corners).sum(), corners)
-        sample, table = pull(
-            partial(ours.sample, KEY),
-            to_jax(theta.unsqueeze(1).expand(-1, K, -1)),
-            to_jax(slopes.expand(len(theta), K, K)),
-        )
-        assert torch.equal(to_torch(sample), corners.detach().expand(len(theta), K, K))
-        for row, gradients in zip(theta, to_torch(table), strict=True):
-            assert_close(gradients, formula_gradients(formula, row, cost), 1e-10)
-            if (case, name) == ("reinmax", "quadratic"):
-                assert_close(moments(gradients, row)[0], true_gradient(row, cost), 1e-10)

@@ -104,20 +104,6 @@ def test_double_cv_contains_rloo_and_lowers_its_variance_for_linear_costs(
     assert variance_of(full, weights) < 1e-20
 
 
-def test_a_fixed_factor_of_one_can_have_more_variance_than_none_and_the_default_less_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Why the default is not 1, where torch's factor starts that can be trained."""
-    theta, slope = SETTINGS["2x4"], to_jax(4 * normal(8, seed=4))
-    monkeypatch.setattr(f"{__name__}.cost_in_jax", lambda z: jnp.sin(z.reshape(*z.shape[:-2], -1) @ slope))
-    none, default, one = (
-        variance_of(*with_samples(estimator, theta)[1:])
-        for estimator in (gapped.jax.RLOO(), gapped.jax.DoubleCV(), gapped.jax.DoubleCV(alpha=1.0))
-    )
-    assert one > 2 * none
-    assert default < one / 2
-
-
 def test_a_baseline_that_contains_the_sample_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: each cost relative to the mean of all samples, itself included."""
     theta = SETTINGS["2x4"]

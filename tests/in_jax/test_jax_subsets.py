@@ -11,7 +11,7 @@ import torch
 from conftest import assert_close, normal, seeded
 from jax_problems import DTYPES, _float64, _quick_compilation, jax, pull, to_jax, to_torch  # noqa: F401
 from statistical import chi_squared, counts_of, require_law, require_rejected
-from subset_enumeration import covariances, enumerate_law, gapped_logits, marginals, plackett_luce
+from subset_enumeration import covariances, enumerate_law, marginals, plackett_luce
 
 import gapped
 import gapped.jax
@@ -98,30 +98,6 @@ def test_the_law_is_exact(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert_close(to_torch(chance), law.p, 1e-12)
     assert_close(to_torch(inside), marginals(theta, k), 1e-12)
     assert_close(to_torch(product), covariances(theta, k) @ g, 1e-12)
-
-
-@pytest.mark.parametrize(("n", "k"), [(7, 3), (5, 4)])
-def test_gradients_equal_the_closed_forms(n: int, k: int) -> None:
-    """SIMPLE has the covariances at theta / tau, GST those of gapped logits."""
-    theta, g, tau = 2 * normal(4, n, seed=n), normal(4, n, seed=2), 0.7
-    gst = partial(gapped.jax.subset, KEY, k=k, tau=tau, estimator=gapped.jax.GST(gap=2.5))
-    draws = {
-        "simple": partial(gapped.jax.subset, KEY, k=k, tau=tau),
-        "gst": gst,
-        "soft": partial(gst, hard=False),
-    }
-    both = pull(
-        lambda x: {name: draw(x) for name, draw in draws.items()},
-        to_jax(theta),
-        dict.fromkeys(draws, to_jax(g)),
-    )
-    samples = {name: to_torch(sample) for name, sample in both[0].items()}
-    gradient = to_torch(both[1])
-    for row in range(4):
-        t = gapped_logits(theta[row], samples["gst"][row], k, 2.5)
-        assert_close(samples["soft"][row], marginals(t / tau, k), 1e-10)
-        total = covariances(theta[row] / tau, k) + 2 * covariances(t / tau, k)
-        assert_close(gradient[row], total @ g[row] / tau, 1e-10)
 
 
 def test_samples_follow_the_law_in_float32_and_the_largest_noisy_logits_do_not() -> None:

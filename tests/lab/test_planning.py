@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from training_toys import Recorder, interrupt, outcome, timeless, toy_recipe, train
+from training_toys import Recorder, interrupt, toy_recipe, train
 
 from gapped.comparison import records
 from gapped.comparison.records import Curve, Record
@@ -90,45 +90,7 @@ def test_another_recipe_reuses_the_runs_it_shares(tmp_path):
     assert again.fleets == []
 
 
-def test_recipes_trained_together_share_runs_and_fleets(tmp_path):
-    recipes = [
-        toy_recipe("gst", "straight-through", name="a"),
-        toy_recipe("gst", "reinmax:tau=1.0", name="b"),
-    ]
-    recorder = Recorder()
-    lines = train(recipes, tmp_path, callbacks=recorder)
-    (fleet,) = recorder.fleets
-    assert len(recorder.runs) == len(set(recorder.runs)) == 3
-    assert [(each.recipe, each.estimator) for each in lines] == [
-        ("a", "gst"),
-        ("a", "straight-through"),
-        ("b", "gst"),
-        ("b", "reinmax"),
-    ]
-    assert lines[0] == replace(lines[2], recipe="a")
-    assert all(each.runs_in_fleet == 3 for each in lines)
-    assert recorder.finished == [fleet.key]
-
-
 # Interruption
-
-
-def test_a_wanted_stop_saves_a_checkpoint_and_the_next_call_completes(tmp_path):
-    schedule = {"kind": "mixed", "period": 3}
-    recipes = [
-        toy_recipe("gst", "gumbel-softmax", name="a", epochs=4, seeds=2, runs_per_fleet=2),
-        toy_recipe("gst", "straight-through:tau=0.2", name="b", epochs=4, schedule=schedule),
-    ]
-    whole = train(recipes, tmp_path / "whole")
-    for stop_after in (1, 3, 4, 6):
-        folder, second = tmp_path / f"stopped-{stop_after}", Recorder()
-        first = interrupt(recipes, folder, stop_after)
-        assert len(first.epochs) == stop_after
-        assert len(list((folder / "checkpoints").glob("*.pt"))) == 1
-        assert timeless(train(recipes, folder, callbacks=second)) == timeless(whole)
-        assert outcome(folder) == outcome(tmp_path / "whole")
-        assert len(first.epochs) + len(second.epochs) == 4 * len(first.fleets), "an epoch was trained twice"
-        assert not (folder / "checkpoints").exists()
 
 
 def test_removed_records_are_trained_again_beside_an_interrupted_command(tmp_path):

@@ -20,11 +20,10 @@ import torch
 from gapped.comparison import records
 from gapped.comparison.records import Curve, Record
 from gapped.errors import GappedError
-from gapped_lab.records import Images, Tree, Trees
+from gapped_lab.records import Images
 from gapped_lab.store import Store, _identity
 
 CPU = torch.device("cpu")
-TREE = Tree(tokens=["1"], true=[], found=[], label=1, predicted=1)
 
 
 def record(run: str, recipe: str = "toy", **more: Any) -> Record:
@@ -84,24 +83,12 @@ def test_a_store_sees_what_others_do_to_its_files(tmp_path):
     assert store.finished() == {}
 
 
-def test_records_are_written_last(tmp_path, monkeypatch):
-    names: list[str] = []
-    monkeypatch.setattr(records, "write", lambda folder, lines, sync: names.append(lines[0].FILE))
-    Store(tmp_path).add([record("a"), curve("a"), images("a"), Trees(id="a", examples=[TREE])])
-    assert names == ["curves.jsonl", "images.jsonl", "trees.jsonl", "records.jsonl"]
-
-
 CROWD = """
 import multiprocessing, sys
-from contextlib import suppress
 from pathlib import Path
-from threading import BrokenBarrierError
-from gapped.comparison import records
 from gapped.comparison.records import Curve, Record
-from gapped.comparison import store as files
 from gapped_lab.store import Store
 
-folder, safe = Path(sys.argv[1]), sys.argv[2] == "locked"
 context = multiprocessing.get_context("fork")
 barrier = context.Barrier(4)
 
@@ -109,17 +96,7 @@ def runs(n):
     return [Record(recipe="r", id=f"{n}-{i}", label="", more={"text": "x" * 3000}) for i in range(5)]
 
 def add(own):
-    store = Store(folder)
-    if not safe:
-        from contextlib import nullcontext
-        write = records.write
-        def late(folder, lines, sync):
-            # Everybody has looked before anybody writes, until one has nothing left to write.
-            if not lines or isinstance(lines[0], Record):
-                with suppress(BrokenBarrierError):
-                    barrier.wait(5)
-            write(folder, lines)
-        files.locked, records.write = nullcontext, late
+    store = Store(Path(sys.argv[1]))
     barrier.wait(60)
     for n in range(10):
         # What everybody adds, and what only one does.
@@ -135,22 +112,14 @@ sys.exit(any(each.exitcode for each in crowd))
 """
 
 
-def is_sound(folder: Path) -> bool:
-    """Whether every line of the crowd is there, and none is there twice."""
-    for name, count in (("records", 4 * 50 + 50), ("curves", 50)):
-        texts = (folder / f"{name}.jsonl").read_text().splitlines()
-        if len(texts) != count or len(set(texts)) != count:
-            return False
-    return len(records.read(folder, Record)) == 250
-
-
-@pytest.mark.slow_if(lambda safe: not safe)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and flock")
-@pytest.mark.parametrize("safe", [True, False], ids=["locked", "not locked"])
-def test_several_processes_add_to_one_folder(tmp_path, safe):
-    arguments = [sys.executable, "-c", CROWD, str(tmp_path), "locked" if safe else "not"]
-    # Without the lock lines are added twice, and others may be lost or cut.
-    assert (subprocess.run(arguments, timeout=120).returncode == 0 and is_sound(tmp_path)) == safe
+def test_several_processes_add_to_one_folder(tmp_path):
+    """Every line is there, and none is there twice."""
+    subprocess.run([sys.executable, "-c", CROWD, str(tmp_path)], timeout=120, check=True)
+    for name, count in (("records", 4 * 50 + 50), ("curves", 50)):
+        texts = (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        assert len(texts) == len(set(texts)) == count
+    assert len(records.read(tmp_path, Record)) == 250
 
 
 # The folder
@@ -237,14 +206,6 @@ def sign(path: Path, key: str, **identity: Any) -> None:
     """Put a valid checksum and the identity of a checkpoint in front of whatever `path` holds."""
     rest = json.dumps({**_identity(key), **identity}).encode() + b"\n" + path.read_bytes()
     path.write_bytes(hashlib.sha256(rest).digest() + rest)
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 half a zip"], ids=["empty", "text", "zip"])
-def test_what_is_not_a_checkpoint_is_passed_over_with_one_clear_line(saved, content):
-    store, path = saved
-    path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"k\.pt: damaged, or not a checkpoint of this version; its fleet"):
-        assert store.load_checkpoint("k", CPU) is None
 
 
 def test_one_flipped_bit_is_noticed(saved):

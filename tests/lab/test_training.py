@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,6 @@ def test_variance_beside_is_that_of_another_estimator_at_the_same_weights(tmp_pa
         own, other = (curve.series[f"gradient_variance{end}"] for end in ("", "_beside"))
         assert len(own) == 2
         assert (own == pytest.approx(other, rel=1e-4)) is same
-
-
-def test_variance_after_every_epoch_is_a_curve(tmp_path):
-    recipe = toy_recipe("gst", variance_samples=3, variance_images=20, variance_every_epoch=True)
-    (line,) = train(recipe, tmp_path)
-    (curve,) = records.read(tmp_path, Curve)
-    variances = curve.series["gradient_variance"]
-    assert variances[-1] == line.metrics["gradient_variance"]
-    assert len(set(variances)) == len(variances) == 2
 
 
 def test_entropy_recipes_train_so_many_steps_and_no_more(tmp_path):
@@ -293,18 +284,3 @@ class Steps(Callbacks):
 
     def step(self, fleet: Fleet, epochs: float) -> None:
         self.first = epochs if self.first is None else self.first
-
-
-def test_a_command_that_has_no_time_trains_one_step(tmp_path):
-    """So that its repetitions come to an end."""
-
-    class Hurried(Callbacks):
-        def wants_stop(self) -> bool:
-            return True
-
-    lives = 0
-    while not records.read(tmp_path, Record):
-        lives += 1
-        with suppress(Interrupted):
-            train(toy_recipe(), tmp_path, callbacks=Hurried())
-    assert lives == 5, "four steps, and one more to record them"

@@ -1,4 +1,4 @@
-"""The Bernoulli distribution beside torch's: attributes, samples, masks, certain gates, divergences."""
+"""What the Bernoulli distribution has of its own: certain gates, numbers, broadcasting, half precision."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import assert_all_close, assert_close, every_member, normal, seeded
-from torch import Tensor
+from conftest import assert_all_close, assert_close, normal, seeded
 from torch import distributions as td
 
 import gapped
 from gapped.distributions import Bernoulli
 
-ODDS, OTHER = normal(3, 2), normal(3, 2, seed=9)
+ODDS = normal(3, 2)
 INF = math.inf
-
-
-@pytest.mark.parametrize("given", ["logits", "probs"])
-@pytest.mark.parametrize(
-    "quantity", ["mean", "variance", "mode", "probs", "logits", "batch_shape", "event_shape", "param_shape"]
-)
-def test_attributes_equal_torchs(given: str, quantity: str) -> None:
-    parameter = {given: ODDS if given == "logits" else torch.sigmoid(ODDS)}
-    ours, theirs = (getattr(kind(**parameter), quantity) for kind in (Bernoulli, td.Bernoulli))
-    if isinstance(theirs, torch.Size):
-        assert ours == theirs
-    else:
-        assert_close(ours, theirs)
 
 
 def test_the_mode_of_a_fair_coin_is_torchs() -> None:
@@ -38,67 +24,12 @@ def test_the_mode_of_a_fair_coin_is_torchs() -> None:
     torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_positional_arguments_are_torchs(count: int) -> None:
-    arguments = (torch.tensor([0.2, 0.8]).double(), None, False)[:count]
-    ours, theirs = Bernoulli(*arguments), td.Bernoulli(*arguments)
-    assert_close(ours.probs, theirs.probs)
-    assert ours._validate_args == theirs._validate_args
-
-
-@pytest.mark.parametrize("given", ["logits", "probs"])
-@pytest.mark.parametrize(
-    "quantity", [lambda d, b: d.log_prob(b), lambda d, b: d.entropy()], ids=["log_prob", "entropy"]
-)
-def test_log_prob_and_entropy_equal_torchs_with_their_gradients(given: str, quantity: Any) -> None:
-    value = td.Bernoulli(logits=ODDS).sample()
-    results = []
-    for kind in (Bernoulli, td.Bernoulli):
-        leaf = (ODDS if given == "logits" else torch.sigmoid(ODDS)).clone().requires_grad_()
-        result = quantity(kind(**{given: leaf}), value)
-        results.append((result.detach(), torch.autograd.grad(result.sum(), leaf)[0]))
-    assert_all_close(*results)
-
-
 def test_the_derivative_of_log_prob_by_the_sample() -> None:
     value = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
     odds = torch.tensor([0.3, -1.2, INF], dtype=torch.float64)
     (slope,) = torch.autograd.grad(Bernoulli(logits=odds).log_prob(value).sum(), value)
     assert_close(slope[:2], odds[:2])
     assert slope[2].isfinite()
-
-
-@every_member
-@pytest.mark.parametrize("sample_shape", [(), (5,), (2, 3)], ids=str)
-def test_rsample_is_the_estimators_gate(name: str, sample_shape: tuple[int, ...]) -> None:
-    mask = torch.tensor([True, False])
-    weight, results = normal(*sample_shape, 3, 2, seed=2), []
-    for draw in (
-        lambda x: Bernoulli(logits=x, estimator=name, mask=mask).rsample(sample_shape),
-        lambda x: gapped.estimator(name).gate(x.expand(*sample_shape, 3, 2), mask=mask),
-    ):
-        odds = ODDS.clone().requires_grad_()
-        torch.manual_seed(0)
-        sample = draw(odds)
-        results.append((sample.detach(), torch.autograd.grad(sample, odds, weight)[0]))
-    assert results[0][0].shape == (*sample_shape, 3, 2)
-    assert_all_close(*results)
-
-
-def test_samples_are_zeros_and_ones_without_a_gradient() -> None:
-    d = Bernoulli(logits=ODDS.clone().requires_grad_(), estimator=gapped.GST(hard=False))
-    sample = d.sample((1_000,), generator=seeded())
-    assert ((sample == 0) | (sample == 1)).all()
-    assert not sample.requires_grad
-    assert d.rsample().requires_grad
-    assert Bernoulli(logits=ODDS).estimator == gapped.GapMax()
-    assert Bernoulli.has_rsample
-
-
-@pytest.mark.parametrize("expand", [True, False])
-def test_the_support_is_enumerated_as_torchs_is(expand: bool) -> None:
-    ours, theirs = (kind(logits=ODDS).enumerate_support(expand) for kind in (Bernoulli, td.Bernoulli))
-    assert_close(ours, theirs)
 
 
 # Certain gates and masks
@@ -153,14 +84,6 @@ def test_divergences_broadcast(first: tuple[int, ...], second: tuple[int, ...]) 
     assert_close(td.kl_divergence(Bernoulli(logits=p), Bernoulli(logits=q)), expected)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(Bernoulli, Bernoulli), (Bernoulli, td.Bernoulli), (td.Bernoulli, Bernoulli)]
-)
-def test_divergences_equal_torchs(first: Any, second: Any) -> None:
-    expected = td.kl_divergence(td.Bernoulli(logits=ODDS), td.Bernoulli(logits=OTHER))
-    assert_close(td.kl_divergence(first(logits=ODDS), second(logits=OTHER)), expected)
-
-
 def test_divergences_of_certain_gates() -> None:
     fair, certain = Bernoulli(torch.tensor(0.5)), Bernoulli(torch.tensor(1.0))
     assert_close(td.kl_divergence(certain, fair), torch.tensor(math.log(2)), 1e-6)
@@ -168,22 +91,6 @@ def test_divergences_of_certain_gates() -> None:
 
 
 # Expand, dtypes, validation
-
-
-def test_expand_keeps_everything_and_works_inside_independent() -> None:
-    class Mixed(Bernoulli):
-        pass
-
-    d = Mixed(logits=ODDS, mask=torch.tensor([True, False]), estimator="reinmax")
-    wide = d.expand((5, 3, 2))
-    assert type(wide) is Mixed
-    assert wide.estimator == gapped.ReinMax()
-    assert wide.rsample((7,)).shape == (7, 5, 3, 2)
-    assert_close(wide.entropy(), d.entropy().expand(5, 3, 2))
-    joint = td.Independent(Bernoulli(logits=ODDS), 1)
-    plain = td.Independent(td.Bernoulli(logits=ODDS), 1)
-    value = plain.sample()
-    assert_close(joint.log_prob(value), plain.log_prob(value))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -221,13 +128,6 @@ def test_bad_arguments(given: dict[str, Any], message: str) -> None:
     with pytest.raises(gapped.GappedError, match=message):
         # Compiling, in an earlier test, switches torch's default of validation off.
         Bernoulli(**given, validate_args=True)
-
-
-@pytest.mark.parametrize("value", [torch.full((3, 2), 0.25), torch.ones(3, 3)], ids=["soft", "shape"])
-def test_values_are_validated_as_torch_does(value: Tensor) -> None:
-    for kind in (td.Bernoulli, Bernoulli):
-        with pytest.raises(ValueError, match=r"value|shape|support|broadcast"):
-            kind(logits=ODDS, validate_args=True).log_prob(value)
 
 
 def test_half_precision_probabilities_are_rounded_once() -> None:

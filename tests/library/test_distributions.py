@@ -1,9 +1,10 @@
-"""The distribution: torch's one-hot categorical, plus masks and a sample that carries a gradient."""
+"""The distributions beside torch's: attributes, masks, divergences, and a sample that carries a gradient."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch import distributions as td
 
 import gapped
-from gapped.distributions import OneHotCategorical
+from gapped.distributions import Bernoulli, OneHotCategorical
 
 K = 4
 LOGITS = normal(3, 2, K)
@@ -21,31 +22,68 @@ OTHER = normal(3, 2, K, seed=9)
 COLUMNS = torch.tensor([0, 2, 3])
 
 
+class Kind(NamedTuple):
+    """One of our distributions, and what is to be compared with it."""
+
+    ours: Any
+    theirs: Any
+    probs: Callable[[Tensor], Tensor]
+    draw: Callable[..., Tensor]
+    """The sample of an estimator, for logits and a mask."""
+    is_event: bool
+    """Whether the last axis is that of an event."""
+
+
+KINDS = {
+    "categorical": Kind(
+        OneHotCategorical,
+        td.OneHotCategorical,
+        lambda x: torch.softmax(x, -1),
+        lambda estimator, x, mask: estimator.sample(x, mask=mask),
+        True,
+    ),
+    "bernoulli": Kind(
+        Bernoulli, td.Bernoulli, torch.sigmoid, lambda estimator, x, mask: estimator.gate(x, mask=mask), False
+    ),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+every_parameter = pytest.mark.parametrize("given", ["logits", "probs"])
+
+
+def parameter(kind: Kind, given: str) -> Tensor:
+    return LOGITS if given == "logits" else kind.probs(LOGITS)
+
+
 def reference(logits: Tensor = LOGITS) -> td.OneHotCategorical:
     return td.OneHotCategorical(logits=logits)
 
 
-@pytest.mark.parametrize("given", ["logits", "probs"])
+@every_kind
+@every_parameter
 @pytest.mark.parametrize(
-    "quantity", ["mean", "variance", "mode", "probs", "logits", "batch_shape", "event_shape"]
+    "quantity",
+    ["mean", "variance", "mode", "probs", "logits", "batch_shape", "event_shape", "param_shape"],
 )
-def test_attributes_equal_torchs(given: str, quantity: str) -> None:
-    parameter = {"logits": LOGITS} if given == "logits" else {"probs": torch.softmax(LOGITS, -1)}
-    ours, theirs = getattr(OneHotCategorical(**parameter), quantity), getattr(reference(), quantity)
+def test_attributes_equal_torchs(kind: Kind, given: str, quantity: str) -> None:
+    ours, theirs = (
+        getattr(each(**{given: parameter(kind, given)}), quantity) for each in (kind.ours, kind.theirs)
+    )
     if isinstance(theirs, torch.Size):
         assert ours == theirs
     else:
         assert_close(ours, theirs)
 
 
-def test_log_prob_and_entropy_equal_torchs_with_their_gradients() -> None:
-    value = reference().sample()
+@every_kind
+@every_parameter
+def test_log_prob_and_entropy_equal_torchs_with_their_gradients(kind: Kind, given: str) -> None:
+    value = kind.theirs(logits=LOGITS).sample()
     for quantity in (lambda d: d.log_prob(value).sum(), lambda d: d.entropy().sum()):
         results = []
-        for kind in (OneHotCategorical, td.OneHotCategorical):
-            logits = LOGITS.clone().requires_grad_()
-            result = quantity(kind(logits=logits))
-            results.append((result.detach(), torch.autograd.grad(result, logits)[0]))
+        for each in (kind.ours, kind.theirs):
+            leaf = parameter(kind, given).clone().requires_grad_()
+            result = quantity(each(**{given: leaf}))
+            results.append((result.detach(), torch.autograd.grad(result, leaf)[0]))
         assert_all_close(*results)
 
 
@@ -76,10 +114,11 @@ def test_the_derivative_of_log_prob_by_the_sample() -> None:
         assert mask is None or slope[~mask] == 0
 
 
+@every_kind
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_positional_arguments_are_torchs(count: int) -> None:
+def test_positional_arguments_are_torchs(kind: Kind, count: int) -> None:
     arguments = (torch.tensor([0.2, 0.8]).double(), None, False)[:count]
-    ours, theirs = OneHotCategorical(*arguments), td.OneHotCategorical(*arguments)
+    ours, theirs = kind.ours(*arguments), kind.theirs(*arguments)
     assert_close(ours.probs, theirs.probs)
     assert ours._validate_args == theirs._validate_args
 
@@ -109,7 +148,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     torch.testing.assert_close(d.log_prob(value).double(), exact[7], rtol=eps, atol=0)
 
 
-@pytest.mark.parametrize("kind", [OneHotCategorical, gapped.distributions.Bernoulli])
+@pytest.mark.parametrize("kind", [OneHotCategorical, Bernoulli])
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore:.*torch.jit.trace:DeprecationWarning")
 def test_a_trace_of_the_law_warns_of_nothing(kind: Any) -> None:
     def enumerated(logits: Tensor) -> Tensor:
@@ -120,18 +159,22 @@ def test_a_trace_of_the_law_warns_of_nothing(kind: Any) -> None:
     assert_close(trace(LOGITS), enumerated(LOGITS))
 
 
+@every_kind
 @pytest.mark.parametrize("expand", [True, False])
-def test_the_support_is_enumerated_as_torchs_is(expand: bool) -> None:
-    ours, theirs = (d.enumerate_support(expand) for d in (OneHotCategorical(logits=LOGITS), reference()))
+def test_the_support_is_enumerated_as_torchs_is(kind: Kind, expand: bool) -> None:
+    ours, theirs = (each(logits=LOGITS).enumerate_support(expand) for each in (kind.ours, kind.theirs))
     assert_close(ours, theirs.to(ours.dtype))
-    assert OneHotCategorical.has_enumerate_support
+    assert kind.ours.has_enumerate_support
 
 
+@every_kind
 @every_member
 @pytest.mark.parametrize("sample_shape", [(), (5,), (2, 3)], ids=str)
 @pytest.mark.parametrize("mask", [None, MASK], ids=["free", "masked"])
-def test_rsample_is_the_estimator(name: str, sample_shape: tuple[int, ...], mask: Tensor | None) -> None:
-    """An equal seed gives the estimator's own sample and gradient on the expanded logits.
+def test_rsample_is_the_estimator(
+    kind: Kind, name: str, sample_shape: tuple[int, ...], mask: Tensor | None
+) -> None:
+    """An equal seed gives the estimator's own sample or gates, and their gradient, on the expanded logits.
 
     Normalising first changes no estimator: all of them ignore a constant added to the logits.
     """
@@ -139,10 +182,10 @@ def test_rsample_is_the_estimator(name: str, sample_shape: tuple[int, ...], mask
     weight = normal(*sample_shape, 3, 2, K, seed=2)
     results = []
     for draw in (
-        lambda x: OneHotCategorical(logits=x, estimator=estimator, mask=mask).rsample(sample_shape),
-        lambda x: estimator.sample(x.expand(*sample_shape, 3, 2, K), mask=mask),
+        lambda x: kind.ours(logits=x, estimator=estimator, mask=mask).rsample(sample_shape),
+        lambda x: kind.draw(estimator, x.expand(*sample_shape, 3, 2, K), mask),
     ):
-        logits = (LOGITS + 7).requires_grad_()
+        logits = (LOGITS + 7 * kind.is_event).requires_grad_()
         torch.manual_seed(0)
         sample = draw(logits)
         results.append((sample.detach(), torch.autograd.grad(sample, logits, weight)[0]))
@@ -151,17 +194,19 @@ def test_rsample_is_the_estimator(name: str, sample_shape: tuple[int, ...], mask
     assert_close(results[0][1], results[1][1])
 
 
-def test_samples_are_one_hot_and_carry_no_gradient() -> None:
+@every_kind
+def test_samples_are_hard_and_carry_no_gradient(kind: Kind) -> None:
     logits = LOGITS.clone().requires_grad_()
-    d = OneHotCategorical(logits=logits, mask=MASK, estimator=gapped.GST(hard=False))
-    torch.manual_seed(0)
-    sample = d.sample((1_000,))
+    d = kind.ours(logits=logits, mask=MASK, estimator=gapped.GST(hard=False))
+    sample = d.sample((1_000,), generator=seeded())
     assert sample.shape == (1_000, 3, 2, K)
     assert not sample.requires_grad
-    assert_one_hot(sample)
+    assert ((sample == 0) | (sample == 1)).all()
     assert (sample[..., ~MASK] == 0).all()
-    assert OneHotCategorical.has_rsample
-    assert OneHotCategorical(logits=LOGITS).estimator == gapped.GapMax()
+    if kind.is_event:
+        assert_one_hot(sample)
+    assert kind.ours.has_rsample
+    assert kind.ours(logits=LOGITS).estimator == gapped.GapMax()
     assert d.rsample().requires_grad
 
 
@@ -219,48 +264,40 @@ def test_the_gradient_of_what_cannot_be_drawn_is_zero(parameter: str, rows: list
 # Expand, wrappers
 
 
-def test_expand_keeps_everything() -> None:
+@every_kind
+def test_expand_keeps_everything_and_works_inside_independent(kind: Kind) -> None:
     """The class too: other libraries add their methods by a mix-in, and Pyro expands what it is given."""
 
-    class Mixed(OneHotCategorical):
+    class Mixed(kind.ours):  # type: ignore[misc]
         pass
 
     mask = torch.rand(3, 1, K, generator=seeded(3)) < 0.6
     mask[..., 0] = True
     d = Mixed(logits=LOGITS, mask=mask, estimator=gapped.GumbelRao(samples=2))
-    wide = d.expand((5, 3, 2))
+    shape, wide = d.batch_shape, d.expand((5, *d.batch_shape))
     assert type(wide) is Mixed
-    assert wide.batch_shape == (5, 3, 2)
-    assert wide.event_shape == (K,)
+    assert wide.batch_shape == (5, *shape)
+    assert wide.event_shape == d.event_shape
     assert wide.estimator == d.estimator
-    assert_close(wide.entropy(), d.entropy().expand(5, 3, 2))
+    assert_close(wide.entropy(), d.entropy().expand(5, *shape))
     assert_close(wide.probs, d.probs.expand(5, 3, 2, K))
-    torch.manual_seed(0)
-    sample = wide.rsample((7,))
+    sample = wide.rsample((7,), generator=seeded())
     assert sample.shape == (7, 5, 3, 2, K)
     assert (sample[..., ~mask.expand(3, 2, K)] == 0).all()
-
-
-def test_it_works_inside_independent() -> None:
-    logits = LOGITS.clone().requires_grad_()
-    joint = td.Independent(OneHotCategorical(logits=logits), 1)
-    torch.manual_seed(0)
-    sample = joint.rsample((4,))
-    assert sample.shape == (4, 3, 2, K)
-    plain = td.Independent(reference(), 1)
-    assert_close(joint.log_prob(sample.detach()).detach(), plain.log_prob(sample.detach()))
-    assert_close(td.kl_divergence(joint, joint).detach(), torch.zeros(3, dtype=torch.float64))
+    joint, plain = (td.Independent(each(logits=LOGITS), 1) for each in (kind.ours, kind.theirs))
+    value = joint.rsample((4,))
+    assert_close(joint.log_prob(value), plain.log_prob(value))
+    assert_close(td.kl_divergence(joint, joint), torch.zeros(joint.batch_shape, dtype=torch.float64))
 
 
 # Divergence
 
 
-OURS, TORCHS = OneHotCategorical, td.OneHotCategorical
-
-
-@pytest.mark.parametrize(("first", "second"), [(OURS, OURS), (OURS, TORCHS), (TORCHS, OURS)])
-def test_divergences_equal_torchs(first: Any, second: Any) -> None:
-    expected = td.kl_divergence(reference(), reference(OTHER))
+@every_kind
+@pytest.mark.parametrize("places", ["ours ours", "ours theirs", "theirs ours"])
+def test_divergences_equal_torchs(kind: Kind, places: str) -> None:
+    expected = td.kl_divergence(kind.theirs(logits=LOGITS), kind.theirs(logits=OTHER))
+    first, second = (getattr(kind, place) for place in places.split())
     assert_close(td.kl_divergence(first(logits=LOGITS), second(logits=OTHER)), expected)
 
 
@@ -296,16 +333,19 @@ def test_bad_arguments(given: dict[str, Any], message: str) -> None:
         OneHotCategorical(**{"logits": LOGITS, **given})
 
 
+@every_kind
 @pytest.mark.parametrize(
-    "value",
-    [torch.full((3, 2, K), 0.25), torch.zeros(3, 2, K), torch.ones(3, 2, K + 1)],
-    ids=["soft", "zero", "shape"],
+    "value", [torch.full((3, 2, K), 0.25), torch.ones(3, 2, K + 1)], ids=["soft", "shape"]
 )
-def test_values_are_validated_as_torch_does(value: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"value|shape|support"):
-        td.OneHotCategorical(logits=LOGITS, validate_args=True).log_prob(value)
-    with pytest.raises(ValueError, match=r"value|shape|support"):
-        OneHotCategorical(logits=LOGITS, validate_args=True).log_prob(value)
+def test_values_are_validated_as_torch_does(kind: Kind, value: Tensor) -> None:
+    for each in (kind.ours, kind.theirs):
+        with pytest.raises(ValueError, match=r"value|shape|support|broadcast"):
+            each(logits=LOGITS, validate_args=True).log_prob(value)
+
+
+def test_a_value_of_zeros_is_no_category() -> None:
+    with pytest.raises(ValueError, match="value"):
+        OneHotCategorical(logits=LOGITS, validate_args=True).log_prob(torch.zeros(3, 2, K))
 
 
 def test_half_precision_keeps_a_long_tail() -> None:

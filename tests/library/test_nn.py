@@ -88,21 +88,6 @@ def test_it_is_an_ordinary_module() -> None:
         assert torch.equal(twin(logits, generator=seeded()), module(logits, generator=seeded()))
 
 
-def test_it_trains_inside_a_model() -> None:
-    """A two-layer model with a hard choice in the middle learns to choose category 2."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, K), Sample(gapped.GST(), eval="argmax"))
-    cost = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
-    optimiser = torch.optim.SGD(model.parameters(), lr=2.0)
-    inputs = normal(64, 4, dtype=torch.float32)
-    for _ in range(100):
-        optimiser.zero_grad()
-        (model(inputs) @ cost).mean().backward()
-        optimiser.step()
-    choices = model.eval()(inputs)
-    assert_close(choices[:, 2].mean(), torch.tensor(1.0))
-
-
 @pytest.mark.parametrize(
     ("argument", "options"),
     [("eval", {"eval": "mean"}), ("estimator", {"estimator": "rloo"}), ("estimator", {"estimator": 3})],

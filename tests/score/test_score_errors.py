@@ -221,17 +221,6 @@ def test_a_score_function_estimator_takes_a_flat_cost(estimator: Any, case: str)
     assert for_logits.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [gapped.RLOO, gapped.Reinforce, gapped.DoubleCV, gapped.RODEO])
-def test_numpy_integers_are_numbers_of_samples(kind: Any) -> None:
-    logits = normal(5, 2, 3)
-    own, plain = (
-        gapped.expectation(square, logits, kind(samples=n), generator=seeded()) for n in (np.int64(3), 3)
-    )
-    assert torch.equal(own, plain)
-    with pytest.raises(GappedError, match="samples: got"):
-        kind(samples=np.float64(3))
-
-
 @pytest.mark.parametrize("name", sorted(set(gapped.estimators()) - {"disarm"}))
 def test_the_default_dtype_changes_no_gradient(name: str) -> None:
     weight, results = torch.arange(6.0), []

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import assert_close, normal, seeded
@@ -271,26 +270,3 @@ def test_hessians_and_forward_derivatives_of_the_law(n: int) -> None:
     forward = torch.func.jacfwd(lambda theta: gapped.subsets.marginals(theta, 3))(theta)
     assert_close(forward[:-1, :-1], covariances(theta[:-1], 3), 1e-10)
     assert not forward[-1].any()
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64])
-def test_numpy_integers_are_sizes(kind: Any) -> None:
-    theta = normal(2, 300)
-    assert torch.equal(
-        gapped.subset(theta, kind(8), generator=seeded()), gapped.subset(theta, 8, generator=seeded())
-    )
-    assert torch.equal(gapped.subsets.marginals(theta, kind(8)), gapped.subsets.marginals(theta, 8))
-    assert torch.equal(gapped.subsets.entropy(theta, kind(8)), gapped.subsets.entropy(theta, 8))
-    rows, sizes = theta[:, :8], (kind(8), kind(2), kind(4))
-    assert torch.equal(gapped.nn.Mask(*sizes)(seeded()), gapped.nn.Mask(8, 2, 4)(seeded()))
-    indices = (
-        gapped.choose(rows, k, dim=d, generator=seeded()).index for k, d in ((3, 1), (kind(3), kind(1)))
-    )
-    assert torch.equal(*indices)
-    mask = gapped.nm_mask(theta, kind(2), kind(4), generator=seeded())
-    assert torch.equal(mask, gapped.nm_mask(theta, 2, 4, generator=seeded()))
-    own, plain = (
-        gapped.subsets.expectation(lambda s: s[..., 0].sum(-1), theta, k, m, generator=seeded())
-        for k, m in ((kind(8), kind(3)), (8, 3))
-    )
-    assert torch.equal(own, plain)

@@ -77,17 +77,6 @@ def test_one_fleet_needs_no_other_process(monkeypatch, tmp_path):
     assert len(Local("cpu", 8).run([toy_recipe()], Store(tmp_path), Settings())) == 1
 
 
-def test_out_of_time_commands_come_to_an_end(capsys, tmp_path):
-    # Two fleets of one epoch each; each life trains for one step at least.
-    arguments = ["reproduce", "smoke", "--quick", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
-    lives = 0
-    while main([*arguments, "--minutes", "0"]) == 3:
-        assert "gapped: out of time; the same command goes on" in capsys.readouterr().err
-        lives += 1
-    assert lives >= 2
-    assert not (tmp_path / "checkpoints").exists()
-
-
 # Ray
 
 

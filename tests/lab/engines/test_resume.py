@@ -299,11 +299,5 @@ def test_killed_at_a_chosen_point(server, whole, tmp_path, death, nth):
     assert leftovers(tmp_path) == set()
 
 
-def test_a_torn_line_is_announced(server, tmp_path):
-    assert server.life(tmp_path, death="torn 60 of records.jsonl", nth=1)["killed"]
-    with pytest.warns(UserWarning, match=r"records\.jsonl: the last line is torn"):
-        train_tables(tmp_path)
-
-
 if __name__ == "__main__":
     serve()

@@ -7,19 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import assert_close, seeded
-from reference_tree import reference_tree
 from torch import Tensor
-from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train, tree_inputs
+from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train
 
 import gapped
 from gapped import simplex
 from gapped_lab.fleet import Run, Trainer
-from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.listops import task as task_module
 from gapped_lab.listops.examples import CHARACTERS
-from gapped_lab.listops.tables import Greedy
 from gapped_lab.listops.task import ListOpsTask
-from gapped_lab.listops.tree import latent_tree
 from gapped_lab.listops.variants import LateMaskGumbelSoftmax
 
 THETA = torch.tensor([0.2, -0.1, 0.4, 0.3, 0.0], dtype=DOUBLE)
@@ -52,56 +48,6 @@ def test_the_formula_on_the_same_noise(tau: float, seed: int) -> None:
     assert sample.detach().tolist() == [float(j == int(y.argmax())) for j in range(5)]
     (gradient,) = torch.autograd.grad(sample @ WEIGHT, theta)
     assert_close(gradient, expected, 1e-10)
-
-
-LENGTHS = torch.tensor([[9, 1, 4, 2], [3, 5, 2, 6]])
-
-
-def test_the_reference_has_the_same_trees_and_gradients() -> None:
-    """The second run's batch ends at six, and places beyond that do not take part."""
-    inputs = tree_inputs(2, 4, 9, 5)
-    for sampler in (
-        LateMaskGumbelSoftmax(0.3),
-        Grouped.of([LateMaskGumbelSoftmax(0.3), gapped.GST(0.7)], 1, CPU, DOUBLE),
-    ):
-        root, merges = latent_tree(*inputs, LENGTHS, sampler, seeded(3))
-        expected = reference_tree(*inputs, LENGTHS, sampler, seeded(3))
-        torch.testing.assert_close(root, expected, rtol=0, atol=1e-12)
-        step = torch.arange(8)
-        assert ((merges >= 0) == (step < LENGTHS.unsqueeze(-1) - 1)).all()
-        assert (merges <= LENGTHS.unsqueeze(-1) - 2 - step)[merges >= 0].all()
-        direction = torch.randn(root.shape, dtype=DOUBLE, generator=seeded(5))
-        mine, theirs = (torch.autograd.grad((each * direction).sum(), inputs) for each in (root, expected))
-        for one, other in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-            assert one.abs().max() > 1e-4
-
-
-def test_a_sampler_that_masks_late_is_shown_the_padding() -> None:
-    """Scores of the padding are those of its states, as far as the run's own batch goes."""
-
-    class Looking(Greedy):
-        masks_late = True
-
-        def __init__(self) -> None:
-            self.seen: list[Tensor] = []
-
-        def sample(self, logits: Tensor, **how: object) -> Tensor:
-            self.seen.append(logits.detach().clone())
-            return super().sample(logits, **how)  # type: ignore[arg-type]
-
-    inputs = tree_inputs(2, 4, 9, 5)
-    fast, slow = Looking(), Looking()
-    latent_tree(*inputs, LENGTHS, fast)
-    reference_tree(*inputs, LENGTHS, slow)
-    for layer, (mine, theirs) in enumerate(zip(fast.seen, slow.seen, strict=True)):
-        unfinished = (layer + 1 < LENGTHS).unsqueeze(-1)
-        torch.testing.assert_close(
-            torch.where(unfinished, mine, 0.0), torch.where(unfinished, theirs, 0.0), rtol=0, atol=1e-12
-        )
-        longest = LENGTHS.amax(1).view(-1, 1, 1)
-        ends = (torch.arange(8 - layer) < longest - 1 - layer).expand_as(mine)
-        assert torch.equal(mine.isfinite(), ends)
 
 
 def test_a_task_of_characters_trains_in_batches_of_all_lengths() -> None:

@@ -185,19 +185,6 @@ def test_only_expressions_under_the_bound_are_kept(tmp_path, with_test_file):
     assert got.max_tokens == bound
 
 
-def test_locate_reads_nothing_and_fetch_verifies(tmp_path, with_test_file):
-    source, path = with_test_file
-    sets = tmp_path / "sets"
-    before = [(part.name, part.place) for part in source.locate(sets)]
-    assert before == [("train (to be generated)", None), ("valid (to be generated)", None), (TEST.name, path)]
-    assert not (tmp_path / "xdg").exists()
-    parts = source.fetch(sets, progress=False, download=False)
-    assert [part.name for part in parts] == ["train (generated)", "valid (generated)", TEST.name]
-    assert {part.verification for part in parts} == {"sha256"}
-    assert [part.place for part in source.locate(sets)] == [part.place for part in parts]
-    assert sorted(part.place for part in parts[:2]) == cached(tmp_path)
-
-
 def test_the_command(tmp_path, monkeypatch, capsys):
     def printed(*arguments: str) -> str:
         assert main(["data", *arguments]) == 0

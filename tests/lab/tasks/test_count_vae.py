@@ -93,15 +93,6 @@ def test_the_gradient_of_rloo_is_exact_in_the_mean(name: str) -> None:
 
 
 @every_law
-def test_the_law_has_the_derivatives_of_its_log_probability(name: str) -> None:
-    rules, z = count_protocol(name), torch.tensor([0.0, 1.0, 5.0], dtype=DOUBLE)
-    eta = normal(3).requires_grad_()
-    (score,) = torch.autograd.grad(torch_law(rules, eta).log_prob(z).sum(), eta)
-    own = law(rules, eta)
-    assert_close((z - own.mean) * own.slope, score, 1e-12)
-
-
-@every_law
 def test_every_estimator_reaches_the_encoder_and_no_other_run(name: str) -> None:
     model, x = model_and_images(name)
     with torch.no_grad():
