@@ -142,35 +142,32 @@ def test_a_compiled_sample_may_be_changed_in_place() -> None:
 
 
 @compiles
-def test_native_code_ignores_the_incoming_gradient_of_masked_categories() -> None:
-    sample = torch.compile(gapped.GST(TAU).sample, fullgraph=True)
-    logits, weight = normal(20, K), normal(20, K, seed=2)
+def test_gst_compiles_to_native_code() -> None:
+    """Native code draws other numbers; the gradient must be the closed form for its own draws.
+
+    It ignores what comes in at a masked category.
+    """
+
+    @torch.compile(fullgraph=True)
+    def program(logits: Tensor) -> Tensor:
+        return gapped.gst(logits, 0.5, True, gap=1.2)
+
+    logits, weight = normal(64, K), normal(64, K, seed=2)
+    sample = program(leaf := logits.clone().requires_grad_())
+    (gradient,) = torch.autograd.grad(sample, leaf, weight)
+    assert_one_hot(sample)
+    assert len(sample.argmax(-1).unique()) > 1
+    assert_close(gradient, gst_gradients(logits, sample.detach(), weight, 1.2, 0.5), 1e-10)
     logits[:, 1] = -torch.inf
     gradients = []
     for filling in (0.0, torch.nan, torch.inf):
         weight[:, 1] = filling
         leaf = logits.clone().requires_grad_()
         torch.manual_seed(0)
-        gradients += torch.autograd.grad(sample(leaf), leaf, weight)
+        gradients += torch.autograd.grad(program(leaf), leaf, weight)
     assert gradients[0].any()
     assert torch.equal(gradients[1], gradients[0])
     assert torch.equal(gradients[2], gradients[0])
-
-
-@compiles
-def test_gst_compiles_to_native_code() -> None:
-    """Native code draws other numbers; the gradient must be the closed form for its own draws."""
-
-    @torch.compile(fullgraph=True)
-    def program(logits: Tensor) -> Tensor:
-        return gapped.gst(logits, 0.5, True, gap=1.2)
-
-    logits, weight = normal(64, K).requires_grad_(), normal(64, K, seed=2)
-    sample = program(logits)
-    (gradient,) = torch.autograd.grad(sample, logits, weight)
-    assert_one_hot(sample)
-    assert len(sample.argmax(-1).unique()) > 1
-    assert_close(gradient, gst_gradients(logits.detach(), sample.detach(), weight, 1.2, 0.5), 1e-10)
 
 
 def cost_of(estimator: Any) -> Callable[[Tensor], Tensor]:
@@ -179,12 +176,13 @@ def cost_of(estimator: Any) -> Callable[[Tensor], Tensor]:
 
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: gapped.estimator(name).sample for name in MEMBERS},
+    # The others go the same way.
+    **{name: gapped.estimator(name).sample for name in ("gst", "decoupled", "mve", "reinmax-rao")},
     **{repr(each): cost_of(each) for each in (gapped.RLOO(4), gapped.DisARMTree(), gapped.DisARMSticks())},
 }
 
 
-@pytest.mark.slow_if(lambda name: name.startswith(("mve", "DisARMSticks", "reinmax-rao", "gumbel-rao")))
+@pytest.mark.slow_if(lambda name: name.startswith(("mve", "DisARMSticks", "reinmax-rao")))
 @compiles
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_code_takes_batches_of_any_size(name: str) -> None:

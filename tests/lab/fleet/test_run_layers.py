@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from conftest import assert_close, normal
+from conftest import assert_close
 from torch import nn
 from toy_tasks import vae_task
 
@@ -39,13 +39,6 @@ def test_initial_weights_do_not_depend_on_the_neighbours():
         assert torch.equal(weight[0], among[name][1]), name
         assert torch.equal(weight[0], among[name][3]), name
         assert not torch.equal(weight[0], among[name][0]), name
-
-
-def test_layers_compute_each_run_s_own_map():
-    layer = Linear(4, 3, generators([1, 2])).double()
-    x = normal(2, 5, 4)
-    for run in range(2):
-        assert_close(layer(x)[run], x[run] @ layer.weight[run] + layer.bias[run], 1e-14)
 
 
 def test_glorot_weights():
