@@ -108,19 +108,6 @@ def test_nothing_is_random_where_the_category_determines_the_gradient(name: str)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@every_member
-def test_rows_without_a_law(name: str) -> None:
-    inf, nan = torch.inf, torch.nan
-    logits = torch.tensor([[-inf, -inf, -inf], [0.0, nan, 1.0], [-inf, 2.0, 1.0], [0.0, inf, 1.0]])
-    sample, gradient = pull(gapped.estimator(name, draw="argmax"), logits, torch.ones(4, 3))
-    assert (sample[0] == 0).all()
-    assert (gradient[0] == 0).all()
-    assert sample[[1, 3]].isnan().all()
-    assert gradient[[1, 3]].isnan().all()
-    assert sample[2].tolist() == [0.0, 1.0, 0.0]
-    assert gradient[2, 0] == 0
-
-
 def test_other_values_are_refused_and_so_are_kernels_that_do_not_exist() -> None:
     with pytest.raises(GappedError, match="draw: got 'mode', expected 'sample' or 'argmax'"):
         gapped.gst(normal(3), draw="mode")

@@ -108,6 +108,26 @@ def test_what_is_masked_is_zero_and_gets_nothing(form: str) -> None:
         assert_equal(pulled(form, logits.masked_fill(~mask, -torch.inf), weight), (sample, gradient))
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form].total and form != "choices-weights"])
+@every_dtype
+def test_rows_without_a_law(form: str, dtype: torch.dtype) -> None:
+    """A row without categories is zero with a gradient of zero; a NaN or +inf makes its row NaN."""
+    logits, weight = problem(10, 5, dtype=dtype)
+    mask = torch.ones(10, 5, dtype=torch.bool)
+    mask[1] = False
+    logits[2, 0], logits[3], logits[4, 0], logits[5, -1] = torch.nan, torch.nan, torch.inf, torch.inf
+    logits[6, :2], logits[7, 1:], logits[8, 1] = torch.inf, -torch.inf, -torch.inf
+    logits[7, 0] = logits[8, -1] = torch.nan
+    results = pulled(form, logits, weight, mask=mask)
+    by_logits = pulled(form, logits.masked_fill(~mask, -torch.inf), weight)
+    for each, same in zip(results, by_logits, strict=True):
+        assert not each[1].any()
+        assert each[2:9].isnan().all()
+        assert each[[0, 9]].isfinite().all()
+        torch.testing.assert_close(each, same, rtol=0, atol=0, equal_nan=True)
+    assert_valid(form, results[0][[0, 9]])
+
+
 @every_form
 @every_dtype
 @pytest.mark.parametrize("extreme", [1e4, -1e4])

@@ -109,19 +109,16 @@ def test_too_few_elements_are_all_selected(estimator: Any, n: int) -> None:
     assert_close(gapped.subsets.log_prob(logits, 3, sample, mask=exists), torch.zeros(4), 1e-12)
 
 
-@every_estimator
 @every_size
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("hard", [True, False])
-def test_a_row_without_a_law_is_nan(estimator: Any, n: int, k: int, value: float, hard: bool) -> None:
+def test_a_row_without_a_law_is_nan(n: int, k: int, value: float) -> None:
     logits = normal(3, n)
     logits[1, 2] = value
-    sample, gradient = pulled(logits, k, normal(3, n, seed=2), 0.7, hard, estimator=estimator)
-    for result in (sample, gradient, gapped.subsets.marginals(logits, k)):
+    sample = gapped.subset(logits, k, generator=seeded()).nan_to_num()
+    law = gapped.subsets
+    for result in (law.marginals(logits, k), law.entropy(logits, k), law.log_prob(logits, k, sample)):
         assert result[1].isnan().all()
         assert result[[0, 2]].isfinite().all()
-    assert gapped.subsets.entropy(logits, k).isnan().tolist() == [False, True, False]
-    assert gapped.subsets.log_prob(logits, k, sample.nan_to_num()).isnan().tolist() == [False, True, False]
 
 
 @every_estimator
