@@ -110,22 +110,6 @@ def test_polynomials_up_to_the_order_are_exact_and_the_next_is_not(name: str, or
     assert bias(name, order, eta, order + 1) > 1e-5
 
 
-@every_family
-@every_order
-def test_no_other_weight_has_a_smaller_mean_square(name: str, order: int) -> None:
-    """It is a polynomial of degree below the order, so orthogonal to all that changes no condition."""
-    eta = torch.tensor(0.3, dtype=torch.float64)
-    p, weight = FAMILIES[name].log_p(SUPPORT, eta).exp(), FAMILIES[name].weight(SUPPORT, eta, order)
-    powers = torch.stack([SUPPORT**k for k in range(order)])
-    change = normal(len(SUPPORT), seed=5)
-    root = p.sqrt()
-    # What is left of any change once its products with the powers below the order are taken out.
-    free = (
-        change - (torch.linalg.lstsq((root * powers).T, (root * change).unsqueeze(-1)).solution.T @ powers)[0]
-    )
-    assert float((p * weight * free).sum() / (p * weight.square()).sum()) == pytest.approx(0, abs=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_family
 def test_samples_are_whole_numbers_in_every_dtype(name: str, dtype: torch.dtype) -> None:
