@@ -21,10 +21,15 @@ def environment(*path: Path, bare: bool = False) -> dict[str, str]:
     return {**variables, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
 
 
-def run(*command: str, env: dict[str, str] | None = None, **how: Any) -> str:
-    """The output of a command. One that fails is an assertion error with the end of its output."""
+def done(*command: str, env: dict[str, str] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, well or not."""
     how = {"env": env or environment(), "capture_output": True, "text": True, "timeout": 280, **how}
-    process = subprocess.run(command, check=False, **how)
+    return subprocess.run(command, check=False, **how)
+
+
+def run(*command: str, **how: Any) -> str:
+    """The output of a command. One that fails is an assertion error with the end of its output."""
+    process = done(*command, **how)
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
     return str(process.stdout)
 

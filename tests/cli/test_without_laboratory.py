@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from subprocesses import environment
+from subprocesses import done
 
 # No distribution has an entry point for `gapped`.
 PROGRAM = """
@@ -21,8 +21,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def run(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=120)
+    return done(sys.executable, "-c", PROGRAM, *arguments, cwd=where)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +37,10 @@ def run(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_needs_the_laboratory_says_so(call: list[str], what: str, tmp_path: Path) -> None:
-    done = run(*call, where=tmp_path)
+    ended = run(*call, where=tmp_path)
     advice = "pip install ./lab in a clone of gapped"
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"gapped: {what} needs the laboratory, gapped-lab: {advice}\n"
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"gapped: {what} needs the laboratory, gapped-lab: {advice}\n"
 
 
 def test_help_lists_what_is_there(tmp_path: Path) -> None:
@@ -52,8 +51,8 @@ def test_help_lists_what_is_there(tmp_path: Path) -> None:
 
 def test_a_users_own_training_needs_no_laboratory(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def train(estimator, seed):\n    yield seed / 10 + estimator.tau\n")
-    done = run("compare", "--train", "mine:train", "--seeds", "2", "--out", "out", where=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    compared = run("compare", "--train", "mine:train", "--seeds", "2", "--out", "out", where=tmp_path)
+    assert (compared.returncode, compared.stderr) == (0, "")
     assert "Learning curves" in (tmp_path / "out" / "report.html").read_text("utf-8")
     doctor = run("doctor", where=tmp_path)
     assert doctor.returncode == 0

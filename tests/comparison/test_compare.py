@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from engine_fakes import FakeRay
-from subprocesses import environment
+from subprocesses import done, environment, python
 
 import gapped
 from gapped.cli.app import main
@@ -302,9 +302,7 @@ def test_a_real_cluster(tmp_path: Path) -> None:
     """Functions of a module, closures, errors and deaths; what cannot travel is named in a line."""
     program = tmp_path / "program.py"
     program.write_text(RAY_PROGRAM, encoding="utf-8")
-    command = [sys.executable, str(program), str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250)
-    results = json.loads(done.stdout.splitlines()[-1])
+    results = json.loads(python(str(program), str(tmp_path / "out")).splitlines()[-1])
     assert results["module"] == [0.5, 2.0, 1.5, 3.0]
     assert results["closure"] == ["ok", "failed", "ok", "failed"]
     assert "RuntimeError: bad" in results["errors"][1]
@@ -689,17 +687,10 @@ def train(estimator, seed):
 def test_what_runs_leave_behind_does_not_hold_the_command(tmp_path: Path, workers: str) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES, encoding="utf-8")
     options = ["--train", "leaves:train", "--estimator", "gst", "--seeds", "5", "--workers", workers]
-    done = subprocess.run(
-        [sys.executable, "-m", "gapped", "compare", *options, "--out", "runs"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(done.stdout.count(f"seed {seed}: value {1 + seed},") == 1 for seed in range(5))
-    assert done.stdout.count("Report: ") == 1
+    ended = done(sys.executable, "-m", "gapped", "compare", *options, "--out", "runs", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert all(ended.stdout.count(f"seed {seed}: value {1 + seed},") == 1 for seed in range(5))
+    assert ended.stdout.count("Report: ") == 1
 
 
 def test_processes_keep_output_measure_memory_and_have_a_gpu_each(tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from subprocesses import environment
+from subprocesses import environment, python
 
 import gapped
 from gapped.cli.app import main
@@ -247,18 +247,8 @@ def test_a_function_is_the_same_in_a_script_by_m_imported_and_in_a_notebook(
         ["-m", "pack.taus", out],
         ["-c", typed],
     ]
-    outputs = [
-        subprocess.run(
-            [sys.executable, *way],
-            cwd=tmp_path,
-            env={**environment(), "JPY_SESSION_NAME": str(package / "taus.ipynb")},
-            check=True,
-            timeout=100,
-            capture_output=True,
-            text=True,
-        ).stdout.split()
-        for way in ways
-    ]
+    notebook = {**environment(), "JPY_SESSION_NAME": str(package / "taus.ipynb")}
+    outputs = [python(*way, cwd=tmp_path, env=notebook).split() for way in ways]
     assert outputs == [["taus.train", "0"], ["taus.train", "2"], ["taus.train", "2"]]
     monkeypatch.syspath_prepend(str(tmp_path))
     train = importlib.import_module("pack.taus").train

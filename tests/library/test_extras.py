@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import subprocesses
 
 LAB = ["numpy", "scipy", "sklearn", "matplotlib", "jinja2", "rich", "typer", "pooch", "tqdm", "tensorboard"]
 
@@ -14,9 +15,7 @@ LAB = ["numpy", "scipy", "sklearn", "matplotlib", "jinja2", "rich", "typer", "po
 def without(modules: list[str], program: str, where: Path) -> subprocess.CompletedProcess[str]:
     """The answer of a fresh interpreter in which `modules` are not installed."""
     hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r}))\n"
-    return subprocess.run(
-        [sys.executable, "-c", hide + program], cwd=where, capture_output=True, text=True, timeout=120
-    )
+    return subprocesses.done(sys.executable, "-c", hide + program, cwd=where)
 
 
 COMMAND = "import runpy; sys.argv = ['gapped', *{!r}]; runpy.run_module('gapped', run_name='__main__')"
