@@ -219,21 +219,6 @@ def test_forward_derivatives_are_refused_not_zero(function: Any) -> None:
         torch.func.jvp(function, (torch.randn(3, 5),), (torch.ones(3, 5),))
 
 
-@every_member
-def test_vmap_with_a_mask_and_over_an_inner_axis(name: str) -> None:
-    logits = normal(3, 1, K).expand(3, 40, K)
-    mask = torch.rand(40, K, generator=seeded(3)) < 0.5
-    mask[:, 0] = mask[:10] = True
-
-    def one(row: Tensor, allowed: Tensor) -> Tensor:
-        return make(name).sample(row, mask=allowed)
-
-    sample = torch.func.vmap(one, in_dims=(1, 0), out_dims=1, randomness="different")(logits, mask)
-    assert_one_hot(sample)
-    assert (sample[~mask.expand_as(sample)] == 0).all()
-    assert len(sample[:, mask.all(-1)].argmax(-1).unique()) > 1, "one draw was shared by all entries"
-
-
 @every_soft_member
 def test_per_sample_gradients_of_soft_samples(name: str) -> None:
     """Every row's gradient is J(h) g / tau for the h that this row drew."""
@@ -266,22 +251,6 @@ def test_per_sample_gradients_through_the_perturbation() -> None:
     logits, weight = normal(30, K), normal(30, K, seed=2)
     gradient, sample = per_row_gradients(gapped.GST(1.0, gap=1.0, detach=False), logits, weight)
     assert_close(gradient, gst_gradients(logits, sample, weight, 1.0, 1.0, detach=False), 1e-11)
-
-
-@every_soft_member
-def test_vmap_over_temperatures(name: str) -> None:
-    """A fleet vectorised by vmap gives each run its own temperature, forward and backward."""
-    logits, weight = normal(6, 10, K), normal(6, 10, K, seed=2)
-    taus = torch.linspace(0.5, 3, 6, dtype=torch.float64)
-
-    def cost(rows: Tensor, g: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-        soft = make(name, tau=tau, hard=False).sample(rows)
-        return (soft * g).sum(), soft.detach()
-
-    per_run = torch.func.vmap(torch.func.grad(cost, has_aux=True), randomness="different")
-    gradient, soft = per_run(logits, weight, taus)
-    expected = torch.stack([through_softmax(soft[run], weight[run], float(taus[run])) for run in range(6)])
-    assert_close(gradient, expected, 1e-11)
 
 
 @every_member
