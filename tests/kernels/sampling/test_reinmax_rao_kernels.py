@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import through_softmax
 from kernel_cases import DEVICE, GPU_MARKS, TOLERANCE, backward, example, incoming, key, noise
-from scipy import integrate
-from statistical import mean_is, require_law, require_rejected
 from torch import Tensor
 
 import gapped
@@ -159,32 +156,6 @@ def test_the_gradient_at_the_index_and_given_the_argmax() -> None:
         gradient = backward(logits, sample, one, fused, at_index=True)
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
         assert gradient[0].any()
-
-
-def test_the_mean_slope_of_a_linear_cost() -> None:
-    """Of two categories, given the second: 2 E[q (1 - q)] / tau - p (1 - p) / 2 times the cost's difference.
-
-    The ratio R of two exponentials has the density (1 + R)^-2; q is w / (1 + w) with
-    w = (1 + 2 R / p)^(-1/tau), where p is the probability of the first category.
-    """
-    p, tau, rows = 0.7, 0.7, 20_000
-
-    def mean_slope(c: float) -> float:
-        def integrand(log_r: float) -> float:
-            r = np.exp(log_r)
-            w = (1 + r / c) ** (-1 / tau)
-            return float(w / (1 + w) ** 2 * r / (1 + r) ** 2)
-
-        mean, _ = integrate.quad(integrand, -60, 60, points=[np.log(c), 0.0], epsabs=1e-14, limit=500)
-        return float(2 * mean / tau - p * (1 - p) / 2)
-
-    logits = torch.tensor([np.log(p), np.log1p(-p)], dtype=torch.float32, device=DEVICE).repeat(rows, 1)
-    grad = torch.tensor([1.0, 0.0], device=DEVICE).repeat(rows, 1)
-    index, gradient = drawn(gapped.ReinMaxRao(tau=tau, samples=2), logits, grad)
-    torch.testing.assert_close(gradient.sum(-1), torch.zeros(rows, device=DEVICE), rtol=0, atol=1e-6)
-    slopes = gradient[index == 1, 0].cpu()
-    require_law(mean_is(slopes, mean_slope(p / 2)))
-    require_rejected(mean_is(slopes, mean_slope(p)))
 
 
 def test_long_rows_and_gates_have_no_kernel() -> None:
