@@ -58,8 +58,12 @@ def _check(f: Any, levels: Any, compiled: Any = jax.jit) -> None:
         np.testing.assert_allclose(compiled(jax.grad(summed))(LOGITS), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(("name", "option"), LEVEL_OPTIONS)
+# Every level, and every use without noise and with some of its own.
+CASES = [(*each, "hard") for each in LEVEL_OPTIONS]
+CASES += [(name, "tau", use) for name in ("gst", "gumbel-rao") for use in USES if use != "hard"]
+
+
+@pytest.mark.parametrize(("name", "option", "use"), CASES)
 def test_a_batched_level(name: str, option: str, use: str) -> None:
     def f(x: Any, weight: Any, level: Any) -> Any:
         estimator = gapped.jax.estimator(name, **_options(option, level))
