@@ -115,12 +115,6 @@ def test_train_may_return_or_yield_numbers_or_dicts(train: Any, metric: str, tmp
         assert curves[0].epoch == [1, 2, 3, 4]
 
 
-def test_the_verdict_names_the_metric_and_its_direction() -> None:
-    verdict = gapped.compare(dicts, MEMBERS).verdict
-    assert verdict.startswith("low wins: lowest loss (mean 0.7, ")
-    assert "high wins: highest loss" in gapped.compare(dicts, MEMBERS, maximize=True).verdict
-
-
 def test_all_ways_to_look_at_it(tmp_path: Path) -> None:
     result = gapped.compare(epochs, MEMBERS, seeds=[3, 5])
     assert repr(result).splitlines()[0] == "Comparison(6 runs of 3 estimators, best: low)"

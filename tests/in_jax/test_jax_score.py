@@ -9,18 +9,18 @@ import pytest
 import torch
 from conftest import assert_close, normal
 from jax_problems import _float64, _quick_compilation, jax, replayed, to_jax, to_torch  # noqa: F401
-from score.test_score_exact import (
-    COUPLED,
+from score.test_score_exact import COUPLED, chances, pieces
+from score_problems import (
     EXACT,
+    SETTINGS,
     assert_unbiased,
-    chances,
+    cost,
     independent,
     mean_of,
-    pieces,
+    oracle,
     replay,
     variance_of,
 )
-from score_problems import SETTINGS, cost, oracle
 from torch import Tensor
 
 import gapped

@@ -189,22 +189,6 @@ def test_the_gradient_of_a_sequence_is_that_of_its_steps(k: int) -> None:
         assert_close(gradient, expected, 1e-10)
 
 
-def test_the_gradient_of_a_sequence_is_biased_for_linear_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves out what a draw changes for the next one; that of a set is exact."""
-    theta, c = normal(4), normal(4, seed=2)
-    sequences = list(permutations(range(4), 2))
-    leaf = theta.clone().requires_grad_()
-    p = torch.stack([sequence_law(leaf, sequence) for sequence in sequences])
-    index = torch.tensor(sequences)
-    (exact,) = torch.autograd.grad((p * c[index].sum(-1)).sum(), leaf)
-    force(monkeypatch, index)
-    logits = theta.expand(len(index), 4).clone().requires_grad_()
-    drawn = gapped.choose(logits, k=2, law="sequential", estimator="straight-through")
-    (gradient,) = torch.autograd.grad(drawn.select(c).sum(), logits)
-    off = (p.detach() @ gradient - exact).norm() / exact.norm()
-    assert 0.3 < off < 0.4
-
-
 @every_law
 def test_one_of_k_is_a_choice(law: Any) -> None:
     logits, g, table = normal(5, 6), normal(5, seed=2), normal(6, 3, seed=3)

@@ -134,18 +134,6 @@ def test_a_row_without_categories_and_one_with_a_nan(name: str) -> None:
             assert values[others].isfinite().all()
 
 
-def test_the_gradient_of_log_prob_is_exact() -> None:
-    """e_i - p, times the inner derivative, written out."""
-    parts = problem((5,))
-    choice = gapped.linear_choice(parts.hidden, parts.weight, parts.bias, generator=seeded())
-    p = torch.softmax(parts.hidden @ parts.weight.T + parts.bias, -1).detach()
-    score = torch.eye(V, dtype=torch.float64)[choice.index] - p
-    expected = [score @ parts.weight.detach(), score.T @ parts.hidden.detach(), score.sum(0)]
-    found = torch.autograd.grad(choice.log_prob.sum(), [parts.hidden, parts.weight, parts.bias])
-    for gradient, other in zip(found, expected, strict=True):
-        assert_close(gradient, other, 1e-10)
-
-
 @pytest.mark.parametrize("mask", list(MASKS))
 @pytest.mark.parametrize("name", ["gapmax", "decoupled-warm"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

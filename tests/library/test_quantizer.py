@@ -121,13 +121,6 @@ def test_averages(positions: tuple[int, ...], masked: bool) -> None:
         assert_close(*slopes)
 
 
-def test_limits_of_the_perplexity() -> None:
-    flat = Quantized(torch.empty(0), torch.arange(K).repeat_interleave(G).view(K, G), torch.zeros(K, G, K))
-    assert_close(flat.prob_perplexity(), torch.tensor(float(G * K)), 1e-6)
-    assert_close(flat.code_perplexity(), torch.tensor(float(G * K)), 1e-6)
-    assert_close(flat.divergence(), torch.tensor(0.0), 1e-6)
-
-
 def test_codes_that_are_never_likely_leave_gradients_finite() -> None:
     """Their average underflows to zero, where the slope of x log x is infinite."""
     logits = torch.zeros(3, 1, K)

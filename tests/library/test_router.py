@@ -223,14 +223,6 @@ def test_losses_of_masked_tokens_are_those_of_the_tokens_and_experts_that_are_le
         assert_close(*(torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in (ours, theirs)))
 
 
-def test_an_even_load_has_a_balance_of_one() -> None:
-    router = router_of(torch.zeros(E, D).double())
-    assert_close(router(normal(N, D)).balance, torch.ones(()))
-    one = router_of(torch.tensor([[99.0], [0.0]]).double())(torch.ones(N, 1).double())
-    assert_close(one.balance, torch.tensor(2.0))
-    assert_close(one.z, torch.tensor(99.0**2))
-
-
 def test_eval_mode_takes_the_likeliest_without_a_gradient_or_noise() -> None:
     router, hidden = router_of(normal(E, D)).eval(), normal(N, D, seed=2)
     state = torch.get_rng_state()

@@ -16,14 +16,6 @@ from gapped import simplex
 INF = math.inf
 
 
-def test_masked_fills_with_minus_infinity_and_keeps_the_rest() -> None:
-    logits = normal(2, 3)
-    filled = simplex.masked(logits, torch.tensor([True, False, True]))
-    assert filled[:, 1].tolist() == [-INF, -INF]
-    assert torch.equal(filled[:, [0, 2]], logits[:, [0, 2]])
-    assert torch.isfinite(logits).all(), "the input itself was changed"
-
-
 @pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
 def test_softmax_and_log_softmax_equal_their_definitions_at_any_shift(shift: float) -> None:
     logits = normal(4, 5)
@@ -61,15 +53,6 @@ def test_drawing_never_returns_a_category_of_zero_mass() -> None:
     assert index.unique().tolist() == [2, 3, 5, 6]
 
 
-def test_drawing_marks_rows_without_a_sample_by_an_index_outside_of_the_categories() -> None:
-    logits = normal(3, 4)
-    logits[1] = -INF
-    logits[2, 3] = math.nan
-    index = simplex.draw_index(logits, generator=seeded())
-    assert index[0] < 4
-    assert index[1:].tolist() == [4, 5]
-
-
 def test_many_draws_are_those_of_many_rows_at_the_price_of_one() -> None:
     weights = normal(7, 50).exp()
     weights[1], weights[2, 0] = 0.0, torch.nan
@@ -87,13 +70,6 @@ def test_many_draws_are_those_of_many_rows_at_the_price_of_one() -> None:
         index = simplex.inverse_cdf(weights, seeded(), 30)
     assert torch.equal(index, expected)
     assert sizes.largest == weights.numel(), "no tensor has samples and categories"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_hot_is_exact_and_a_missing_sample_is_a_zero_row(dtype: torch.dtype) -> None:
-    result = simplex.one_hot(torch.tensor([2, 0, 3, 1]), 3, dtype)
-    assert result.dtype == dtype
-    assert result.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
 
 
 def test_gumbel_noise_has_the_shape_of_its_model_and_is_finite() -> None:

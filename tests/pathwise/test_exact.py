@@ -301,50 +301,6 @@ def test_quadratic_costs_of_several_variables(estimator: Any, theta: Tensor) -> 
     assert_close(mean, torch.autograd.grad(expected, leaf)[0], 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "cost"),
-    [
-        (gapped.StraightThrough(), "quadratic"),
-        (gapped.StraightThrough(tau=0.5), "linear"),
-        (gapped.ReinMax(), "curved"),
-        (gapped.ReinMax(tau=1.7), "quadratic"),
-        (gapped.MVE(), "curved"),
-        (gapped.MVE(smoothing=0.3), "quadratic"),
-        (gapped.GST(1.0, gap=1.0), "linear"),
-        (gapped.GST(1.0, gap=gapped.expected_gap), "linear"),
-        (gapped.GST(1.0, gap=1.0), "quadratic"),
-        (gapped.GapMax(), "linear"),
-        (gapped.GapMax(), "quadratic"),
-    ],
-    ids=[
-        "st",
-        "st-cold",
-        "reinmax",
-        "reinmax-warm",
-        "mve",
-        "mve-smooth",
-        "gst",
-        "gst-expected",
-        "gst-quadratic",
-        "gapmax",
-        "gapmax-quadratic",
-    ],
-)
-def test_the_others_are_biased(estimator: Any, cost: str) -> None:
-    theta = THETAS["spread"]
-    mean, _ = moments(observed_gradients(estimator, theta, COSTS[cost]), theta)
-    assert (mean - true_gradient(theta, COSTS[cost])).abs().max() > 1e-3
-
-
-@every_theta
-def test_reinmax_is_zgr_at_temperature_one(theta: Tensor) -> None:
-    """[J(p) + (D - p)(D - p)^T] g / 2, for an arbitrary g."""
-    p, g = torch.softmax(theta, -1), normal(K, seed=4)
-    off = torch.eye(K, dtype=torch.float64) - p
-    matrices = (jacobian_of_softmax(p) + off.unsqueeze(-1) * off.unsqueeze(-2)) / 2
-    assert_close(observed_gradients(gapped.ReinMax(), theta, lambda z: z @ g), matrices @ g, EXACT)
-
-
 def mean_gradient(estimator: Any, theta: Tensor, slopes: Tensor) -> Tensor:
     """The expected gradient, if the gradient at the sample e_i is row i of the slopes."""
     categories = len(theta)

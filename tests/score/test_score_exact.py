@@ -24,12 +24,10 @@ from score_problems import (
     cost,
     estimate,
     every_problem,
-    every_setting,
     independent,
     mean_of,
     oracle,
     replay,
-    variance_of,
 )
 from torch import Tensor
 
@@ -223,29 +221,3 @@ def test_a_padded_tree_is_unbiased(categories: int) -> None:
     padded = torch.cat([theta, torch.full((1, full - categories), -INF, dtype=torch.float64)], -1)
     u, weights = pieces(chances(padded, lambda row: tree_of(full)))
     assert_unbiased(*replay(gapped.DisARMTree(), theta, u, len(u)), weights, theta)
-
-
-@every_setting
-def test_variance_order(theta: Tensor) -> None:
-    """RLOO below REINFORCE with as many samples where costs are far from zero; more samples below fewer."""
-
-    def variance(estimator: Any, samples: int) -> float:
-        noise, weights = independent(theta, samples)
-        _, gradients = replay(estimator, theta, noise, len(weights), level=10.0)
-        return variance_of(gradients, weights)
-
-    reinforce, pair = variance(gapped.Reinforce(), 1), variance(gapped.Reinforce(samples=2), 2)
-    assert pair == pytest.approx(reinforce / 2)
-    assert variance(gapped.RLOO(2), 2) < pair
-    assert variance(gapped.RLOO(3), 3) < variance(gapped.RLOO(2), 2)
-
-
-@pytest.mark.parametrize("name", ["tree", "ascending"])
-def test_coupling_lowers_the_variance_of_two_samples(name: str) -> None:
-    theta = SETTINGS["1x8"]
-    estimator, nodes_of = COUPLED[name]
-    u, weights = pieces(chances(theta, nodes_of))
-    _, coupled = replay(estimator, theta, u, len(u))
-    noise, chance = independent(theta, 2)
-    _, separate = replay(gapped.RLOO(2), theta, noise, len(chance))
-    assert variance_of(coupled, weights) < variance_of(separate, chance)

@@ -169,43 +169,6 @@ def test_a_number_stands_for_a_network_of_that_width(name: str) -> None:
     assert (estimator.network.outer.weight.grad != 0).any()
 
 
-def wiggly(z: Tensor) -> Tensor:
-    """A cost whose continuation between the corners says little about the corners."""
-    return 3.0 + z @ normal(4, seed=6) + 2 * torch.cos(9 * (z @ normal(4, seed=7)))
-
-
-def train(estimator: Any, theta: Tensor, steps: int = 250) -> Any:
-    """Trained by its own variance loss alone."""
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.03)
-    leaf = theta.expand(256, *theta.shape).clone().requires_grad_()
-    for step in range(steps):
-        gapped.expectation(wiggly, leaf, estimator, generator=seeded(step))
-        optimiser.zero_grad()
-        estimator.variance_loss().backward()
-        optimiser.step()
-    assert leaf.grad is None
-    return estimator.eval()
-
-
-def spread_of(estimator: Any, theta: Tensor) -> float:
-    _, gradient = estimate(wiggly, theta.expand(20_000, *theta.shape), estimator, seed=99)
-    return float(gradient.var(0).sum())
-
-
-def test_training_lowers_the_variance_and_relax_ends_below_rebar() -> None:
-    theta = normal(4, seed=8)
-    makers = {
-        "rebar": lambda: gapped.REBAR(eta=1.0, tau=0.3).double(),
-        "relax": lambda: gapped.RELAX(free_network(theta)),
-    }
-    torch.manual_seed(3)
-    start = {name: spread_of(make(), theta) for name, make in makers.items()}
-    end = {name: spread_of(train(make(), theta), theta) for name, make in makers.items()}
-    assert end["rebar"] < 0.8 * start["rebar"]
-    assert end["relax"] < 0.8 * start["relax"]
-    assert end["relax"] < end["rebar"] < spread_of(gapped.Reinforce(), theta)
-
-
 def test_a_learned_baseline_lowers_the_variance() -> None:
     """Costs whose level depends on the input: only NVIL's network can know it."""
     x = normal(4_000, 3, seed=9)

@@ -80,16 +80,6 @@ def test_gst_is_consistent_and_has_a_strict_gap(n: int, k: int, gap: float) -> N
     assert torch.equal(subset_sampling.perturbed(apart, ahead, k, gap), apart)
 
 
-def test_without_a_perturbation_the_selected_ones_need_not_lead() -> None:
-    """The wrong twin of consistency: SIMPLE's surrogate does not know what was drawn."""
-    theta = 3 * normal(6)
-    law = enumerate_law(theta, 2)
-    h = gapped.subsets.marginals(theta, 2)
-    chosen = law.subsets > 0
-    leads = h.expand_as(chosen).masked_fill(~chosen, 2.0).amin(-1) > h.masked_fill(chosen, -1.0).amax(-1)
-    assert leads.sum() == 1
-
-
 @pytest.mark.parametrize("hard", [True, False])
 @pytest.mark.parametrize("gap", [1.0, 0.2])
 def test_one_winner_is_gst(gap: float, hard: bool) -> None:
@@ -114,27 +104,6 @@ def test_one_of_n_by_simple_is_straight_through() -> None:
     other = gapped.straight_through(leaf, 0.6, True, generator=seeded())
     assert torch.equal(one, other)
     assert torch.equal(gradient, torch.autograd.grad(other, leaf, g)[0])
-
-
-@every_size
-def test_the_complement_has_the_same_gradient_by_simple(n: int, k: int) -> None:
-    """Leaving out n - k elements by negated logits: values add up to 1, and gradients are the same."""
-    theta, g = normal(n, seed=n), normal(n, seed=2)
-    soft, gradient = pulled(theta, g, k, 0.7, False)
-    other, negated = pulled(-theta, g, n - k, 0.7, False)
-    assert_close(soft + other, torch.ones(n), 1e-12)
-    assert_close(gradient, negated, 1e-12)
-
-
-@pytest.mark.parametrize(("n", "is_symmetric"), [(2, True), (3, False)])
-def test_the_complement_of_one_by_gst(n: int, is_symmetric: bool) -> None:
-    """GST is symmetric for two elements, but not for more: only losers are lowered to a gap."""
-    theta = normal(n)
-    chosen = torch.eye(n) > 0
-    one = subset_sampling.perturbed(theta.expand(n, n), chosen, 1, 0.5)
-    rest = subset_sampling.perturbed(-theta.expand(n, n), ~chosen, n - 1, 0.5)
-    total = gapped.subsets.marginals(one, 1) + gapped.subsets.marginals(rest, n - 1)
-    assert ((total - 1).abs().max() < 1e-12) == is_symmetric
 
 
 def exact_gradient(theta: Tensor, k: int, f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
