@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +18,7 @@ from gapped.score.reinforce import RLOO
 from gapped_lab import data as data_sets
 from gapped_lab.data.sources import Source
 from gapped_lab.fleet import Task
-from gapped_lab.listops import listops_protocol
+from gapped_lab.listops import ListOpsProtocol, listops_protocol
 from gapped_lab.listops.source import LISTOPS, ListOpsSource
 from gapped_lab.listops.task import ListOpsTask
 from gapped_lab.records import Images, Trees
@@ -37,17 +37,8 @@ if TYPE_CHECKING:
     from gapped_lab.spec import RunSpec
 
 
-class Rules(Protocol):
-    """The fields of every named protocol, whatever its task."""
-
-    @property
-    def data(self) -> str: ...
-
-    @property
-    def epochs(self) -> int: ...
-
-    @property
-    def learning_rate(self) -> float: ...
+Rules = VAEProtocol | ListOpsProtocol | PolynomialProtocol
+"""A named protocol of one of the tasks."""
 
 
 @dataclass(frozen=True)

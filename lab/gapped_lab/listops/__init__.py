@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from gapped_lab.tasks import by_name
@@ -69,8 +70,4 @@ LISTOPS_PROTOCOLS: Mapping[str, ListOpsProtocol] = MappingProxyType(
         )
     }
 )
-
-
-def listops_protocol(name: str) -> ListOpsProtocol:
-    """The protocol of ListOps called `name`."""
-    return by_name(LISTOPS_PROTOCOLS, name)
+listops_protocol = partial(by_name, LISTOPS_PROTOCOLS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
@@ -222,23 +223,13 @@ POLYNOMIAL_PROTOCOLS: Mapping[str, PolynomialProtocol] = MappingProxyType(
 )
 
 
-def vae_protocol(name: str) -> VAEProtocol:
-    """The VAE's protocol called `name`."""
-    return by_name(VAE_PROTOCOLS, name)
-
-
-def count_protocol(name: str) -> CountProtocol:
-    """The protocol of the VAE with counts called `name`."""
-    return by_name(COUNT_PROTOCOLS, name)
-
-
-def polynomial_protocol(name: str) -> PolynomialProtocol:
-    """The protocol of polynomial programming called `name`."""
-    return by_name(POLYNOMIAL_PROTOCOLS, name)
-
-
 def by_name(protocols: Mapping[str, _P], name: str) -> _P:
     """The protocol called `name`; an error lists the known ones."""
     if name not in protocols:
         raise reject("protocol", name, f"one of {', '.join(protocols)}")
     return protocols[name]
+
+
+vae_protocol = partial(by_name, VAE_PROTOCOLS)
+count_protocol = partial(by_name, COUNT_PROTOCOLS)
+polynomial_protocol = partial(by_name, POLYNOMIAL_PROTOCOLS)
