@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -89,6 +90,30 @@ def build(
             message = f"{name}: unknown option {option!r}, expected {accepted}"
             raise GappedError(message + suggestion(option, names))
     return kind(**{key: functions.get(v, v) if isinstance(v, str) else v for key, v in options.items()})
+
+
+def gap_of(estimator: object, k: int, gst: type[_E], resolve: Callable[[str], Any], level: str) -> _E | None:
+    """The object of the class `gst` whose gap draws subsets of `k` elements; None for "simple"."""
+    accepted: str = '"simple", or a gap as in "gst:gap=1"'
+    if estimator == "simple":
+        return None
+    if isinstance(estimator, str):
+        if estimator.partition(":")[0] != "gst":
+            raise reject("estimator", estimator, accepted)
+        estimator = resolve(estimator)
+    if not isinstance(estimator, gst):
+        raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
+    own: Any = estimator
+    if not isinstance(own.tau, Real) or own.tau not in (1, type(own).tau) or not own.hard:
+        accepted = "one with no option but the gap: tau and hard are arguments here"
+        raise reject("estimator", estimator, accepted)
+    for name, only in (("draw", "sample"), ("detach", True)) if k > 1 else ():
+        if getattr(own, name, only) != only:
+            raise reject(name, getattr(own, name), f"{only!r} if more than one element is selected")
+    if k > 1 and (callable(own.gap) or isinstance(own.gap, str)):
+        accepted = f'a number or {level}, as in "gst:gap=1": the others are for one selected element'
+        raise reject("gap", own.gap, accepted)
+    return estimator
 
 
 def _value(text: str) -> Option:

@@ -20,7 +20,6 @@ import numpy as np
 from jax import Array
 
 from gapped.docstrings import documented_in_jax as documented
-from gapped.errors import reject
 from gapped.jax.checks import (
     check_flag,
     check_key,
@@ -30,12 +29,12 @@ from gapped.jax.checks import (
     check_where,
     fit,
     forbid_gradient,
-    is_array,
 )
 from gapped.jax.gradient import attach
 from gapped.jax.pathwise import GST, Level, StraightThrough
 from gapped.jax.registry import resolve_pathwise
 from gapped.jax.simplex import inverse_cdf, masked, per_row, rows_of
+from gapped.texts import gap_of
 
 # Halvings of the interval of lambda: its error must be small beside the inverse of the size's deviation.
 _HALVINGS = 12
@@ -89,7 +88,7 @@ def subset(
     check_level("tau", tau, positive=True)
     check_flag("hard", hard)
     check_where(where, logits, axis)
-    gapped = _read(estimator, k)
+    gapped = gap_of(estimator, k, GST, resolve_pathwise, "an array")
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(key, logits, axis=axis, where=where)
@@ -100,27 +99,6 @@ def subset(
     rows = jnp.moveaxis(masked(jnp.asarray(logits), where), axis, -1)
     value, surrogate, weight = _outcome(key, rows, k, temperature, gap, hard)
     return jnp.moveaxis(attach(partial(_product, k), value, rows, surrogate, weight), -1, axis)
-
-
-def _read(estimator: object, k: int) -> GST | None:
-    """The GST object whose gap is taken; None for SIMPLE."""
-    accepted = '"simple", or a gap as in "gst:gap=1"'
-    if estimator == "simple":
-        return None
-    if isinstance(estimator, str):
-        if estimator.partition(":")[0] != "gst":
-            raise reject("estimator", estimator, accepted)
-        estimator = resolve_pathwise(estimator)
-    if not isinstance(estimator, GST):
-        raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
-    if is_array(estimator.tau) or estimator.tau not in (1, GST.tau) or not estimator.hard:
-        raise reject(
-            "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
-        )
-    if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
-        accepted = 'a number or an array, as in "gst:gap=1": the others are for one selected element'
-        raise reject("gap", estimator.gap, accepted)
-    return estimator
 
 
 def _outcome(key: Array, rows: Array, k: int, tau: Any, gap: Any, hard: bool) -> tuple[Array, Array, Array]:

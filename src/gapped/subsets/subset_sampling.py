@@ -29,6 +29,7 @@ from gapped.pathwise.straight_through import StraightThrough
 from gapped.simplex import divide, per_row
 from gapped.subsets import conditional_bernoulli as law
 from gapped.subsets.differentiable import with_marginals
+from gapped.texts import gap_of
 
 
 def subset(
@@ -100,7 +101,7 @@ def subset(
     check_flag("hard", hard)
     check_mask(mask, logits, dim)
     check_generator(generator, logits)
-    gapped = _read(estimator, k)
+    gapped = gap_of(estimator, k, GST, resolve_pathwise, "a tensor")
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(logits, dim=dim, mask=mask, generator=generator)
@@ -189,31 +190,6 @@ def perturbed(scores: Tensor, chosen: Tensor, k: int, gap: float | Tensor) -> Te
     # Any number where there are no more than k elements.
     level = scores.topk(k).values[..., -1:]
     return torch.where(chosen, scores.maximum(level), scores.minimum(level - gap))
-
-
-def _read(estimator: object, k: int) -> GST | None:
-    """The GST object whose gap is taken; None for SIMPLE."""
-    accepted = '"simple", or a gap as in "gst:gap=1"'
-    if estimator == "simple":
-        return None
-    if isinstance(estimator, str):
-        if estimator.partition(":")[0] != "gst":
-            raise reject("estimator", estimator, accepted)
-        estimator = resolve_pathwise(estimator)
-    if not isinstance(estimator, GST):
-        raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
-    if isinstance(estimator.tau, Tensor) or estimator.tau not in (1, GST.tau) or not estimator.hard:
-        raise reject(
-            "estimator", estimator, "one with no option but the gap: tau and hard are arguments here"
-        )
-    if k > 1 and estimator.draw != "sample":
-        raise reject("draw", estimator.draw, "'sample' if more than one element is selected")
-    if k > 1 and not estimator.detach:
-        raise reject("detach", False, "True if more than one element is selected")
-    if k > 1 and (callable(estimator.gap) or isinstance(estimator.gap, str)):
-        accepted = 'a number or a tensor, as in "gst:gap=1": the others are for one selected element'
-        raise reject("gap", estimator.gap, accepted)
-    return estimator
 
 
 def _sample(
