@@ -14,7 +14,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from inspect import cleandoc, isclass
+from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
@@ -233,6 +235,11 @@ class Pathwise(ABC):
     def gradient(self, grad: Array, rows: Rows, draw: Draw) -> Array:
         """The gradient of the logits, in float32 or float64."""
         points = self.points(rows.logits, draw)
+        if not self.has_surrogate:
+            # One by one: for an array of two points the compiler would read everything once more.
+            each = zip(points.points, points.weights, strict=True)
+            products = (jacobian_product(grad, point[None], weight[None]) for point, weight in each)
+            return rows.fill(reduce(add, products))
         if rows.scores.shape[-1] <= _LONGEST_BLOCK:
             return rows.fill(jacobian_product(grad, *points))
         mean = (points.points * grad.astype(points.points.dtype)).sum(-1, keepdims=True) / points.mass
@@ -269,15 +276,6 @@ def softmax_points(scores: Array, weights: Array) -> Points:
     """Softmax of scores whose largest is 0, `(m, *rows, K)`, left without dividing by its sums."""
     points = jnp.exp(scores)
     return Points(points, weights, points.sum(-1, keepdims=True))
-
-
-def two_products(grad: Array, points: Points) -> Array:
-    """`jacobian_product` for two points."""
-    # One by one: for an array of two points the compiler would read everything once more.
-    first, second = (
-        jacobian_product(grad, points.points[m:n], points.weights[m:n]) for m, n in ((0, 1), (1, 2))
-    )
-    return first + second
 
 
 def twin(value: T) -> T:
@@ -373,9 +371,6 @@ class GapMax(Pathwise):
         weight = jnp.broadcast_to(2 / tau, (*logits.shape[:-1], 1)).astype(logits.dtype)
         weights = jnp.stack([weight, jnp.full_like(weight, -0.5)])
         return Points(jnp.stack([odds / odds.sum(-1, keepdims=True), jnp.exp(logits) / total]), weights)
-
-    def gradient(self, grad: Array, rows: Rows, draw: Draw) -> Array:
-        return rows.fill(two_products(grad, self.points(rows.logits, draw)))
 
 
 @twin
@@ -644,9 +639,6 @@ class ReinMax(Pathwise):
         halfway = (sharp / sharp.sum(-1, keepdims=True) + hard) / 2
         weights = jnp.asarray([2.0, -0.5], logits.dtype).reshape(2, *(1,) * logits.ndim)
         return Points(jnp.stack([halfway, jnp.exp(logits) / draw.total[..., None]]), weights)
-
-    def gradient(self, grad: Array, rows: Rows, draw: Draw) -> Array:
-        return rows.fill(two_products(grad, self.points(rows.logits, draw)))
 
 
 @twin
