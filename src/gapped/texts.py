@@ -107,9 +107,6 @@ def gap_of(estimator: object, k: int, gst: type[_E], resolve: Callable[[str], An
     if not isinstance(own.tau, Real) or own.tau not in (1, type(own).tau) or not own.hard:
         accepted = "one with no option but the gap: tau and hard are arguments here"
         raise reject("estimator", estimator, accepted)
-    for name, only in (("draw", "sample"), ("detach", True)) if k > 1 else ():
-        if getattr(own, name, only) != only:
-            raise reject(name, getattr(own, name), f"{only!r} if more than one element is selected")
     if k > 1 and (callable(own.gap) or isinstance(own.gap, str)):
         accepted = f'a number or {level}, as in "gst:gap=1": the others are for one selected element'
         raise reject("gap", own.gap, accepted)
