@@ -92,8 +92,13 @@ def build(
     return kind(**{key: functions.get(v, v) if isinstance(v, str) else v for key, v in options.items()})
 
 
-def gap_of(estimator: object, k: int, gst: type[_E], resolve: Callable[[str], Any], level: str) -> _E | None:
-    """The object of the class `gst` whose gap draws subsets of `k` elements; None for "simple"."""
+def gap_of(
+    estimator: object, k: int, gst: type[_E], resolve: Callable[[str], Any], level: str, **fixed: object
+) -> _E | None:
+    """The object of the class `gst` whose gap draws subsets of `k` elements; None for "simple".
+
+    Options that are `fixed` cannot have other values than these for several elements.
+    """
     accepted: str = '"simple", or a gap as in "gst:gap=1"'
     if estimator == "simple":
         return None
@@ -107,6 +112,9 @@ def gap_of(estimator: object, k: int, gst: type[_E], resolve: Callable[[str], An
     if not isinstance(own.tau, Real) or own.tau not in (1, type(own).tau) or not own.hard:
         accepted = "one with no option but the gap: tau and hard are arguments here"
         raise reject("estimator", estimator, accepted)
+    for name, only in fixed.items():
+        if k > 1 and getattr(own, name) != only:
+            raise reject(name, getattr(own, name), f"{only!r} if more than one element is selected")
     if k > 1 and (callable(own.gap) or isinstance(own.gap, str)):
         accepted = f'a number or {level}, as in "gst:gap=1": the others are for one selected element'
         raise reject("gap", own.gap, accepted)

@@ -101,10 +101,7 @@ def subset(
     check_flag("hard", hard)
     check_mask(mask, logits, dim)
     check_generator(generator, logits)
-    gapped = gap_of(estimator, k, GST, resolve_pathwise, "a tensor")
-    for name, only in (("draw", "sample"), ("detach", True)) if gapped is not None and k > 1 else ():
-        if getattr(gapped, name) != only:
-            raise reject(name, getattr(gapped, name), f"{only!r} if more than one element is selected")
+    gapped = gap_of(estimator, k, GST, resolve_pathwise, "a tensor", draw="sample", detach=True)
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(logits, dim=dim, mask=mask, generator=generator)
