@@ -43,6 +43,8 @@ def reject(argument: str, got: Any, accepted: str) -> GappedError:
     GappedError('tau: got 0, expected a positive number')
     """
     text = printable(got) if isinstance(got, str) and " " in got else repr(got)
+    if "\n" in text:
+        text = f"an object of type {type(got).__name__}"
     return GappedError(f"{argument}: got {text}, expected {accepted}")
 
 

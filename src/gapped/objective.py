@@ -30,7 +30,7 @@ from gapped.score.trainable import Trainable
 def expectation(
     f: Callable[[Tensor], Tensor],
     logits: Tensor,
-    estimator: Pathwise | Score | str | None,
+    estimator: Pathwise | Score | str | None = None,
     *,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -46,8 +46,8 @@ def expectation(
             `gapped.REBAR` and `gapped.RELAX` also call `f` with probabilities in place of one-hot rows. `f`
             may write into its input.
         logits: Unnormalised log-probabilities θ, `(*batch, *variables, K)`.
-        estimator: One of either family, such as `gapped.GST()` or `gapped.RLOO(4)`, or its text such as
-            "rloo:samples=4"; with hard samples. None is the recommended default. One that learns, such as
+        estimator: One of either family, such as `gapped.GapMax()` or `gapped.RLOO(4)`, or its text such as
+            "rloo:samples=4"; with hard samples. None is the default, GapMax. One that learns, such as
             `gapped.NVIL`, must be an object: its text makes a new one at every call.
         mask: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
             -inf, do not exist and get exactly zero gradient.

@@ -27,10 +27,10 @@ def _without_levels(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if len(args) > 1 or "tau" in options or "hard" in options:
+        if (len(args) > 1 and function.__name__ == "sample") or options.keys() & {"tau", "hard"}:
             raise GappedError(
-                "sample: it is hard and has no temperature; "
-                "gapped.gumbel_softmax(logits, tau, hard) takes both"
+                f"{function.__name__}: it is hard and has no temperature; gapped.gumbel_softmax(logits, tau, "
+                "hard) takes both, and a text such as estimator='gst:tau=0.5' a temperature"
             )
         return function(*args, **options)
 
@@ -96,6 +96,7 @@ def choose(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Choices: ...
+@_without_levels
 @documented
 def choose(
     logits: Tensor,

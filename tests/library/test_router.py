@@ -477,6 +477,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert "expected f(blocks) with cap" in message(lambda: blocks(x).run(lambda rows, counts: rows, x))
     assert "expected (*rows, 4)" in message(lambda: router(torch.randn(N, 3)))
     assert "of (24,) tokens" in message(lambda: router(x).dispatch(x[1:]))
+    assert "hidden: got a ModuleList of" in message(lambda: router(x).run(x, torch.nn.ModuleList()))
     assert message(lambda: router(x).run([torch.nn.Identity()], x)).startswith("experts: got ")
     wide = Router(D, E, others="mean")
     assert message(lambda: wide(x).combine(torch.randn(N, 3))).startswith("outputs: got ")

@@ -131,6 +131,8 @@ def test_a_module_has_a_temperature_to_set() -> None:
 def test_a_call_with_torchs_options_is_told_where_they_went(levels: Any, options: Any) -> None:
     with pytest.raises(GappedError, match=r"has no temperature; gapped.gumbel_softmax\(logits, tau, hard\)"):
         gapped.sample(torch.zeros(3), *levels, **options)
+    with pytest.raises(GappedError, match=r"^choose: it is hard and has no temperature; "):
+        gapped.choose(torch.zeros(3), **options or {"tau": 0.5})
 
 
 @pytest.mark.parametrize(

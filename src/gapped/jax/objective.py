@@ -39,8 +39,8 @@ def expectation(
             off the costs' shape. All variables of an example share its cost; examples are independent of each
             other.
         logits: Unnormalised log-probabilities θ, `(*batch, *variables, K)`.
-        estimator: One of either family, such as `gapped.jax.GST()` or `gapped.jax.RLOO(4)`, or its text such
-            as "rloo:samples=4"; with hard samples. None is the recommended default.
+        estimator: One of either family, such as `gapped.jax.GapMax()` or `gapped.jax.RLOO(4)`, or its text
+            such as "rloo:samples=4"; with hard samples. None is the recommended default.
         where: Booleans that broadcast against the logits. Categories where it is False, or whose logit is
             -inf, do not exist and get exactly zero gradient.
 

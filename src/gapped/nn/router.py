@@ -150,8 +150,11 @@ class Routed:
     def dispatch(self, hidden: Tensor) -> Tensor:
         """Send tokens `(*rows, d)` to their experts: `(experts, places, d)`, or `(n, d)` without capacity."""
         rows = self.index.shape[:-1]
-        if hidden.shape[:-1] != rows:
-            raise reject("hidden", f"a tensor of shape {tuple(hidden.shape)}", f"one of {tuple(rows)} tokens")
+        if not isinstance(hidden, Tensor) or hidden.shape[:-1] != rows:
+            shape = tuple(getattr(hidden, "shape", ()))
+            raise reject(
+                "hidden", f"a {type(hidden).__name__} of shape {shape}", f"a Tensor of {tuple(rows)} tokens"
+            )
         slots = self._source // self.index.shape[-1]
         sent: Tensor = _Take.apply(hidden.reshape(-1, hidden.shape[-1]), slots, self._where)  # type: ignore[no-untyped-call]
         return sent if self._router.capacity is None else sent.view(len(self.load), -1, hidden.shape[-1])

@@ -523,7 +523,9 @@ def _default_or_text(estimator: Any) -> Pathwise:
 
     resolved = resolve(estimator)
     if not isinstance(resolved, Pathwise):
-        accepted = "a pathwise estimator such as gapped.GST() or 'gst'; others go into gapped.expectation"
+        accepted = (
+            "a pathwise estimator such as gapped.GapMax() or 'gapmax'; others go into gapped.expectation"
+        )
         raise reject("estimator", estimator, accepted)
     return resolved
 
