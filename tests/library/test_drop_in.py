@@ -86,14 +86,15 @@ def test_it_may_keep_it_in_expectations_choices_and_for_one_row() -> None:
 # A learned temperature
 
 
-def by_hand(logits: Tensor, tau: Tensor, hard: bool) -> Tensor:
-    """Torch's own expression for the noise that our sample draws."""
-    scores = (logits + simplex.gumbel(logits, seeded())) / tau
-    soft = scores.softmax(-1)
+def in_torch(
+    logits: Tensor, tau: Tensor, hard: bool, dim: int = -1, generator: torch.Generator | None = None
+) -> Tensor:
+    """Torch's own expression, with the noise that our sample draws with the categories last."""
+    rows = logits.detach().movedim(dim, -1).contiguous()
+    soft = ((logits + simplex.gumbel(rows, generator).movedim(-1, dim)) / tau).softmax(dim)
     if not hard:
         return soft
-    one_hot = torch.nn.functional.one_hot(scores.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    return one_hot - soft.detach() + soft
+    return torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
 
 
 @pytest.mark.parametrize("hard", [True, False])
@@ -102,7 +103,7 @@ def test_a_learned_temperature(hard: bool, shape: tuple[int, ...]) -> None:
     weight, results = normal(30, K, seed=2), []
     for function in (
         lambda x, tau: gapped.gumbel_softmax(x, tau, hard, generator=seeded()),
-        lambda x, tau: by_hand(x, tau if shape == (30, 1) else tau.unsqueeze(-1), hard),
+        lambda x, tau: in_torch(x, tau if shape == (30, 1) else tau.unsqueeze(-1), hard, generator=seeded()),
     ):
         logits = normal(30, K).requires_grad_()
         tau = (0.5 + normal(30).abs())[: math.prod(shape)].view(shape).requires_grad_()
@@ -243,19 +244,9 @@ def test_a_temperature_broadcasts_as_torchs_does(shape: tuple[int, ...], dim: in
         leaf = logits.clone().requires_grad_()
         torch.manual_seed(0)
         with gapped.replacing_torch("gumbel-softmax") if is_ours else ExitStack():
-            # Noise is drawn with the categories last.
             sample = (F.gumbel_softmax if is_ours else in_torch)(leaf, tau, hard, dim=dim)
         results.append((sample.detach(), *torch.autograd.grad(sample, leaf, normal(3, 3, 3, seed=2))))
     assert_all_close(*results, 1e-12)
-
-
-def in_torch(logits: Tensor, tau: Tensor, hard: bool, dim: int) -> Tensor:
-    """Torch's expression, with the noise that our sample draws."""
-    noise = simplex.gumbel(logits.detach().movedim(dim, -1).contiguous()).movedim(-1, dim)
-    soft = ((logits + noise) / tau).softmax(dim)
-    if not hard:
-        return soft
-    return torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "gts", gapped.RLOO(), 3], ids=str)
