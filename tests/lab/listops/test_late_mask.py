@@ -8,14 +8,16 @@ import pytest
 import torch
 from conftest import assert_close, seeded
 from torch import Tensor
-from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train
+from toy_tasks import CPU, DOUBLE, LISTOPS_TINY, toy_expressions, train, tree_inputs
 
 import gapped
 from gapped import simplex
 from gapped_lab.fleet import Run, Trainer
 from gapped_lab.listops import task as task_module
 from gapped_lab.listops.examples import CHARACTERS
+from gapped_lab.listops.tables import Greedy
 from gapped_lab.listops.task import ListOpsTask
+from gapped_lab.listops.tree import latent_tree
 from gapped_lab.listops.variants import LateMaskGumbelSoftmax
 
 THETA = torch.tensor([0.2, -0.1, 0.4, 0.3, 0.0], dtype=DOUBLE)
@@ -48,6 +50,24 @@ def test_the_formula_on_the_same_noise(tau: float, seed: int) -> None:
     assert sample.detach().tolist() == [float(j == int(y.argmax())) for j in range(5)]
     (gradient,) = torch.autograd.grad(sample @ WEIGHT, theta)
     assert_close(gradient, expected, 1e-10)
+
+
+def test_a_sampler_that_masks_late_is_shown_the_padding() -> None:
+    """As far as the run's own batch goes: that of the second run ends at six."""
+
+    class Looking(Greedy):
+        masks_late = True
+
+        def sample(self, logits: Tensor, **how: object) -> Tensor:
+            seen.append(logits.detach().clone())
+            return super().sample(logits, **how)  # type: ignore[arg-type]
+
+    seen: list[Tensor] = []
+    lengths = torch.tensor([[9, 1, 4, 2], [3, 5, 2, 6]])
+    latent_tree(*tree_inputs(2, 4, 9, 5), lengths, Looking())
+    for layer, scores in enumerate(seen):
+        ends = torch.arange(8 - layer) < lengths.amax(1).view(-1, 1, 1) - 1 - layer
+        assert torch.equal(scores.isfinite(), ends.expand_as(scores))
 
 
 def test_a_task_of_characters_trains_in_batches_of_all_lengths() -> None:
