@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import assert_close, normal
+from conftest import assert_close, normal, seeded
 from torch import Tensor, nn
 from toy_tasks import DOUBLE
 
-from gapped_lab.fleet.optimizer import Adam, Adaptation
+from gapped_lab.fleet.optimizer import Adam, Adaptation, clip_scales, scale
 
 ALL_ALIVE = torch.ones(3, dtype=torch.bool)
 
@@ -69,3 +69,19 @@ def test_frozen_runs_are_not_touched_even_by_nan():
         assert torch.equal(p[1], start[1])
         assert torch.equal(p[[0, 2]], q[[0, 2]])
         assert not torch.equal(p[0], start[0])
+
+
+def test_norms_are_clipped_run_by_run_as_torch_does():
+    sizes = torch.tensor([0.01, 1.0, 100.0], dtype=DOUBLE)
+    gradients = [
+        torch.randn(3, *shape, dtype=DOUBLE, generator=seeded(i)) * sizes.view(-1, *(1,) * len(shape))
+        for i, shape in enumerate([(4, 3), (1, 3), (2,)])
+    ]
+    scales = clip_scales(gradients, 5.0)
+    for run in range(3):
+        own = [nn.Parameter(torch.zeros_like(g[run])) for g in gradients]
+        for p, g in zip(own, gradients, strict=True):
+            p.grad = g[run].clone()
+        nn.utils.clip_grad_norm_(own, 5.0)
+        for p, g in zip(own, gradients, strict=True):
+            assert_close(scale(g, scales)[run], p.grad, 1e-14)
