@@ -322,6 +322,33 @@ def test_vectorised_over_temperatures(law: Any) -> None:
 
 
 @every_kind
+def test_meta_tensors_have_shapes_and_gradients(kind: str) -> None:
+    leaf = torch.empty(4, 9, device="meta", requires_grad=True)
+    drawn = choose(leaf, kind, generator=None)
+    for value in (drawn.gate(), drawn.weights(), drawn.select(torch.empty(9, 2, device="meta"))):
+        assert value.is_meta
+        assert value.shape[:2] == drawn.index.shape
+        assert torch.autograd.grad(value.sum(), leaf)[0].shape == (4, 9)
+
+
+# Numbers of categories are what a trace may keep, and says that it keeps.
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.* is deprecated")
+@every_kind
+def test_a_trace_does_not_keep_the_path_of_its_example(kind: str) -> None:
+    leaf, k = normal(4, 9).requires_grad_(), KINDS[kind].get("k", 3)
+    program = lambda x: choose(x, kind, generator=None).weights()  # noqa: E731
+    trace = torch.jit.trace(program, (leaf,), check_trace=False)
+    other = normal(4, 9, seed=2)
+    other[1, 3], other[2, 1:] = torch.nan, -torch.inf
+    weights = trace(other.requires_grad_())
+    assert weights[1].isnan().all()
+    assert weights[2].sort().values.tolist() == [0.0] * (k - 1) + [1.0]
+    (gradient,) = torch.autograd.grad(weights[0].square().sum(), other)
+    assert gradient[0].isfinite().all()
+    assert gradient[0].any()
+
+
+@every_kind
 def test_nothing_comes_from_places_without_a_category(kind: str) -> None:
     logits = normal(2, 5).masked_fill_(torch.tensor([True, False, True, True, False]), -torch.inf)
     leaf = logits.requires_grad_()
