@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Elements of a block and warps that share it: the fastest on an H200 (`gapped bench --constant`).
 BLOCK = (1024, 4)
+# The same for samples of rows of some lengths: a warp sums up a row by itself, or fewer warps have a long one.
+ROW_BLOCKS = {256: (512, 1), 512: (512, 1), 4096: (1024, 1)}
 # This many programs fill the GPU. With fewer rows, blocks are smaller.
 PROGRAMS = 256
 LONGEST_BLOCK = 4096

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gapped.gradient import apply_in_eager_mode, first_order
 from gapped.kernels import runner
-from gapped.kernels.runner import Launch, partition, run
+from gapped.kernels.runner import ROW_BLOCKS, Launch, partition, power, run
 from gapped.kernels.sampling import long, rao, short, strips
 from gapped.kernels.sampling.fused import AVERAGED, Fused
 from gapped.kernels.sampling.layout import Rows, empty_rows, inner_axes, row_matrix, rows_of
@@ -304,7 +304,7 @@ def _forward(
     kind: _Kind, argmax: bool, soft: bool, dense: bool, every: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Launch:
     """The launch of `forward` for short rows."""
-    programs, block = partition(sizes[0], sizes[1])
+    programs, block = partition(sizes[0], sizes[1], ROW_BLOCKS.get(power(sizes[1])))
     flags = _forward_flags(kind, argmax, soft, dense, every) | block
     return Launch(short.forward_kernel, programs, (*sizes, *every), flags)
 
@@ -331,7 +331,7 @@ def _backward(
     kind: _Kind, detach: bool, at_index: bool, every: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Launch:
     """The launch of `backward` for short rows."""
-    programs, block = partition(sizes[0], sizes[1])
+    programs, block = partition(sizes[0], sizes[1], ROW_BLOCKS.get(power(sizes[1])))
     flags = {**_flags(kind, every), "AT_INDEX": at_index, "DETACHED": detach, **block}
     return Launch(short.backward_kernel, programs, (*sizes, *every[:2]), flags)
 

@@ -77,9 +77,9 @@ FEW_ROWS, FEW_CHUNK, FEW_WARPS = 128, 8192, 32
 BACKWARD_CHUNK, BACKWARD_WARPS = 16384, 32
 # Bytes of logits in a segment, and warps of its program. With so few registers one more program fits on a
 # multiprocessor; only simple weights need no more. The fastest on an H200 (`gapped bench --constant`).
-SEGMENT_BYTES, SEGMENT_WARPS, REGISTERS = 16384, 8, 64
-# The registers of other weights: as many programs fit beside each other as without the path rarely taken.
-SECOND_REGISTERS, MOST_REGISTERS = 80, 128
+SEGMENT_BYTES, SEGMENT_WARPS, REGISTERS, MOST_REGISTERS = 16384, 8, 64, 128
+# With two points, a warp for so many logits: a thread has weights and halves of all while it waits.
+WARP_LOGITS = 1024
 # No more segments to a row, so that a large GPU works on several rows at a time.
 MOST_SEGMENTS = 32
 # The gradient of log-probabilities: elements of a program and its warps.
@@ -117,12 +117,9 @@ def segments_of(logits: Any, mode: str) -> tuple[int, dict[str, Any]]:
     block = min(power(categories), SEGMENT_BYTES // size)
     segments = -(-categories // block)
     sizes = {"SEGMENTS": segments, "SLOTS": power(segments), "BLOCK": block, "num_warps": SEGMENT_WARPS}
-    registers = MOST_REGISTERS
-    if mode in SIMPLE:
-        registers = REGISTERS
-    elif mode in SECOND_ORDER and size == 4:
-        registers = SECOND_REGISTERS
-    return segments, sizes | {"maxnreg": registers}
+    if mode in SECOND_ORDER:
+        sizes["num_warps"] = max(block // WARP_LOGITS, 1)
+    return segments, sizes | {"maxnreg": REGISTERS if mode in SIMPLE else MOST_REGISTERS}
 
 
 class Row(NamedTuple):
@@ -617,8 +614,6 @@ def _finish(
             s_sum, s_dot, s_half_dot = _collect(p_words, WORDS, SEGMENTS, SLOTS, FAST)
     if WAITS:
         s_centres = centres(row, s_sum, s_dot, s_half_dot, p_grad, MODE, AT_INDEX)
-        if MODE >= TWO_POINTS:
-            b_shifted = again(b_logits, FAST) - row.shift
         b_out = gradient(b_weight, b_shifted, again(b_grad, FAST), b_columns, row, s_centres, MODE, FAST)
         write(p_out, b_columns, b_out, row.categories)
 
