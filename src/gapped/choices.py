@@ -270,8 +270,11 @@ def _check_set(estimator: Pathwise) -> None:
 def _check_sequence(estimator: Pathwise) -> None:
     """Raise an error unless the estimator's gradient follows from the drawn category."""
     kind = type(estimator)
-    is_plain = kind.draw_given is Pathwise.draw_given and kind.draw_category is Pathwise.draw_category
-    if not is_plain or kind.law is not Pathwise.law or not getattr(estimator, "detach", True):
+    if (
+        not kind.draws_category_alone()
+        or kind.law is not Pathwise.law
+        or not getattr(estimator, "detach", True)
+    ):
         accepted = "one whose gradient needs no noise, such as 'gapmax', 'reinmax' or 'gst', for k > 1"
         raise reject("estimator", estimator, accepted)
 
@@ -281,6 +284,9 @@ def _draw_set(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Gene
     n = scores.shape[-1]
     if estimator.draw == "argmax":
         return _largest(scores, k)
+    if law.is_few(scores, k, estimator.backend):
+        note_backend("torch")
+        return law.draw_few(scores, k, generator)
     backend = "triton" if law.runs_on_kernels(scores, k, backend=estimator.backend) else "torch"
     note_backend(backend)
     chosen = law.draw(scores, k, generator, backend=backend)
@@ -407,10 +413,14 @@ def _pull_set(
         if isinstance(estimator, GST):
             scores = perturbed(scores, chosen > 0, k, per_row(cast(Any, estimator.gap), scores))
         scores = divide(scores, tau)
-    backend = "triton" if law.runs_on_kernels(scores, k, grad, backend=estimator.backend) else "torch"
-    product = law.covariance_product(grad, scores, k, backend=backend)
+    if in_eager_mode() and law.is_few(scores, k, estimator.backend):
+        product, marginals = law.moments_of_few(grad, scores, k)
+    else:
+        backend = "triton" if law.runs_on_kernels(scores, k, grad, backend=estimator.backend) else "torch"
+        product = law.covariance_product(grad, scores, k, backend=backend)
+        marginals = law.marginals(scores, k, backend=backend) if isinstance(estimator, ReinMax) else product
     if isinstance(estimator, ReinMax):
-        centred = chosen - law.marginals(scores, k, backend=backend)
+        centred = chosen - marginals
         product = (product + centred * (centred * grad).sum(-1, keepdim=True)) / 2
     return divide(product, tau).to(logits.dtype)
 

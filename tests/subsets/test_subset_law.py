@@ -270,3 +270,18 @@ def test_hessians_and_forward_derivatives_of_the_law(n: int) -> None:
     forward = torch.func.jacfwd(lambda theta: gapped.subsets.marginals(theta, 3))(theta)
     assert_close(forward[:-1, :-1], covariances(theta[:-1], 3), 1e-10)
     assert not forward[-1].any()
+
+
+@pytest.mark.parametrize(("n", "k"), [(9, 1), (9, 4), (16, 8), (64, 2), (200, 5)])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
+def test_running_sums_give_what_the_tree_gives(n: int, k: int, scale: float) -> None:
+    theta, g = scale * normal(8, n, seed=n), normal(8, n, seed=3)
+    theta[1], theta[2, ::2], theta[3], theta[4, 1:] = 0.0, -torch.inf, -torch.inf, -torch.inf
+    theta[5, 2] = torch.nan
+    scores = simplex.shift(theta)
+    g = torch.where(scores == -torch.inf, 0.0, g)
+    product, chance = conditional_bernoulli.moments_of_few(g, scores, k)
+    expected = conditional_bernoulli.covariance_product(g, scores, k)
+    assert_close(product.nan_to_num(7.0), expected.nan_to_num(7.0), 1e-12)
+    expected = conditional_bernoulli.marginals(scores, k)
+    assert_close(chance.nan_to_num(7.0), expected.nan_to_num(7.0), 1e-12)

@@ -9,6 +9,11 @@ about the most probable of the :math:`n + 1` sizes, and what underflows beside i
 products of positive numbers follow, in float64. If `k` is more than half of `n`, the elements that are left
 out are chosen instead, with negated logits.
 
+A few elements of a CPU's tensors are drawn by running sums instead. With the weights
+:math:`w_i = e^{\theta_i}`, the sums :math:`F_m[i]` over the sets of `m` elements before `i` are running sums
+of :math:`w_i F_{m-1}[i]`. So the last of `m` elements before `i` is drawn by one search in :math:`F_m`,
+and the sum over all sets with an element is one of products of the sums before it and after it.
+
 All functions take `scores` `(*rows, n)`: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
 They take a `backend`, too: "torch", "triton", or "auto", which is Triton on CUDA where it has a kernel.
@@ -25,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import in_eager_mode
+from gapped.checks import batched_with, holds, in_eager_mode
 from gapped.errors import reject
 from gapped.kernels.backend import without_subsets
 from gapped.subsets import enumeration, size_tree
@@ -37,6 +42,10 @@ _HALVINGS = 12
 # So many numbers are computed at a time: on a CPU intermediate results stay near the cache.
 _BLOCK = {"cpu": 1 << 20}
 _LARGE_BLOCK = 1 << 28
+
+
+# Up to so many are few. The largest exponent of a product of their weights, short of float64's 709.
+_FEW, _LARGEST = 8, 700.0
 
 
 def runs_on_kernels(scores: Tensor, k: int, *others: Tensor, backend: str = "auto") -> bool:
@@ -219,6 +228,89 @@ def _tilt(scores: Tensor, size: Tensor, degree: int) -> Tensor:
     return (low + high) / 2
 
 
+def is_few(scores: Tensor, k: int, backend: str) -> bool:
+    """Whether `draw_few` stands in for `draw`, and in eager code `moments_of_few` for what gradients need."""
+    return k <= _FEW and backend != "triton" and scores.device.type == "cpu" and not _is_enumerated(scores, k)
+
+
+def draw_few(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a subset by its indices, `(*rows, k)`: ascending, and `n` in places that are left."""
+
+    def block(scores: Tensor) -> Tensor:
+        weights = _weights(scores, k)
+        sums = [F.pad(torch.ones_like(weights), (1, 0), value=1.0)]
+        for _ in range(k):
+            sums.append(F.pad((weights * sums[-1][..., :-1]).cumsum(-1), (1, 0)))
+        total, index = sums[k][..., -1:], []
+        for m in range(k, 0, -1):
+            threshold = simplex.uniform(total.shape, total, generator) * total
+            # The first sum that exceeds it; none does where there are too few elements, or no law.
+            place = torch.searchsorted(batched_with(sums[m], threshold), threshold, right=True).clamp(min=1)
+            index.append(place - 1)
+            total = sums[m - 1].gather(-1, index[-1])
+        return torch.cat(index[::-1], -1)
+
+    return _by_blocks(block, k, scores, tensors=4)
+
+
+def moments_of_few(grad: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`covariance_product` and `marginals`."""
+
+    def block(grad: Tensor, scores: Tensor) -> Tensor:
+        weights = _weights(scores, k)
+        # Of the elements before each, and of those after it.
+        both = torch.stack([weights, weights.flip(-1)])
+        sums = _before(both, k)
+        after = sums[:, 1].flip(0, -1)
+        scale = weights / (weights * sums[-1, 0]).sum(-1, keepdim=True)
+        chance = scale * (sums[:, 0] * after).sum(0)
+        # As in `covariance_product`.
+        grad = grad.double() - (chance * grad).sum(-1, keepdim=True) / k
+        slopes = _before(both, k, both * torch.stack([grad, grad.flip(-1)]), sums)
+        slope = (slopes[:, 0] * after + sums[:, 0] * slopes[:, 1].flip(0, -1)).sum(0)
+        result = torch.stack([chance * grad + scale * slope, chance], -2).to(scores.dtype)
+        is_certain = _is_certain(scores, k) & (scores == scores)
+        if not holds(is_certain):
+            return result
+        certain = torch.stack([torch.zeros_like(scores), (scores != -torch.inf).to(scores.dtype)], -2)
+        return torch.where(is_certain.unsqueeze(-2), certain, result)
+
+    product, chance = _by_blocks(block, k, grad, scores, tensors=4).unbind(-2)
+    return product, chance
+
+
+def _weights(scores: Tensor, k: int) -> Tensor:
+    """Weights relative to the least of the `k` largest, of which the set of the largest has at least 1."""
+    top = scores.topk(k).values
+    least = torch.where(top == -torch.inf, torch.inf, top).amin(-1, keepdim=True)
+    # What is so far above the others is selected for certain, with all digits that float64 has.
+    return (scores.double() - least).clamp(max=_LARGEST / k - log(scores.shape[-1])).exp()
+
+
+def _before(weights: Tensor, k: int, slopes: Tensor | None = None, sums: Tensor | None = None) -> Tensor:
+    """The sums over the sets of 0, ..., k - 1 elements before each; with `slopes`, their derivatives."""
+    result = weights.new_zeros(k, *weights.shape)
+    if slopes is None:
+        result[0] = 1.0
+    for m in range(k - 1):
+        terms = weights * result[m]
+        if slopes is not None and sums is not None:
+            terms.addcmul_(slopes, sums[m])
+        torch.cumsum(terms[..., :-1], -1, out=result[m + 1, ..., 1:])
+    return result
+
+
+def kth_largest(scores: Tensor, k: int) -> Tensor:
+    """The `k`-th largest score of each row, `(*rows, 1)`; any number where there are no more than `k`."""
+    n = scores.shape[-1]
+    if 2 * k <= n:
+        return scores.topk(k).values[..., -1:]
+    # The rest is smaller, so it is sorted instead: it begins after the elements that do not exist.
+    absent = (scores == -torch.inf).sum(-1, keepdim=True)
+    rest = torch.where(scores == -torch.inf, torch.inf, scores).topk(n - k + 1, largest=False).values
+    return rest.gather(-1, (n - k - absent).clamp(min=0))
+
+
 def _is_certain(scores: Tensor, k: int) -> Tensor:
     """Rows in which all elements are selected, as there are no more than `k`."""
     return (scores != -torch.inf).sum(-1, keepdim=True) <= k
@@ -243,11 +335,14 @@ def _at(size: Tensor, law: Tensor) -> Tensor:
     return (torch.arange(law.shape[-1], device=law.device) == size[..., None, None]).to(law.dtype)
 
 
-def _by_blocks(function: Callable[..., Tensor], k: int, *inputs: Tensor) -> Tensor:
-    """`function` of tensors `(*rows, n)`, computed for some rows at a time where all need much memory."""
+def _by_blocks(function: Callable[..., Tensor], k: int, *inputs: Tensor, tensors: int = 1) -> Tensor:
+    """`function` of tensors `(*rows, n)`, computed for some rows at a time where all need much memory.
+
+    It has so many `tensors` of sums at a time.
+    """
     rows, n = inputs[0].shape[:-1], inputs[0].shape[-1]
     numbers = 8 * comb(n, k) if _is_enumerated(inputs[0], k) else n * min(k, n - k) + n
-    most = max(_BLOCK.get(inputs[0].device.type, _LARGE_BLOCK) // numbers, 1)
+    most = max(_BLOCK.get(inputs[0].device.type, _LARGE_BLOCK) // (tensors * numbers), 1)
     if rows.numel() <= most or not in_eager_mode():
         return function(*inputs)
     parts = zip(*(torch.split(tensor.reshape(-1, n), most) for tensor in inputs), strict=True)
