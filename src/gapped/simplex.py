@@ -419,8 +419,8 @@ def needs_blocks(values: Tensor, numbers: int = 1) -> bool:
     return values.device.type == "cpu" and in_eager_mode() and values.numel() * numbers > BLOCK
 
 
-def is_small_batch(logits: Tensor) -> bool:
-    """Whether these are logits that eager code on a CPU computes as they are, in one block."""
+def is_plain(logits: Tensor) -> bool:
+    """Whether these are logits that eager code on a CPU computes as they are."""
     return (
         in_eager_mode()
         and type(logits) in _PLAIN
@@ -429,7 +429,7 @@ def is_small_batch(logits: Tensor) -> bool:
         and logits.layout == torch.strided
         and not logits.is_nested
         and logits.dim() > 0
-        and 0 < logits.numel() <= BLOCK
+        and logits.numel() > 0
     )
 
 

@@ -123,7 +123,7 @@ class Pathwise(ABC):
         be changed in place, and so may the logits after it is drawn, except where a kernel draws it: kernels
         keep the logits and the temperatures for the backward pass, and autograd notices.
         """
-        if mask is None and dim == -1 and simplex.is_small_batch(logits) and self._is_repeatable:
+        if mask is None and dim == -1 and simplex.is_plain(logits) and self._is_repeatable:
             check_generator(generator, logits)
             value = self._sample_of_finite(logits, generator)
             if value is not None:
@@ -282,17 +282,27 @@ class Pathwise(ABC):
         return outcome.value if outcome.gradient is None else self.attach(rows, outcome)
 
     def _sample_of_finite(self, rows: Tensor, generator: torch.Generator | None) -> Tensor | None:
-        """The sample of a small batch of finite logits; None if some are not finite.
+        """The sample of finite logits; None if some are not finite, or if many need noise.
 
         It is that of `outcome`, in fewer operations. The points of a hard one are left to the backward pass.
         """
+        is_large = rows.numel() > simplex.BLOCK
+        if is_large and not (self.hard and self.draws_category_alone()):
+            return None
         wants_gradient = is_differentiated(rows)
         logits = rows.detach() if wants_gradient else rows
         logits = logits - logits.amax(-1, keepdim=True)
         if not math.isfinite(logits.sum()):
             return None
         note_backend("torch")
-        draw = self._draw(logits, generator, wants_gradient or not self.hard)
+        if is_large:
+            category = torch.empty(rows.shape[:-1], dtype=torch.int64, device="cpu")
+            matrix, indices = logits.reshape(-1, rows.shape[-1]), category.view(-1)
+            for block in simplex.blocks(*matrix.shape):
+                indices[block] = self._draw(matrix[block], generator, False).category
+            draw = Draw(category)
+        else:
+            draw = self._draw(logits, generator, wants_gradient or not self.hard)
         if not self.hard:
             gradient = self.points(logits, draw)
             value = gradient.points.mean(0)
@@ -305,7 +315,20 @@ class Pathwise(ABC):
     def _pull_draw(
         self, grad: Tensor, like: Tensor, logits: Tensor, category: Tensor, noise: Tensor | None
     ) -> Tensor:
-        return self.pull(grad.to(logits.dtype), logits, Draw(category, noise)).to(like.dtype)
+        grad = grad.to(logits.dtype)
+        if not simplex.needs_blocks(logits):
+            return self.pull(grad, logits, Draw(category, noise)).to(like.dtype)
+        result = torch.empty(grad.shape, dtype=like.dtype, device=grad.device)
+        rows = result.view(-1, grad.shape[-1])
+        grad, logits, category = grad.reshape(rows.shape), logits.reshape(rows.shape), category.view(-1)
+        for block in simplex.blocks(*rows.shape):
+            rows[block] = self.pull(grad[block], logits[block], Draw(category[block]))
+        return result
+
+    @classmethod
+    def draws_category_alone(cls) -> bool:
+        """Whether the gradient follows from the drawn category, without further noise."""
+        return (cls.draw_given, cls.draw_category) == (Pathwise.draw_given, Pathwise.draw_category)
 
     def pull(self, grad: Tensor, logits: Tensor, draw: Draw) -> Tensor:
         """The gradient of finite logits for `grad` at the hard sample of `draw`, by its points."""
