@@ -30,7 +30,7 @@ class Store(RecordStore):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for each in (self.folder, self._checkpoints):
-            sweep(each)
+            writers(each / "*")
 
     def keep(self, key: str, lines: Iterable[RunLine]) -> None:
         """Add the lines of a fleet, then remove its checkpoint, unless it has failed."""
@@ -149,36 +149,26 @@ class Store(RecordStore):
 
 
 def writers(path: Path) -> list[int]:
-    """The other live processes of this machine that have a file under `partial_path`."""
-    owners = [owner for _, owner in _partials(path)]
-    return [owner for owner in owners if owner != os.getpid() and _is_running(owner)]
+    """The other processes of this machine that have a file under `partial_path`; those of dead ones go.
 
-
-def sweep(folder: Path) -> None:
-    """Remove the partial files in `folder` of processes of this machine that were killed."""
-    for partial, owner in _partials(folder / "*"):
-        if not _is_running(owner):
-            partial.unlink(missing_ok=True)
-
-
-def _partials(path: Path) -> list[tuple[Path, int]]:
-    """This machine's partial files of `path`, which may hold a star, each with the number of its process."""
-    own = partial_path(path).name.removesuffix(f".{os.getpid()}.part")
-    try:
-        partials = list(path.parent.glob(f"{own}.*.part"))
-    except FileNotFoundError:  # gone since it was looked for
-        return []
-    owners = [(partial, partial.name.rsplit(".", 2)[1]) for partial in partials]
-    return [(partial, int(owner)) for partial, owner in owners if owner.isdigit()]
+    The path may hold a star.
+    """
+    own, live = partial_path(path).name.removesuffix(f".{os.getpid()}.part"), []
+    with suppress(FileNotFoundError):  # the folder is gone since it was looked for
+        for partial in path.parent.glob(f"{own}.*.part"):
+            owner = partial.name.rsplit(".", 2)[1]
+            if owner.isdigit() and not _is_running(int(owner)):
+                partial.unlink(missing_ok=True)
+            elif owner.isdigit() and int(owner) != os.getpid():
+                live.append(int(owner))
+    return live
 
 
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as problem:
+        return isinstance(problem, PermissionError)
     return True
 
 
