@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Iterator
 from dataclasses import fields
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 import gapped
-from gapped.comparison.records import Curve, Record, RunLine, from_json
+from gapped.comparison.records import Curve, Record, RunLine, from_json, plain
 from gapped.comparison.runs import describe
 from gapped.errors import GappedError, one_line
 from gapped_lab.fleet import Trainer
@@ -71,7 +70,7 @@ def _records(
         result = {
             "data": spec.data if trainer.task.official else f"{spec.data} (generated)",
             "status": "ok" if alive[place] else "diverged",
-            "metrics": {name: _finite(values[place]) for name, values in latest.items()},
+            "metrics": {name: plain(values[place]) for name, values in latest.items()},
             "seconds": round(sum(trainer.seconds), 3),
             "fleet_gpu_memory_gb": memory,
             "environment": environment,
@@ -82,7 +81,7 @@ def _records(
 
 def _curves(fleet: Fleet, trainer: Trainer) -> Iterator[Curve]:
     for place, spec in enumerate(fleet.specs if trainer.history else ()):
-        series = {name: [_finite(each[place]) for each in values] for name, values in trainer.history.items()}
+        series = {name: [plain(each[place]) for each in values] for name, values in trainer.history.items()}
         yield Curve(id=spec.id, epoch=list(trainer.tested), more={**series})
 
 
@@ -96,7 +95,3 @@ def _examples(fleet: Fleet, trainer: Trainer) -> Iterator[RunLine]:
     kind = fleet.specs[0].kind.examples
     for place, values in zip(places, trainer.show(places), strict=False):
         yield from_json({"id": fleet.specs[place].id, **values}, kind, kind.FILE)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gapped.comparison.records import Record
+from gapped.comparison.records import Record, plain
 from gapped.comparison.statistics import (
     LEVEL,
     STOP_LEVEL,
@@ -207,8 +207,8 @@ class Comparison:
         rows = [
             {
                 "estimator": row.name,
-                "mean": _known(row.value.mean),
-                "std": _known(row.value.std),
+                "mean": plain(row.value.mean),
+                "std": plain(row.value.std),
                 "seeds": row.value.count,
                 "diverged": row.diverged,
                 "failed": row.failed,
@@ -410,10 +410,6 @@ def _forecast(ranking: Ranking, tied: Sequence[str], seeds: int) -> list[str]:
         over = listing(small)
         texts.append(f"The lead over {over} is small against its error: more seeds may find no difference.")
     return texts
-
-
-def _known(x: float) -> float | None:
-    return x if isfinite(x) else None
 
 
 def _number(values: Sequence[float], mean: float, digits: int | None) -> str:

@@ -48,6 +48,11 @@ def derived_hash(*keys: object) -> str:
     return hashlib.sha256("/".join(map(str, keys)).encode()).hexdigest()[:16]
 
 
+def plain(value: float | None) -> float | None:
+    """A number as JSON has it: None where it is not finite."""
+    return value if value is not None and isfinite(value) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class JsonLine:
     """A line of a file of results."""

@@ -26,7 +26,7 @@ import torch
 from gapped._version import __version__
 from gapped.checks import check_count
 from gapped.comparison.identity import fingerprint, name_of
-from gapped.comparison.records import Curve, Record, RunLine, derived_hash
+from gapped.comparison.records import Curve, Record, RunLine, derived_hash, plain
 from gapped.errors import GappedError, one_line, printable, reject
 from gapped.registry import RECOMMENDED, label_estimators, label_of
 from gapped.registry import estimator as make
@@ -108,7 +108,7 @@ class UserRun:
         metric = next(iter(last))
         record = self._record(
             status="ok" if isfinite(last[metric]) else "diverged",
-            metrics={name: _finite(value) for name, value in last.items()},
+            metrics={name: plain(value) for name, value in last.items()},
             metric=metric,
             seconds=seconds,
         )
@@ -117,7 +117,7 @@ class UserRun:
     def _curve(self, points: Points) -> Curve:
         epochs, values = points.curve()
         names = dict.fromkeys(name for value in values for name in value if name not in _FIELDS)
-        series: Any = {name: [_finite(value.get(name)) for value in values] for name in names}
+        series: Any = {name: [plain(value.get(name)) for value in values] for name in names}
         return Curve(id=self.id, epoch=[float(epoch) for epoch in epochs], more=series)
 
     def failure(self, error: str, seconds: float = 0.0, where: str = "") -> Record:
@@ -240,10 +240,6 @@ def _number(value: Any) -> float | None:
         return None if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
 
 
 class TimedOut(BaseException):
