@@ -38,6 +38,8 @@ smartquotes = False
 # In docstrings, single backticks name arguments and functions.
 default_role = "code"
 autodoc_inherit_docstrings = False
+# A colon in the first line of Returns does not end a type.
+napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

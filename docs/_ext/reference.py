@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gapped
 
@@ -33,6 +33,14 @@ def read(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = expand(source[0])
 
 
+def hide(
+    app: Sphinx, what: str, name: str, value: object, options: object, signature: str, *rest: str
+) -> Any:
+    """Classes that functions return have no signature: their fields are not for callers."""
+    return ("", None) if what == "class" and re.search(r"[(,] ?_\w+:", signature or "") else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", read)
+    app.connect("autodoc-process-signature", hide)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -21,7 +21,7 @@ DEFAULT: Cell = ("GapMax", 1.0)
 TEXTS = {
     "GapMax": "gapmax",
     "GST-auto": "gst",
-    "GST-1.0": "gst:gap=1.0",
+    "GST-1.0": "gst:gap=1",
     "GR-MC10": "gumbel-rao",
     "STGS": "gumbel-softmax",
     "ReinMax": "reinmax",
@@ -90,7 +90,7 @@ class Study:
 def spell(label: str) -> str:
     """The text of an estimator, by the label that the recipe has for it."""
     name, _, gap = label.partition("-")
-    return TEXTS.get(label) or (f"gst:gap={gap}" if name == "GST" else label.lower())
+    return TEXTS.get(label) or (f"gst:gap={float(gap):g}" if name == "GST" else label.lower())
 
 
 def shortfalls(evidence: Evidence) -> dict[str, Any]:

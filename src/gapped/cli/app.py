@@ -36,7 +36,7 @@ Examples:
   gapped compare                     six estimators on small digits, a minute
   gapped compare --train my:train    the same with your own training
   gapped diagnose --function my:cost debug a gradient: its bias and variance
-  gapped estimators gst              one of them, and its options
+  gapped estimators gapmax           one of them, and its options
   gapped reproduce vae --quick       a table of the paper, for a laptop
   gapped doctor                      what is installed, what is missing
 

@@ -86,7 +86,7 @@ def compare(
     \b
     Examples:
       gapped compare
-      gapped compare --estimator gst:gap=1.2 --estimator reinmax --seeds 5
+      gapped compare --estimator gapmax --estimator gumbel-rao --seeds 5
       gapped compare --engine ray --runs-per-fleet 5
       gapped compare --train mymodule:train --estimator gapmax --estimator reinmax
     """

@@ -76,7 +76,7 @@ def diagnose(
 
     \b
     Examples:
-      gapped diagnose --problem cubic --estimator gst:gap=1.2 --estimator reinmax
+      gapped diagnose --problem cubic --estimator gapmax --estimator reinmax
       gapped diagnose --function mymodel:cost --shape 8x16 --samples 5000
       gapped diagnose --problem cubic --sweep tau=0.1:2:8 --sweep gap=0:2:5
     """

@@ -50,7 +50,7 @@ def estimators(
     \b
     Examples:
       gapped estimators
-      gapped estimators gst
+      gapped estimators gapmax
       gapped estimators --family pathwise
     """
     if family not in (None, *_FAMILIES):

@@ -103,7 +103,7 @@ class Sample(_Sampler):
         dim: The category axis of the logits.
         eval: The rule of eval mode: "sample" as in training, or "argmax", without a gradient.
 
-    >>> layer = Sample("gst:tau=0.5", eval="argmax").eval()
+    >>> layer = Sample(eval="argmax").eval()
     >>> layer(torch.tensor([0.1, 0.7, 0.2]))
     tensor([0., 1., 0.])
     """
@@ -151,7 +151,7 @@ class Gate(_Sampler):
         eval: The rule of eval mode: "sample" as in training, or "argmax", which is 1 from a logit of 0 on,
             and carries no gradient.
 
-    >>> layer = Gate("gst:tau=0.5", eval="argmax").eval()
+    >>> layer = Gate(eval="argmax").eval()
     >>> layer(torch.tensor([-0.1, 0.0, 0.7]))
     tensor([0., 1., 1.])
     """
