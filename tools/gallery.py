@@ -2,8 +2,8 @@
 
 In `docs/examples/NAME.md`, a block of `bash` with one of `text` behind it is a command and what it prints.
 The command is run and the `text` written anew; the first one of a page draws `docs/figures/examples/NAME.svg`
-as well. Then the cards of `docs/examples.md` are written from titles and first lines, with `--list` they
-alone.
+as well. Then the sentence on each first table that says where the default stands is written from the table,
+and the cards of `docs/examples.md` from titles and first lines; with `--list` they alone.
 """
 
 from __future__ import annotations
@@ -40,6 +40,22 @@ def refresh(page: Path) -> None:
     page.write_text(PAIR.sub(run, page.read_text("utf-8")), "utf-8")
 
 
+def standing(page: str) -> str:
+    """A page with the sentence on its first table, whose first column is better if it is lower."""
+    table = re.findall(r"^\| (\S.*?) +\| +([^|]+?) \|", page[: page.find("<!-- standing -->")], flags=re.M)
+    (_, column), *rows = table[[name for name, _ in table].index("estimator") :]
+    values = {name: float(cell.split()[0]) for name, cell in rows if not set(name) <= set("- ")}
+    (default, own), *others = values.items()
+    best, least = min(others, key=lambda row: row[1])
+    place = "above the lowest row" if own > least else "below the next row"
+    sentence = (
+        f"By *{column}*, lower is better, `{default}`, the default, ends {abs(own / least - 1):.1%} {place}, "
+        f"`{best}`."
+    )
+    block = f"<!-- standing -->\n{sentence}\n<!-- /standing -->"
+    return re.sub(r"<!-- standing -->.*<!-- /standing -->", lambda _: block, page, flags=re.S)
+
+
 def listing(index: str) -> str:
     """The text of `docs/examples.md` with a card for each page of its table of contents."""
     cards = []
@@ -58,6 +74,9 @@ def main(names: list[str]) -> None:
     if names != ["--list"]:
         for page in [PAGES / f"{name}.md" for name in names] or sorted(PAGES.glob("*.md")):
             refresh(page)
+    for page in PAGES.glob("*.md"):
+        if "<!-- standing -->" in (text := page.read_text("utf-8")):
+            page.write_text(standing(text), "utf-8")
     INDEX.write_text(listing(INDEX.read_text("utf-8")), "utf-8")
 
 

@@ -61,6 +61,9 @@ def test_the_cards_are_those_of_the_pages() -> None:
     index = (ROOT / "docs" / "examples.md").read_text("utf-8")
     tool = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
     assert tool["listing"](index) == index, "python tools/gallery.py --list"
+    pages = [page for page in PAGES.values() if "<!-- standing -->" in page]
+    assert len(pages) > 9
+    assert all(tool["standing"](page) == page for page in pages), "python tools/gallery.py --list"
     assert set(re.findall(r"^examples/(\w+)$", index, flags=re.M)) == set(SCRIPTS)
     for name, script in SCRIPTS.items():
         assert f"(examples/{name}.md)**\n\n  {first_line(script)}\n" in index
