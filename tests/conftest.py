@@ -85,6 +85,14 @@ def pull(
     return sample.detach(), gradient
 
 
+def pulled(use: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """A value, and the gradients of a cost for all inputs."""
+    leaves = [each.detach().clone().requires_grad_() for each in inputs]
+    value = use(*leaves)
+    weight = normal(1, *value.shape, seed=3, dtype=value.dtype)[0]
+    return (value.detach(), *torch.autograd.grad(value, leaves, weight, materialize_grads=True))
+
+
 # The ways to use a sample of logits (*rows, K).
 USES: dict[str, Callable[..., Tensor]] = {
     "sample": lambda estimator, logits, **how: (

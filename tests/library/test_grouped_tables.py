@@ -14,6 +14,7 @@ from conftest import (
     assert_close,
     every_member,
     normal,
+    pulled,
     seeded,
 )
 from torch import Tensor
@@ -33,19 +34,12 @@ def by_hand(sample: Tensor, table: Tensor) -> Tensor:
 
 def looked_up(estimator: Any, logits: Tensor, table: Tensor, **how: Any) -> tuple[Tensor, ...]:
     """The selected rows, and the gradients of a cost for logits and table, without the one-hot sample."""
-    return _pulled(lambda x, t: estimator.choose(x, generator=seeded(), **how).select(t), logits, table)
+    return pulled(lambda x, t: estimator.choose(x, generator=seeded(), **how).select(t), logits, table)
 
 
 def multiplied(estimator: Any, logits: Tensor, table: Tensor, **how: Any) -> tuple[Tensor, ...]:
     """The same with it."""
-    return _pulled(lambda x, t: by_hand(estimator.sample(x, generator=seeded(), **how), t), logits, table)
-
-
-def _pulled(use: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-    leaves = [each.detach().clone().requires_grad_() for each in inputs]
-    rows = use(*leaves)
-    weight = normal(*rows.shape, seed=3, dtype=rows.dtype)
-    return (rows.detach(), *torch.autograd.grad(rows, leaves, weight))
+    return pulled(lambda x, t: by_hand(estimator.sample(x, generator=seeded(), **how), t), logits, table)
 
 
 @every_member

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from conftest import KINDS, MEMBERS, SOFT, assert_all_close, assert_close, assert_equal, normal, seeded
+from conftest import (
+    KINDS,
+    MEMBERS,
+    SOFT,
+    assert_all_close,
+    assert_close,
+    assert_equal,
+    normal,
+    pulled,
+    seeded,
+)
 from live_bytes import bytes_of, peak_of, saved_bytes
 from torch import Tensor
 from variants import DTYPES, every_soft_variant, make
@@ -51,14 +61,6 @@ def product(sample: Tensor, table: Tensor, by_group: bool = False) -> Tensor:
     rest = table.shape[2 if by_group else 1 :]
     rows = sample.view(*sample.shape, *(1 for _ in rest))
     return (rows * table).sum(sample.dim() - 1)
-
-
-def pulled(use: Use, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The value, and the gradients of a cost for all inputs."""
-    leaves = [each.detach().clone().requires_grad_() for each in inputs]
-    value = use(*leaves)
-    weight = normal(1, *value.shape, seed=3, dtype=value.dtype)[0]
-    return (value.detach(), *torch.autograd.grad(value, leaves, weight, materialize_grads=True))
 
 
 def mixed(estimator: Any, **how: Any) -> Use:

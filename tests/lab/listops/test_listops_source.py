@@ -196,6 +196,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert printed().startswith("listops\t90,000 + 1,000 + 10,000 ")
     splits = ("train", "valid", "test")
     assert printed().endswith(f"\tmissing: {', '.join(f'{split} (to be generated)' for split in splits)}\n")
+    assert not (tmp_path / "xdg").exists(), "looking makes nothing"
     cells = [line.split("\t") for line in printed("listops").splitlines()]
     assert [row[:2] for row in cells] == [[f"{split} (generated)", "sha256"] for split in splits]
     assert sorted(Path(row[2]) for row in cells) == cached(tmp_path)
