@@ -16,23 +16,6 @@ from gapped_lab.listops.language import draw, generate, parse
 SAMPLE = [text for _, text in generate(300, seed=11)]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("7", 7),
-        ("( ( ( [MIN 4 ) 2 ) ] )", 2),
-        ("( ( ( ( ( ( [MAX 4 ) 2 ) 9 ) 1 ) 0 ) ] )", 9),
-        ("( ( ( ( [SM 9 ) 8 ) 7 ) ] )", 4),
-        ("( ( ( ( [MED 9 ) 1 ) 3 ) ] )", 3),
-        ("( ( ( [MED 8 ) 1 ) ] )", 4),
-        ("( ( ( ( ( [MED 9 ) 4 ) 0 ) 5 ) ] )", 4),
-        ("( ( ( [SM ( ( ( [MAX 1 ) 6 ) ] ) ) ( ( ( [MIN 5 ) 8 ) ] ) ) ] )", 1),
-    ],
-)
-def test_values(text, value):
-    assert parse(text).value == value
-
-
 def test_trees_and_values_of_generated_expressions():
     assert max(map(count_tokens, SAMPLE)) > 100
     for text in SAMPLE:
