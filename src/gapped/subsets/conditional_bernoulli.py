@@ -11,8 +11,7 @@ out are chosen instead, with negated logits.
 
 A few elements of a CPU's tensors are drawn by running sums instead. With the weights
 :math:`w_i = e^{\theta_i}`, the sums :math:`F_m[i]` over the sets of `m` elements before `i` are running sums
-of :math:`w_i F_{m-1}[i]`. So the last of `m` elements before `i` is drawn by one search in :math:`F_m`,
-and the sum over all sets with an element is one of products of the sums before it and after it.
+of :math:`w_i F_{m-1}[i]`. So the last of `m` elements before `i` is drawn by one search in :math:`F_m`.
 
 All functions take `scores` `(*rows, n)`: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
@@ -254,21 +253,19 @@ def draw_few(scores: Tensor, k: int, generator: torch.Generator | None = None) -
 
 
 def moments_of_few(grad: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`covariance_product` and `marginals`."""
+    """`covariance_product` and `marginals`: derivatives of the logarithm of the sum over all sets."""
 
     def block(grad: Tensor, scores: Tensor) -> Tensor:
-        weights = _weights(scores, k)
-        # Of the elements before each, and of those after it.
-        both = torch.stack([weights, weights.flip(-1)])
-        sums = _before(both, k)
-        after = sums[:, 1].flip(0, -1)
-        scale = weights / (weights * sums[-1, 0]).sum(-1, keepdim=True)
-        chance = scale * (sums[:, 0] * after).sum(0)
-        # As in `covariance_product`.
-        grad = grad.double() - (chance * grad).sum(-1, keepdim=True) / k
-        slopes = _before(both, k, both * torch.stack([grad, grad.flip(-1)]), sums)
-        slope = (slopes[:, 0] * after + sums[:, 0] * slopes[:, 1].flip(0, -1)).sum(0)
-        result = torch.stack([chance * grad + scale * slope, chance], -2).to(scores.dtype)
+        with torch.enable_grad():
+            weights = total = _weights(scores.detach(), k).requires_grad_()
+            for _ in range(k - 1):
+                total = weights * F.pad(total.cumsum(-1)[..., :-1], (1, 0))
+            (slope,) = torch.autograd.grad(total.sum(-1).log().sum(), weights, create_graph=True)
+            chance = weights * slope
+            # As in `covariance_product`.
+            grad = grad.double() - (chance.detach() * grad).sum(-1, keepdim=True) / k
+            (slope,) = torch.autograd.grad((chance * grad).sum(), weights)
+        result = torch.stack([weights * slope, chance], -2).detach().to(scores.dtype)
         is_certain = _is_certain(scores, k) & (scores == scores)
         if not holds(is_certain):
             return result
@@ -285,19 +282,6 @@ def _weights(scores: Tensor, k: int) -> Tensor:
     least = torch.where(top == -torch.inf, torch.inf, top).amin(-1, keepdim=True)
     # What is so far above the others is selected for certain, with all digits that float64 has.
     return (scores.double() - least).clamp(max=_LARGEST / k - log(scores.shape[-1])).exp()
-
-
-def _before(weights: Tensor, k: int, slopes: Tensor | None = None, sums: Tensor | None = None) -> Tensor:
-    """The sums over the sets of 0, ..., k - 1 elements before each; with `slopes`, their derivatives."""
-    result = weights.new_zeros(k, *weights.shape)
-    if slopes is None:
-        result[0] = 1.0
-    for m in range(k - 1):
-        terms = weights * result[m]
-        if slopes is not None and sums is not None:
-            terms.addcmul_(slopes, sums[m])
-        torch.cumsum(terms[..., :-1], -1, out=result[m + 1, ..., 1:])
-    return result
 
 
 def kth_largest(scores: Tensor, k: int) -> Tensor:
