@@ -365,7 +365,7 @@ def test_half_precision_keeps_a_long_tail() -> None:
 )  # fmt: skip
 def test_parameters_out_of_range_are_named_if_validated(given: dict[str, Tensor]) -> None:
     with pytest.raises(gapped.GappedError, match=f"{next(iter(given))}: got values out of range"):
-        OneHotCategorical(**given)
+        OneHotCategorical(**given, validate_args=True)
     assert OneHotCategorical(**given, validate_args=False).probs.isnan().any()
 
 
