@@ -25,7 +25,7 @@ def gains(evidence: Evidence) -> dict[str, Any]:
     lines = [line for line in evidence.bench if line.width or line.run in having]
     benches = [each for each in timings(lines) if not each.device.startswith("CPU")]
     large = [each for each in benches if not each.width and each.find("gumbel-softmax", "triton")]
-    large = [each for each in large if each.reference("compiled") and _categories(each) >= FEWEST]
+    large = [each for each in large if _categories(each) >= FEWEST]
     ratios = [_ratios(each, "gumbel-softmax", "triton") for each in large]
     index = next(each for each in benches if each.width)
     by_index = [line for line in index.lines if (line.backend, line.form) == ("triton", "index")][-1]

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations
 from types import SimpleNamespace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gapped.nn import Routed, Router
+
+
+def as_graph(way: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A way that is recorded at its first call, forward and backward, and replayed afterwards."""
+
+    @cache
+    def record(*shapes: torch.Size) -> Callable[..., Tensor]:
+        inputs = tuple(torch.zeros(shape, device="cuda", requires_grad=True) for shape in shapes)
+        return cast(Callable[..., Tensor], torch.cuda.make_graphed_callables(way, inputs))
+
+    return lambda *inputs: record(*(each.shape for each in inputs))(*inputs)
 
 
 def product_and_sum(logits: Tensor, tables: Tensor) -> Tensor:
