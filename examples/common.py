@@ -13,7 +13,11 @@ from typing import Any
 
 import gapped
 from gapped.registry import spell as spell
-from gapped_lab.estimator_text import make, options_of, parse
+
+try:
+    from gapped_lab.estimator_text import make, options_of, parse
+except ModuleNotFoundError:
+    sys.exit("error: the examples need the laboratory: pip install -e . -e lab, in a clone")
 
 Result = Mapping[str, float | Sequence[float]]
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0)
