@@ -92,8 +92,8 @@ class Quantizer(Estimated):
             without it, `layer.tau = 0.7` sets the temperature too. It is not part of the state dict.
 
     Parameters of the module: `projection`, a `torch.nn.Linear`, and `codebook`, `(groups, codes, out_features
-    / groups)`. They start as wav2vec 2.0's do: normal weights of variance 1, no bias, entries uniform in [0,
-    1).
+    / groups)`. Weights start normal, of variance 1 / `in_features`, without bias, so that no code is certain
+    for inputs of variance 1; wav2vec 2.0's have variance 1. Entries start uniform in [0, 1), as theirs.
 
     >>> layer = Quantizer(16, 8, codes=320, groups=2, estimator="gst:tau=0.5")
     >>> result = layer(torch.randn(4, 50, 16))
@@ -127,7 +127,7 @@ class Quantizer(Estimated):
         self.in_features, self.dim, self.schedule = in_features, dim, schedule
         self.projection = torch.nn.Linear(in_features, groups * codes)
         self.codebook = torch.nn.Parameter(torch.empty(groups, codes, out_features // groups))
-        torch.nn.init.normal_(self.projection.weight)
+        torch.nn.init.normal_(self.projection.weight, std=in_features**-0.5)
         torch.nn.init.zeros_(self.projection.bias)
         torch.nn.init.uniform_(self.codebook)
         if schedule is not None:
