@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
@@ -138,7 +138,10 @@ class Rollout:
     embeddings: Tensor
     hidden: Tensor
     live: Tensor
-    _choices: list[LinearChoice] = field(repr=False)
+    _choices: list[LinearChoice]
+
+    def __repr__(self) -> str:
+        return f"Rollout(index={self.index})"
 
     @property
     def log_prob(self) -> Tensor:

@@ -497,3 +497,19 @@ def test_no_tokens_at_all(capacity: float | None) -> None:
     same = [torch.nn.Linear(D, D)] * E
     assert Router(D, E, capacity=capacity)(x).run(same, x).shape == (2, 0, D)
     assert route.balance == route.z == route.dropped == 0
+
+
+def test_running_means_keep_their_digits_in_half_precision() -> None:
+    router = Router(4, 3).to(torch.bfloat16)
+    assert router.projection.weight.dtype == torch.bfloat16
+    assert router.means.dtype == router.updates.dtype == torch.float32
+    assert Router(4, 3).double().means.dtype == torch.float64
+
+
+def test_estimator_and_capacity_may_be_set_as_they_are_given() -> None:
+    router = Router(4, 3, 2, capacity=1.0)
+    router.estimator, router.capacity = "straight-through", math.inf
+    route = router(normal(5, 4, dtype=torch.float32))
+    assert isinstance(router.estimator, gapped.StraightThrough)
+    assert route.dropped == 0
+    assert repr(route) == "Routed(tokens=(5,), k=2, experts=3)"

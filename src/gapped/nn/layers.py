@@ -32,7 +32,7 @@ class Estimated(torch.nn.Module):
 
     def __init__(self, estimator: Pathwise | str | None) -> None:
         super().__init__()
-        self.estimator = resolve_pathwise(estimator)
+        self.estimator = estimator
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Module's own would register a Parameter without a word to the property of that name.
@@ -53,7 +53,8 @@ class Estimated(torch.nn.Module):
         return self._given
 
     @estimator.setter
-    def estimator(self, estimator: Pathwise) -> None:
+    def estimator(self, given: Pathwise | str | None) -> None:
+        estimator = resolve_pathwise(given)
         for name in estimator.levels:
             self._parameters.pop(name, None)
             level = getattr(estimator, name)

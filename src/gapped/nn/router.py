@@ -123,6 +123,10 @@ class Routed:
     _source: Tensor
     """The slot of each place: past the last one if it is empty."""
 
+    def __repr__(self) -> str:
+        *rows, k = self.index.shape
+        return f"Routed(tokens={tuple(rows)}, k={k}, experts={len(self.load)})"
+
     @property
     def balance(self) -> Tensor:
         """The load-balance loss: experts times the sum over them of share times mean probability.
@@ -355,7 +359,7 @@ class Router(Estimated):
         counts = load
         if self.capacity is not None:
             # A number that compiled code has fixed, like the shapes that it gives.
-            each = operator.index(min(math.ceil(self.capacity * slots / experts), len(index)))
+            each = operator.index(math.ceil(min(self.capacity * slots / experts, len(index))))
             rank = every - bounds[ordered]
             is_sent, place, places = is_sent & (rank < each), ordered * each + rank, experts * each
             counts = load.clamp(max=each)
@@ -392,6 +396,13 @@ class Router(Estimated):
             self.updates.add_(counts > 0)
         # A copy: the next batch changes the means before this one's backward pass, perhaps.
         return self.means.clone()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.others == "mean":
+            # In half precision an update of a hundredth would be lost.
+            self.means, self.updates = simplex.computed(self.means), simplex.computed(self.updates)
+        return self
 
     def extra_repr(self) -> str:
         estimator = self.sparse_mixer or self.estimator
