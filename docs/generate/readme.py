@@ -115,8 +115,8 @@ def _study(evidence: Evidence) -> str:
         return f"{study.mean(cell):.1f}% on average, {study.shortfall(study.worst(cell), cell):.1f}% at worst"
 
     return (
-        f"above the best of {len(study.cells)} tuned settings, over the tasks of our study without a ReLU on the logits: "
-        f"{distance(DEFAULT)}; `F.gumbel_softmax` with tau=1: {distance(('STGS', 1.0))}"
+        f"above the best of {len(study.cells)} tuned settings, over the tasks of our study without a ReLU "
+        f"on the logits: {distance(DEFAULT)}; `F.gumbel_softmax` with tau=1: {distance(('STGS', 1.0))}"
     )
 
 

@@ -227,7 +227,7 @@ def test_nan_selects_no_code(estimator: str) -> None:
 
 
 def test_no_code_is_certain_at_first() -> None:
-    """Of 64 features of variance 1, logits have variance 1: a code in 512 has a probability of a few per cent."""
+    """Logits of 64 features of variance 1 have variance 1."""
     torch.manual_seed(0)
     result = gapped.nn.Quantizer(64, 4, codes=512)(normal(200, 64, dtype=torch.float32))
     assert 0.8 < result.logits.var() < 1.2
