@@ -23,6 +23,7 @@ from gapped.gradient import (
     jacobian_product,
     transformable,
     versions,
+    with_pull,
 )
 from gapped.kernels import backend
 from gapped.kernels.sampling.fused import AVERAGED, Fused
@@ -101,9 +102,10 @@ class Choice:
     def gate(self) -> Tensor:
         """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
         self._check_versions()
+        ones = _gate_of(self._logits, self._drawn)
         if not self._tensors:
-            return _gate_of(self._logits, self._drawn)
-        return _Gate.apply(self._logits, self._drawn, self._pull, *self._tensors)  # type: ignore[no-any-return, no-untyped-call]
+            return ones
+        return attach(ones, self._logits, self._drawn, self._pull, *self._tensors)
 
     def _check_versions(self) -> None:
         # Autograd checks these tensors from the first use of the choice on, but not before it.
@@ -237,6 +239,18 @@ def _gate_of(logits: Tensor, index: Tensor) -> Tensor:
     return _only_sampled(ones, index, logits.shape[-1])
 
 
+def attach(value: Tensor, logits: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
+    """`value` at the drawn categories, which is given away, as a function of the logits."""
+    # Detached: compilers take no tensor twice.
+    return with_pull(value, logits, partial(_pull_at_index, pull), logits.detach(), index, *tensors)
+
+
+def _pull_at_index(
+    pull: Pull, grad: Tensor, like: Tensor, logits: Tensor, index: Tensor, *tensors: Tensor | None
+) -> Tensor:
+    return pull(logits, index, grad, True, *tensors)
+
+
 def _summed(grad: Tensor, table: Tensor, index: Tensor, categories: int, is_grouped: bool) -> Tensor:
     """The gradient of the tables, by that at the selected rows."""
     if backend.takes_table(table, index) and not torch.are_deterministic_algorithms_enabled():
@@ -313,24 +327,3 @@ class _TransformedSelect(_Select):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _save(ctx, inputs)
-
-
-@transformable
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(logits: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
-        return batched_with(_gate_of(logits, index), *tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, index, ctx.pull, *tensors = inputs
-        ctx.save_for_backward(logits, index, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        logits, index, *tensors = ctx.saved_tensors
-
-        def product(grad: Tensor) -> Tensor:
-            return cast(Tensor, ctx.pull(logits, index, grad, True, *tensors))
-
-        return first_order(product, logits, grad), None, None, *(None for _ in tensors)

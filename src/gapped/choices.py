@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import batched_with, check_table, in_eager_mode, is_integer, note_backend
-from gapped.choice import _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect
+from gapped.checks import check_table, in_eager_mode, is_integer, note_backend
+from gapped.choice import _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect, attach
 from gapped.errors import reject
-from gapped.gradient import first_order, is_differentiated, jacobian_product, transformable, versions
+from gapped.gradient import is_differentiated, jacobian_product, versions
 from gapped.kernels.backend import takes_choices
 from gapped.pathwise import Pathwise, Source, resolve_pathwise
 from gapped.pathwise.gst import GST
@@ -63,12 +63,12 @@ class Choices:
     _logits: Tensor
     """What the gradient goes to: the rows, or a `handle` of them."""
     _law: Law
-    _pull: Pull | None
+    _pull: Pull | None = None
     """None without a gradient."""
-    _pull_weights: Pull | None
+    _pull_weights: Pull | None = None
     """The gradient by that of weights, whose tensors are the weights themselves and those of `_pull`."""
-    _tensors: tuple[Tensor | None, ...]
-    _versions: tuple[int, ...]
+    _tensors: tuple[Tensor | None, ...] = ()
+    _versions: tuple[int, ...] = ()
     _values: tuple[Tensor, Tensor] | None = None
     """Gates and weights, where a kernel wrote them; the latter in float32."""
 
@@ -92,13 +92,16 @@ class Choices:
         >>> logits = torch.zeros(2, 6, requires_grad=True)
         >>> gapped.choose(logits, k=2).gate()
         tensor([[1., 1.],
-                [1., 1.]], grad_fn=<_DrawnBackward>)
+                [1., 1.]], grad_fn=<_WithPullBackward>)
         """
         self._check_versions()
-        value = self._values[0] if self._values else _gate_of(self._rows, self._drawn)
+        if self._values:
+            value = self._values[0].to(self._rows.dtype, copy=True)
+        else:
+            value = _gate_of(self._rows, self._drawn)
         if self._pull is None:
-            return value.clone()
-        return _attach(self._logits, value, self._drawn, self._pull, *self._tensors)
+            return value
+        return attach(value, self._logits, self._drawn, self._pull, *self._tensors)
 
     def weights(self) -> Tensor:
         """The probabilities of the drawn categories, normalised, `(*rows, k)`; zero in places without one.
@@ -111,11 +114,12 @@ class Choices:
         tensor([0.5000, 0.5000])
         """
         self._check_versions()
-        value = self._values[1] if self._values else _weights_of(self._rows.detach(), self._drawn)
+        weights = self._values[1] if self._values else _weights_of(self._rows.detach(), self._drawn)
+        # A copy: the weights are kept for the backward pass.
+        value = weights.to(self._rows.dtype, copy=True)
         if self._pull_weights is None:
-            return value.to(self._rows.dtype, copy=True)
-        tensors = (value, *self._tensors)
-        return _attach(self._logits, value.detach(), self._drawn, self._pull_weights, *tensors)
+            return value
+        return attach(value, self._logits, self._drawn, self._pull_weights, weights, *self._tensors)
 
     def select(self, table: Tensor) -> Tensor:
         """The rows of a table that the categories select: `table[index]`, for a table `(K, *rest)`.
@@ -193,7 +197,7 @@ def choose(
         index = (_draw_set if is_set else _draw_sequence)(scores, k, fitted, generator)
         index = torch.where(scores[..., :1].isnan(), scores.shape[-1] + 1, index)
     if not wants_gradient:
-        return Choices(index, rows, rows, law, None, None, (), ())
+        return Choices(index, rows, rows, law)
     pull, tensors = partial(_pull_set if is_set else _pull_sequence, fitted), fitted.tensors
     seen = _seen((rows, *tensors))
     return Choices(index, rows, rows, law, pull, partial(_pull_weights, pull), tensors, seen)
@@ -204,7 +208,7 @@ def _choose_one(estimator: Pathwise, rows: Tensor, law: Law, generator: torch.Ge
     choice = estimator.choose(rows, generator=generator)
     index, tensors = choice._drawn.unsqueeze(-1), choice._tensors
     if not tensors:
-        return Choices(index, rows.detach(), rows.detach(), law, None, None, (), ())
+        return Choices(index, rows.detach(), rows.detach(), law)
     pull = partial(_pull_one, choice._pull)
     seen = _seen((rows, *tensors))
     return Choices(index, rows, choice._logits, law, pull, partial(_pull_weights, pull), tensors, seen)
@@ -225,12 +229,12 @@ def _choose_by_kernel(
     drawn = kernel.draw(rows.detach(), k, generator, estimator.draw == "argmax")
     values = (drawn.gates, drawn.weights)
     if not wants_gradient:
-        return Choices(drawn.index, rows, rows, "subset", None, None, (), (), values)
+        return Choices(drawn.index, rows, rows, "subset", _values=values)
     pull: Pull = partial(_pull_set, estimator)
     pull_weights: Pull = partial(_pull_weights, pull)
     tensors = estimator.tensors
     if isinstance(estimator, ReinMax | StraightThrough) and _is_one(estimator.tau):
-        pull, pull_weights = partial(_pull_kernel, estimator), partial(_pull_kernel_weights, estimator)
+        pull = pull_weights = partial(_pull_kernel, estimator)
         tensors = (drawn.place, drawn.sums)
     return Choices(
         drawn.index, rows, rows, "subset", pull, pull_weights, tensors, _seen((rows, *tensors)), values
@@ -338,34 +342,16 @@ def _pull_weights(
 
 
 def _pull_kernel(
-    estimator: Pathwise,
-    logits: Tensor,
-    index: Tensor,
-    grad: Tensor,
-    at_index: bool,
-    place: Tensor,
-    sums: Tensor,
+    estimator: Pathwise, logits: Tensor, index: Tensor, grad: Tensor, at_index: bool, *tensors: Tensor
 ) -> Tensor:
+    """The gradient by that of gates, or of weights, which then are the first of the `tensors`."""
     if not at_index:
         return _pull_set(estimator, logits, index, grad, at_index)
     from gapped.kernels import choices as kernel
 
-    return kernel.gradient(logits, place, grad, None, sums, isinstance(estimator, ReinMax))
-
-
-def _pull_kernel_weights(
-    estimator: Pathwise,
-    logits: Tensor,
-    index: Tensor,
-    grad: Tensor,
-    at_index: bool,
-    weights: Tensor,
-    place: Tensor,
-    sums: Tensor,
-) -> Tensor:
-    from gapped.kernels import choices as kernel
-
-    return kernel.gradient(logits, place, grad, weights, sums, isinstance(estimator, ReinMax))
+    *weights, place, sums = tensors
+    only = weights[0] if weights else None
+    return kernel.gradient(logits, place, grad, only, sums, isinstance(estimator, ReinMax))
 
 
 def _pull_one(
@@ -460,50 +446,3 @@ def _log_prob_of_sequence(scores: Tensor, index: Tensor) -> Tensor:
         total = total + torch.where(at.squeeze(-1) == categories, 0.0, step)
         scores = torch.where(torch.arange(categories, device=scores.device) == at, -torch.inf, scores)
     return total
-
-
-def _attach(logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None) -> Tensor:
-    """`value`, in the dtype of the logits, as a function of them whose gradient is that of `pull`."""
-    function = _Drawn if in_eager_mode() else _TransformedDrawn
-    return function.apply(logits, value, index, pull, *tensors)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Drawn(torch.autograd.Function):
-    """Values at the drawn categories, whose gradient `pull` sends to the logits."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
-    ) -> Tensor:
-        _save(ctx, (logits, value, index, pull, *tensors))
-        # A copy: autograd forbids returning an input as it is.
-        return value.to(logits.dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-        logits, index, *tensors = ctx.saved_tensors
-
-        def product(grad: Tensor) -> Tensor:
-            return cast(Tensor, ctx.pull(logits, index, grad, True, *tensors))
-
-        return first_order(product, logits, grad), None, None, None, *(None for _ in tensors)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    logits, _, index, ctx.pull, *tensors = inputs
-    ctx.save_for_backward(logits, index, *tensors)
-
-
-@transformable
-class _TransformedDrawn(_Drawn):
-    """`_Drawn` in the form that compilers and function transforms understand."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        logits: Tensor, value: Tensor, index: Tensor, pull: Pull, *tensors: Tensor | None
-    ) -> Tensor:
-        return batched_with(value.to(logits.dtype, copy=True), *tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _save(ctx, inputs)

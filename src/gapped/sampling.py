@@ -148,7 +148,7 @@ def choose(
     >>> logits = torch.zeros(2, 4, requires_grad=True)
     >>> choice = choose(logits, generator=torch.Generator().manual_seed(0))
     >>> choice.index.shape, choice.select(torch.eye(4)).shape, choice.gate()
-    (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_GateBackward>))
+    (torch.Size([2]), torch.Size([2, 4]), tensor([1., 1.], grad_fn=<_WithPullBackward>))
     >>> choices = choose(logits, k=2)
     >>> choices.index.shape, choices.weights().sum(-1)
     (torch.Size([2, 2]), tensor([1., 1.], grad_fn=<SumBackward1>))
