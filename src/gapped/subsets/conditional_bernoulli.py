@@ -284,17 +284,6 @@ def _weights(scores: Tensor, k: int) -> Tensor:
     return (scores.double() - least).clamp(max=_LARGEST / k - log(scores.shape[-1])).exp()
 
 
-def kth_largest(scores: Tensor, k: int) -> Tensor:
-    """The `k`-th largest score of each row, `(*rows, 1)`; any number where there are no more than `k`."""
-    n = scores.shape[-1]
-    if 2 * k <= n:
-        return scores.topk(k).values[..., -1:]
-    # The rest is smaller, so it is sorted instead: it begins after the elements that do not exist.
-    absent = (scores == -torch.inf).sum(-1, keepdim=True)
-    rest = torch.where(scores == -torch.inf, torch.inf, scores).topk(n - k + 1, largest=False).values
-    return rest.gather(-1, (n - k - absent).clamp(min=0))
-
-
 def _is_certain(scores: Tensor, k: int) -> Tensor:
     """Rows in which all elements are selected, as there are no more than `k`."""
     return (scores != -torch.inf).sum(-1, keepdim=True) <= k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,14 +22,13 @@ from gapped.checks import (
     note_backend,
 )
 from gapped.errors import reject
-from gapped.gradient import is_differentiated
+from gapped.gradient import is_differentiated, with_pull
 from gapped.kernels.backend import takes_groups
 from gapped.pathwise import resolve_pathwise
 from gapped.pathwise.gst import GST, Gap
 from gapped.pathwise.straight_through import StraightThrough
 from gapped.simplex import divide, per_row
 from gapped.subsets import conditional_bernoulli as law
-from gapped.subsets.differentiable import with_marginals
 from gapped.texts import gap_of
 
 
@@ -219,4 +219,22 @@ def _sample(
         if not hard:
             value = law.marginals(surrogate, k, backend=backend)
     value = value.to(rows.dtype)
-    return with_marginals(value, rows, surrogate, 1 / tau, k, backend) if wants_gradient else value
+    if not wants_gradient:
+        return value
+    number, weight = (1.0, 1 / tau) if isinstance(tau, Tensor) else (1 / tau, None)
+    return with_pull(value, rows, partial(_pull, k, backend, number), surrogate, weight)
+
+
+def _pull(
+    k: int,
+    backend: str,
+    number: float,
+    grad: Tensor,
+    like: Tensor,
+    scores: Tensor,
+    weight: Tensor | None,
+) -> Tensor:
+    """The gradient of the marginals at `scores`, times a number, or weights of the rows."""
+    product = law.covariance_product(grad, scores, k, backend=backend)
+    product = product if weight is None else product * weight
+    return (product if number == 1 else product * number).to(like.dtype)
