@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from gapped.checks import check_count, check_flag, check_mask, holds, is_integer
 from gapped.docstrings import documented
 from gapped.errors import reject
-from gapped.gradient import first_order, versions
+from gapped.gradient import first_order
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import slices
-from gapped.vocabulary import LinearChoice, check_ordinary, linear_choice
+from gapped.vocabulary import LinearChoice, check_ordinary, choice_of, linear_choice
 from gapped.vocabulary.head import Draws, Layer, rows_of_a_chunk
 
 
@@ -245,12 +245,9 @@ def _together(
             least=rows_of_a_chunk(head.estimator, len(weight), hidden.device, False),
         )
         exists = mask if mask is None or mask.dim() < 2 else mask.expand(batch, -1)[texts]
-        layer = Layer(states, weight, bias, exists)
-        if not torch.is_grad_enabled():
-            layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
         steps = zip(*(each._draws.of(texts) for each in choices), strict=True)
         draws = Draws(*(None if each[0] is None else torch.cat(each) for each in steps))  # type: ignore[arg-type]
-        together.append(LinearChoice(draws, own, layer, versions((*layer, *own.estimator.tensors))))
+        together.append(choice_of(draws, own, Layer(states, weight, bias, exists)))
     return together
 
 

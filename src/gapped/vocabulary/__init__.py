@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -25,10 +25,6 @@ from gapped.vocabulary.head import (
     Vocabulary,
     attach,
     matrix,
-    pull_entropy,
-    pull_gates,
-    pull_log_prob,
-    pull_rows,
     rows_of_a_chunk,
 )
 
@@ -142,9 +138,14 @@ def linear_choice(
     layer = Layer(hidden, weight, bias, mask)
     with torch.no_grad(), without_autocast(hidden.device):
         draws = head.draw(layer, given)
+    return choice_of(draws, head, layer, given is not None)
+
+
+def choice_of(draws: Draws, head: Head, layer: Layer, is_given: bool = False) -> LinearChoice:
+    """What was drawn as an object; without a gradient where autograd is off."""
     if not torch.is_grad_enabled():
         layer = Layer(*(None if each is None else each.detach() for each in layer))  # type: ignore[arg-type]
-    return LinearChoice(draws, head, layer, versions((*layer, *fitted.tensors)), given is not None)
+    return LinearChoice(draws, head, layer, versions((*layer, *head.estimator.tensors)), is_given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,12 +153,8 @@ class LinearChoice:
     """One category per row out of a vocabulary, with a gradient.
 
     `gapped.linear_choice(hidden, weight)` returns it. Its logits, `hidden @ weight.T + bias`, are never
-    written, and the backward pass of each use computes them once more:
-
-    - `index`: the categories, integers.
-    - `select(table)`: the rows of a table that they pick, such as their embeddings.
-    - `gate()`: ones that carry the gradient.
-    - `log_prob`, `entropy`: of each row. Categories that were given, by `index=`, have these two alone.
+    written, and the backward pass of each use computes them once more. Categories that were given, by
+    `index=`, have `log_prob` and `entropy` alone.
     """
 
     _draws: Draws
@@ -199,7 +196,7 @@ class LinearChoice:
             with torch.no_grad(), without_autocast(self._draws.category.device):
                 law = self._head.draw(self._layer, self._draws.category).law
             assert law is not None
-        return self._attached(law[:, 0].clone(), pull_log_prob)
+        return self._attached(law[:, 0].clone(), self._head.part.pull_log_prob)
 
     @property
     @uncompiled
@@ -215,7 +212,7 @@ class LinearChoice:
         """
         with torch.no_grad(), without_autocast(self._draws.category.device):
             entropy = self._head.entropy(self._layer)
-        return self._attached(entropy, pull_entropy)
+        return self._attached(entropy, self._head.pull_entropy)
 
     @uncompiled
     def select(self, table: Tensor) -> Tensor:
@@ -238,7 +235,7 @@ class LinearChoice:
         with torch.no_grad():
             entries = matrix(table).index_select(0, part.place(index))
             entries = part.total(part.own(entries, index, out=entries))
-        return self._attached(entries, pull_rows, table)
+        return self._attached(entries, part.pull, table)
 
     @uncompiled
     def gate(self) -> Tensor:
@@ -246,7 +243,7 @@ class LinearChoice:
         self._check_drawn()
         part, index = self._head.part, self._draws.category
         ones = part.own(torch.ones_like(index, dtype=self._head.dtype), index)
-        return self._attached(part.total(ones), pull_gates)
+        return self._attached(part.total(ones), partial(part.pull, at_index=True))
 
     def _check_drawn(self) -> None:
         if self._is_given:

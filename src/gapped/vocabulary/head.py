@@ -344,6 +344,11 @@ class Head(NamedTuple):
             estimator = chunk.estimator.of_rows(count, rows)
             yield rows, chunk._replace(logits=of_rows(chunk.logits, rows), estimator=estimator)
 
+    def pull_entropy(self, chunk: Chunk, draws: Draws, grad: Tensor) -> None:
+        """Write the gradient of the logits in their place, by that of the entropies."""
+        for rows, part in self.parts(chunk):
+            self.part.pull_entropy(part, of_rows(grad, rows))
+
     def _numbers(self, hidden: Tensor, *each: int) -> Tensor:
         """Room for a number, or several, per row."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -383,7 +388,11 @@ class Head(NamedTuple):
         buffer = hidden.new_empty(max(spare, held * self.row_bytes), dtype=torch.uint8)
         logits = buffer[: held * self.row_bytes].view(self.dtype).view(held, self.part.here)
         for_hidden = hidden.new_empty(hidden.shape) if wanted[0] else None
-        for_weight = _sum_like(weight, dtype, hidden) if wanted[1] else None
+        for_weight = None
+        if wanted[1]:
+            for_weight = torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+            # Without rows nothing is written.
+            for_weight = for_weight if len(hidden) else for_weight.zero_()
         for_bias = simplex.computed(weight[:0]).new_zeros(len(weight)) if wanted[2] else None
         for rows in slices(len(hidden), spans.span):
             own = self.write_logits(layer, rows, logits[: rows.stop - rows.start])
@@ -409,12 +418,6 @@ def _in_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _sum_dtype(weight: Tensor) -> torch.dtype:
     """The dtype that the weight's gradient is added up in: on a GPU its own, to need no copy in float32."""
     return weight.dtype if weight.is_cuda else simplex.computed(weight[:0]).dtype
-
-
-def _sum_like(weight: Tensor, dtype: torch.dtype, hidden: Tensor) -> Tensor:
-    """Room for a sum over rows, which is zero if there are none."""
-    total = torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
-    return total if len(hidden) else total.zero_()
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
@@ -520,40 +523,8 @@ def seeded(key: Tensor) -> torch.Generator:
     return torch.Generator(key.device).manual_seed(int(key))
 
 
-class Matrices(NamedTuple):
-    """What a gradient at selected rows is multiplied with, and where the product is written."""
-
-    table: Tensor
-    """`(V, width)`"""
-    product: Tensor
-    """Room for the product of a part of the rows."""
-
-
-Pull = Callable[[Head, Chunk, Draws, Tensor, Matrices | None], None]
-"""Writes the gradient of a chunk's logits in their place, by that of the rows of a result."""
-
-
-def pull_rows(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
-    assert matrices is not None
-    dense = matrices.product[: len(grad)]
-    if matrices.table.dtype == dense.dtype:
-        torch.mm(grad, matrices.table.mT, out=dense)
-    else:
-        dense.copy_(grad @ matrices.table.mT)
-    head.part.pull(chunk, draws, dense)
-
-
-def pull_gates(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
-    head.part.pull(chunk, draws, grad, at_index=True)
-
-
-def pull_log_prob(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
-    head.part.pull_log_prob(chunk, draws, grad)
-
-
-def pull_entropy(head: Head, chunk: Chunk, draws: Draws, grad: Tensor, matrices: Matrices | None) -> None:
-    for rows, part in head.parts(chunk):
-        head.part.pull_entropy(part, of_rows(grad, rows))
+Pull = Callable[[Chunk, Draws, Tensor], None]
+"""Writes the gradient of a chunk's logits in their place, by that of its rows of a result."""
 
 
 def matrix(values: Tensor) -> Tensor:
@@ -589,7 +560,7 @@ class _Attached(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.mark_dirty(value)
         # Not the choice itself: what offloads or recomputes saved tensors must see all that are large.
-        ctx.pull, ctx.is_dense, ctx.head, ctx.is_tied = pull, pull is pull_rows, head, is_tied
+        ctx.pull, ctx.is_dense, ctx.head, ctx.is_tied = pull, is_tied or table is not None, head, is_tied
         # An output without entries, for the backward pass: what depends on it depends on the layer.
         anchor = value.new_empty(0)
         # Levels too, so that autograd notices if they are changed before the backward pass.
@@ -633,13 +604,20 @@ def _layer_gradients(
     if not any(wanted):
         return None, None, None
     spans = head.spans(layer.weight, spare, grad.nbytes, ctx.is_dense)
-    matrices = None
     if ctx.is_dense:
-        used = layer.weight if table is None else table
+        entries = matrix(layer.weight if table is None else table)
         rows = min(spans.part, head.shape.numel())
-        matrices = Matrices(matrix(used), grad.new_empty((rows, head.part.here), dtype=head.dtype))
+        dense = grad.new_empty((rows, head.part.here), dtype=head.dtype)
 
     def pull(chunk: Chunk) -> None:
-        ctx.pull(head, chunk, draws.of(chunk.rows), grad[chunk.rows], matrices)
+        own = grad[chunk.rows]
+        if ctx.is_dense:
+            product = dense[: len(own)]
+            if entries.dtype == product.dtype:
+                torch.mm(own, entries.mT, out=product)
+            else:
+                product.copy_(own @ entries.mT)
+            own = product
+        ctx.pull(chunk, draws.of(chunk.rows), own)
 
     return head.gradients(layer, wanted, spans, spare, pull)
