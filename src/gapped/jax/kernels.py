@@ -112,7 +112,7 @@ def _plain_forward(plain: Pathwise, levels: Levels, key: Array, scores: Array) -
     """`forward` by XLA, but for the numbers per row, which `_plain_backward` computes again."""
     estimator, rows = plain.with_levels(levels), rows_of(scores)
     draw = estimator.draw_category(key, rows.logits)
-    value, category, *_ = estimator.evaluate(rows.logits, draw).outcome(rows, draw)
+    value, category = estimator.evaluate(rows.logits, draw).outcome(rows, draw)
     return value, category.astype(jnp.int32), jnp.zeros(stats_shape(scores), jnp.float32)
 
 

@@ -25,7 +25,7 @@ from jax import Array
 
 from gapped.docstrings import documented_in_jax as documented
 from gapped.errors import reject
-from gapped.jax import kernels
+from gapped.jax import kernels, simplex
 from gapped.jax.checks import (
     check_count,
     check_flag,
@@ -39,21 +39,7 @@ from gapped.jax.checks import (
 )
 from gapped.jax.gradient import Points, attach, jacobian_product
 from gapped.jax.kernels import Fused
-from gapped.jax.simplex import (
-    Rows,
-    conditional_gumbel,
-    expected_gap,
-    halfway_odds,
-    inverse_cdf,
-    log_expected_odds,
-    log_exponential,
-    masked,
-    one_hot,
-    per_row,
-    rows_of,
-    separate,
-    uniform,
-)
+from gapped.jax.simplex import Rows, per_row, rows_of
 
 if TYPE_CHECKING:
     from gapped.jax.choice import Choice
@@ -79,19 +65,6 @@ class Draw(NamedTuple):
     """Further noise of the surrogate, in the estimator's own form."""
     total: Any = None
     """The sum of the exponentials of each row's logits, `(*rows)`, where the draw has it."""
-
-
-class Outcome(NamedTuple):
-    """A sample of `(*rows, K)` logits that does not carry its gradient yet."""
-
-    value: Array
-    """The sample, in the shape and dtype of the logits."""
-    category: Array
-    """The category of each row; `K` or `K + 1` where it has none."""
-    top: Array
-    """The largest logit of each row, `(*rows, 1)`."""
-    total: Array
-    """`Draw.total`; zeros where the draw does not have it."""
 
 
 @documented
@@ -145,9 +118,9 @@ class Pathwise(ABC):
             return jnp.moveaxis(kernels.sample(*frozen.split_levels(), key, scores), -1, axis)
         draw = frozen.draw_category(key, rows.logits)
         frozen = frozen.evaluate(rows.logits, draw)
-        value, *numbers = frozen.outcome(rows, draw)
+        value, category = frozen.outcome(rows, draw)
         plain, levels = frozen.split_levels()
-        sample = attach(plain.pull, value, scores, levels, key, rows.scores, *numbers)
+        sample = attach(plain.pull, value, scores, levels, key, rows.scores, category, rows.top, draw.total)
         return jnp.moveaxis(estimator.attach_tau(sample, rows, draw), -1, axis)
 
     __call__ = sample
@@ -172,7 +145,7 @@ class Pathwise(ABC):
         check_logits(logits, axis)
         check_where(where, logits, axis)
         levels = {name: fit(name, getattr(self, name), logits, axis) for name in self.levels}
-        return self.with_levels(levels), jnp.moveaxis(masked(jnp.asarray(logits), where), axis, -1)
+        return self.with_levels(levels), jnp.moveaxis(simplex.masked(jnp.asarray(logits), where), axis, -1)
 
     def freeze(self) -> Self:
         """This estimator with levels that must not be differentiated."""
@@ -202,11 +175,11 @@ class Pathwise(ABC):
 
     def noise(self, key: Array, logits: Array) -> Any:
         """All that is random: by default, that of `inverse_cdf`."""
-        return uniform(key, logits)
+        return simplex.uniform(key, logits)
 
     def draw(self, logits: Array, noise: Any) -> Draw:
         """The category of each row, and what the surrogate needs of the noise."""
-        category, total = inverse_cdf(jnp.exp(logits), noise)
+        category, total = simplex.inverse_cdf(jnp.exp(logits), noise)
         return Draw(category, total=total.astype(logits.dtype))
 
     def draw_category(self, key: Array, logits: Array) -> Draw:
@@ -221,16 +194,15 @@ class Pathwise(ABC):
     def points(self, logits: Array, draw: Draw) -> Points:
         """The points and weights that belong to `draw`."""
 
-    def outcome(self, rows: Rows, draw: Draw) -> Outcome:
-        """A sample of these rows, and the numbers that `pull` takes."""
+    def outcome(self, rows: Rows, draw: Draw) -> tuple[Array, Array]:
+        """A sample of these rows, and the category of each: `K` or `K + 1` where it has none."""
         category = rows.mark(draw.category)
         if self.hard:
-            value = one_hot(category, rows.scores.shape[-1], rows.scores.dtype)
+            value = simplex.one_hot(category, rows.scores.shape[-1], rows.scores.dtype)
         else:
             points, _, mass = self.points(rows.logits, draw)
             value = rows.fill((points / mass).mean(0)).astype(rows.scores.dtype)
-        total = jnp.zeros_like(rows.top[..., 0]) if draw.total is None else draw.total
-        return Outcome(value, category, rows.top, total)
+        return value, category
 
     def gradient(self, grad: Array, rows: Rows, draw: Draw) -> Array:
         """The gradient of the logits, in float32 or float64."""
@@ -245,7 +217,7 @@ class Pathwise(ABC):
         mean = (points.points * grad.astype(points.points.dtype)).sum(-1, keepdims=True) / points.mass
         if not self.has_noise:
             # Else the compiler would write the points, to read them again once their sums are there.
-            scores, mean, mass = separate((rows.scores, mean, points.mass))
+            scores, mean, mass = simplex.separate((rows.scores, mean, points.mass))
             points = self.points(Rows(scores, rows.top).logits, draw)._replace(mass=mass)
         return rows.fill(jacobian_product(grad, *points, mean))
 
@@ -257,14 +229,17 @@ class Pathwise(ABC):
         scores: Array,
         category: Array,
         top: Array,
-        total: Array,
+        total: Array | None,
     ) -> Array:
-        """The gradient of logits whose sample has this `Outcome`, once the levels are back: see `attach`."""
+        """The gradient of logits whose sample has this category, once the levels are back: see `attach`.
+
+        `top` is the largest logit of each row, `(*rows, 1)`, and `total` is `Draw.total`.
+        """
         estimator, rows, draw = self.with_levels(levels), Rows(scores, top), Draw(category, total=total)
         # A gradient at a category that does not exist may be anything.
         grad = jnp.where(scores == -jnp.inf, 0.0, grad)
         if self.has_noise:
-            draw = estimator.draw_category(key if self.keeps_noise else separate(key), rows.logits)
+            draw = estimator.draw_category(key if self.keeps_noise else simplex.separate(key), rows.logits)
         return estimator.evaluate(rows.logits, draw).gradient(grad, rows, draw)
 
     def attach_tau(self, sample: Array, rows: Rows, draw: Draw) -> Array:
@@ -311,7 +286,7 @@ class DecoupledGumbelSoftmax(Pathwise):
         return Fused(self.name, not self.hard, {"tau": self.tau, "tau_forward": self.tau_forward})
 
     def noise(self, key: Array, logits: Array) -> Array:
-        return log_exponential(key, logits.shape, logits.dtype)
+        return simplex.log_exponential(key, logits.shape, logits.dtype)
 
     def draw(self, logits: Array, noise: Array) -> Draw:
         scores = logits / per_row(self.tau_forward, logits) - noise
@@ -366,7 +341,7 @@ class GapMax(Pathwise):
 
     def points(self, logits: Array, draw: Draw) -> Points:
         tau, total = per_row(self.tau, logits), draw.total[..., None]
-        odds = halfway_odds(logits, total) ** (1 / tau)
+        odds = simplex.halfway_odds(logits, total) ** (1 / tau)
         odds = jnp.where(jnp.arange(logits.shape[-1]) == draw.category[..., None], 1.0, odds)
         weight = jnp.broadcast_to(2 / tau, (*logits.shape[:-1], 1)).astype(logits.dtype)
         weights = jnp.stack([weight, jnp.full_like(weight, -0.5)])
@@ -427,7 +402,7 @@ class GST(Pathwise):
     def fused(self) -> Fused | None:
         if isinstance(self.gap, str):
             return Fused("gst-auto", not self.hard, {"tau": self.tau})
-        if callable(self.gap) and self.gap is not expected_gap:
+        if callable(self.gap) and self.gap is not simplex.expected_gap:
             return None
         gap = None if callable(self.gap) else self.gap
         return Fused("gst", not self.hard, {"tau": self.tau, "gap": gap})
@@ -446,7 +421,7 @@ class GST(Pathwise):
         tau = per_row(self.tau, logits)
         selected = jnp.arange(logits.shape[-1]) == draw.category[..., None]
         if isinstance(self.gap, str):
-            lowered = log_expected_odds(logits - jnp.log(draw.total)[..., None])
+            lowered = simplex.log_expected_odds(logits - jnp.log(draw.total)[..., None])
         else:
             lowered = jnp.minimum(logits, -per_row(self.gap, logits))
         return softmax_points(jnp.where(selected, 0.0, lowered)[None] / tau, 1 / tau)
@@ -501,13 +476,13 @@ class GumbelRao(Pathwise):
 
     def noise(self, key: Array, logits: Array) -> tuple[Array, Array]:
         first, second = jax.random.split(key)
-        log_e = log_exponential(second, (self.samples, *logits.shape), logits.dtype)
-        return uniform(first, logits), log_e
+        log_e = simplex.log_exponential(second, (self.samples, *logits.shape), logits.dtype)
+        return simplex.uniform(first, logits), log_e
 
     def draw(self, logits: Array, noise: tuple[Array, Array]) -> Draw:
-        category, total = inverse_cdf(jnp.exp(logits), noise[0])
+        category, total = simplex.inverse_cdf(jnp.exp(logits), noise[0])
         log_p = logits - jnp.log(total.astype(logits.dtype))[..., None]
-        return Draw(category, conditional_gumbel(log_p, category, noise[1]))
+        return Draw(category, simplex.conditional_gumbel(log_p, category, noise[1]))
 
     def points(self, logits: Array, draw: Draw) -> Points:
         tau = per_row(self.tau, logits)
@@ -559,7 +534,7 @@ class GumbelSoftmax(Pathwise):
         return None if is_array(self.tau) else Fused(self.name, not self.hard, {"tau": self.tau})
 
     def noise(self, key: Array, logits: Array) -> Array:
-        return log_exponential(key, logits.shape, logits.dtype)
+        return simplex.log_exponential(key, logits.shape, logits.dtype)
 
     def draw(self, logits: Array, noise: Array) -> Draw:
         scores = logits - noise
@@ -634,7 +609,7 @@ class ReinMax(Pathwise):
         return Fused(self.name, not self.hard, {"tau": self.tau})
 
     def points(self, logits: Array, draw: Draw) -> Points:
-        hard = one_hot(draw.category, logits.shape[-1], logits.dtype)
+        hard = simplex.one_hot(draw.category, logits.shape[-1], logits.dtype)
         sharp = jnp.exp(logits / per_row(self.tau, logits))
         halfway = (sharp / sharp.sum(-1, keepdims=True) + hard) / 2
         weights = jnp.asarray([2.0, -0.5], logits.dtype).reshape(2, *(1,) * logits.ndim)
