@@ -40,13 +40,7 @@ is dense and may be overwritten, or, with `at_index`, given at the selected entr
 class Choice:
     """One category per row, by its index, with the gradient of an estimator.
 
-    `gapped.choose(logits)` returns it. It stands for the one-hot sample D, which is never written:
-
-    - `index`: the categories, integers.
-    - `select(table)`: the rows of a table that they pick, D V for the table V, as an embedding look-up.
-    - `gate()`: ones, the entries of D at the categories, to be multiplied with the result of the branch that
-      was picked. The results of the other branches count as zero.
-
+    `gapped.choose(logits)` returns it. It stands for the one-hot sample, which is never written.
     `gapped.choose(logits, k=1)` returns `gapped.Choices`, which have `weights` and `log_prob` too.
     """
 
@@ -72,7 +66,7 @@ class Choice:
         return self._drawn.to(torch.int64, copy=True)
 
     def select(self, table: Tensor) -> Tensor:
-        """The rows of `table` that the categories select.
+        """The rows of `table` that the categories select, as an embedding look-up.
 
         - One table for all rows: `(K, *rest)` gives `table[index]`, `(*rows, *rest)`.
         - One table for each group, as in a product quantizer: for logits `(..., G, K)`, whose group axis
@@ -100,7 +94,11 @@ class Choice:
         return _TransformedSelect.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
     def gate(self) -> Tensor:
-        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
+        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories.
+
+        They are to be multiplied with the results of the branches that were picked. Those of the other
+        branches count as zero.
+        """
         self._check_versions()
         ones = _gate_of(self._logits, self._drawn)
         if not self._tensors:

@@ -45,15 +45,8 @@ Pull = Callable[..., Tensor]
 class Choices:
     """k distinct categories per row, by their indices, with a gradient.
 
-    `gapped.choose(logits, k=...)` returns it. It stands for the zeros and ones S of the drawn set, which are
-    never written:
-
-    - `index`: the categories, integers.
-    - `gate()`: the entries of S at them, which are 1, to be multiplied with the results of the branches that
-      were picked. The results of the other branches count as zero.
-    - `weights()`: the gates times the probabilities of the drawn categories, normalised to a sum of 1.
-    - `select(table)`: the rows of a table.
-    - `log_prob`: the log-probability of what was drawn.
+    `gapped.choose(logits, k=...)` returns it. It stands for the zeros and ones of the drawn set, which are
+    never written.
     """
 
     _drawn: Tensor
@@ -87,6 +80,9 @@ class Choices:
 
     def gate(self) -> Tensor:
         """Ones, `(*rows, k)`, in the dtype of the logits; zero in places without a category.
+
+        They are to be multiplied with the results of the branches that were picked. Those of the other
+        branches count as zero.
 
         >>> import gapped
         >>> logits = torch.zeros(2, 6, requires_grad=True)
@@ -190,7 +186,8 @@ def choose(
         return _choose_one(fitted, rows, law, generator)
     wants_gradient = is_differentiated(rows)
     rows = rows if wants_gradient else rows.detach()
-    if is_set and _runs_on_kernel(rows, k, fitted):
+    wants_kernel = fitted.backend == "triton" or (fitted.backend == "auto" and rows.is_cuda)
+    if is_set and wants_kernel and takes_choices(rows, k):
         return _choose_by_kernel(rows, k, fitted, wants_gradient, generator)
     with torch.no_grad():
         scores = simplex.shift(simplex.computed(rows))
@@ -212,12 +209,6 @@ def _choose_one(estimator: Pathwise, rows: Tensor, law: Law, generator: torch.Ge
     pull = partial(_pull_one, choice._pull)
     seen = _seen((rows, *tensors))
     return Choices(index, rows, choice._logits, law, pull, partial(_pull_weights, pull), tensors, seen)
-
-
-def _runs_on_kernel(rows: Tensor, k: int, estimator: Pathwise) -> bool:
-    """Whether Triton draws sets of these rows by their indices."""
-    is_wanted = estimator.backend == "triton" or (estimator.backend == "auto" and rows.is_cuda)
-    return is_wanted and takes_choices(rows, k)
 
 
 def _choose_by_kernel(

@@ -32,12 +32,6 @@ class Choice:
     Arguments:
         index: The selected categories, integers, of the shape of the logits without the category axis. A row
             without categories has the index K, one with a NaN or +inf K + 1.
-
-    With D the one-hot sample that is never written, and V a table:
-
-    - `select(table)`: the rows D V of the table, as an embedding look-up.
-    - `gate()`: the entry D_i = 1 of the selected category, to be multiplied with the result of the branch
-      that a router selects. The results of the other branches count as zero.
     """
 
     index: Array
@@ -67,7 +61,11 @@ class Choice:
         return attach(_table_product, value, self._logits, self._points, self._weights, table)
 
     def gate(self) -> Array:
-        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories."""
+        """Ones, `(*rows)`, in the dtype of the logits; zero in a row without categories.
+
+        They are to be multiplied with the results of the branches that a router selects. Those of the other
+        branches count as zero.
+        """
         categories = self._logits.shape[-1]
         ones = only_sampled(jnp.ones(self.index.shape, self._logits.dtype), self.index, categories)
         selected = jnp.arange(categories) == self.index[..., None]

@@ -70,13 +70,12 @@ def _tie(value: Array, others: Any) -> Array:
     Under `jax.vmap` a value without the batch axis of an operand would bring back the sum of the batch's
     gradients, and the rule would give that sum to every entry of the batch.
     """
-    leaves = [jax.random.key_data(x) if _is_key(x) else jnp.asarray(x) for x in jax.tree.leaves(others)]
-    anchors = [jnp.any(jnp.atleast_1d(leaf)[..., :0]) for leaf in leaves]
+    anchors = []
+    for leaf in jax.tree.leaves(others):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        numbers = jax.random.key_data(leaf) if is_key else jnp.asarray(leaf)
+        anchors.append(jnp.any(jnp.atleast_1d(numbers)[..., :0]))
     return jnp.where(jnp.stack(anchors).any(), value, value)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _varying_axes(leaf: Any) -> frozenset[Any]:

@@ -154,12 +154,8 @@ class DisARMTree(Score):
         return mark_absent(node - noise.shape[-1], logits)
 
     def gradient(self, logits: Array, noise: Any, draws: Draws) -> Array:
-        delta = (draws.costs[0] - draws.costs[1]).astype(logits.dtype)
-        direction = self._direction(logits, draws.category)
-        return spread(delta, direction) * direction
-
-    def _direction(self, logits: Array, index: Array) -> Array:
-        """The factor of the difference of the costs: see `gapped.score.disarm.direction_of_pair`."""
+        # The difference of the costs, times the factor of `gapped.score.disarm.direction_of_pair`.
+        delta, index = (draws.costs[0] - draws.costs[1]).astype(logits.dtype), draws.category
         # The highest bit in which the two leaves differ is decided where the paths part.
         height = jnp.maximum(31 - jax.lax.clz((index[0] ^ index[1]).astype(jnp.int32)), 0)[..., None]
         leaves = jnp.arange(logits.shape[-1], dtype=jnp.int32)
@@ -169,7 +165,8 @@ class DisARMTree(Score):
         # sigma(-|phi|) is the lesser side's part of both.
         lesser = mass.min(0) / mass.sum(0)
         off = one_hot(index, logits.shape[-1], logits.dtype) - weights * (lesser / mass)
-        return 0.5 * (off[0] - off[1])
+        direction = 0.5 * (off[0] - off[1])
+        return spread(delta, direction) * direction
 
 
 def depth(categories: int) -> int:

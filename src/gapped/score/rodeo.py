@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class RODEO(Trainable):
         total = signal.to(p.dtype)[..., None, None] * (x - p) + beta * vector
         return total.mean(0).reshape(cost.logits.shape)
 
-    def _heights(self, costs: Tensor, x: Tensor, slopes: Tensor) -> tuple[Pair, Pair]:
+    def _heights(self, costs: Tensor, x: Tensor, slopes: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The outputs of the network at each sample, `(n, *batch)`, and with each variable set to each
         category, `(n, *batch, L, K)`, averaged over the other samples."""
         n, at_sample, at_moved = self.samples, [], []
@@ -113,14 +113,7 @@ class RODEO(Trainable):
             at_sample.append(self.site(linear, level, 0).mean(0))
             moved = linear[..., None, None] + step
             at_moved.append(self.site(moved, level[..., None, None], 2).mean(0))
-        return Pair(*torch.stack(at_sample).unbind(-1)), Pair(*torch.stack(at_moved).unbind(-1))
-
-
-class Pair(NamedTuple):
-    """The two functions that the network stands for."""
-
-    first: Tensor
-    second: Tensor
+        return torch.stack(at_sample).unbind(-1), torch.stack(at_moved).unbind(-1)
 
 
 class SiteNetwork(torch.nn.Module):

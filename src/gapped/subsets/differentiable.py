@@ -31,15 +31,8 @@ class _OfScores(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
         scores, ctx.k = inputs
         ctx.save_for_backward(scores)
-
-
-class _Dual(_OfScores):
-    """One that has a forward-mode derivative as well."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        _OfScores.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0])
+        if not torch.compiler.is_compiling():
+            ctx.save_for_forward(scores)
 
 
 @transformable
@@ -54,7 +47,7 @@ class _Marginals(_OfScores):
         return law.covariance_product(grad, scores, ctx.k), None
 
 
-class _DualMarginals(_Dual, _Marginals):
+class _DualMarginals(_Marginals):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
         (scores,) = ctx.saved_tensors
@@ -73,7 +66,7 @@ class _LogNormaliser(_OfScores):
         return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
 
 
-class _DualLogNormaliser(_Dual, _LogNormaliser):
+class _DualLogNormaliser(_LogNormaliser):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
         (scores,) = ctx.saved_tensors
