@@ -241,29 +241,29 @@ def values_unseen() -> Iterator[None]:
         _unseen.reset(token)
 
 
-def check_tensor(name: str, value: object, accepted: str) -> None:
-    """Check that this is a tensor."""
-    if not isinstance(value, Tensor):
-        if type(value).__module__ == "torch.fx.proxy":
-            accepted += "; for torch.fx, wrap the function with torch.fx.wrap or make the module a leaf"
-        raise reject(name, f"an object of type {type(value).__name__}", accepted)
+def check_tensor(name: str, value: object, accepted: str) -> Tensor:
+    """The value, once it is checked that it is a tensor."""
+    if isinstance(value, Tensor):
+        return value
+    if type(value).__module__ == "torch.fx.proxy":
+        accepted += "; for torch.fx, wrap the function with torch.fx.wrap or make the module a leaf"
+    raise reject(name, f"an object of type {type(value).__name__}", accepted)
 
 
-def check_scores(logits: object, accepted: str = "a dense floating-point tensor of log-odds") -> None:
-    """Check the kind of tensor that logits are."""
-    check_tensor("logits", logits, accepted)
-    assert isinstance(logits, Tensor)
+def check_scores(logits: object, accepted: str = "a dense floating-point tensor of log-odds") -> Tensor:
+    """The logits, once it is checked what kind of tensor they are."""
+    logits = check_tensor("logits", logits, accepted)
     if not logits.is_floating_point():
         raise reject("logits", f"a tensor of dtype {logits.dtype}", accepted)
     if logits.layout != torch.strided or logits.is_nested:
         raise reject("logits", "a nested tensor" if logits.is_nested else f"one of {logits.layout}", accepted)
+    return logits
 
 
 def check_logits(logits: object, dim: object = -1) -> None:
     """Check logits and their category axis."""
     accepted = "a dense floating-point tensor of scores, one per category"
-    check_scores(logits, accepted)
-    assert isinstance(logits, Tensor)
+    logits = check_scores(logits, accepted)
     if logits.dim() == 0:
         raise reject("logits", "a tensor without any axis", accepted)
     if not is_integer(dim) or not -logits.dim() <= dim < logits.dim():
@@ -281,8 +281,7 @@ def check_mask(mask: object, logits: Tensor, dim: int = -1) -> None:
     if mask is None:
         return
     accepted = f"a boolean tensor that broadcasts to the logits' shape {tuple(logits.shape)}"
-    if not isinstance(mask, Tensor):
-        raise reject("mask", f"an object of type {type(mask).__name__}", accepted)
+    mask = check_tensor("mask", mask, accepted)
     if mask.dtype != torch.bool:
         raise reject("mask", f"a tensor of dtype {mask.dtype}", accepted)
     if not broadcasts(tuple(mask.shape), tuple(logits.shape)):
@@ -362,8 +361,7 @@ def check_linear(hidden: object, weight: object, bias: object) -> torch.dtype:
             continue
         shape = {None: "(..., d)", 2: "(V, d)", 1: "(V)"}[dims]
         accepted = f"a dense floating-point tensor of shape {shape}"
-        check_tensor(name, value, accepted)
-        assert isinstance(value, Tensor)
+        value = check_tensor(name, value, accepted)
         if not value.is_floating_point() or value.layout != torch.strided or value.is_nested:
             raise reject(name, f"a tensor of {value.dtype}, {value.layout}", accepted)
         if value.dim() == 0 or dims not in (None, value.dim()) or (dims and len(value) == 0):

@@ -12,7 +12,7 @@ from torch import distributions as theirs
 from torch.distributions import Distribution, register_kl
 
 from gapped import simplex
-from gapped.checks import check_logits, check_mask, check_scores, holds
+from gapped.checks import check_logits, check_mask, check_scores, check_tensor, holds
 from gapped.errors import GappedError, reject
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.pathwise.straight_through import StraightThrough
@@ -43,10 +43,6 @@ class _Law(Distribution):
     @property
     def _param(self) -> Tensor:
         return self.logits
-
-    @property
-    def param_shape(self) -> torch.Size:
-        return self._scores.shape
 
     @property
     def mean(self) -> Tensor:
@@ -284,8 +280,7 @@ def _only_one(name: str, probs: Tensor | None, logits: Tensor | None) -> Tensor:
 def _log_of(probs: object) -> Tensor:
     """Logits of `probs`; those of zeros, -inf, have no slope instead of an infinite one."""
     accepted = "a floating-point tensor of probabilities"
-    if not isinstance(probs, Tensor):
-        raise reject("probs", f"an object of type {type(probs).__name__}", accepted)
+    probs = check_tensor("probs", probs, accepted)
     if not probs.is_floating_point():
         raise reject("probs", f"a tensor of dtype {probs.dtype}", accepted)
     probs = simplex.computed(probs)

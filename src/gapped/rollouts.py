@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from gapped.checks import check_count, check_flag, check_mask, holds, is_integer
+from gapped.checks import check_count, check_flag, check_mask, check_tensor, holds, is_integer
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import first_order
@@ -382,8 +382,7 @@ def _embed(inputs: object, embedding: nn.Embedding) -> Tensor:
     """The embeddings of prompts."""
     count, width = embedding.weight.shape
     accepted = f"tokens (batch, length) or embeddings (batch, length, {width}), of at least one"
-    if not isinstance(inputs, Tensor):
-        raise reject("inputs", f"an object of type {type(inputs).__name__}", accepted)
+    inputs = check_tensor("inputs", inputs, accepted)
     is_embedded = inputs.is_floating_point()
     fits = inputs.dim() == 2 + is_embedded and 0 not in inputs.shape and inputs.shape[2:] in ((), (width,))
     if not fits or not (is_embedded or inputs.dtype in (torch.int32, torch.int64)):
@@ -415,8 +414,7 @@ def _padding(attention_mask: object, embeds: Tensor) -> Tensor | None:
         return None
     shape = tuple(embeds.shape[:2])
     accepted = f"a tensor of shape {shape}, zeros at padding on the left and ones elsewhere"
-    if not isinstance(attention_mask, Tensor):
-        raise reject("attention_mask", f"an object of type {type(attention_mask).__name__}", accepted)
+    attention_mask = check_tensor("attention_mask", attention_mask, accepted)
     if attention_mask.shape != shape:
         raise reject("attention_mask", f"a tensor of shape {tuple(attention_mask.shape)}", accepted)
     padding = attention_mask.long()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import check_count, check_generator, check_logits, check_mask
+from gapped.checks import check_count, check_generator, check_logits, check_mask, check_tensor
 from gapped.docstrings import ARGUMENTS, describing
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_gradient
@@ -87,8 +87,7 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     """
     scores, k = _scores(logits, k, dim, mask)
     scores = simplex.accumulated(scores)
-    if not isinstance(sample, Tensor):
-        raise reject("sample", f"an object of type {type(sample).__name__}", "a tensor of zeros and ones")
+    sample = check_tensor("sample", sample, "a tensor of zeros and ones")
     # `dim` counts the axes of the logits: the sample may have more in front.
     axis = dim if dim < 0 else dim - logits.dim()
     sample = _broadcast(sample, logits, axis).movedim(axis, -1)
