@@ -199,11 +199,7 @@ def choose(
 
 @documented
 def gate(
-    key: Array,
-    logits: Array,
-    *,
-    estimator: Pathwise | str | None = None,
-    where: Array | None = None,
+    key: Array, logits: Array, *, estimator: Pathwise | str | None = None, where: Array | None = None
 ) -> Array:
     """Gates: Bernoulli samples that carry a gradient, one number each.
 

@@ -226,13 +226,7 @@ def _sample(
 
 
 def _pull(
-    k: int,
-    backend: str,
-    number: float,
-    grad: Tensor,
-    like: Tensor,
-    scores: Tensor,
-    weight: Tensor | None,
+    k: int, backend: str, number: float, grad: Tensor, like: Tensor, scores: Tensor, weight: Tensor | None
 ) -> Tensor:
     """The gradient of the marginals at `scores`, times a number, or weights of the rows."""
     product = law.covariance_product(grad, scores, k, backend=backend)

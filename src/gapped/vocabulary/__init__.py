@@ -17,16 +17,7 @@ from gapped.gradient import versions
 from gapped.kernels import runner
 from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.simplex import draw_key
-from gapped.vocabulary.head import (
-    Draws,
-    Head,
-    Layer,
-    Pull,
-    Vocabulary,
-    attach,
-    matrix,
-    rows_of_a_chunk,
-)
+from gapped.vocabulary.head import Draws, Head, Layer, Pull, Vocabulary, attach, matrix, rows_of_a_chunk
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

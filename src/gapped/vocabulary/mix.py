@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 
 from gapped import simplex
-from gapped.checks import (
-    check_logits,
-    check_mask,
-    check_table,
-    in_eager_mode,
-    is_autocast,
-    without_autocast,
-)
+from gapped.checks import check_logits, check_mask, check_table, in_eager_mode, is_autocast, without_autocast
 from gapped.errors import reject
 from gapped.gradient import first_order
 from gapped.pathwise import Pathwise

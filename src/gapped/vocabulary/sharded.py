@@ -181,13 +181,5 @@ class ShardDraw(Draw):
         return numbers == self.category.unsqueeze(-1)
 
 
-KINDS = (
-    StraightThrough,
-    GapMax,
-    GST,
-    ReinMax,
-    GumbelSoftmax,
-    DecoupledGumbelSoftmax,
-    GumbelRao,
-)
+KINDS = (StraightThrough, GapMax, GST, ReinMax, GumbelSoftmax, DecoupledGumbelSoftmax, GumbelRao)
 """The estimators whose rows may be split."""
