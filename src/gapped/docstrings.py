@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from textwrap import fill, indent
 from typing import TypeVar
 
@@ -67,22 +67,54 @@ JAX_ARGUMENTS = {
 """The arguments of their twins in `gapped.jax`."""
 
 
+# The section of a docstring, and an entry of it.
+_SECTION = re.compile(r"^Arguments:\n(?:    .*\n?)+", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.MULTILINE)
+
+
 def describing(arguments: Mapping[str, str]) -> Callable[[_T], _T]:
-    """A decorator that puts descriptions in the place of each line of names alone, as `(tau, hard)`.
+    """A decorator that describes the arguments which a docstring leaves out, in the order of the signature.
+
+    They stand before what is returned, or at the end. A line of names, `(tau, hard)`, stands for them too.
 
     >>> @describing({"dim": "The category axis."})
-    ... def f(dim): "(dim)"
-    >>> f.__doc__
-    'dim: The category axis.'
+    ... def f(logits, dim):
+    ...     '''Add up.
+    ...
+    ...     Arguments:
+    ...         logits: Any numbers.
+    ...     '''
+    >>> print(f.__doc__)
+    Add up.
+    <BLANKLINE>
+    Arguments:
+        logits: Any numbers.
+        dim: The category axis.
     """
 
-    def descriptions(line: re.Match[str]) -> str:
-        texts = [f"{name}: {' '.join(arguments[name].split())}" for name in line[2].split(", ")]
-        return "\n".join(indent(fill(each, 100, subsequent_indent="    "), line[1]) for each in texts)
+    def describe(name: str) -> str:
+        text = f"{name}: {' '.join(arguments[name].split())}"
+        return indent(fill(text, 100, subsequent_indent="    "), "    ")
+
+    def describe_all(line: re.Match[str]) -> str:
+        return "\n".join(map(describe, line[1].split(", ")))
 
     def documented(value: _T) -> _T:
-        if value.__doc__:  # there is none under python -OO
-            value.__doc__ = re.sub(r"^( *)\(([\w, ]+)\)$", descriptions, cleandoc(value.__doc__), flags=re.M)
+        if not value.__doc__:  # there is none under python -OO
+            return value
+        text = re.sub(r"^    \(([\w, ]+)\)$", describe_all, cleandoc(value.__doc__), flags=re.MULTILINE)
+        section = _SECTION.search(text)
+        own = {entry[1]: entry[0] for entry in _ENTRY.finditer(section[0])} if section else {}
+        names = [name for name in signature(value).parameters if name in own or name in arguments]
+        entries = "\n".join(own.get(name) or describe(name) for name in names)
+        if section:
+            before, after = text[: section.start()], text[section.end() :]
+        else:
+            before, returns, after = text.partition("\nReturns:\n")
+            after = returns + after
+        if entries:
+            text = f"{before.rstrip()}\n\nArguments:\n{entries}\n{after}".rstrip()
+        value.__doc__ = text
         return value
 
     return documented

@@ -50,7 +50,6 @@ def rollout(
             and `past_key_values`. It stays in the mode in which it is, training or evaluation.
         inputs: The prompts: tokens `(batch, length)`, or embeddings `(batch, length, d)`.
         steps: How many tokens to draw, at most.
-        (estimator)
         temperature: Divides the logits, for law and gradient alike: a positive number.
         stop: A token, or several, that end a text. Where all texts are over there are fewer steps.
         mask: Booleans, `(V)` or `(batch, V)`; tokens where it is False are never drawn.
@@ -59,7 +58,6 @@ def rollout(
             Over long texts that gradient explodes; False leaves it out, at less time and memory.
         checkpoint: Whether only keys, values and last states of a step are kept, and its other activations
             are computed again in the backward pass.
-        (generator)
 
     Returns:
         An object with `index`, the tokens, `(batch, steps)`; `embeddings`, `(batch, steps, d)`, which carry

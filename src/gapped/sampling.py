@@ -51,9 +51,6 @@ def sample(
 
     It stands where `F.gumbel_softmax(logits, hard=True)` stood, and has no temperature.
 
-    Arguments:
-        (logits, estimator, dim, mask, generator)
-
     Returns:
         A tensor of the shape and dtype of `logits` whose rows are exactly one-hot, unless the estimator is a
         soft one. A row where nothing is allowed is zero, a row with a NaN or +inf is NaN.
@@ -115,14 +112,12 @@ def choose(
     written; what uses the choice never multiplies by them.
 
     Arguments:
-        (logits)
         k: How many categories are drawn, from 1 to K. None is one, without an axis for it.
         estimator: A pathwise one, as an object or its text; None is the default, GapMax, and for sets of more
             than one category the one below.
         draw: "sample"; "argmax" takes the k largest logits, with the estimator's gradient for them. None is
             the estimator's own.
         law: "subset", the law of `gapped.subset`, or "sequential", one category after the other.
-        (dim, mask, generator)
 
     Returns:
         For k categories a `Choices`: `index`, `(*rows, k)`; `gate()`, ones that carry the gradient, of the

@@ -112,9 +112,6 @@ def sample(
 ) -> Array:
     """Draw a one-hot sample that carries a gradient, without a temperature.
 
-    Arguments:
-        (key, logits, estimator, axis, where)
-
     Returns:
         An array of the shape and dtype of `logits` whose rows are exactly one-hot, unless the estimator is a
         soft one. A row where nothing is allowed is zero. It is differentiated once, in reverse mode.
@@ -166,14 +163,12 @@ def choose(
     For look-ups and routers: no zeros and ones are written. Values and gradients are those of hard samples.
 
     Arguments:
-        (key, logits)
         k: How many categories are drawn, a static number from 1 to K. None is one, without an axis for it.
         estimator: A pathwise one, as an object or its text; None is the default, GapMax, and for sets of more
             than one category ReinMax.
         draw: "sample"; where k is given, "argmax" takes the k largest logits, with the same gradient.
         law: Where k is given, "subset", the law of `gapped.jax.subset`, or "sequential", one category after
             the other.
-        (axis, where)
 
     Returns:
         A `gapped.jax.Choice`, or for k categories a `gapped.jax.Choices`. Its `index` has the shape of the
@@ -204,9 +199,7 @@ def gate(
     """Gates: Bernoulli samples that carry a gradient, one number each.
 
     Arguments:
-        (key)
         logits: Log-odds φ of a 1, of any shape.
-        (estimator)
         where: Booleans that broadcast against the logits. Gates where it is False are 0, without gradient, as
             are those of -inf; those of +inf are 1, without gradient too.
 

@@ -33,7 +33,6 @@ def expectation(
     """Estimate an expected cost E f(D), D ~ softmax(θ), and its gradient.
 
     Arguments:
-        (key)
         f: The cost: a function that JAX can trace, which maps one-hot arrays `(n, *batch, *variables, K)` to
             costs `(n, *batch)`; the estimator chooses `n`. Which of the logits' axes are the batch is read
             off the costs' shape. All variables of an example share its cost; examples are independent of each

@@ -74,9 +74,6 @@ class Pathwise(ABC):
 
     `gapped.jax.GST`, `gapped.jax.GumbelSoftmax` and the others of this family are its subclasses. All have
     the arguments below, and the methods `sample` and `choose`.
-
-    Arguments:
-        (tau, hard, backend)
     """
 
     name: ClassVar[str]
@@ -106,9 +103,6 @@ class Pathwise(ABC):
     def sample(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Array:
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
-        Arguments:
-            (key, logits, axis, where)
-
         Returns:
             The sample. Half precision is computed in float32 and rounded once, at the end.
         """
@@ -128,9 +122,6 @@ class Pathwise(ABC):
     @documented
     def choose(self, key: Array, logits: Array, *, axis: int = -1, where: Array | None = None) -> Choice:
         """Draw one category per row, by its index; no one-hot vector is written.
-
-        Arguments:
-            (key, logits, axis, where)
 
         Returns:
             A `gapped.jax.Choice`, with the `index` and ways to use it that carry the gradient.
@@ -266,11 +257,7 @@ def twin(value: T) -> T:
 @twin
 @dataclass(frozen=True)
 class DecoupledGumbelSoftmax(Pathwise):
-    """Gumbel-softmax with a second, forward temperature.
-
-    Arguments:
-        (tau, hard, tau_forward, backend)
-    """
+    """Gumbel-softmax with a second, forward temperature."""
 
     name = "decoupled"
     has_noise = True
@@ -311,9 +298,6 @@ def decoupled_gumbel_softmax(
 ) -> Array:
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
-    Arguments:
-        (key, logits, tau, hard, tau_forward, axis, where, backend)
-
     >>> decoupled_gumbel_softmax(jax.random.key(0), jnp.zeros(3), 2.0, True).sum()
     Array(1., dtype=float32)
     """
@@ -329,7 +313,6 @@ class GapMax(Pathwise):
     Arguments:
         tau: Studies vary it; nothing is gained by tuning it.
         hard: True; there is no soft sample.
-        (backend)
     """
 
     name = "gapmax"
@@ -364,11 +347,9 @@ def gapmax(
     It is the default: `gapped.jax.sample(key, logits)` calls it.
 
     Arguments:
-        (key, logits)
         tau: Temperature τ of the gradient, a number or an array that broadcasts against the logits' shape
             without the category axis. 1 is the value to use; studies vary it.
         hard: True; there is no soft sample.
-        (axis, where, backend)
 
     >>> gapmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
@@ -379,11 +360,7 @@ def gapmax(
 @twin
 @dataclass(frozen=True)
 class GST(Pathwise):
-    """Gapped Straight-Through: a gap in place of noise.
-
-    Arguments:
-        (tau, hard, gap, backend)
-    """
+    """Gapped Straight-Through: a gap in place of noise."""
 
     name = "gst"
     levels = ("tau", "gap")
@@ -441,9 +418,6 @@ def gst(
 ) -> Array:
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
-    Arguments:
-        (key, logits, tau, hard, gap, axis, where, backend)
-
     >>> gst(jax.random.key(0), jnp.zeros((2, 3)), 0.5, True).sum(-1)
     Array([1., 1.], dtype=float32)
     """
@@ -453,11 +427,7 @@ def gst(
 @twin
 @dataclass(frozen=True)
 class GumbelRao(Pathwise):
-    """Gumbel-softmax averaged over noise given the category.
-
-    Arguments:
-        (tau, hard, samples, backend)
-    """
+    """Gumbel-softmax averaged over noise given the category."""
 
     name = "gumbel-rao"
     has_noise = True
@@ -504,9 +474,6 @@ def gumbel_rao(
 ) -> Array:
     """Gumbel-Rao sample: Gumbel-softmax, averaged given the category.
 
-    Arguments:
-        (key, logits, tau, hard, samples, axis, where, backend)
-
     >>> gumbel_rao(jax.random.key(0), jnp.zeros(3), 0.5, True, samples=10).sum()
     Array(1., dtype=float32)
     """
@@ -521,7 +488,6 @@ class GumbelSoftmax(Pathwise):
     Arguments:
         tau: Temperature, a positive number or an array that broadcasts against the logits' shape without the
             category axis. An array gets a gradient.
-        (hard, backend)
     """
 
     name = "gumbel-softmax"
@@ -580,10 +546,8 @@ def gumbel_softmax(
     `gapped.jax.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
     Arguments:
-        (key, logits)
         tau: Temperature τ, a positive number or an array that broadcasts against the logits' shape without
             the category axis. An array gets a gradient, so the temperature can be learned.
-        (hard, axis, where, backend)
 
     >>> gumbel_softmax(jax.random.key(0), jnp.zeros(3), hard=True).sum()
     Array(1., dtype=float32)
@@ -597,9 +561,7 @@ class ReinMax(Pathwise):
     """ReinMax: straight-through, second-order accurate.
 
     Arguments:
-        (tau)
         hard: True; there is no soft sample.
-        (backend)
     """
 
     name = "reinmax"
@@ -630,9 +592,7 @@ def reinmax(
     """ReinMax sample: straight-through, second-order accurate.
 
     Arguments:
-        (key, logits, tau)
         hard: True; there is no soft sample.
-        (axis, where, backend)
 
     >>> reinmax(jax.random.key(0), jnp.zeros(3)).sum()
     Array(1., dtype=float32)
@@ -643,11 +603,7 @@ def reinmax(
 @twin
 @dataclass(frozen=True)
 class StraightThrough(Pathwise):
-    """Straight-through: the gradient of the softmax itself.
-
-    Arguments:
-        (tau, hard, backend)
-    """
+    """Straight-through: the gradient of the softmax itself."""
 
     name = "straight-through"
 
@@ -671,9 +627,6 @@ def straight_through(
     backend: str = "auto",
 ) -> Array:
     """Straight-through sample: a category, with the gradient of the probabilities.
-
-    Arguments:
-        (key, logits, tau, hard, axis, where, backend)
 
     >>> straight_through(jax.random.key(0), jnp.zeros(2), hard=False)
     Array([0.5, 0.5], dtype=float32)

@@ -244,9 +244,7 @@ def unimix(logits: Array, amount: float = 0.01, *, axis: int = -1, where: Array 
     """Mix a categorical distribution with the uniform one, in its logits.
 
     Arguments:
-        (logits)
         amount: The share of the uniform distribution, from 0 to 1. 0 returns the log-softmax.
-        (axis, where)
 
     Returns:
         Normalised logits in the shape and dtype of `logits`, with their ordinary gradient. The help of

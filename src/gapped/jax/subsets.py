@@ -55,7 +55,6 @@ def subset(
     """Draw exactly k of n elements: zeros and ones that carry a gradient.
 
     Arguments:
-        (key)
         logits: Logits θ of any floating dtype and shape, the `n` elements on the axis `axis`. An element with
             the logit -inf does not exist.
         k: How many elements are selected, from 0 to `n`; a static number under `jax.jit`. With `k=1` the

@@ -100,7 +100,6 @@ class Sample(_Sampler):
     temperature is one, as in `Sample(gapped.GumbelSoftmax(torch.nn.Parameter(torch.tensor(1.0))))`.
 
     Arguments:
-        (estimator)
         dim: The category axis of the logits.
         eval: The rule of eval mode: "sample" as in training, or "argmax", without a gradient.
 
@@ -125,9 +124,6 @@ class Sample(_Sampler):
     ) -> Tensor:
         """Sample one category per row.
 
-        Arguments:
-            (logits, mask, generator)
-
         Returns:
             A tensor of the shape and dtype of `logits`, with one-hot rows unless the estimator is soft.
         """
@@ -148,7 +144,6 @@ class Gate(_Sampler):
     `layer.tau = 0.5`. The module has no parameters, unless the temperature is one.
 
     Arguments:
-        (estimator)
         eval: The rule of eval mode: "sample" as in training, or "argmax", which is 1 from a logit of 0 on,
             and carries no gradient.
 
@@ -166,7 +161,6 @@ class Gate(_Sampler):
         Arguments:
             logits: Log-odds, of any shape.
             mask: Booleans that broadcast against the logits; gates where it is False are 0.
-            (generator)
 
         Returns:
             A tensor of the shape and dtype of `logits`, of zeros and ones unless the estimator is soft.
@@ -222,9 +216,6 @@ class Mask(torch.nn.Module):
     @documented
     def forward(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw a mask of the module's `shape`; in eval mode, return the most probable one.
-
-        Arguments:
-            (generator)
 
         Returns:
             The mask. It carries a gradient to the module's `logits`, except in eval mode.

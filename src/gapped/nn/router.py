@@ -325,7 +325,6 @@ class Router(Estimated):
             hidden: Tokens, `(*rows, features)`.
             mask: Booleans that broadcast to `(*rows, experts)`: False where a token may not go to an expert.
                 A token that may go nowhere, such as padding, gives zeros and counts nowhere.
-            (generator)
         """
         accepted = f"(*rows, {self.projection.in_features})"
         check_tensor("hidden", hidden, accepted)

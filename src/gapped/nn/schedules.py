@@ -51,11 +51,7 @@ def _set(module: torch.nn.Module, tau: float) -> float:
 @_documented
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A temperature for each step of training; base class of the schedules.
-
-    Arguments:
-        (start, end, steps)
-    """
+    """A temperature for each step of training; base class of the schedules."""
 
     start: float
     end: float
@@ -83,9 +79,6 @@ class Schedule(ABC):
 class Linear(Schedule):
     """Temperature schedule of equal steps.
 
-    Arguments:
-        (start, end, steps)
-
     At step n it is start + (end - start) n/steps.
     """
 
@@ -97,9 +90,6 @@ class Linear(Schedule):
 class Exponential(Schedule):
     """Temperature schedule of equal factors, as in most papers that anneal.
 
-    Arguments:
-        (start, end, steps)
-
     At step n it is start (end/start)^(n/steps).
     """
 
@@ -110,9 +100,6 @@ class Exponential(Schedule):
 @_documented
 class Cosine(Schedule):
     """Temperature schedule of half a cosine wave: slow at both ends.
-
-    Arguments:
-        (start, end, steps)
 
     At step n it is end + (start - end) (1 + cos(π n/steps))/2.
     """

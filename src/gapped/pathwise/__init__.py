@@ -66,9 +66,6 @@ class Pathwise(ABC):
     `gapped.GST`, `gapped.GumbelSoftmax` and the others of this family are its subclasses. All have the
     arguments below, and the methods `sample`, `choose`, `mix`, `gate` and `choose_linear`.
 
-    Arguments:
-        (tau, hard, draw, backend)
-
     A temperature with as many axes as the logits has their category axis too, of size 1. With "argmax" equal
     logits give the first of them, and noise that the surrogate needs is drawn given that this category wins:
     only the gradient is random then.
@@ -113,9 +110,6 @@ class Pathwise(ABC):
     ) -> Tensor:
         """Draw a sample of the shape and dtype of `logits` that carries this estimator's gradient.
 
-        Arguments:
-            (logits, dim, mask, generator)
-
         Returns:
             The sample. Half precision is computed in float32 and rounded once, at the end.
 
@@ -152,9 +146,6 @@ class Pathwise(ABC):
     ) -> Choice:
         """Draw one category per row, by its index; no one-hot vector is written.
 
-        Arguments:
-            (logits, dim, mask, generator)
-
         Returns:
             An object with `index`, of the shape of the logits without the category axis; `select(table)`,
             which looks entries up; and `gate()`, a 1 for each row. The last two carry the gradient.
@@ -180,11 +171,9 @@ class Pathwise(ABC):
         is all: a block of rows is drawn, multiplied and dropped, and drawn again in the backward pass.
 
         Arguments:
-            (logits)
             table: A tensor `(K, *rest)`, one table for all rows; or, for logits `(..., G, K)` whose group
                 axis comes just before the categories, `(G, K, *rest)`, one for each group. It is read so if
                 it has at least three axes, of which the first two are the last two of the logits.
-            (dim, mask, generator)
 
         Returns:
             A tensor `(*rows, *rest)`: for each row the mean of the table's rows, weighted by the soft
@@ -212,7 +201,6 @@ class Pathwise(ABC):
         Arguments:
             logits: Log-odds, of any shape. Options of the estimator that are tensors broadcast against it.
             mask: Booleans that broadcast against the logits; gates where it is False are 0.
-            (generator)
 
         Returns:
             A tensor of the shape and dtype of `logits`, of zeros and ones if the estimator is hard.
@@ -234,9 +222,7 @@ class Pathwise(ABC):
         """Draw one category per row by the logits `hidden @ weight.T + bias`, never held in memory.
 
         Arguments:
-            (hidden, weight, bias)
             mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
-            (generator)
 
         Returns:
             An object with `index`, `select`, `gate` and `log_prob`: see `gapped.linear_choice`.

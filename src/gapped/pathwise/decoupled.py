@@ -83,9 +83,6 @@ def decoupled_gumbel_softmax(
 ) -> Tensor:
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
-    Arguments:
-        (logits, tau, hard, tau_forward, draw, dim, mask, generator, eps, backend)
-
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
         else points of the simplex. Half precision is computed in float32 and rounded once.

@@ -90,11 +90,9 @@ def gapmax(
     It is the default: `gapped.sample(logits)` calls it.
 
     Arguments:
-        (logits)
         tau: Temperature τ of the gradient, a number or a tensor that broadcasts against the logits' shape
             without the category axis. 1 is the value to use; studies vary it.
         hard: True; there is no soft sample.
-        (draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

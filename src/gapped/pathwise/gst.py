@@ -140,9 +140,6 @@ def gst(
 ) -> Tensor:
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
-    Arguments:
-        (logits, tau, hard, gap, detach, draw, dim, mask, generator, eps, backend)
-
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
         else points of the simplex. Half precision is computed in float32 and rounded once.

@@ -71,9 +71,6 @@ def gumbel_rao(
 ) -> Tensor:
     """Gumbel-Rao sample (GR-MC): Gumbel-softmax, averaged given the category.
 
-    Arguments:
-        (logits, tau, hard, samples, draw, dim, mask, generator, eps, backend)
-
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
         else points of the simplex. Half precision is computed in float32 and rounded once.

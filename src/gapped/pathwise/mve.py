@@ -68,10 +68,8 @@ def mve(
     """MVE sample: exact for quadratic costs, with the least norm.
 
     Arguments:
-        (logits)
         tau: Temperature of the softmax p in the gradient, as in `gapped.reinmax`; the authors have 1.
         hard: True; there is no soft sample.
-        (smoothing, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

@@ -63,11 +63,9 @@ def reinmax(
     One tensor is returned, not a sample and probabilities as in the authors' package.
 
     Arguments:
-        (logits)
         tau: Temperature τ of the gradient, a number or a tensor that broadcasts against the logits' shape
             without the category axis. The authors recommend 1 or more.
         hard: True; there is no soft sample.
-        (draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

@@ -68,9 +68,7 @@ def reinmax_rao(
     """ReinMax-Rao sample: ReinMax, averaged over noise given the category.
 
     Arguments:
-        (logits, tau)
         hard: True; there is no soft sample.
-        (samples, draw, dim, mask, generator, eps, backend)
 
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half

@@ -56,9 +56,6 @@ def straight_through(
 ) -> Tensor:
     """Straight-through sample: a category, with the gradient of the probabilities.
 
-    Arguments:
-        (logits, tau, hard, draw, dim, mask, generator, eps, backend)
-
     Returns:
         A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
         else points of the simplex. Half precision is computed in float32 and rounded once.

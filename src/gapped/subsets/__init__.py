@@ -52,9 +52,6 @@ def __dir__() -> list[str]:
 def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """The probability that each element is among the k that are selected.
 
-    Arguments:
-        (logits, k, dim, mask)
-
     Returns:
         Probabilities μ in the shape and dtype of `logits`. They sum to `k`.
 
@@ -73,9 +70,7 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     """The log-probability of a subset of k elements, as `gapped.subset` draws it.
 
     Arguments:
-        (logits, k)
         sample: Zeros and ones, of a shape that broadcasts with that of the logits.
-        (dim, mask)
 
     Returns:
         A tensor without the axis `dim`. A set that the law excludes, such as one of another size, has -inf.
@@ -101,9 +96,6 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
 @_documented
 def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """The entropy of a random subset of k elements, in nats.
-
-    Arguments:
-        (logits, k, dim, mask)
 
     Returns:
         A tensor without the axis `dim`.
@@ -135,9 +127,7 @@ def expectation(
         f: The cost: a function that maps zeros and ones `(m, *batch, *variables, n)` to costs `(m, *batch)`,
             as in `gapped.expectation`. It need not be differentiable.
         logits: Logits θ, `(*batch, *variables, n)`; the elements lie on the last axis.
-        (k)
         samples: The number m of subsets, at least two.
-        (mask, generator)
 
     Returns:
         Costs of the shape of the batch, which carry the gradient.

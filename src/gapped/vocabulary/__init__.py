@@ -59,13 +59,11 @@ def linear_choice(
     that is kept. Index, values and gradients are those of `estimator.choose(hidden @ weight.T + bias)`.
 
     Arguments:
-        (hidden, weight, bias, estimator)
         index: Categories `(*rows)` to score instead of drawing, int64: they have `log_prob` and `entropy`. V
             stands for no category, with a log-probability of 0. One that the mask forbids has -inf and no
             gradient.
         temperature: Divides the logits, for law and gradient alike: a positive number.
         mask: Booleans that broadcast to `(*rows, V)`; categories where it is False do not exist.
-        (generator)
         group: A process group over whose ranks the vocabulary is split, lower ranks first. Then `weight`,
             `bias`, `mask` and tables are the rank's own part, `hidden` is the same on every rank, and so are
             the results: index, log-probability, selected rows, the gradient of `hidden`. Rank 0 of the group
