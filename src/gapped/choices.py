@@ -30,7 +30,6 @@ from gapped.pathwise.reinmax import ReinMax
 from gapped.pathwise.straight_through import StraightThrough
 from gapped.simplex import Draw, divide, per_row
 from gapped.subsets import conditional_bernoulli as law
-from gapped.subsets.differentiable import log_normaliser_of
 from gapped.subsets.subset_sampling import perturbed
 
 Law = Literal["subset", "sequential"]
@@ -153,7 +152,7 @@ class Choices:
             return _log_prob_of_sequence(scores, self._drawn)
         wide = simplex.accumulated(scores)
         total = torch.where(self._drawn < scores.shape[-1], _at(wide, self._drawn), 0.0).sum(-1)
-        return (total - log_normaliser_of(wide, self._drawn.shape[-1])).to(scores.dtype)
+        return (total - law.log_normaliser_of(wide, self._drawn.shape[-1])).to(scores.dtype)
 
     def _check_versions(self) -> None:
         # Autograd checks these tensors from the first use of the choices on, but not before it.

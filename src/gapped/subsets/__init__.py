@@ -27,7 +27,6 @@ from gapped.gradient import is_differentiated, with_gradient
 from gapped.score import Cost
 from gapped.score.reinforce import leave_one_out
 from gapped.subsets import conditional_bernoulli as law
-from gapped.subsets.differentiable import log_normaliser_of, marginals_of
 from gapped.subsets.subset_sampling import check_size
 from gapped.subsets.subset_sampling import subset as subset
 
@@ -62,7 +61,7 @@ def marginals(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = No
     tensor([0.8808, 0.3731, 0.3731, 0.3731])
     """
     scores, k = _scores(logits, k, dim, mask)
-    return marginals_of(scores, k).to(logits.dtype).movedim(-1, dim)
+    return law.marginals_of(scores, k).to(logits.dtype).movedim(-1, dim)
 
 
 @_documented
@@ -89,7 +88,7 @@ def log_prob(logits: Tensor, k: int, sample: Tensor, *, dim: int = -1, mask: Ten
     chosen = sample == 1
     size = (scores != -torch.inf).sum(-1).clamp(max=k)
     is_subset = ((sample == 0) | chosen).all(-1) & (chosen.sum(-1) == size)
-    value = torch.where(chosen, scores, 0.0).sum(-1) - log_normaliser_of(scores, k)
+    value = torch.where(chosen, scores, 0.0).sum(-1) - law.log_normaliser_of(scores, k)
     return torch.where(is_subset | value.isnan(), value, -torch.inf).to(logits.dtype)
 
 
@@ -107,8 +106,8 @@ def entropy(logits: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None
     """
     scores, k = _scores(logits, k, dim, mask)
     scores = simplex.accumulated(scores)
-    energy = marginals_of(scores, k) * torch.where(scores == -torch.inf, 0.0, scores)
-    return (log_normaliser_of(scores, k) - energy.sum(-1)).to(logits.dtype)
+    energy = law.marginals_of(scores, k) * torch.where(scores == -torch.inf, 0.0, scores)
+    return (law.log_normaliser_of(scores, k) - energy.sum(-1)).to(logits.dtype)
 
 
 @_documented

@@ -16,13 +16,14 @@ of :math:`w_i F_{m-1}[i]`. So the last of `m` elements before `i` is drawn by on
 All functions take `scores` `(*rows, n)`: logits as `gapped.simplex.shift` returns them, -inf for an element
 that does not exist, NaN in a row without a law. A row with fewer than `k` elements has all of them selected.
 They take a `backend`, too: "torch", "triton", or "auto", which is Triton on CUDA where it has a kernel.
+At the end are those in the graph, whose derivatives are again functions of the law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import comb, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from torch import Tensor
 from gapped import simplex
 from gapped.checks import batched_with, holds, in_eager_mode
 from gapped.errors import reject
+from gapped.gradient import transformable
 from gapped.kernels.backend import without_subsets
 from gapped.subsets import enumeration, size_tree
 
@@ -321,3 +323,66 @@ def _by_blocks(function: Callable[..., Tensor], k: int, *inputs: Tensor, tensors
     parts = zip(*(torch.split(tensor.reshape(-1, n), most) for tensor in inputs), strict=True)
     result = torch.cat([function(*part) for part in parts])
     return result.reshape(*rows, *result.shape[1:])
+
+
+def marginals_of(scores: Tensor, k: int) -> Tensor:
+    """`marginals`, differentiable as often as wanted."""
+    function = _Marginals if torch.compiler.is_compiling() else _DualMarginals
+    return function.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def log_normaliser_of(scores: Tensor, k: int) -> Tensor:
+    """`log_normaliser`, differentiable as often as wanted."""
+    # Compilers do not take functions with a forward-mode derivative.
+    function = _LogNormaliser if torch.compiler.is_compiling() else _DualLogNormaliser
+    return function.apply(scores, k)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _OfScores(torch.autograd.Function):
+    """A function of scores and a size that keeps the scores for its derivatives."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        scores, ctx.k = inputs
+        ctx.save_for_backward(scores)
+        if not torch.compiler.is_compiling():
+            ctx.save_for_forward(scores)
+
+
+@transformable
+class _Marginals(_OfScores):
+    @staticmethod
+    def forward(scores: Tensor, k: int) -> Tensor:
+        return marginals(scores, k)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (scores,) = ctx.saved_tensors
+        return covariance_product(grad, scores, ctx.k), None
+
+
+class _DualMarginals(_Marginals):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        return covariance_product(tangent, scores, ctx.k)
+
+
+@transformable
+class _LogNormaliser(_OfScores):
+    @staticmethod
+    def forward(scores: Tensor, k: int) -> Tensor:
+        return log_normaliser(scores, k)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (scores,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * marginals_of(scores, ctx.k), None
+
+
+class _DualLogNormaliser(_LogNormaliser):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *rest: Any) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        # The tangent of an element that does not exist may be anything.
+        return (marginals_of(scores, ctx.k) * torch.where(scores == -torch.inf, 0.0, tangent)).sum(-1)
