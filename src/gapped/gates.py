@@ -115,8 +115,10 @@ def _gates(
     # How many intermediate numbers there are for each gate at a time.
     numbers = 8 if in_closed_form else 2
     if not simplex.needs_blocks(odds, numbers):
-        draw = _gates_in_closed_form if in_closed_form else _gates_of_pairs
-        return draw(estimator, odds, generator, wants_gradient)
+        if in_closed_form:
+            return _gates_in_closed_form(estimator, odds, generator, wants_gradient)
+        value, _, gradient = estimator.outcome(simplex.pairs(odds), generator, wants_gradient)
+        return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
     flat, value = odds.reshape(-1), torch.empty(odds.shape, dtype=odds.dtype, device=odds.device)
     slopes = torch.empty_like(value, dtype=simplex.computed(flat[:0]).dtype) if wants_gradient else None
     for block in simplex.blocks(odds.numel(), numbers):
@@ -125,13 +127,6 @@ def _gates(
         if slopes is not None and own_slopes is not None:
             slopes.view(-1)[block] = own_slopes
     return value, slopes
-
-
-def _gates_of_pairs(
-    estimator: Pathwise, odds: Tensor, generator: torch.Generator | None, wants_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    value, _, gradient = estimator.outcome(simplex.pairs(odds), generator, wants_gradient)
-    return value[..., 0].contiguous(), None if gradient is None else pair_slopes(*gradient)
 
 
 def _gates_in_closed_form(

@@ -91,29 +91,22 @@ def subset(
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(key, logits, axis=axis, where=where)
-    temperature = forbid_gradient("tau", fit("tau", tau, logits, axis))
+    rows = jnp.moveaxis(masked(jnp.asarray(logits), where), axis, -1)
+    scores = surrogate = rows_of(rows).marked_logits
+    temperature = per_row(forbid_gradient("tau", fit("tau", tau, logits, axis)), scores)
     gap = None
     if gapped is not None and k > 0:
         gap = forbid_gradient("gap", fit("gap", gapped.gap, logits, axis))
-    rows = jnp.moveaxis(masked(jnp.asarray(logits), where), axis, -1)
-    value, surrogate, weight = _outcome(key, rows, k, temperature, gap, hard)
-    return jnp.moveaxis(attach(partial(_product, k), value, rows, surrogate, weight), -1, axis)
-
-
-def _outcome(key: Array, rows: Array, k: int, tau: Any, gap: Any, hard: bool) -> tuple[Array, Array, Array]:
-    """The sample of masked logits `(*rows, n)`, the surrogate's logits, and the weight of its gradient."""
-    scores = rows_of(rows).marked_logits
-    tau = per_row(tau, scores)
-    surrogate = scores
     if hard or gap is not None:
         chosen = draw(scores, k, noise(key, scores))
         value = jnp.where(jnp.isnan(scores), jnp.nan, chosen.astype(scores.dtype))
         if gap is not None:
             surrogate = perturbed(scores, chosen, k, gap)
-    surrogate = surrogate / tau
+    surrogate = surrogate / temperature
     if not hard:
         value = marginals(surrogate, k)
-    return value.astype(rows.dtype), surrogate, 1 / tau
+    sample = attach(partial(_product, k), value.astype(rows.dtype), rows, surrogate, 1 / temperature)
+    return jnp.moveaxis(sample, -1, axis)
 
 
 def _product(k: int, grad: Array, surrogate: Array, weight: Array) -> Array:
