@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from inspect import cleandoc, signature
+from inspect import cleandoc, isclass, isfunction, signature
 from textwrap import fill, indent
 from typing import TypeVar
 
@@ -45,26 +45,24 @@ ARGUMENTS = {
     "bias": "`(V)`, or None.",
 }
 """The arguments of estimators in torch."""
+_IN_JAX = {
+    name: text.replace("a tensor", "an array").replace("`dim`", "`axis`").replace("`gapped.", "`gapped.jax.")
+    for name, text in ARGUMENTS.items()
+}
 JAX_ARGUMENTS = {
+    **{name: _IN_JAX[name] for name in ("hard", "gap", "tau_forward", "samples", "estimator")},
     "key": "A random key, such as `jax.random.key(0)`.",
-    "logits": """Unnormalised log-probabilities θ of any floating dtype and shape, the K categories on the
-        axis `axis`; each vector along it is a row. A category with the logit -inf does not exist. A row with
-        a NaN or +inf gives NaN.""",
-    "tau": """Temperature τ of the gradient: a positive number, or an array that broadcasts against the
-        logits' shape without the category axis. It does not change the law of hard samples, and gets no
-        gradient itself.""",
-    "hard": ARGUMENTS["hard"],
-    "gap": ARGUMENTS["gap"].replace("a tensor", "an array").replace("gapped.", "gapped.jax."),
-    "tau_forward": ARGUMENTS["tau_forward"].replace("a tensor", "an array"),
-    "samples": ARGUMENTS["samples"],
-    "estimator": ARGUMENTS["estimator"].replace("gapped.GST", "gapped.jax.GST"),
+    "logits": _IN_JAX["logits"] + " A row with a NaN or +inf gives NaN.",
+    "tau": _IN_JAX["tau"].removesuffix(".") + ", and gets no gradient itself.",
     "axis": ARGUMENTS["dim"],
-    "where": """Booleans that broadcast against the logits, with all of their axes where `axis` is not the
-        last one. A category where it is False does not exist: no mass, no gradient.""",
+    "where": _IN_JAX["mask"],
     "backend": """"xla", "triton" for the kernels, through jax-triton, or "auto": the kernels where they run.
         Kernels draw other samples for a key than "xla" does, of the same law.""",
 }
 """The arguments of their twins in `gapped.jax`."""
+RETURNS = """A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if
+    `hard`, else points of the simplex. Half precision is computed in float32 and rounded once."""
+JAX_RETURNS = "An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode."
 
 
 # The section of a docstring, and an entry of it.
@@ -72,10 +70,11 @@ _SECTION = re.compile(r"^Arguments:\n(?:    .*\n?)+", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.MULTILINE)
 
 
-def describing(arguments: Mapping[str, str]) -> Callable[[_T], _T]:
+def describing(arguments: Mapping[str, str], returns: str = "") -> Callable[[_T], _T]:
     """A decorator that describes the arguments which a docstring leaves out, in the order of the signature.
 
-    They stand before what is returned, or at the end. A line of names, `(tau, hard)`, stands for them too.
+    A line of names, `(tau, hard)`, stands for them too. Functions with the argument `hard` return `returns`,
+    unless they say otherwise.
 
     >>> @describing({"dim": "The category axis."})
     ... def f(logits, dim):
@@ -103,15 +102,20 @@ def describing(arguments: Mapping[str, str]) -> Callable[[_T], _T]:
         if not value.__doc__:  # there is none under python -OO
             return value
         text = re.sub(r"^    \(([\w, ]+)\)$", describe_all, cleandoc(value.__doc__), flags=re.MULTILINE)
-        section = _SECTION.search(text)
-        own = {entry[1]: entry[0] for entry in _ENTRY.finditer(section[0])} if section else {}
+        section, says_returns = _SECTION.search(text), "\nReturns:\n" in text
+        own = {match[1]: match[0] for match in _ENTRY.finditer(section[0])} if section else {}
         names = [name for name in signature(value).parameters if name in own or name in arguments]
         entries = "\n".join(own.get(name) or describe(name) for name in names)
         if section:
             before, after = text[: section.start()], text[section.end() :]
+        elif isclass(value) or says_returns:
+            before, mark, after = text.partition("\nReturns:\n")
+            after = mark + after
         else:
-            before, returns, after = text.partition("\nReturns:\n")
-            after = returns + after
+            before, _, after = text.partition("\n\n")
+            after = f"\n{after}"
+        if returns and isfunction(value) and "hard" in names and not says_returns:
+            after = f"\nReturns:\n{indent(fill(' '.join(returns.split()), 106), '    ')}\n{after}"
         if entries:
             text = f"{before.rstrip()}\n\nArguments:\n{entries}\n{after}".rstrip()
         value.__doc__ = text
@@ -120,7 +124,7 @@ def describing(arguments: Mapping[str, str]) -> Callable[[_T], _T]:
     return documented
 
 
-documented = describing(ARGUMENTS)
+documented = describing(ARGUMENTS, RETURNS)
 """A decorator of functions and classes of estimators: it fills in their docstrings."""
-documented_in_jax = describing(JAX_ARGUMENTS)
+documented_in_jax = describing(JAX_ARGUMENTS, JAX_RETURNS)
 """The decorator of their twins in `gapped.jax`."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from inspect import cleandoc, isclass
+from inspect import cleandoc
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -48,8 +48,6 @@ T = TypeVar("T", bound=Any)
 Level = float | Array
 Gap = float | Array | Literal["auto"] | Callable[[Array], Array]
 BACKENDS = ("auto", "xla", "triton")
-_RETURNS = """Returns:
-    An array of the shape and dtype of `logits`. It is differentiated once, in reverse mode."""
 
 # Up to this length XLA computes the products of a row in one kernel for GPUs. Longer rows it reads several
 # times, and it would write the points in between rather than compute them again.
@@ -245,12 +243,11 @@ def softmax_points(scores: Array, weights: Array) -> Points:
 
 
 def twin(value: T) -> T:
-    """A decorator of estimators and their functions: `documented`, with the sentences that all share."""
+    """A decorator of estimators and their functions: `documented`, with the sentence that they share."""
     if value.__doc__:  # there is none under python -OO
         text, mark, example = cleandoc(value.__doc__).partition("\n>>>")
-        returns = "" if isclass(value) else f"\n\n{_RETURNS}"
         help_ = f"The help of `gapped.{value.__name__}` has the mathematics and the references."
-        value.__doc__ = f"{text.rstrip()}{returns}\n\n{help_}\n{mark}{example}"
+        value.__doc__ = f"{text.rstrip()}\n\n{help_}\n{mark}{example}"
     return documented(value)
 
 

@@ -83,10 +83,6 @@ def decoupled_gumbel_softmax(
 ) -> Tensor:
     """Gumbel-softmax sample with one temperature to draw, another for gradients.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
-        else points of the simplex. Half precision is computed in float32 and rounded once.
-
     With one Gumbel noise G, added after dividing (else the forward temperature could not matter), the hard
     sample is the one-hot argmax of θ/τ_f + G. The surrogate is h = softmax(θ/τ + G), whose gradient is
     J(h) g / τ.

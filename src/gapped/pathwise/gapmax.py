@@ -94,10 +94,6 @@ def gapmax(
             without the category axis. 1 is the value to use; studies vary it.
         hard: True; there is no soft sample.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
-        precision is computed in float32 and rounded once.
-
     The one-hot D, of category i, is drawn from p = softmax(θ). ReinMax has the gradient
     2 J((p + D)/2) g - J(p) g / 2. GapMax keeps its centre (p + D)/2 and adds Gumbel noise there, of which
     only the expectation is needed: given that i wins, a loser of probability x has the odds

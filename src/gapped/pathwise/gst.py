@@ -140,10 +140,6 @@ def gst(
 ) -> Tensor:
     """Gapped Straight-Through sample: a category, and a gradient of low variance.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
-        else points of the simplex. Half precision is computed in float32 and rounded once.
-
     The category i is drawn from p = softmax(θ). Then the logits are perturbed so that i leads by γ::
 
         t_i = max θ,    t_j = min(θ_j, max θ - γ)  for j ≠ i

@@ -71,10 +71,6 @@ def gumbel_rao(
 ) -> Tensor:
     """Gumbel-Rao sample (GR-MC): Gumbel-softmax, averaged given the category.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
-        else points of the simplex. Half precision is computed in float32 and rounded once.
-
     The category i is drawn from p = softmax(θ), then `samples` times θ + G given that its argmax is i. The
     surrogate h is the mean of their softmaxes at τ, with the noise held constant.
 

@@ -88,9 +88,8 @@ def gumbel_softmax(
     Soft by default, at a temperature of 1: torch's function with torch's defaults. The class
     `gapped.GumbelSoftmax`, and so the text "gumbel-softmax", is hard and has a temperature of 0.7.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
-        else points of the simplex. Half precision is computed in float32 and rounded once.
+    Arguments:
+        (logits, tau, hard, draw, dim, mask, generator, eps, backend)
 
     With Gumbel noise G, the surrogate is h = softmax((θ + G)/τ) and the hard sample is the one-hot argmax of
     θ + G. The gradient is that of h.

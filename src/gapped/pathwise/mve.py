@@ -71,10 +71,6 @@ def mve(
         tau: Temperature of the softmax p in the gradient, as in `gapped.reinmax`; the authors have 1.
         hard: True; there is no soft sample.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
-        precision is computed in float32 and rounded once.
-
     The category x is drawn from p = softmax(θ). A gradient g at the sample becomes::
 
         J(p) R A⁻¹ y + p_x / (s + 2 p_x) · g_x (e_x - p)

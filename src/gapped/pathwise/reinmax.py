@@ -67,10 +67,6 @@ def reinmax(
             without the category axis. The authors recommend 1 or more.
         hard: True; there is no soft sample.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
-        precision is computed in float32 and rounded once.
-
     The one-hot D is drawn from p = softmax(θ). A gradient g at the sample becomes::
 
         2 J((softmax(θ/τ) + D)/2) g - J(p) g / 2,    J(q) = diag(q) - q qᵀ

@@ -70,10 +70,6 @@ def reinmax_rao(
     Arguments:
         hard: True; there is no soft sample.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient, with one-hot rows. Half
-        precision is computed in float32 and rounded once.
-
     The one-hot D is drawn from p = softmax(θ). ReinMax has the gradient 2 J((p + D)/2) g - J(p) g / 2. Here
     its first Jacobian is that of Gumbel-Rao at the logits θ_D = log((p + D)/2): with z_m, `samples` draws of
     θ_D + G given that D is its argmax, and q_m = softmax(z_m/τ), it is::

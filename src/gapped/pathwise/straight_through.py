@@ -56,10 +56,6 @@ def straight_through(
 ) -> Tensor:
     """Straight-through sample: a category, with the gradient of the probabilities.
 
-    Returns:
-        A tensor of the shape and dtype of `logits` that carries the gradient. Its rows are one-hot if `hard`,
-        else points of the simplex. Half precision is computed in float32 and rounded once.
-
     The category is drawn from p = softmax(θ); the surrogate is h = softmax(θ/τ). It does not know what was
     drawn: property 1 of the paper (consistency) fails.
 
