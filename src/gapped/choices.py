@@ -190,7 +190,10 @@ def choose(
         return _choose_by_kernel(rows, k, fitted, wants_gradient, generator)
     with torch.no_grad():
         scores = simplex.shift(simplex.computed(rows))
-        index = (_draw_set if is_set else _draw_sequence)(scores, k, fitted, generator)
+        if fitted.draw == "argmax":
+            index = _largest(scores, k)
+        else:
+            index = (_draw_set if is_set else _draw_sequence)(scores, k, fitted, generator)
         index = torch.where(scores[..., :1].isnan(), scores.shape[-1] + 1, index)
     if not wants_gradient:
         return Choices(index, rows, rows, law)
@@ -276,8 +279,6 @@ def _check_sequence(estimator: Pathwise) -> None:
 def _draw_set(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Generator | None) -> Tensor:
     """The indices of a subset, ascending."""
     n = scores.shape[-1]
-    if estimator.draw == "argmax":
-        return _largest(scores, k)
     if law.is_few(scores, k, estimator.backend):
         note_backend("torch")
         return law.draw_few(scores, k, generator)
@@ -291,8 +292,6 @@ def _draw_set(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Gene
 
 def _draw_sequence(scores: Tensor, k: int, estimator: Pathwise, generator: torch.Generator | None) -> Tensor:
     """The indices of k draws without replacement, in their order: those of the largest noisy logits."""
-    if estimator.draw == "argmax":
-        return _largest(scores, k)
     return _largest(scores + simplex.gumbel(scores, generator), k)
 
 
