@@ -104,8 +104,10 @@ def describing(arguments: Mapping[str, str], returns: str = "") -> Callable[[_T]
         text = re.sub(r"^    \(([\w, ]+)\)$", describe_all, cleandoc(value.__doc__), flags=re.MULTILINE)
         section, says_returns = _SECTION.search(text), "\nReturns:\n" in text
         own = {match[1]: match[0] for match in _ENTRY.finditer(section[0])} if section else {}
-        names = [name for name in signature(value).parameters if name in own or name in arguments]
+        order = dict.fromkeys((*signature(value).parameters, *own))
+        names = [name for name in order if name in own or name in arguments]
         entries = "\n".join(own.get(name) or describe(name) for name in names)
+        # A new section stands before what is returned, or behind the first line; at the end of a class.
         if section:
             before, after = text[: section.start()], text[section.end() :]
         elif isclass(value) or says_returns:

@@ -60,11 +60,9 @@ def rollout(
             are computed again in the backward pass.
 
     Returns:
-        An object with `index`, the tokens, `(batch, steps)`; `embeddings`, `(batch, steps, d)`, which carry
-        the gradient; `select(table)`, the tokens' rows of another table, such as the embedding of a model
-        that judges the texts; `log_prob` and `entropy`, `(batch, steps)`; `live`, `(batch, steps)`, which is
-        True up to a text's stop token; and `hidden`, the states that tokens were drawn from. Behind its stop
-        token a text repeats the first of `stop`; all the rest is zero there.
+        A `gapped.Rollout`: the tokens, their embeddings, which carry the gradient, rows of other tables,
+        log-probabilities and entropies. Behind its stop token a text repeats the first of `stop`; all the
+        rest is zero there.
 
     A step calls the model on one token for each text, with its cache. docs/tokens.md has the memory, and the
     models that are refused.
@@ -129,7 +127,7 @@ class Rollout:
         index: The tokens, int64, `(batch, steps)`.
         embeddings: Their rows of the model's embedding, which carry the gradient, `(batch, steps, d)`.
         hidden: The states that they were drawn from, `(batch, steps, d)`.
-        live: Whether a token belongs to its text: False behind a stop token, `(batch, steps)`.
+        live: Whether a token belongs to its text: True up to its stop token, `(batch, steps)`.
     """
 
     index: Tensor
