@@ -19,7 +19,7 @@ from gapped.diagnostics.gradients import (
     collect,
     reference_of,
 )
-from gapped.diagnostics.moments import LEAST, GradientStream, mean_interval
+from gapped.diagnostics.moments import LEAST, mean_interval
 from gapped.errors import reject
 from gapped.pathwise import Pathwise
 from gapped.registry import label_estimators, label_of, resolve
@@ -140,17 +140,17 @@ def diagnose_model(
         accepted = "a function of an estimator and a generator"
         raise reject("loss_fn", f"an object of type {type(loss_fn).__name__}", accepted)
     source = ModelGradients(loss_fn, _name(parameters), generator)
+
+    def read(estimator: Any) -> Any:
+        """The estimator that a text names; anything else is for the user's own function to understand."""
+        return resolve(estimator) if isinstance(estimator, str) else estimator
+
     target = None
     if reference is not None:
         name = f"mean of {label_of(reference)}"
-        target = Reference.of(name, collect(source, _object(reference), 4 * samples, name, progress)[0])
-    members = {label: _object(each) for label, each in label_estimators(estimators).items()}
+        target = Reference.of(name, collect(source, read(reference), 4 * samples, name, progress)[0])
+    members = {label: read(each) for label, each in label_estimators(estimators).items()}
     return _diagnosis(source, members, samples, target, confidence, progress)
-
-
-def _object(estimator: Any) -> Any:
-    """The estimator that a text names; anything else is for the user's own function to understand."""
-    return resolve(estimator) if isinstance(estimator, str) else estimator
 
 
 def _diagnosis(
@@ -168,39 +168,27 @@ def _diagnosis(
         count = LEAST if is_constant else samples
         gradient = None if target is None else target.gradient
         stream, seconds = collect(source, estimator, count, label, progress, gradient)
-        bias, relative, mse, cosine = (
-            (None,) * 4 if target is None else target.errors_of(stream, confidence, source.eps)
-        )
         time = mean_interval(float(seconds.mean), float(seconds.variance), int(seconds.count), confidence)
         variance = mean_interval(stream.variance, float(stream.distance.variance), count, confidence)
+        sizes = [each.numel() for each in source.parameters.values()] or [source.size]
+        pieces = zip(source.parameters, torch.split(stream.gradient.variance, sizes), strict=False)
         rows.append(
             Row(
                 label=label,
                 samples=count,
-                bias=bias,
-                relative_bias=relative,
                 variance=variance.clamp(0.0),
-                mse=mse,
-                cosine=cosine,
                 evaluations=source.evaluations(estimator),
                 seconds=time.clamp(0.0),
                 entries=source.size,
-                per_parameter=_per_parameter(source, stream),
+                per_parameter={name: float(piece.mean()) for name, piece in pieces},
                 enumerates=isinstance(estimator, Exact),
                 trainable=isinstance(estimator, Trainable),
-                relative_norm=None if target is None else target.relative_norm(stream, confidence),
+                **({} if target is None else target.errors_of(stream, confidence, source.eps)),
             )
         )
     if target is None:
         return Diagnosis(tuple(rows), "none", None, confidence)
     return Diagnosis(tuple(rows), target.kind, target.norm(confidence), confidence)
-
-
-def _per_parameter(source: Source, stream: GradientStream) -> dict[str, float]:
-    if isinstance(source, CostGradients):
-        return {}
-    pieces = torch.split(stream.gradient.variance, [each.numel() for each in source.parameters.values()])
-    return {name: float(piece.mean()) for name, piece in zip(source.parameters, pieces, strict=True)}
 
 
 def check_settings(samples: object, confidence: object = 0.95) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from textwrap import fill, wrap
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-Column = tuple[str, str, float]
-# Title and attribute of each measured column, and its factor for display.
-COLUMNS: tuple[Column, ...] = (
-    ("relative bias", "relative_bias", 1.0),
-    ("variance", "variance", 1.0),
-    ("MSE", "mse", 1.0),
-    ("cosine", "cosine", 1.0),
-    ("evals", "evaluations", 1.0),
-    ("µs", "seconds", 1e6),
-    ("bias", "bias", 1.0),
-)
+# Title and attribute of each column of the table. The bias is in the data; the relative one says more.
+COLUMNS = {
+    "relative bias": "relative_bias",
+    "variance": "variance",
+    "MSE": "mse",
+    "cosine": "cosine",
+    "evals": "evaluations",
+    "µs": "seconds",
+}
 VANISHING = 0.05
 """A gradient vanishes if the norm of its mean is surely below this share of the exact gradient's."""
 UNDECIDED = (
@@ -44,28 +42,28 @@ class Row:
     label: str
     samples: int
     """How many gradients were drawn."""
-    bias: Interval | None
-    """The length of the mean error."""
-    relative_bias: Interval | None
-    """The bias over the length of the exact gradient."""
     variance: Interval
     """The total variance, summed over all entries of the gradient."""
-    mse: Interval | None
-    """The mean squared error of one gradient, squared bias plus variance."""
-    cosine: Interval | None
-    """The mean cosine between one gradient and the exact one."""
     evaluations: float | None
     """Evaluations of the cost per gradient, counted."""
     seconds: Interval
     """Time per gradient, where many are computed together."""
     entries: int
     """Entries of the gradient."""
+    bias: Interval | None = None
+    """The length of the mean error."""
+    relative_bias: Interval | None = None
+    """The bias over the length of the exact gradient."""
+    mse: Interval | None = None
+    """The mean squared error of one gradient, squared bias plus variance."""
+    cosine: Interval | None = None
+    """The mean cosine between one gradient and the exact one."""
+    relative_norm: Interval | None = None
+    """The length of the mean gradient over that of the exact one."""
     per_parameter: Mapping[str, float] = field(default_factory=dict)
     """The variance of an entry, averaged over the entries of each parameter."""
     enumerates: bool = False
     """Whether the estimator draws nothing, being the enumeration itself."""
-    relative_norm: Interval | None = None
-    """The length of the mean gradient over that of the exact one."""
     trainable: bool = False
     """Whether the estimator has parameters that its `variance_loss` trains."""
 
@@ -120,9 +118,7 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """The table of a notebook."""
-        columns = _columns(self.rows, COLUMNS[:-1])
-        lines = [["estimator", *(title for title, _, _ in columns)]]
-        lines += [[_title(row), *(_show(row, *column[1:]) for column in columns)] for row in self.rows]
+        lines = zip(*self._columns(), strict=True)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
         prose = "".join(f"<p>{escape(each)}</p>" for each in (self._notes(), *self.findings))
         return f"<table>{body}</table>{prose}"
@@ -132,12 +128,16 @@ class Diagnosis:
 
         Where the columns do not fit side by side, tables with some of them follow one another.
         """
-        columns = _columns(self.rows, COLUMNS[:-1])  # the bias is in the data; the relative one says more
-        labels = ["estimator", *map(_title, self.rows)]
-        cells = [[title, *(_show(row, name, factor) for row in self.rows)] for title, name, factor in columns]
+        labels, *cells = self._columns()
         tables = [_table(labels, block, width) for block in _blocks(labels, cells, width)]
         prose = [_wrap(self._notes(), width), *(_wrap(each, width, "- ") for each in self.findings)]
         return "\n\n".join([*tables, "\n".join(prose)])
+
+    def _columns(self) -> list[list[str]]:
+        """The labels, then each column that was measured, below their titles."""
+        names = _measured(self.rows, COLUMNS)
+        cells = [[title, *(_show(row, name) for row in self.rows)] for title, name in names.items()]
+        return [["estimator", *map(_title, self.rows)], *cells]
 
     def _notes(self) -> str:
         counts = " and ".join(f"{count:,}" for count in sorted({row.samples for row in self.rows}))
@@ -148,10 +148,10 @@ class Diagnosis:
         )
 
     def __getitem__(self, label: str) -> Row:
-        rows = {row.label: row for row in self.rows}
-        if label not in rows:
-            raise reject("label", label, f"one of {', '.join(rows)}")
-        return rows[label]
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise reject("label", label, f"one of {', '.join(row.label for row in self.rows)}")
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class Diagnosis:
                     "relative_norm": _plain(row.relative_norm),
                     "vanishes": row.vanishes,
                     "per_parameter": dict(row.per_parameter),
-                    **{name: _plain(getattr(row, name)) for _, name, _ in COLUMNS},
+                    **{name: _plain(getattr(row, name)) for name in (*COLUMNS.values(), "bias")},
                 }
                 for row in self.rows
             ],
@@ -214,7 +214,7 @@ class Diagnosis:
         lines = []
         for row in self.rows:
             line: dict[str, Any] = {"estimator": row.label, "samples": row.samples}
-            for _, name, _ in COLUMNS:
+            for name in (*COLUMNS.values(), "bias"):
                 number = getattr(row, name)
                 if isinstance(number, Interval):
                     line |= {name: number.value, f"{name}_low": number.low, f"{name}_high": number.high}
@@ -230,11 +230,11 @@ class Diagnosis:
         require("Diagnosis.plot", "matplotlib")
         from matplotlib.figure import Figure
 
-        columns = _columns(self.rows, COLUMNS[:3])
+        columns = _measured(self.rows, list(COLUMNS)[:3])
         size = (2 + 2.6 * len(columns), 1.2 + 0.3 * len(self.rows))
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-        for axes, (title, name, _) in zip(panels, columns, strict=True):
+        for axes, (title, name) in zip(panels, columns.items(), strict=True):
             intervals = [getattr(row, name) for row in self.rows]
             for y, interval in enumerate(intervals):
                 axes.plot([interval.low, interval.high], [y, y], color="C0", linewidth=2.5, alpha=0.5)
@@ -249,9 +249,10 @@ class Diagnosis:
         return figure
 
 
-def _columns(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Column]:
-    """Those of `columns` that were measured."""
-    return [column for column in columns if any(getattr(row, column[1]) is not None for row in rows)]
+def _measured(rows: Sequence[Row], titles: Iterable[str]) -> dict[str, str]:
+    """The `COLUMNS` of these titles that were measured."""
+    names = {title: COLUMNS[title] for title in titles}
+    return {title: name for title, name in names.items() if any(getattr(r, name) is not None for r in rows)}
 
 
 def _list_untrained(rows: Sequence[Row]) -> Iterator[str]:
@@ -291,35 +292,28 @@ def _title(row: Row) -> str:
     return row.label + " (vanishes)" * row.vanishes
 
 
-def _show(row: Row, name: str, factor: float) -> str:
+def _show(row: Row, name: str) -> str:
     """A measurement in the table; of the time, which depends on the machine's load, the mean alone."""
-    number = getattr(row, name)
-    return _cell(number.value if name == "seconds" else number, factor)
+    return _cell(row.seconds.value * 1e6 if name == "seconds" else getattr(row, name))
 
 
 def _wrap(sentence: str, width: int, mark: str = "") -> str:
     """A sentence in lines; words, names of estimators and intervals are not broken."""
     text = re.sub(r"\[[^\]]*\]", lambda match: match[0].replace(" ", "\xa0"), sentence)
-    lines = fill(
-        text,
-        min(width, 100),
-        initial_indent=mark,
-        subsequent_indent=" " * len(mark),
-        break_on_hyphens=False,
-    )
+    indent = " " * len(mark)
+    lines = fill(text, min(width, 100), initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False)
     return lines.replace("\xa0", " ")
 
 
 def _blocks(labels: Sequence[str], cells: Sequence[list[str]], width: int) -> list[list[list[str]]]:
     """Columns in groups that fit beside the labels."""
-    first = max(map(len, labels))
     blocks: list[list[list[str]]] = []
     room = 0
     for column in cells:
         need = 2 + max(map(len, column))
         if not blocks or need > room:
             blocks.append([])
-            room = width - first
+            room = width - max(map(len, labels))
         blocks[-1].append(column)
         room -= need
     return blocks
@@ -338,7 +332,7 @@ def _table(labels: Sequence[str], columns: Sequence[list[str]], width: int) -> s
     return "\n".join(lines)
 
 
-def _cell(number: Interval | float | None, factor: float = 1.0) -> str:
+def _cell(number: Interval | float | None) -> str:
     """A number with its limits, to three digits.
 
     >>> _cell(Interval(0.1234, 0.1, 0.15)), _cell(2.0), _cell(None)
@@ -347,11 +341,9 @@ def _cell(number: Interval | float | None, factor: float = 1.0) -> str:
     if number is None:
         return "-"
     if not isinstance(number, Interval):
-        return f"{number * factor:.3g}"
-    value = f"{number.value * factor:.3g}"
-    if not math.isfinite(number.low):
-        return value
-    return f"{value} [{number.low * factor:.3g}, {number.high * factor:.3g}]"
+        return f"{number:.3g}"
+    limits = f" [{number.low:.3g}, {number.high:.3g}]" if math.isfinite(number.low) else ""
+    return f"{number.value:.3g}{limits}"
 
 
 def _plain(number: Interval | float | None) -> Any:

@@ -52,19 +52,15 @@ _ENUMERATED, _SUMMED = 2**24, 2**22
 
 @contextmanager
 def _evaluation(estimator: Any) -> Iterator[None]:
-    """Evaluation mode for an estimator with a state, which leaves that state as it is.
-
-    On exit each of its modules returns to its own mode.
-    """
-    modes = (
-        [(each, each.training) for each in estimator.modules()] if isinstance(estimator, Trainable) else []
-    )
+    """Evaluation mode for an estimator with a state, which leaves that state and the modes as they are."""
+    modules = list(estimator.modules()) if isinstance(estimator, Trainable) else []
+    modes = [each.training for each in modules]
     try:
-        for each, _ in modes:
+        for each in modules:
             each.training = False
         yield
     finally:
-        for each, training in modes:
+        for each, training in zip(modules, modes, strict=True):
             each.training = training
 
 
@@ -91,6 +87,7 @@ class CostGradients:
         self.f, self.logits, self.mask = f, logits.detach(), mask
         self.generator, self.context = generator or _private(logits.device), context
         self.size, self.device = logits.numel(), logits.device
+        self.parameters: Mapping[str, Tensor] = {}
         self.eps = torch.finfo(logits.dtype).eps
         """The relative rounding error of a gradient."""
         self.batch_axes = _batch_axes(f, self.logits, mask)
@@ -329,8 +326,7 @@ class Reference:
     """The trace of the covariance of its error; 0 if it is exact."""
     overlap: float = 0.0
     """The trace of the square of that covariance."""
-    samples: int = 0
-    """How many gradients were averaged; 0 if it is exact."""
+    is_exact: bool = True
 
     @classmethod
     def of(cls, name: str, stream: GradientStream) -> Reference:
@@ -338,7 +334,7 @@ class Reference:
         count = stream.count
         overlap = float(stream.overlap.mean) / count**2
         kind = f"{name}, {count:,} gradients"
-        return cls(kind, stream.gradient.mean.clone(), stream.variance / count, overlap, count)
+        return cls(kind, stream.gradient.mean.clone(), stream.variance / count, overlap, False)
 
     def norm(self, confidence: float) -> Interval:
         """The length of the exact gradient."""
@@ -346,51 +342,42 @@ class Reference:
         # The root of the overlap bounds the variance along any direction.
         return norm_interval(square, self.noise, self.overlap, math.sqrt(self.overlap), confidence)
 
-    def relative_norm(self, stream: GradientStream, confidence: float) -> Interval:
-        """The length of the stream's mean gradient over that of the exact one."""
-        # Two limits enter a ratio: each gets half of the error unless the length is known exactly.
-        level = confidence if self.samples == 0 else (1 + confidence) / 2
-        square, n = float(stream.gradient.mean.square().sum()), stream.count
-        # The root of the overlap bounds the variance along any direction.
-        root = math.sqrt(max(float(stream.overlap.mean), 0.0)) / n
-        return norm_interval(square, stream.variance / n, root**2, root, level) / self.norm(level)
-
-    def errors_of(
-        self, stream: GradientStream, confidence: float, eps: float
-    ) -> tuple[Interval, Interval, Interval, Interval | None]:
-        """Bias, relative bias, mean squared error and cosine of the stream's gradients, with intervals.
+    def errors_of(self, stream: GradientStream, confidence: float, eps: float) -> dict[str, Any]:
+        """What a `Row` says of the stream's gradients beside this one, by the name of its field.
 
         `eps` is the relative rounding error of a gradient. A reference of length zero has no direction, and
         then there is no cosine.
         """
-        n, variance = stream.count, stream.variance
-        square = float((stream.gradient.mean - self.gradient).square().sum())
-        noise = variance / n + self.noise
-        # Cauchy and Schwarz bound what the errors of estimator and reference have in common.
-        overlap = (math.sqrt(max(float(stream.overlap.mean), 0.0)) / n + math.sqrt(self.overlap)) ** 2
-        debiased = max(square - noise, 0.0)
-        along = stream.along / n + math.sqrt(self.overlap)
+        n, mean = stream.count, stream.gradient.mean
+        square = float((mean - self.gradient).square().sum())
+        noise = stream.variance / n + self.noise
+        # The root of an overlap bounds the variance along any direction, and, by Cauchy and Schwarz, what
+        # the errors of estimator and reference have in common.
+        own, root = math.sqrt(max(float(stream.overlap.mean), 0.0)) / n, math.sqrt(self.overlap)
         length = self.norm(confidence).value
-        resolution = 16 * eps * (length + float(stream.gradient.mean.norm()))
+        resolution = 16 * eps * (length + float(mean.norm()))
 
         def bias_at(level: float) -> Interval:
-            return norm_interval(square, noise, overlap, along, level, resolution)
+            return norm_interval(square, noise, (own + root) ** 2, stream.along / n + root, level, resolution)
 
         # Two limits enter a ratio: each gets half of the error unless the length is known exactly.
-        level = confidence if self.samples == 0 else (1 + confidence) / 2
-        relative = bias_at(level) / self.norm(level)
+        level = confidence if self.is_exact else (1 + confidence) / 2
+        size = norm_interval(float(mean.square().sum()), stream.variance / n, own**2, own, level)
         z = normal_quantile(confidence)
-        doubt = 4 * debiased * math.sqrt(self.overlap) + 2 * self.overlap
-        own = mean_interval(
-            float(stream.error.mean) - self.noise, float(stream.error.variance), n, confidence
-        )
-        mse = own.widen(z * math.sqrt(doubt)).clamp(0.0)
-        cosine = None
+        doubt = 4 * max(square - noise, 0.0) * root + 2 * self.overlap
+        error, cosine = stream.error, None
+        mse = mean_interval(float(error.mean) - self.noise, float(error.variance), n, confidence)
         if length > 0:
-            mean, spread = float(stream.cosine.mean) / length, float(stream.cosine.variance) / length**2
-            own = mean_interval(mean, spread, n, confidence)
-            cosine = own.widen(z * self.overlap**0.25 / length).clamp(-1.0, 1.0)
-        return bias_at(confidence), relative, mse, cosine
+            middle, spread = float(stream.cosine.mean) / length, float(stream.cosine.variance) / length**2
+            cosine = mean_interval(middle, spread, n, confidence)
+            cosine = cosine.widen(z * self.overlap**0.25 / length).clamp(-1.0, 1.0)
+        return {
+            "bias": bias_at(confidence),
+            "relative_bias": bias_at(level) / self.norm(level),
+            "mse": mse.widen(z * math.sqrt(doubt)).clamp(0.0),
+            "cosine": cosine,
+            "relative_norm": size / self.norm(level),
+        }
 
 
 def reference_of(
