@@ -253,13 +253,6 @@ def naming(path: Path) -> Iterator[None]:
         raise cause from None
 
 
-class _Fault(Exception):
-    """A value that a form does not accept: what came, what is accepted, and where in the object it stands."""
-
-    def __init__(self, got: object, accepted: str, place: str) -> None:
-        self.got, self.accepted, self.place = got, accepted, place
-
-
 _ABSENT = object()
 _LEAVES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     Any: ("anything", lambda value: True),
@@ -270,6 +263,7 @@ _LEAVES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     float: ("a number", lambda value: type(value) in (int, float) and abs(value) <= float_info.max),
     NoneType: ("nothing", lambda value: value is None),
 }
+_NUMBERS = {int, float, NoneType}
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 60
 _BRIEF.maxlevel = 2
@@ -287,62 +281,49 @@ def from_json(value: object, form: Any, where: str) -> Any:
     gapped.errors.GappedError: a.json: seconds[1]: got '1', expected a number
     """
     try:
-        return _convert(value, form, "")
-    except _Fault as fault:
-        got = "nothing" if fault.got is _ABSENT else _BRIEF.repr(fault.got)
-        place = f"{fault.place.lstrip('.')}: " if fault.place else ""
-        raise GappedError(f"{where}: {place}got {got}, expected {fault.accepted}") from None
+        return _convert(value, form, where, "")
     except RecursionError:
         raise GappedError(f"{where}: nested too deeply") from None
 
 
-def _convert(value: Any, form: Any, place: str) -> Any:
+def _convert(value: Any, form: Any, where: str, place: str) -> Any:
+    """`from_json` of what stands at a `place` in the object."""
     accepted, accepts = _rule(form)
     if not accepts(value):
-        raise _Fault(value, accepted, place)
+        got = "nothing" if value is _ABSENT else _BRIEF.repr(value)
+        place = f"{place.lstrip('.')}: " if place else ""
+        raise GappedError(f"{where}: {place}got {got}, expected {accepted}")
     origin, members = get_origin(form), get_args(form)
     if form is Any and isinstance(value, list | dict):
         origin, members = type(value), (Any, Any)
     if origin is Annotated:
-        return _convert(value, members[0], place)
+        return _convert(value, members[0], where, place)
     if origin in (Union, UnionType):
-        return _convert_to_any(value, members, place)
+        return _convert(value, next(each for each in members if _rule(each)[1](value)), where, place)
     if origin is list:
         # Curves are long: numbers are checked, and stay as they are.
-        if _is_number(members[0]) and all(map(_rule(members[0])[1], value)):
+        if _NUMBERS.issuperset(map(type, value)) and all(map(_rule(members[0])[1], value)):
             return value
-        return [_convert(each, members[0], f"{place}[{i}]") for i, each in enumerate(value)]
+        return [_convert(each, members[0], where, f"{place}[{i}]") for i, each in enumerate(value)]
     if origin is dict:
-        return {printable(key): _convert(each, members[1], f"{place}.{key}") for key, each in value.items()}
+        pairs = value.items()
+        return {printable(key): _convert(each, members[1], where, f"{place}.{key}") for key, each in pairs}
     if is_dataclass(form):
-        return _make(form, value, place)
+        return _make(form, value, where, place)
     return printable(value) if isinstance(value, str) else value
 
 
-def _convert_to_any(value: Any, forms: Iterable[Any], place: str) -> Any:
-    """The value in the first of the forms that it has."""
-    faults = []
-    for form in (each for each in forms if _rule(each)[1](value)):
-        try:
-            return _convert(value, form, place)
-        except _Fault as fault:
-            faults.append(fault)
-    raise faults[0]
-
-
-def _make(form: Any, value: dict[str, Any], place: str) -> Any:
+def _make(form: Any, value: dict[str, Any], where: str, place: str) -> Any:
     """A dataclass; fields without a default are required, and `more` has the keys that no field names."""
-    hints = _hints(form)
-    for each in fields(form):
-        if each.name not in value and each.default is each.default_factory is MISSING:
-            raise _Fault(_ABSENT, _rule(hints[each.name])[0], f"{place}.{each.name}")
-    rest = get_args(hints["more"])[1] if "more" in hints else Any
-    own = {name: hint for name, hint in hints.items() if name != "more"}
+    hints = {name: hint for name, hint in _hints(form).items() if name != "more"}
+    rest = get_args(_hints(form).get("more", dict[str, Any]))[1]
+    required = [each.name for each in fields(form) if each.default is each.default_factory is MISSING]
     entries = {
-        printable(key): _convert(each, own.get(key, rest), f"{place}.{key}") for key, each in value.items()
+        printable(key): _convert(each, hints.get(key, rest), where, f"{place}.{key}")
+        for key, each in (dict.fromkeys([n for n in required if n not in value], _ABSENT) | value).items()
     }
-    more = {name: entries.pop(name) for name in [*entries] if name not in own}
-    return form(**entries, **({"more": more} if "more" in hints else {}))
+    more = {name: entries.pop(name) for name in [*entries] if name not in hints}
+    return form(**entries, **({"more": more} if "more" in _hints(form) else {}))
 
 
 @cache
@@ -374,9 +355,3 @@ def _rule(form: Any) -> tuple[str, Callable[[Any], bool]]:
         return words, lambda value: accepts(value) and limit.least <= value <= limit.most
     words = f"{words} of {limit.least:g}{most} {unit}"
     return words, lambda value: accepts(value) and limit.least <= len(value) <= limit.most
-
-
-def _is_number(form: Any) -> bool:
-    return form in (int, float, NoneType) or (
-        get_origin(form) in (Union, UnionType) and all(map(_is_number, get_args(form)))
-    )

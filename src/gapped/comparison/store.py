@@ -7,16 +7,13 @@ import platform
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO
 
 from gapped.comparison import records
 from gapped.comparison.records import Record, RunLine, naming
 from gapped.errors import GappedError
-
-L = TypeVar("L", bound=RunLine)
-V = TypeVar("V")
 
 # How often a folder may vanish between its making and its first file.
 _ATTEMPTS = 100
@@ -34,25 +31,52 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._records = _Index(folder, Record, lambda record: record)
-        self._others: dict[type[RunLine], _Index[Any, int]] = {}
-        self._probe()
+        self._records: dict[Hashable, Record] = {}
+        self._file, self._size = 0, 0
+        # Fail before any work is done if nothing can be written here.
+        probe = folder / f".probe.{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"x")
+            probe.unlink()
+        except OSError as problem:
+            raise GappedError(f"{folder}: cannot write here ({problem.strerror})") from None
 
     def records(self) -> Mapping[Hashable, Record]:
-        """Records by recipe and id, the last of each; those of failed runs, too."""
-        return self._records.entries()
+        """Records by recipe and id, the last of each; those of failed runs, too.
+
+        Only new lines are read: a file that is another one than before, or was cut, is read from its start.
+        """
+        path = self.folder / Record.FILE
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file or status.st_size < self._size:
+                    self._records, self._file, self._size = {}, status.st_ino, 0
+                file.seek(self._size)
+                raw = file.read()
+        except FileNotFoundError:
+            self._records, self._size = {}, 0
+            return self._records
+        try:
+            lines, size = records.parse(path, raw, Record)
+        except GappedError:
+            records.read(self.folder, Record)  # raises the same with the number of the line
+            raise
+        self._size += size
+        self._records.update((line.key, line) for line in lines)
+        return self._records
 
     def finished(self) -> dict[Hashable, Record]:
         """The records of finished runs, by recipe and id."""
         return {key: record for key, record in self.records().items() if not record.failed}
 
     def add(self, lines: Iterable[RunLine], sync: bool = True) -> None:
-        """Add what is not there yet, each line to its file.
+        """Add the lines of runs that are not finished yet, each to its file.
 
-        Records come last: a run whose record exists has everything else too. That of a failed run may be
-        followed by those of later attempts. A run that is trained again, since its record was removed, adds
-        its other lines again: the last line of a run counts. Several processes may add to one folder at the
-        same time.
+        Records come last: a run whose record exists has everything else too. A run that is trained again,
+        since it failed or its record was removed, adds all of its lines again: the last one counts. Several
+        processes may add to one folder at the same time.
         """
         kinds: dict[type[RunLine], dict[Hashable, RunLine]] = {}
         for line in lines:
@@ -61,8 +85,9 @@ class Store:
             return
         with locked(self.folder):
             own = kinds.pop(Record, {})
-            for kind, others in kinds.items():
-                self._add_others(kind, others, sync)
+            ended = {record.id for record in self.finished().values()} if kinds else set()
+            for others in kinds.values():
+                records.write(self.folder, [line for line in others.values() if line.id not in ended], sync)
             known = self.records()
             new = [line for key, line in own.items() if key not in known or known[key].failed]
             records.write(self.folder, new, sync)
@@ -71,30 +96,11 @@ class Store:
         """Move such records to another file, so that their runs count as never trained."""
         with locked(self.folder):
             lines = records.read(self.folder, Record)
-            moved = [
-                OldRecord(**{each.name: getattr(r, each.name) for each in fields(r)}) for r in lines if old(r)
-            ]
+            moved = [OldRecord(**vars(line)) for line in lines if old(line)]
             records.write(self.folder, moved)
             if moved:
                 with atomic_write(self.folder / Record.FILE) as file:
                     file.writelines(line.encode() + b"\n" for line in lines if not old(line))
-
-    def _add_others(self, kind: type[RunLine], lines: dict[Hashable, RunLine], sync: bool) -> None:
-        index = self._others.setdefault(kind, _Index(self.folder, kind, _digest))
-        known, finished = index.entries(), {record.id for record in self.finished().values()}
-        again = {key for key in known.keys() & lines.keys() - finished if known[key] != _digest(lines[key])}
-        new = [line for key, line in lines.items() if key not in known or key in again]
-        records.write(self.folder, new, sync)
-
-    def _probe(self) -> None:
-        """Fail before any work is done if nothing can be written here."""
-        probe = self.folder / f".probe.{os.getpid()}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"x")
-            probe.unlink()
-        except OSError as problem:
-            raise GappedError(f"{self.folder}: cannot write here ({problem.strerror})") from None
 
 
 class Claims:
@@ -129,44 +135,6 @@ class Claims:
 
             how = fcntl.LOCK_EX | fcntl.LOCK_NB if hold else fcntl.LOCK_UN
             fcntl.lockf(self._file, how, 1, place)
-
-
-class _Index(Generic[L, V]):
-    """A value of each line of a growing file by key, the last of each; only new lines are read again."""
-
-    def __init__(self, folder: Path, kind: type[L], value: Callable[[L], V]) -> None:
-        self.path, self._kind, self._value = folder / kind.FILE, kind, value
-        self._entries: dict[Hashable, V] = {}
-        self._file, self._size = 0, 0
-
-    def entries(self) -> Mapping[Hashable, V]:
-        try:
-            with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._file or status.st_size < self._size:
-                    # Another file than before, or one that was cut: lines are otherwise only appended.
-                    self._forget()
-                file.seek(self._size)
-                raw = file.read()
-        except FileNotFoundError:
-            self._forget()
-            return self._entries
-        try:
-            lines, size = records.parse(self.path, raw, self._kind)
-        except GappedError:
-            records.read(self.path.parent, self._kind)  # raises the same with the number of the line
-            raise
-        self._file, self._size = status.st_ino, self._size + size
-        self._entries.update((line.key, self._value(line)) for line in lines)
-        return self._entries
-
-    def _forget(self) -> None:
-        self._entries, self._file, self._size = {}, 0, 0
-
-
-def _digest(line: RunLine) -> int:
-    """A number in place of a line, to tell whether another one is the same."""
-    return hash(line.encode())
 
 
 @contextmanager
