@@ -100,7 +100,7 @@ def verdict_of(group: Sequence[Cell]) -> str:
     if group[0].recipe in MEASURED:
         return MEASURED[group[0].recipe]
     if table.own_metric(group):
-        return outcome.verdict_of(group)
+        return str(outcome.judge(group))
     metric = primary(group)
     quick = any(record.quick for cell in group for record in cell.records)
     verdict = outcome.judge(group, metric, higher_is_better(metric), digits(metric))

@@ -114,29 +114,21 @@ def to_svg(figure: Figure, label: str, tips: list[Tip]) -> str:
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()
-    text = text[text.index("<svg") :].rstrip()
-    text = _drop_unused_ids(text)
+    text = text[text.index("<svg") :].rstrip().removesuffix("</svg>")
+    # Several figures share a page, where an id must be unique: only those stay that something points to.
+    targets = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in targets else "", text)
     for colour, variable in VARIABLES.items():
         text = text.replace(f": {colour}", f": var(--{variable}, {colour})")
     text = text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
-    height = float(figure.get_figheight() * 72)
-    spots = "".join(_spot(tip, height) for tip in tips)
-    return text.removesuffix("</svg>") + f"<g>{spots}</g></svg>\n"
-
-
-def _spot(tip: Tip, height: float) -> str:
-    x, y = tip.axes.transData.transform((tip.x, tip.y))
-    return (
-        f'<circle class="tip" cx="{x:.1f}" cy="{height - y:.1f}" r="{tip.radius:g}" fill-opacity="0">'
-        f"<title>{escape(tip.text)}</title></circle>"
-    )
-
-
-def _drop_unused_ids(text: str) -> str:
-    """Several figures share a page, where an id must be unique: keep only those that something points to."""
-    pairs = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text))
-    targets = {one or other for one, other in pairs}
-    return re.sub(r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in targets else "", text)
+    height, spots = float(figure.get_figheight() * 72), ""
+    for tip in tips:
+        x, y = tip.axes.transData.transform((tip.x, tip.y))
+        spots += (
+            f'<circle class="tip" cx="{x:.1f}" cy="{height - y:.1f}" r="{tip.radius:g}" fill-opacity="0">'
+        )
+        spots += f"<title>{escape(tip.text)}</title></circle>"
+    return f"{text}<g>{spots}</g></svg>\n"
 
 
 def scale(axes: Axes, means: Sequence[Floats], log: bool, whole: bool) -> None:
@@ -222,10 +214,11 @@ class CellCurve:
 def learning_curves(
     curves: Sequence[CellCurve],
     what: str,
-    metric: str = "",
-    colours: Mapping[str, str] | None = None,
+    metric: str,
+    colours: Mapping[str, str],
     log: bool = False,
-    salt: str = "curves",
+    *,
+    salt: str,
     runs: bool = False,
     named: bool = True,
 ) -> str:
@@ -240,7 +233,11 @@ def learning_curves(
     palette = colours or dict(zip(dict.fromkeys(c.key for c in visible), SERIES, strict=False))
     with style(salt):
         figure, axes = new_figure(300)
-        means = [_draw_curve(axes, c, palette.get(c.key, INK), i, log, runs) for i, c in enumerate(visible)]
+        means, tips = [], []
+        for rank, curve in enumerate(visible):
+            mean, own = _draw_curve(axes, curve, palette.get(curve.key, INK), rank, metric, log, runs)
+            means.append(mean)
+            tips += own
         rest = curves[len(visible) :]
         for i, curve in enumerate(rest):
             mean, name = band(curve.values, log)[0], f"{len(rest)} more" if i == 0 else None
@@ -252,9 +249,9 @@ def learning_curves(
         if named:
             legend(figure, [c.name for c in visible])
         bottom, top = axes.get_ylim()
-        tips = [tip for c in visible for tip in _curve_tips(axes, c, metric, log) if bottom <= tip.y <= top]
         names = ", ".join(c.name for c in visible)
-        return to_svg(figure, f"Learning curves: {what} against epochs for {names}", tips)
+        inside = [tip for tip in tips if bottom <= tip.y <= top]
+        return to_svg(figure, f"Learning curves: {what} against epochs for {names}", inside)
 
 
 Finish = Callable[["Figure", list[Tip]], object]
@@ -354,7 +351,10 @@ def _setting(names: tuple[str, str], up: Any, right: Any) -> str:
     return f"{names[0]} {_level(up)}, {symbol or name}={_level(right)}"
 
 
-def _draw_curve(axes: Axes, curve: CellCurve, colour: str, rank: int, log: bool, runs: bool) -> Floats:
+def _draw_curve(
+    axes: Axes, curve: CellCurve, colour: str, rank: int, metric: str, log: bool, runs: bool
+) -> tuple[Floats, list[Tip]]:
+    """Draw a curve; its mean, and tips along it."""
     mean, low, high = band(curve.values, log)
     # The dash is a second channel beside colour, for print and for eyes to which two hues are one.
     dash = (0, (4, 1.5)) if is_dashed(colour) else "-"
@@ -366,19 +366,19 @@ def _draw_curve(axes: Axes, curve: CellCurve, colour: str, rank: int, log: bool,
     # matplotlib keeps names that begin with an underscore out of its legends.
     name = " " * curve.name.startswith("_") + wrap(curve.name, LINE, 2)
     axes.plot(curve.epochs, mean, marker=mark, color=colour, linestyle=dash, label=name, zorder=4 - rank / 10)
-    return mean
-
-
-def _curve_tips(axes: Axes, curve: CellCurve, metric: str, log: bool) -> list[Tip]:
-    mean, low, high = band(curve.values, log)
-    indices = np.unique(np.linspace(0, len(mean) - 1, TIPS_PER_CURVE).astype(int))
     tips = []
-    for i in (int(i) for i in indices if isfinite(mean[i])):
-        value, lower, upper = (number(float(limit[i]), metric).text for limit in (mean, low, high))
-        interval = "" if isnan(high[i]) else f" (95%: {lower} to {upper})"
-        text = f"{curve.name}, epoch {curve.epochs[i]:g}: {value}{interval}"
-        tips.append(Tip(axes, float(curve.epochs[i]), float(mean[i]), text))
-    return tips
+    for i in np.unique(np.linspace(0, len(mean) - 1, TIPS_PER_CURVE).astype(int)):
+        epoch, value = float(curve.epochs[i]), float(mean[i])
+        if isfinite(value):
+            said = _with_interval(value, float(low[i]), float(high[i]), metric)
+            tips.append(Tip(axes, epoch, value, f"{curve.name}, epoch {epoch:g}: {said}"))
+    return mean, tips
+
+
+def _with_interval(mean: float, low: float, high: float, metric: str) -> str:
+    """A mean and its 95% interval, where that is known."""
+    value, lower, upper = (number(each, metric).text for each in (mean, low, high))
+    return f"{value} (95%: {lower} to {upper})" if isfinite(high) else value
 
 
 def _draw_row(axes: Axes, y: int, row: Row, colour: str, inside: tuple[float, float]) -> None:
@@ -398,10 +398,8 @@ def _draw_row(axes: Axes, y: int, row: Row, colour: str, inside: tuple[float, fl
 
 def _row_tip(row: Row) -> str:
     s = row.value
-    low, high = number(s.low, row.metric).text, number(s.high, row.metric).text
-    interval = f" (95%: {low} to {high})" if s.count > 1 else ""
-    seeds = f"{s.count} seed{'s' * (s.count != 1)}"
-    return f"{row.name}: {number(s.mean, row.metric).text}{interval}, {seeds}"
+    said = _with_interval(s.mean, s.low, s.high, row.metric)
+    return f"{row.name}: {said}, {s.count} seed{'s' * (s.count != 1)}"
 
 
 def _field(shade: float) -> tuple[str, str]:
@@ -454,14 +452,15 @@ def curve_figure(
     A figure whose `colours` are given has no legend: one beside it serves all. `at` says what all cells have
     in common, which their names need not repeat; `every` cell has a part in the colours.
     """
-    names = [row.label if at else row.name for row in rows[:DRAWN]]
-    candidates = [
-        cell_curve(row, curves, series, name, colour_key(row, every or rows))
-        for row, name in zip(rows, names, strict=False)
-    ]
-    lines, title = [curve for curve in candidates if curve is not None], metric_name(series) + at
+    lines, title = [], metric_name(series) + at
+    for row in rows[:DRAWN]:
+        name, key = row.label if at else row.name, colour_key(row, every or rows)
+        if (curve := cell_curve(row, curves, series, name, key)) is not None:
+            lines.append(curve)
+    if not lines:
+        return title, ""
     log, named = "variance" in series, not colours
-    return title, learning_curves(lines, title, series, colours, log, salt, named=named) if lines else ""
+    return title, learning_curves(lines, title, series, colours, log, salt=salt, named=named)
 
 
 def is_dashed(colour: str) -> bool:

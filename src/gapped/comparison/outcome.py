@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from math import isfinite
@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gapped.comparison.records import Record, plain
-from gapped.comparison.statistics import (
-    LEVEL,
-    STOP_LEVEL,
-    Ranking,
-    rank,
-    seeds_to_separate,
-    summary,
-)
+from gapped.comparison.statistics import LEVEL, STOP_LEVEL, Ranking, rank, seeds_to_separate, summary
 from gapped.comparison.store import write_text
 from gapped.comparison.table import (
     NOTHING,
@@ -32,8 +25,8 @@ from gapped.comparison.table import (
     Table,
     cells,
     failures,
-    has_temperatures,
     metric_name,
+    named,
     own_direction,
     own_metric,
     rows_of,
@@ -54,6 +47,10 @@ _WIDTH = 80
 _LINES = 8
 # How many names a sentence has at most.
 _NAMED = 4
+
+
+# Where no run ended with a number.
+_NO_RANKING = Ranking([], {}, [], [], False, False)
 
 
 def hopeless(ended: Sequence[Record], labels: Set[str]) -> bool:
@@ -90,13 +87,9 @@ class Comparison:
     level: float = LEVEL
 
     @property
-    def _cells(self) -> list[Cell]:
-        return cells(self.records)
-
-    @property
     def rows(self) -> list[Row]:
         """A summary of each estimator, best first; where seeds are missing, by the seeds that they share."""
-        return ordered(rows_of(self._cells), self._verdict) if self.records else []
+        return ordered(rows_of(cells(self.records)), self._verdict)
 
     def __getitem__(self, label: str) -> Row:
         rows = {row.name: row for row in self.rows}
@@ -108,29 +101,28 @@ class Comparison:
     @cached_property
     def _verdict(self) -> Verdict:
         if not self.records:
-            return Verdict(("No run has finished.",), None, True)
-        return judge(self._cells, margin=self.margin, level=self.level)
+            return Verdict(("No run has finished.",), is_empty=True)
+        return judge(cells(self.records), margin=self.margin, level=self.level)
 
     @property
     def best(self) -> str | None:
         """The estimator with the best mean; None if no run ended with a number."""
-        return ranking.names[0] if (ranking := self._verdict.ranking) else None
+        return next(iter(self._verdict.ranking.names), None)
 
     @property
     def worse(self) -> list[str]:
         """The estimators that `best` is better than. With `within`, wrong in at most 5% of comparisons."""
-        return ranking.worse if (ranking := self._verdict.ranking) else []
+        return self._verdict.ranking.worse
 
     @property
     def tied(self) -> list[str]:
         """The estimators that the data do not separate from `best`."""
-        names = ranking.names[1:] if (ranking := self._verdict.ranking) else []
-        return [name for name in names if name not in self.worse]
+        return self._verdict.ranking.tied
 
     @property
     def within(self) -> list[str]:
         """The estimators that are shown to be within `margin` of the best one, whichever that is."""
-        return ranking.close if (ranking := self._verdict.ranking) else []
+        return self._verdict.ranking.close
 
     @property
     def is_empty(self) -> bool:
@@ -184,15 +176,8 @@ class Comparison:
 
     @property
     def _table(self) -> Table:
-        table = summary_table(self.rows)
-        if not self.stopped:
-            return table
         after = {label: Entry(f"after {seeds}", seeds) for label, seeds, _ in self.stopped}
-        body = [
-            (*entries, after.get(row.label, Entry(NOTHING)))
-            for row, entries in zip(self.rows, table.rows, strict=True)
-        ]
-        return replace(table, columns=(*table.columns, "stopped"), rows=tuple(body))
+        return summary_table(self.rows, {"stopped": [after.get(r.label, Entry(NOTHING)) for r in self.rows]})
 
     def __repr__(self) -> str:
         labels = {record.label for record in self.records} | {label for label, _ in self.missing}
@@ -267,8 +252,7 @@ class Verdict:
     """The answer of a comparison, in sentences and as names."""
 
     sentences: tuple[str, ...]
-    ranking: Ranking | None = None
-    """None if no run ended with a number."""
+    ranking: Ranking = _NO_RANKING
     is_empty: bool = False
     """Whether nothing can be said: no number, or estimators that `train` does not use."""
 
@@ -291,31 +275,28 @@ def judge(
     """
     metric = metric or own_metric(group)
     higher = own_direction(group) if higher is None else higher
-    named = has_temperatures(group)
-    by_name = {cell.name(named): cell for cell in group}
+    by_name = dict(named(group))
     finite = {name: _finite_values(cell, metric) for name, cell in by_name.items()}
     losses = {name: 1 - len(finite[name]) / len(cell.records) for name, cell in by_name.items()}
     choices = _choose(by_name, finite, losses, higher)
     least = min((losses[name] for name in by_name if finite[name]), default=None)
-    outs = {
-        name: ", so it is not compared" * (least is not None and losses[name] > least) for name in by_name
-    }
-    lost = [_lost(name, cell, metric, outs[name]) for name, cell in by_name.items()]
-    lost = list(filter(None, lost))
+    lost: list[str] = []
+    for name, cell in by_name.items():
+        out = ", so it is not compared" * (least is not None and losses[name] > least)
+        lost += filter(None, [_lost(name, cell, metric, out)])
     lost = [*lost[:_NAMED], *[f"{len(lost) - _NAMED} more estimators lost runs."] * (len(lost) > _NAMED)]
     if least is None:
-        return Verdict(("No run ended with a number.", *lost), None, True)
+        return Verdict(("No run ended with a number.", *lost), is_empty=True)
     candidates = {name: finite[name] for name in by_name if finite[name] and losses[name] == least}
     ranking = rank(candidates, higher, margin, level)
-    best, others = ranking.names[0], ranking.names[1:]
+    best, *others = ranking.names
     claim = f"{'highest' if higher else 'lowest'} {metric_name(metric)}"
     number = _number(list(candidates[best].values()), ranking.means[best], digits)
     twins = [name for name in others if candidates[name] == candidates[best]]
     if others and len(twins) == len(others):
         same = f"All {len(candidates)} estimators gave the same values, seed by seed"
         return Verdict((f"{same}: does train use its estimator?", *lost), ranking, True)
-    tied = [name for name in others if name not in ranking.worse]
-    texts = []
+    tied, texts = ranking.tied, []
     if not others:
         only = "is the only one without lost runs"
         alone = "stands alone, with nothing to compare" if len(by_name) == 1 else only
@@ -328,10 +309,10 @@ def judge(
         if ranking.worse:
             texts.append(f"It is better than {listing(ranking.worse, _NAMED)}.")
         texts.append(f"The data do not separate it from {listing(tied, _NAMED)}.")
-    if margin is not None and ranking.close and others:
-        width = margin if isinstance(margin, str) else f"{margin:g}"
+    if ranking.close:
+        width = f"{margin:g}" if isinstance(margin, int | float) else margin
         texts.append(f"Within {width} of the best, whichever that is: {listing(ranking.close, _NAMED)}.")
-    if ranking.worse or (margin is not None and ranking.close and others):
+    if ranking.worse or ranking.close:
         how = "seed by seed" if ranking.is_paired else "by their means"
         texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
     if tied:
@@ -381,13 +362,8 @@ def _choose(
 
 def ordered(rows: Sequence[Row], verdict: Verdict) -> list[Row]:
     """The rows in the order of a verdict, those that are not compared last."""
-    names = verdict.ranking.names if verdict.ranking else []
-    return sorted(rows, key=lambda row: names.index(row.name) if row.name in names else len(names))
-
-
-def verdict_of(group: Sequence[Cell]) -> str:
-    """The verdict on cells whose records name the metric that decides."""
-    return str(judge(group))
+    places = {name: place for place, name in enumerate(verdict.ranking.names)}
+    return sorted(rows, key=lambda row: places.get(row.name, len(places)))
 
 
 def _forecast(ranking: Ranking, tied: Sequence[str], seeds: int) -> list[str]:

@@ -60,18 +60,16 @@ def summary(values: ArrayLike) -> Summary:
     >>> s.mean, s.std, s.count, round(s.low, 3), round(s.high, 3)
     (2.0, 1.0, 3, -0.484, 4.484)
     """
-    x = _finite(values)
-    if x.size == 0:
-        return Summary(nan, nan, 0, -inf, inf)
-    return from_moments(float(x.mean()), float(x.std(ddof=1)) if x.size > 1 else nan, x.size)
+    from scipy.special import stdtrit
 
-
-def from_moments(mean: float, std: float, count: int) -> Summary:
-    """The summary of values of which only mean and standard deviation are known, as of published ones."""
-    if count < 2:
-        return Summary(mean, nan, count, -inf, inf)
-    half = _quantile(count - 1) * std / sqrt(count)
-    return Summary(mean, std, count, mean - half, mean + half)
+    x = np.asarray(values, dtype=np.float64).ravel()
+    x = x[np.isfinite(x)]
+    mean = float(x.mean()) if x.size else nan
+    if x.size < 2:
+        return Summary(mean, nan, x.size, -inf, inf)
+    std = float(x.std(ddof=1))
+    half = float(stdtrit(x.size - 1, 1 - LEVEL / 2)) * std / sqrt(x.size)
+    return Summary(mean, std, x.size, mean - half, mean + half)
 
 
 def band(runs: ArrayLike, log: bool = False) -> tuple[Floats, Floats, Floats]:
@@ -117,6 +115,11 @@ class Ranking:
     """Whether no candidate's values depend on the seed: then chance cannot be told from difference."""
     leads: Mapping[str, Lead] = field(default_factory=dict)
     """Over each of the others, unless every value is the same."""
+
+    @property
+    def tied(self) -> list[str]:
+        """Those that the data do not separate from the first one."""
+        return [name for name in self.names[1:] if name not in self.worse]
 
 
 def rank(
@@ -354,21 +357,10 @@ def seeds_to_separate(ranking: Ranking, name: str, level: float = LEVEL) -> int 
     if count < 2 or not ratio > 0:
         return None
     per_seed = freedom / (count - 1)
-    tied = len(ranking.names) - len(ranking.worse)
+    tied = len(ranking.tied) + 1
     tail = level / max(tied * (tied - 1), 2)
     for total in range(count + 1, _TIMES * count + 1):
         bound = stdtrit(per_seed * (total - 1), 1 - tail) * sqrt(count / total)
         if stdtr(freedom, (ratio - bound) / sqrt(1 - count / total)) >= _POWER:
             return total
     return None
-
-
-def _finite(values: ArrayLike) -> Floats:
-    x = np.asarray(values, dtype=np.float64).ravel()
-    return x[np.isfinite(x)]
-
-
-def _quantile(freedom: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 1 - LEVEL / 2))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 NOTHING = "–"
+_EMPTY = ("", NOTHING)
 
 # How many cells a picture shows: the best ones.
 DRAWN = 40
@@ -46,10 +47,6 @@ class Cell:
     def values(self, metric: str) -> Floats:
         """One value a run, NaN where the run diverged; runs that failed have none."""
         return np.array([value_of(r, metric) for r in self.records if not r.failed], dtype=np.float64)
-
-    def name(self, with_tau: bool) -> str:
-        """The label, with the temperature where cells differ in it."""
-        return self.label if self.tau is None or not with_tau else f"{self.label} (τ={self.tau:g})"
 
     @property
     def metrics(self) -> set[str]:
@@ -90,21 +87,18 @@ def failures(records: Iterable[Record]) -> list[str]:
     """A sentence for each error that ended runs which no later attempt has finished, by its place."""
     last = {record.key: record for record in records}
     lost: dict[tuple[str, ...], list[Record]] = {}
-    for r in last.values():
-        if r.failed:
-            where = str(r.options.get("where", ""))
-            kind = r.error.partition(":")[0] if where else r.error
-            # A process that died names the file of its own output.
-            lost.setdefault((r.recipe, kind, "" if where.startswith("output/") else where), []).append(r)
+    for r in (record for record in last.values() if record.failed):
+        where = str(r.options.get("where", ""))
+        kind = r.error.partition(":")[0] if where else r.error
+        # A process that died names the file of its own output.
+        lost.setdefault((r.recipe, kind, "" if where.startswith("output/") else where), []).append(r)
     sentences = []
-    for (recipe, *_), runs in lost.items():
-        where = str(runs[0].options.get("where", ""))
-        labels = list(dict.fromkeys(r.label for r in runs))
+    for runs in lost.values():
+        labels, first = list(dict.fromkeys(r.label for r in runs)), runs[0]
         of = labels[0] if len(labels) == 1 else f"{len(labels)} estimators"
-        place = f" ({where})" if where else ""
-        sentences.append(
-            f"{recipe}: {len(runs)} run{'s' * (len(runs) != 1)} of {of} failed: {runs[0].error}{place}"
-        )
+        place = f" ({first.options['where']})" if first.options.get("where") else ""
+        count = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+        sentences.append(f"{first.recipe}: {count} of {of} failed: {first.error}{place}")
     more = f"runs failed in {len(lost) - _NAMED} more ways"
     return [*sentences[:_NAMED], *[more] * (len(lost) > _NAMED)]
 
@@ -137,26 +131,24 @@ def rows_of(group: Sequence[Cell], metric: str = "", higher: bool | None = None)
     """
     metric = metric or own_metric(group)
     higher = own_direction(group) if higher is None else higher
-    sign = -1 if higher else 1
-    named = has_temperatures(group)
-    rows = [_row(cell, metric, named, higher) for cell in group]
+    sign, rows = -1 if higher else 1, []
+    for name, cell in named(group):
+        values = cell.values(metric)
+        own = [r.seconds for r in cell.records if r.metric and not r.failed]
+        rows.append(
+            Row(
+                cell=cell,
+                name=name,
+                metric=metric,
+                value=summary(values),
+                diverged=int((~np.isfinite(values)).sum()),
+                higher=higher,
+                failed=sum(r.failed for r in cell.records),
+                seconds=median(own) if own else None,
+            )
+        )
     return sorted(
         rows, key=lambda r: (r.value.count == 0, sign * r.value.mean if r.value.count else 0.0, r.name)
-    )
-
-
-def _row(cell: Cell, metric: str, named: bool, higher: bool) -> Row:
-    values = cell.values(metric)
-    own = [r.seconds for r in cell.records if r.metric and not r.failed]
-    return Row(
-        cell=cell,
-        name=cell.name(named),
-        metric=metric,
-        value=summary(values),
-        diverged=int((~np.isfinite(values)).sum()),
-        higher=higher,
-        failed=sum(r.failed for r in cell.records),
-        seconds=median(own) if own else None,
     )
 
 
@@ -171,9 +163,10 @@ def own_direction(group: Iterable[Cell]) -> bool:
     return any(r.maximize for cell in group for r in cell.records)
 
 
-def has_temperatures(group: Iterable[Cell]) -> bool:
-    """Whether a name must say which temperature it means."""
-    return len({cell.tau for cell in group}) > 1
+def named(group: Sequence[Cell]) -> list[tuple[str, Cell]]:
+    """Cells, each after its label, with the temperature where they differ in it."""
+    several = len({cell.tau for cell in group}) > 1
+    return [(f"{c.label} (τ={c.tau:g})" if several and c.tau is not None else c.label, c) for c in group]
 
 
 def digits(metric: str) -> int:
@@ -239,8 +232,7 @@ def summary_table(rows: Sequence[Row], more: Mapping[str, Sequence[Entry]] | Non
 
 
 def number(value: float | None, metric: str = "", significant: int = 3) -> Entry:
-    """A number as its metric wants it: nats to two decimals, accuracy to three, costs to five, the rest to
-    `significant` digits."""
+    """A number to as many decimals as its metric has, or to `significant` digits."""
     if value is None or not isfinite(value):
         return Entry(NOTHING)
     if significant == 3 and metric.endswith(("elbo", "accuracy", "cost")) and abs(value) < 1e6:
@@ -256,11 +248,14 @@ def tau_entry(tau: float | None) -> Entry:
 
 def without_empty(table: Table) -> Table:
     """The table without the columns that no row fills."""
-    columns = [
-        i for i in range(len(table.columns)) if any(row[i].text not in ("", NOTHING) for row in table.rows)
-    ]
+    everything = range(len(table.columns))
+    return _select(table, [i for i in everything if any(row[i].text not in _EMPTY for row in table.rows)])
+
+
+def _select(table: Table, columns: Sequence[int], *notes: str) -> Table:
+    """These columns of a table, with further notes."""
     body = tuple(tuple(row[i] for i in columns) for row in table.rows)
-    return Table(tuple(table.columns[i] for i in columns), body, table.notes)
+    return Table(tuple(table.columns[i] for i in columns), body, (*notes, *table.notes))
 
 
 def state_once(table: Table) -> Table:
@@ -275,12 +270,8 @@ def state_once(table: Table) -> Table:
     first = table.rows[0]
     same = [i for i in range(1, len(first)) if all(row[i].text == first[i].text for row in table.rows)]
     kept = [i for i in range(len(first)) if i not in same]
-    note = ", ".join(
-        f"{table.columns[i]} {first[i].text}" for i in same if first[i].text not in ("", NOTHING)
-    )
-    body = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    notes = (f"In all rows: {note}.",) if note else ()
-    return Table(tuple(table.columns[i] for i in kept), body, (*notes, *table.notes))
+    note = ", ".join(f"{table.columns[i]} {first[i].text}" for i in same if first[i].text not in _EMPTY)
+    return _select(table, kept, *([f"In all rows: {note}."] if note else []))
 
 
 def to_html(table: Table) -> str:
@@ -320,20 +311,17 @@ def to_rich(table: Table, title: str, width: int) -> rich.table.Table:
 
     right = aligned_right(table)
     entries = [max((len(row[i].text) for row in table.rows), default=0) for i in range(len(right))]
-    natural = [max(len(name), wide) for name, wide in zip(table.columns, entries, strict=True)]
-    narrow = sum(natural) + len(natural) + 1 > width
-    widths = natural
+    widths = [max(len(name), wide) for name, wide in zip(table.columns, entries, strict=True)]
+    narrow = sum(widths) + len(widths) + 1 > width
     if narrow:
-        widths = [
-            max([wide if number_ else min(wide, LABEL), *map(len, name.split())])
-            for name, wide, number_ in zip(table.columns, entries, right, strict=True)
-        ]
-        for i in (i for i, number_ in enumerate(right) if not number_):
+        for i, name in enumerate(table.columns):
+            widths[i] = max(entries[i] if right[i] else min(entries[i], LABEL), *map(len, name.split()))
+        for i in (i for i in range(len(right)) if not right[i]):
             # What the others leave, the first column of texts may have, then the next.
             widths[i] += max(0, min(entries[i] - widths[i], width - sum(widths) - len(widths) - 1))
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
-    for name, wide, number_ in zip(table.columns, widths, right, strict=True):
-        justify: Literal["left", "right"] = "right" if number_ else "left"
+    for name, wide, is_number in zip(table.columns, widths, right, strict=True):
+        justify: Literal["left", "right"] = "right" if is_number else "left"
         rich_table.add_column(name, justify=justify, width=wide if narrow else None, overflow="fold")
     for row in table.rows:
         rich_table.add_row(*(Text(wrap(entry.text, wide)) for entry, wide in zip(row, widths, strict=True)))
