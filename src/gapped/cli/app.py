@@ -53,8 +53,7 @@ def _extend() -> list[Path]:
     """Add the commands that other distributions bring, or else lines that say so. Returns their folders."""
     folders = []
     for point in entry_points(group="gapped.commands"):
-        further = point.load()
-        app.add_typer(further)
+        app.add_typer(point.load())
         folders.append(Path(sys.modules[point.module].__file__ or "").parents[1])
     for name in () if folders else LABORATORY:
         anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -115,10 +114,9 @@ def _explain(problem: Exception) -> tuple[str, int]:
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
         return f"{where}{problem.strerror or problem}", 2
-    format_message = getattr(problem, "format_message", None)
-    if format_message is not None:  # click's own errors: wrong options and arguments
+    if hasattr(problem, "format_message"):  # click's own errors: wrong options and arguments
         command = getattr(getattr(problem, "ctx", None), "command_path", "gapped")
-        return f"{format_message()} (see {command} --help)", 2
+        return f"{problem.format_message()} (see {command} --help)", 2
     return f"{one_line(problem)} (--debug shows where)", 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,8 +49,7 @@ def compare(
         str, typer.Option(help="How far from the best is as good as it: a share such as 1%, or a number.")
     ] = "1%",
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Train every run anew, also where nothing has changed."),
+        bool, typer.Option("--fresh", help="Train every run anew, also where nothing has changed.")
     ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Take finished runs although the function has changed since.")
@@ -104,8 +102,8 @@ def compare(
 
             out = out / name_of(function)
         how = {name: context.params[name] for name in (*ONLY_OWN, *ENGINE)}
-        members, count = estimator or "recommended", SEEDS if seeds is None else seeds
-        compare_function(function, members, count, minutes, out, **how)
+        count = SEEDS if seeds is None else seeds
+        compare_function(function, estimator or "recommended", count, minutes, out, **how)
         return
     if unused := sorted(given & ONLY_OWN):
         raise GappedError(f"--{unused[0]}: only together with --train")
@@ -125,7 +123,7 @@ def compare_function(
 ) -> None:
     """Compare estimators in a function of the user, a line for each run; then table, verdict and page."""
     from gapped.cli.command import console, say
-    from gapped.comparison.compare import execute as execute_own
+    from gapped.comparison.compare import execute
     from gapped.comparison.records import Record
     from gapped.comparison.workers import adopt_orphans, end_children
 
@@ -144,9 +142,9 @@ def compare_function(
     budget = None if minutes is None else 60 * minutes
     adopt_orphans()
     try:
-        result = execute_own(train, estimators, seeds, report, budget, out=out, **how)
+        result = execute(train, estimators, seeds, report, budget, out=out, **how)
     except KeyboardInterrupt:
-        raise Stopped("interrupted; the same command goes on from there", 128 + signal.SIGINT) from None
+        raise Stopped("interrupted; the same command goes on from there") from None
     finally:
         end_children()
     for line in str(result).split("\n"):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import ZipFile, is_zipfile
 
 import typer
@@ -99,7 +99,7 @@ def diagnose(
         f, point = find_problem(problem, seed, sizes)
     else:
         normal = torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
-        f, point = Problem(_user_function(function), normal)
+        f, point = _user_function(function), normal
     if logits is not None:
         own, point = point, _load(logits)
         if function is None and point.shape != own.shape:
@@ -123,15 +123,10 @@ def diagnose(
     say(screen, f"Written to {out}: {', '.join(files)}")
 
 
-class Problem(NamedTuple):
-    """A cost and where its expectation is differentiated."""
-
-    f: Callable[[Tensor], Tensor]
-    logits: Tensor
-
-
-def find_problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> Problem:
-    r"""The problem called `name`.
+def find_problem(
+    name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    r"""The problem called `name`: a cost, and the logits at which its expectation is differentiated.
 
     - ``linear``, ``quadratic``, ``cubic``: powers of
       :math:`\sum_l \langle w_l, z_l\rangle / \sqrt L - 0.3` with normal weights, for `shape` variables and
@@ -145,13 +140,14 @@ def find_problem(name: str, seed: int = 0, shape: tuple[int, int] = (3, 4)) -> P
     import torch
 
     if name == "vae":
-        return Problem(*command.laboratory("vae", "--problem vae")(seed))
+        f, logits = command.laboratory("vae", "--problem vae")(seed)
+        return f, logits
     if name == "classic":
-        return Problem(lambda z: (z[..., 1] - 0.499).square(), torch.zeros(2, dtype=torch.float64))
+        return lambda z: (z[..., 1] - 0.499).square(), torch.zeros(2, dtype=torch.float64)
     noise = torch.Generator().manual_seed(seed)
     weights, logits = torch.randn(2, *shape, generator=noise, dtype=torch.float64)
     power = ("linear", "quadratic", "cubic").index(name) + 1
-    return Problem(lambda z: ((z * weights).sum((-2, -1)) / math.sqrt(shape[0]) - 0.3) ** power, logits)
+    return lambda z: ((z * weights).sum((-2, -1)) / math.sqrt(shape[0]) - 0.3) ** power, logits
 
 
 def _axis(text: str) -> tuple[str, list[float]]:
@@ -187,7 +183,7 @@ def _members(
     from gapped.texts import split_text
 
     texts = texts or (("gst",) if "gap" in axes else (*RECOMMENDED, *UNBIASED))
-    members: dict[str, Any] = {}
+    labels: list[str] = []
     places: dict[str, Place] = {}
     for text in texts:
         name, options = split_text(text)
@@ -195,23 +191,21 @@ def _members(
         if tau is not None and "tau" not in options and "tau" in options_of(name) and "tau" not in axes:
             options["tau"] = tau
         known = {each.name for each in fields(member)} if is_dataclass(member) else set()
-        if not axes or not known.issuperset(axes):
-            members[spell(name, options)] = make(spell(name, options))
-            continue
-        for values in product(*axes.values()):
-            settings = {**options, **dict(zip(axes, values, strict=True))}
-            label = spell(name, settings)
-            members[label] = make(label)
-            places[label] = (text, values)
+        is_swept = bool(axes) and known.issuperset(axes)
+        for values in product(*axes.values()) if is_swept else [()]:
+            label = spell(name, options | dict(zip(axes, values, strict=False)))
+            labels.append(label)
+            if is_swept:
+                places[label] = (text, values)
     if axes and not places:
         raise reject("--sweep", ", ".join(axes), f"options of one of the estimators {', '.join(texts)}")
-    return members, places
+    return {label: make(label) for label in labels}, places
 
 
 def _load(path: Path) -> Tensor:
     import torch
 
-    size = path.stat().st_size
+    size, most = path.stat().st_size, f"{_BYTES // 2**20} MiB at most"
     try:
         # torch.save writes a zip file; a compressed one may hold far more than its size.
         if is_zipfile(path):
@@ -223,13 +217,13 @@ def _load(path: Path) -> Tensor:
     except Exception:  # a damaged file may fail in any way
         logits = None
     if not isinstance(logits, torch.Tensor) or logits.layout != torch.strided or logits.device.type != "cpu":
-        accepted = f"a file with one dense tensor, written by torch.save, of {_BYTES // 2**20} MiB at most"
+        accepted = f"a file with one dense tensor, written by torch.save, of {most}"
         raise reject("--logits", str(path), accepted)
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     # An expanded tensor is larger than its file.
-    if logits.dtype not in dtypes or logits.numel() * logits.itemsize > _BYTES:
+    if logits.dtype not in dtypes or logits.nbytes > _BYTES:
         got = f"a tensor of dtype {logits.dtype} and shape {tuple(logits.shape)}"
-        raise reject("--logits", got, f"floating-point numbers of {_BYTES // 2**20} MiB at most")
+        raise reject("--logits", got, f"floating-point numbers of {most}")
     return logits.detach()
 
 
@@ -288,18 +282,17 @@ def _pictures(
     # A vanishing gradient has no variance and no merit: its field gets no number.
     values = {places[row.label]: math.nan if row.vanishes else getattr(row, name).value for row in swept}
     what = f"{metric.replace('-', ' ').replace('mse', 'mean squared error')} on {where}"
+    grid: dict[tuple[Any, Any], float]
     if len(axes) == 1:
-        (right,) = axes
-        grid: dict[tuple[Any, Any], float] = {(text, at[0]): value for (text, at), value in values.items()}
-        over = f"of estimators over {right}"
-        pictures["heat.svg"] = heat_map(grid, what, name, "heat", ("estimator", right), over, "vanishes")
+        names = ("estimator", next(iter(axes)))
+        grid = {(text, at[0]): value for (text, at), value in values.items()}
+        over = f"of estimators over {names[1]}"
+        pictures["heat.svg"] = heat_map(grid, what, name, "heat", names, over, "vanishes")
     elif axes:
         right, up = axes
         for text in dict.fromkeys(text for text, _ in values):
             grid = {(at[1], at[0]): value for (owner, at), value in values.items() if owner == text}
             stem = "heat-" + "".join(c if c.isalnum() else "-" for c in text)
-            over = f"over {up} and {right}"
-            pictures[f"{stem}.svg"] = heat_map(
-                grid, f"{what}, {text}", name, stem, (up, right), over, "vanishes"
-            )
+            title, over = f"{what}, {text}", f"over {up} and {right}"
+            pictures[f"{stem}.svg"] = heat_map(grid, title, name, stem, (up, right), over, "vanishes")
     return pictures

@@ -78,35 +78,33 @@ def _members(family: str) -> Iterator[tuple[str, Member]]:
             continue
         path = Path(gapped.__file__).parent.joinpath(*home.split(".")[1:]).with_suffix(".py")
         for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name == public and (name := _name(node)):
-                has_init = any(
-                    isinstance(each, ast.FunctionDef) and each.name == "__init__" for each in node.body
-                )
-                base = {} if has_init else known.get(ast.unparse(node.bases[0]), {})
-                known[public] = base | {key: value for key, value in _options(node) if key not in _SHARED}
-                yield name, Member(public, ast.get_docstring(node) or "", known[public])
+            if isinstance(node, ast.ClassDef) and node.name == public:
+                name, own, has_init = _read(node)
+                if name is not None:
+                    base = {} if has_init else known.get(ast.unparse(node.bases[0]), {})
+                    known[public] = base | {key: own[key] for key in own if key not in _SHARED}
+                    yield name, Member(public, ast.get_docstring(node) or "", known[public])
 
 
-def _name(node: ast.ClassDef) -> str | None:
-    """The value of `name` in the body of a class."""
+def _read(node: ast.ClassDef) -> tuple[str | None, dict[str, str], bool]:
+    """The value of `name` in a class, its arguments with their defaults, and whether it has an `__init__`.
+
+    Arguments are the fields of a dataclass, or those of `__init__`.
+    """
+    name, has_init = None, False
+    values: list[tuple[str, ast.expr | None]] = []
     for each in node.body:
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "name":
-            return str(ast.literal_eval(each.value))
-    return None
-
-
-def _options(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """The arguments of a class that have a default: fields of a dataclass, or those of `__init__`."""
-    for each in node.body:
-        if isinstance(each, ast.AnnAssign) and each.value and "ClassVar" not in ast.unparse(each.annotation):
-            yield ast.unparse(each.target), str(ast.literal_eval(each.value))
+            name = str(ast.literal_eval(each.value))
+        elif isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
+            values.append((ast.unparse(each.target), each.value))
         elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            named = each.args.args[-len(each.args.defaults) :] if each.args.defaults else []
-            for argument, value in zip(
-                [*named, *each.args.kwonlyargs], [*each.args.defaults, *each.args.kw_defaults], strict=True
-            ):
-                if value is not None:
-                    yield argument.arg, str(ast.literal_eval(value))
+            has_init, args = True, each.args
+            # Defaults belong to the last of the arguments.
+            named = [*args.args[len(args.args) - len(args.defaults) :], *args.kwonlyargs]
+            defaults = [*args.defaults, *args.kw_defaults]
+            values += zip((argument.arg for argument in named), defaults, strict=True)
+    return name, {key: str(ast.literal_eval(value)) for key, value in values if value is not None}, has_init
 
 
 def _description(name: str, members: dict[str, Member]) -> str:
@@ -124,11 +122,9 @@ def _description(name: str, members: dict[str, Member]) -> str:
     for option, value in options.items():
         text = f"{option}={value}  {' '.join(about.get(option, '').split())}"
         lines.append(fill(text, 80, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False))
-    set_ = {option: value for option, value in options.items() if value != "None"}
-    text = f"{name}:{_spell(set_)}" if set_ else name
-    return "\n".join(
-        [*lines, *([""] if options else []), f"As text    {text}", f"In Python  gapped.{public}"]
-    )
+    given = {option: value for option, value in options.items() if value != "None"}
+    lines += [""] * bool(options) + [f"As text    {name}{':' * bool(given)}{_spell(given)}"]
+    return "\n".join([*lines, f"In Python  gapped.{public}"])
 
 
 def properties(

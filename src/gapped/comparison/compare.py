@@ -146,7 +146,8 @@ def execute(
         before |= kept
         queue = stack.enter_context(closing(_Queue(store, runs, before, deadline)))
         stops: dict[str, tuple[int, str]] = {}
-        for batch, seeds_done, tests in _batches(runs, _is_generator(train)):
+        batches = list(_batches(runs, _is_generator(train)))
+        for batch, seeds_done, tests in batches:
             queue.due = [run for run in batch if run.label not in stops and run.key not in before]
             while queue.due and not queue.is_over:
                 with closing(finish(iter(queue), folder)) as results:
@@ -169,7 +170,7 @@ def execute(
         sum(run.key in before for run in runs),
         margin,
         len(changed) - len(kept),
-        LEVEL - STOP_LEVEL * any(tests for _, _, tests in _batches(runs, _is_generator(train))),
+        LEVEL - STOP_LEVEL * any(tests for _, _, tests in batches),
     )
     if out is None:
         weakref.finalize(result, _remove, folder, os.getpid())

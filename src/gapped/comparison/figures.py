@@ -313,14 +313,13 @@ def heat_map(
 
     ups, rights = sorted({up for up, _ in values}), sorted({right for _, right in values})
     shades = _shades(values, higher)
-    known = [key for key in shades if isfinite(values[key])]
-    best = max(known, key=lambda key: shades[key]) if known else None
+    best = max(shades, key=lambda key: shades[key], default=None)
     with style(salt):
         figure, axes = new_figure(84 + 30 * len(ups))
         tips = []
         for up, right in sorted(values):
             x, y = rights.index(right), ups.index(up)
-            fill, ink = _field(shades[up, right])
+            fill, ink = _field(shades.get((up, right), 0.0))
             axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, lw=0))
             text = unknown if isnan(values[up, right]) else number(values[up, right], metric).text
             weight = "bold" if (up, right) == best else "normal"
@@ -383,14 +382,13 @@ def _with_interval(mean: float, low: float, high: float, metric: str) -> str:
 
 def _draw_row(axes: Axes, y: int, row: Row, colour: str, inside: tuple[float, float]) -> None:
     s, (left, right) = row.value, inside
-    outside = s.mean < left or s.mean > right
-    if s.count > 1 and not outside:
-        ends = np.clip([s.low, s.high], left, right)
-        axes.plot(ends, [y, y], color=colour, linewidth=3, alpha=0.45)
-        for cut, end, arrow in ((s.low < left, ends[0], "<"), (s.high > right, ends[1], ">")):
-            if cut:
-                axes.plot([end], [y], arrow, markersize=5, color=colour, alpha=0.45)
-    marker = "<" if s.mean < left else ">" if outside else "o"
+    if s.count > 1 and left <= s.mean <= right:
+        axes.plot(np.clip([s.low, s.high], left, right), [y, y], color=colour, linewidth=3, alpha=0.45)
+        if s.low < left:
+            axes.plot([left], [y], "<", markersize=5, color=colour, alpha=0.45)
+        if s.high > right:
+            axes.plot([right], [y], ">", markersize=5, color=colour, alpha=0.45)
+    marker = "<" if s.mean < left else ">" if s.mean > right else "o"
     axes.plot([np.clip(s.mean, left, right)], [y], marker, markersize=7, color=colour)
     beside: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
     axes.annotate(number(s.mean, row.metric).text, (1.02, y), va="center", size=10, **beside)
@@ -414,20 +412,20 @@ def _field(shade: float) -> tuple[str, str]:
 
 
 def _shades(values: Mapping[tuple[Any, Any], float], higher: bool) -> dict[tuple[Any, Any], float]:
-    """0 for the worst field, or one without a value, 1 for the best."""
-    sign = 1 if higher else -1
-    known = np.array([sign * v for v in values.values() if isfinite(v)] or [0.0])
+    """0 for the worst field that has a value, 1 for the best."""
+    merits = {key: v if higher else -v for key, v in values.items() if isfinite(v)}
+    known = np.array([*merits.values()] or [0.0])
     best = float(known.max())
     # Twice as far from the best as the middle field is as pale as it gets: collapsed fields keep no shades.
     span = min(best - float(known.min()), 2 * (best - float(np.median(known)))) or 1.0
-    return {k: max(0.0, 1 - (best - sign * v) / span) if isfinite(v) else 0.0 for k, v in values.items()}
+    return {key: max(0.0, 1 - (best - merit) / span) for key, merit in merits.items()}
 
 
 def series_of(rows: Sequence[Row], curves: Mapping[str, Curve], metric: str) -> list[str]:
     """The names of the series that these runs logged, the deciding one first."""
     names = {name for row in rows for line in _logged(row, curves) for name in line.series}
-    first = [metric, metric.replace("test_", "train_").replace("validation_", "train_"), "gradient_variance"]
-    return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
+    first = (metric, re.sub("test_|validation_", "train_", metric), "gradient_variance")
+    return [*(name for name in dict.fromkeys(first) if name in names), *sorted(names.difference(first))]
 
 
 def cell_curve(row: Row, curves: Mapping[str, Curve], series: str, name: str, key: str) -> CellCurve | None:

@@ -293,32 +293,32 @@ def judge(
     claim = f"{'highest' if higher else 'lowest'} {metric_name(metric)}"
     number = _number(list(candidates[best].values()), ranking.means[best], digits)
     twins = [name for name in others if candidates[name] == candidates[best]]
+    tied, worse, close = (listing(each, _NAMED) for each in (ranking.tied, ranking.worse, ranking.close))
+    texts = []
     if others and len(twins) == len(others):
         same = f"All {len(candidates)} estimators gave the same values, seed by seed"
         return Verdict((f"{same}: does train use its estimator?", *lost), ranking, True)
-    tied, texts = ranking.tied, []
     if not others:
         only = "is the only one without lost runs"
         alone = "stands alone, with nothing to compare" if len(by_name) == 1 else only
         texts.append(f"{best} {alone} ({number}).")
-    elif not tied:
+    elif not ranking.tied:
         rest = others[0] if len(others) == 1 else f"each of the other {len(others)}"
         texts.append(f"{best} wins: {claim} ({number}), better than {rest}.")
     else:
         texts.append(f"{best} has the {claim} ({number}).")
-        if ranking.worse:
-            texts.append(f"It is better than {listing(ranking.worse, _NAMED)}.")
-        texts.append(f"The data do not separate it from {listing(tied, _NAMED)}.")
+        texts += [f"It is better than {worse}."] * bool(ranking.worse)
+        texts.append(f"The data do not separate it from {tied}.")
     if ranking.close:
-        width = f"{margin:g}" if isinstance(margin, int | float) else margin
-        texts.append(f"Within {width} of the best, whichever that is: {listing(ranking.close, _NAMED)}.")
+        width = margin if isinstance(margin, str | None) else f"{margin:g}"
+        texts.append(f"Within {width} of the best, whichever that is: {close}.")
     if ranking.worse or ranking.close:
         how = "seed by seed" if ranking.is_paired else "by their means"
         texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
-    if tied:
-        texts += _forecast(ranking, tied[:_NAMED], len(candidates[best]))
+    if ranking.tied:
+        texts += _forecast(ranking, len(candidates[best]))
     texts += choices
-    if len({frozenset(candidates[name]) for name in candidates}) > 1 and not choices:
+    if len({frozenset(values) for values in candidates.values()}) > 1 and not choices:
         texts.append("Not all have run with the same seeds: pairs are compared on those that both have.")
     if twins:
         texts.append(f"{listing([best, *twins], _NAMED)} gave the same values at every seed.")
@@ -366,15 +366,15 @@ def ordered(rows: Sequence[Row], verdict: Verdict) -> list[Row]:
     return sorted(rows, key=lambda row: places.get(row.name, len(places)))
 
 
-def _forecast(ranking: Ranking, tied: Sequence[str], seeds: int) -> list[str]:
-    """What to do about a tie, for each estimator in it."""
+def _forecast(ranking: Ranking, seeds: int) -> list[str]:
+    """What to do about a tie, for the first estimators in it."""
     if ranking.is_constant:
         return ["Each estimator gave one value at all seeds: does train use its seed?"]
     if seeds < 2:
         return ["Single seeds separate nothing: run three or more."]
     parts: list[str] = []
     small: list[str] = []
-    for name in tied:
+    for name in ranking.tied[:_NAMED]:
         if (total := seeds_to_separate(ranking, name)) is None:
             small.append(name)
         else:
@@ -382,10 +382,8 @@ def _forecast(ranking: Ranking, tied: Sequence[str], seeds: int) -> list[str]:
             what = f"{what} from" if parts else f"seeds each {what} separate {ranking.names[0]} from"
             parts.append(f"{total} {what} {name}")
     texts = [f"About {listing(parts)} in four of five cases."] if parts else []
-    if small:
-        over = listing(small)
-        texts.append(f"The lead over {over} is small against its error: more seeds may find no difference.")
-    return texts
+    small_lead = f"The lead over {listing(small)} is small against its error"
+    return texts + [f"{small_lead}: more seeds may find no difference."] * bool(small)
 
 
 def _number(values: Sequence[float], mean: float, digits: int | None) -> str:

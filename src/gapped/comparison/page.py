@@ -32,8 +32,8 @@ from gapped.comparison.table import (
     summary_table,
 )
 
-# A key of the environment, and what a reader calls it; unknown keys show under their own name.
-NAMES = {"gapped": "gapped", "commit": "commit", "torch": "torch", "device": "device", "python": "Python"}
+# Keys of the environment that come first, in this order.
+_PLACES = ("gapped", "commit", "torch", "device", "python")
 
 MEANINGS = {
     "estimator": "what estimates the gradient; options follow the colon",
@@ -98,19 +98,21 @@ def sections_of(records: Sequence[Record], folder: Path, verdict: Verdict | None
     own = tuple(record for cell in group for record in cell.records)
     verdict = verdict or judge(group)
     rows, recipe = ordered(rows_of(group), verdict), own[0].recipe
-    curves = curve_pictures(recipe, rows, {line.id: line for line in read(folder, Curve)}, palette(rows))
+    logs, colours, pictures = {line.id: line for line in read(folder, Curve)}, palette(rows), []
+    for series in series_of(rows, logs, rows[0].metric):
+        name = series.replace("_", "-")
+        title, svg = curve_figure(rows, logs, series, colours, f"{recipe}-{name}")
+        pictures += [Picture(name, curve_caption(title, series), svg)] if svg else []
     table = with_units(state_once(summary_table(rows)), rows[0].metric)
+    next_step = "The same call with more seeds and the same folder (out, or --out) goes on from here."
     section = Section(
         recipe=recipe,
         verdict=str(verdict),
         facts=(f"{len(own)} runs", duration(own), hardware(own), "gapped.compare"),
-        next_step=(
-            "The same call with more seeds and the same folder (out, or --out) goes on from here.",
-            "",
-        ),
+        next_step=(next_step, ""),
         records=own,
-        legend=legend_of(rows, palette(rows)) if curves else (),
-        pictures=(*final_picture(recipe, rows, palette(rows)), *curves),
+        legend=legend_of(rows, colours) if pictures else (),
+        pictures=(*final_picture(recipe, rows, colours), *pictures),
         table=table,
         meanings=meanings(table, rows[0]),
     )
@@ -157,14 +159,12 @@ def packaged(name: str, package: str = "gapped.comparison") -> str:
 
 def _environment(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What the runs say about where they ran; where they differ, all of it."""
-    places: dict[str, set[str]] = {}
-    for record in records:
-        for key, value in record.environment.items():
-            if value is not None:
-                places.setdefault(key, set()).add(str(value))
-    order = list(NAMES)
-    keys = sorted(places, key=lambda k: (order.index(k) if k in order else len(order), k))
-    return [(NAMES.get(key, key.replace("_", " ")), ", ".join(sorted(places[key]))) for key in keys]
+    said: dict[str, set[str]] = {key: set() for key in _PLACES}
+    for key in sorted({key for record in records for key in record.environment}):
+        values = (record.environment.get(key) for record in records)
+        said[key] = {str(value) for value in values if value is not None}
+    names = {"python": "Python"}
+    return [(names.get(k, k.replace("_", " ")), ", ".join(sorted(v))) for k, v in said.items() if v]
 
 
 def final_picture(
@@ -181,19 +181,6 @@ def final_picture(
     return [Picture("final", f"Where the runs end, best first{which}.", svg)]
 
 
-def curve_pictures(
-    salt: str, rows: Sequence[Row], curves: Mapping[str, Curve], colours: Mapping[str, str]
-) -> list[Picture]:
-    """Everything that the runs logged along training."""
-    pictures = []
-    for series in series_of(rows, curves, rows[0].metric):
-        name = series.replace("_", "-")
-        title, svg = curve_figure(rows, curves, series, colours, f"{salt}-{name}")
-        if svg:
-            pictures.append(Picture(name, curve_caption(title, series), svg))
-    return pictures
-
-
 def curve_caption(title: str, series: str) -> str:
     mean = "geometric mean" if "variance" in series else "mean"
     return f"{title[0].upper()}{title[1:]}{unit(series)}: {mean} and 95% band over seeds."
@@ -202,9 +189,8 @@ def curve_caption(title: str, series: str) -> str:
 def legend_of(rows: Sequence[Row], colours: Mapping[str, str]) -> tuple[tuple[str, str, bool], ...]:
     """One for all figures, best first; none where figures have colours, and legends, of their own."""
     keys = dict.fromkeys(colour_key(row, rows) for row in rows)
-    return tuple(
-        (key, f"var(--{VARIABLES[c]}, {c})", is_dashed(c)) for key in keys if (c := colours.get(key))
-    )
+    known = [(key, colours[key]) for key in keys if key in colours]
+    return tuple((key, f"var(--{VARIABLES[c]}, {c})", is_dashed(c)) for key, c in known)
 
 
 def hardware(records: Sequence[Record]) -> str:
@@ -238,12 +224,11 @@ def unit(metric: str) -> str:
 def with_units(table: Table, metric: str) -> Table:
     """The table with the metric's unit in the head of its column."""
     name = metric_name(metric)
-    columns = tuple(column + unit(metric) * (column == name) for column in table.columns)
-    return replace(table, columns=columns)
+    return replace(table, columns=tuple(name + unit(metric) if c == name else c for c in table.columns))
 
 
 def meanings(table: Table, row: Row) -> tuple[tuple[str, str], ...]:
     """Each column of a table `with_units`, and what it means."""
     better = "higher" if row.higher else "lower"
-    own = {metric_name(row.metric) + unit(row.metric): f"mean over seeds; {better} is better"}
-    return tuple((name, text) for name in table.columns if (text := {**MEANINGS, **own}.get(name)))
+    known = MEANINGS | {metric_name(row.metric) + unit(row.metric): f"mean over seeds; {better} is better"}
+    return tuple((name, known[name]) for name in table.columns if name in known)

@@ -85,10 +85,12 @@ class UserRun:
         try:
             with time_limit(timeout):
                 result = train(deepcopy(self.estimator), self.seed)
-                yields = isinstance(result, Iterator)
                 deadline = inf if timeout is None else time.monotonic() + timeout
-                for each in until(deadline, result) if yields else [result]:
+                for each in result if isinstance(result, Iterator) else [result]:
                     points.add(_numbers(each))
+                    # For where nothing interrupts the function.
+                    if isinstance(result, Iterator) and time.monotonic() > deadline:
+                        raise TimedOut
             if not points.count:
                 raise GappedError("train yielded nothing, expected a number or a dict of numbers")
         except KeyboardInterrupt:
@@ -101,7 +103,7 @@ class UserRun:
             # A fork that `train` made has come back here. The process that was forked writes the record.
             os._exit(0)
         seconds = time.perf_counter() - start
-        curve = [self._curve(points)] if points.count and isinstance(result, Iterator) else []
+        curve = [points.curve(self.id)] if points.count and isinstance(result, Iterator) else []
         if error:
             return [*curve, self.failure(error, seconds, where)]
         last = points.last
@@ -113,12 +115,6 @@ class UserRun:
             seconds=seconds,
         )
         return [*curve, record]
-
-    def _curve(self, points: Points) -> Curve:
-        epochs, values = points.curve()
-        names = dict.fromkeys(name for value in values for name in value if name not in _FIELDS)
-        series: Any = {name: [plain(value.get(name)) for value in values] for name in names}
-        return Curve(id=self.id, epoch=[float(epoch) for epoch in epochs], more=series)
 
     def failure(self, error: str, seconds: float = 0.0, where: str = "") -> Record:
         """The record of a run that an error ended."""
@@ -139,11 +135,6 @@ class UserRun:
             environment=_environment(device),
             **result,
         )
-
-
-@functools.cache
-def _environment(device: torch.device) -> dict[str, Any]:
-    return dict(describe(device))
 
 
 def plan(train: Train, estimators: Any, seeds: int | Sequence[int], maximize: bool) -> list[UserRun]:
@@ -266,14 +257,6 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def until(deadline: float, values: Iterable[object]) -> Iterator[object]:
-    """The values up to a deadline, for where nothing interrupts the function that yields them."""
-    for value in values:
-        yield value
-        if time.monotonic() > deadline:
-            raise TimedOut
-
-
 class Points:
     """The values that a run has yielded: all of up to twice `LONGEST_CURVE`, beyond that evenly spaced ones.
 
@@ -292,14 +275,16 @@ class Points:
         if len(self._kept) > 2 * LONGEST_CURVE:
             self._kept, self._stride = self._kept[::2], 2 * self._stride
 
-    def curve(self) -> tuple[list[int], list[Mapping[str, float]]]:
-        """The numbers of the values that are kept, from 1, and the values."""
-        end = [(self.count, self.last)] if self._kept and self._kept[-1][0] < self.count else []
-        kept = [*self._kept, *end]
-        return [number for number, _ in kept], [value for _, value in kept]
+    def curve(self, run: str) -> Curve:
+        """The values that are kept as the curve of a run, whose epochs count them from 1."""
+        # The last one, too.
+        kept = dict(self._kept) | {self.count: self.last}
+        names = dict.fromkeys(name for value in kept.values() for name in value if name not in _FIELDS)
+        series: Any = {name: [plain(value.get(name)) for value in kept.values()] for name in names}
+        return Curve(id=run, epoch=[float(number) for number in kept], more=series)
 
 
-def describe(device: torch.device) -> dict[str, str | None]:
+def describe(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and the commit of the code."""
     on_gpu = device.type == "cuda"
     return {
@@ -310,6 +295,10 @@ def describe(device: torch.device) -> dict[str, str | None]:
         "python": platform.python_version(),
         "precision": "tf32" if on_gpu else "float32",
     }
+
+
+# A commit is asked for once, not for each run.
+_environment = functools.cache(describe)
 
 
 def _commit() -> str | None:

@@ -221,6 +221,8 @@ def rank(
         np.fill_diagonal(refuted, True)
         close = [i for i in order if refuted[i].all()]
     error = np.where(testable, error, inf)
+    columns = zip(unit * lead[:, best], unit * error[:, best], dof[:, best], shared[:, best], strict=True)
+    leads = [Lead(float(size), float(e), float(f), int(count)) for size, e, f, count in columns]
     return Ranking(
         ranked,
         estimates,
@@ -228,15 +230,7 @@ def rank(
         [names[i] for i in close],
         bool(paired),
         False,
-        {
-            names[i]: Lead(
-                unit * float(lead[i, best]),
-                unit * float(error[i, best]),
-                float(dof[i, best]),
-                int(shared[i, best]),
-            )
-            for i in order[1:]
-        },
+        {names[i]: leads[i] for i in order[1:]},
     )
 
 

@@ -50,9 +50,7 @@ def executor(
 
         check_installed()
         with ExitStack() as stack:
-            yield functools.partial(
-                _in_tasks, stack, address, functools.partial(_task, train, runs, timeout), runs
-            )
+            yield functools.partial(_in_tasks, stack, address, train, timeout, runs)
     elif engine != "local":
         raise reject("engine", engine, "local or ray")
     elif workers == 1:
@@ -64,7 +62,8 @@ def executor(
 def _in_tasks(
     stack: ExitStack,
     address: str | None,
-    task: Callable[[int], Lines],
+    train: Train,
+    timeout: float | None,
     runs: Sequence[UserRun],
     due: Iterator[UserRun],
     folder: Path,
@@ -72,19 +71,17 @@ def _in_tasks(
     """Each run as a task of Ray: one that loses its worker for good costs that run."""
     from gapped.comparison.ray_tasks import connected, in_tasks
 
+    def task(place: int) -> Lines:
+        return runs[place].lines(train, timeout)
+
     places = {run.key: place for place, run in enumerate(runs)}
-    first = next(due, None)
-    if first is None:
+    if (first := next(due, None)) is None:
         return
     # Where this process is connected already, this does nothing.
     stack.enter_context(connected(address or os.environ.get("RAY_ADDRESS")))
     items = (places[run.key] for run in chain([first], due))
     for place, lines in in_tasks(task, items):
         yield [runs[place].failure(one_line(lines))] if isinstance(lines, Exception) else lines
-
-
-def _task(train: Train, runs: Sequence[UserRun], timeout: float | None, place: int) -> Lines:
-    return runs[place].lines(train, timeout)
 
 
 def _context(train: Train, runs: Sequence[UserRun]) -> Any:
@@ -128,22 +125,24 @@ def _in_processes(
                 return
             ready: list[Any] = list(connection.wait(list(active), _POLL))
             for receiver, (run, process, end, gpu) in list(active.items()):
+                lines, error = None, ""
                 if receiver in ready:
-                    lines = _received(receiver, process)
+                    try:
+                        lines = receiver.recv()
+                    except EOFError:
+                        process.join()
                 elif time.monotonic() > end:
-                    lines = f"out of time: it still trained after {timeout:g} s"
+                    error = f"out of time: it still trained after {timeout:g} s"
                 elif process.is_alive() or receiver.poll():
                     continue
-                else:
-                    # A process that the run left behind holds the other end of the pipe.
-                    lines = f"its process ended with exit code {process.exitcode}"
+                # Else a process that the run left behind holds the other end of the pipe.
                 del active[receiver]
                 free.append(gpu)
                 # It has nothing more to do, but may wait for a thread that `train` left behind.
                 process.kill()
                 process.join()
-                where = f"output/{run.id}.txt"
-                yield [run.failure(lines, where=where)] if isinstance(lines, str) else lines
+                error = error or f"its process ended with exit code {process.exitcode}"
+                yield lines or [run.failure(error, where=f"output/{run.id}.txt")]
     finally:
         for _, process, *_ in active.values():
             process.kill()
@@ -157,24 +156,11 @@ def _gpus() -> list[str]:
     return list(filter(None, names)) or [""]
 
 
-def _received(receiver: Any, process: Any) -> Lines | str:
-    """The lines of a run, or why there are none."""
-    try:
-        lines: Lines = receiver.recv()
-        return lines
-    except EOFError:
-        process.join()
-        return f"its process ended with exit code {process.exitcode}"
-
-
-def _work(
-    train: Train, run: UserRun, timeout: float | None, sender: Any, gpu: str = "", output: Path | None = None
-) -> None:
+def _work(train: Train, run: UserRun, timeout: float | None, sender: Any, gpu: str, output: Path) -> None:
     if gpu:
         # Before the first use of CUDA, which looks once.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    if output is not None:
-        _redirect(output)
+    _redirect(output)
     # Threads of OpenMP do not survive a fork: one that waits for them would wait for ever.
     torch.set_num_threads(1)
     # Ctrl-C goes to all processes of a terminal; the first one ends the others.
@@ -184,7 +170,7 @@ def _work(
     end_children()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if output is not None and not output.stat().st_size:
+    if not output.stat().st_size:
         output.unlink()
     sender.send(lines)
     sender.close()
