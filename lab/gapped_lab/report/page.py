@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
@@ -18,7 +18,6 @@ from PIL import Image
 from gapped.comparison import page
 from gapped.comparison.figures import heat_map, series_of
 from gapped.comparison.page import (
-    Gallery,
     Picture,
     Section,
     curve_caption,
@@ -176,7 +175,10 @@ def _heat(salt: str, rows: Sequence[Row]) -> list[Picture]:
     return [Picture("heat", "GST over its gap and temperature, mean over seeds.", svg)]
 
 
-def _galleries(rows: Sequence[Row], images: Mapping[str, Images]) -> list[Gallery]:
+def _galleries(
+    rows: Sequence[Row], images: Mapping[str, Images]
+) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Title, and the name and address of each strip of images."""
     lines: dict[str, Images] = {}
     for row in rows:
         for record in row.cell.records:
@@ -189,12 +191,10 @@ def _galleries(rows: Sequence[Row], images: Mapping[str, Images]) -> list[Galler
             pairs.append(("originals" if shared else f"{name}: originals", tiles(line, "original")))
         pairs.append((name, tiles(line, "reconstruction")))
     samples = [(name, tiles(line, "sample")) for name, line in lines.items()]
-    both = (("Reconstructions of test images", pairs), ("Samples from the prior", samples))
-    galleries = [
-        Gallery(title, tuple((name, strip(pixels)) for name, pixels in entries if pixels is not None))
-        for title, entries in both
-    ]
-    return [gallery for gallery in galleries if gallery.strips]
+    for title, entries in (("Reconstructions of test images", pairs), ("Samples from the prior", samples)):
+        strips = tuple((name, strip(pixels)) for name, pixels in entries if pixels is not None)
+        if strips:
+            yield title, strips
 
 
 def tiles(line: Images, kind: Literal["original", "reconstruction", "sample"]) -> Pixels | None:

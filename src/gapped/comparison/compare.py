@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def execute(
     if fresh and keep:
         raise GappedError("fresh: cannot be combined with keep, which takes runs of earlier calls")
     runs = plan(train, estimators, seeds, maximize)
-    deadline = None if budget is None else time.monotonic() + budget
+    deadline = inf if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
         finish = stack.enter_context(executor(engine, train, runs, workers, ray_address, timeout))
         folder = stack.enter_context(_folder(out))
@@ -217,7 +217,7 @@ class _Queue:
     """The runs that are due, one after another as there is room, without those that other processes train."""
 
     def __init__(
-        self, store: Store, runs: Sequence[UserRun], before: Mapping[Hashable, Record], deadline: float | None
+        self, store: Store, runs: Sequence[UserRun], before: Mapping[Hashable, Record], deadline: float
     ) -> None:
         self.store, self.deadline = store, deadline
         self.due: list[UserRun] = []
@@ -231,8 +231,7 @@ class _Queue:
 
     def __iter__(self) -> Iterator[UserRun]:
         for run in self.due:
-            late = self.deadline is not None and time.monotonic() >= self.deadline
-            self.is_over = late or hopeless(self._ended, self._labels)
+            self.is_over = time.monotonic() >= self.deadline or hopeless(self._ended, self._labels)
             if self.is_over:
                 return
             if self._claims.take(run.id):

@@ -288,7 +288,9 @@ def final_figure(rows: Sequence[Row], what: str, colours: Mapping[str, str]) -> 
     tips = []
     for i, row in enumerate(rows):
         _draw_row(axes, i, row, colours.get(row.name, SERIES[0]), inside)
-        tips.append(Tip(axes, float(np.clip(row.value.mean, *inside)), i, _row_tip(row), 9))
+        s, x = row.value, float(np.clip(row.value.mean, *inside))
+        said = f"{_with_interval(s.mean, s.low, s.high, row.metric)}, {s.count} seed{'s' * (s.count != 1)}"
+        tips.append(Tip(axes, x, i, f"{row.name}: {said}", 9))
     name_places(axes, names)
     axes.set_title(wrap(f"{what}, mean and 95% interval", LINE, 2))
     return figure, tips
@@ -392,12 +394,6 @@ def _draw_row(axes: Axes, y: int, row: Row, colour: str, inside: tuple[float, fl
     axes.plot([np.clip(s.mean, left, right)], [y], marker, markersize=7, color=colour)
     beside: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
     axes.annotate(number(s.mean, row.metric).text, (1.02, y), va="center", size=10, **beside)
-
-
-def _row_tip(row: Row) -> str:
-    s = row.value
-    said = _with_interval(s.mean, s.low, s.high, row.metric)
-    return f"{row.name}: {said}, {s.count} seed{'s' * (s.count != 1)}"
 
 
 def _field(shade: float) -> tuple[str, str]:

@@ -60,14 +60,6 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Gallery:
-    """Strips of images, each under the name of what drew it."""
-
-    title: str
-    strips: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Section:
     """Everything about cells that are compared with each other."""
 
@@ -86,7 +78,8 @@ class Section:
     """What each column of the table means."""
     details: tuple[tuple[str, str, Table], ...] = ()
     """Further tables, each with a heading and a caption."""
-    galleries: tuple[Gallery, ...] = ()
+    galleries: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    """Strips of images: each with a title, and for each strip the name of what drew it, and its address."""
     quick: bool = False
 
 

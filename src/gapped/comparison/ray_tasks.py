@@ -99,16 +99,13 @@ def connected(address: str | None) -> Iterator[None]:
     if address is not None:
         _check_answers(address)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    what, how = f"--ray-address: got {address!r}", {}
+    if address is None:
+        what, how = "--engine ray: Ray did not start here", {"include_dashboard": False}
     try:
-        if address is None:
-            ray.init("local", include_dashboard=False, logging_level=logging.ERROR)
-        else:
-            ray.init(address, logging_level=logging.ERROR)
+        ray.init(address or "local", logging_level=logging.ERROR, **how)
     except Exception as problem:  # a time-out is a bare one
         ray.shutdown()
-        what = (
-            "--engine ray: Ray did not start here" if address is None else f"--ray-address: got {address!r}"
-        )
         raise GappedError(f"{what}: {(str(problem) or repr(problem)).splitlines()[0]}") from problem
     for number, handler in handlers.items():
         # Ray's own for SIGTERM ends the process at once, without a checkpoint.
