@@ -148,73 +148,36 @@ def rank(
     Candidates that lack some seeds are ordered by the additive model's estimates, and each pair is compared
     on the seeds that both have, so a lost run does not move anybody up.
     """
-    from scipy.special import fdtrc, stdtr
+    from scipy.special import stdtr
 
-    names = list(values)
+    names, members = list(values), len(values)
     seeds = sorted({seed for runs in values.values() for seed in runs})
     sign = -1.0 if higher_is_better else 1.0
-    x = np.array([[sign * values[name].get(seed, nan) for seed in seeds] for name in names])
-    known = np.isfinite(x)
-    held, counts, members = np.where(known, x, 0.0), known.sum(1), len(names)
+    held = np.array([[sign * values[name].get(seed, nan) for seed in seeds] for name in names])
+    known = np.isfinite(held)
+    held = np.where(known, held, 0.0)
     # In units of the largest value, squares neither overflow nor vanish.
     unit = float(np.abs(held).max()) or 1.0
-    x, held = x / unit, held / unit
-    effects, shifts, left, degrees = _additive(held, known)
-    order = sorted(range(members), key=lambda i: (effects[i], names[i]))
-    best, rounding = order[0], _ROUNDING**2
-    means = held.sum(1) / counts
-    freedom = np.maximum(counts - 1, 1)
-    residuals = np.where(known, x - means[:, None], 0.0)
-    squares = (residuals**2).sum(1)
-    blocks = float((counts - 1).sum() - degrees)
-    ranked = [names[i] for i in order]
-    estimates = {names[i]: float(sign * unit * effects[i]) for i in order}
-    if squares.sum() <= rounding * squares.size:
-        return Ranking(ranked, estimates, [], [], False, bool(counts.max() > 1))
-    paired = degrees > 0 and blocks > 0 and members > 1
-    if paired and left > rounding:
-        paired = fdtrc(blocks, degrees, (squares.sum() - left) / blocks / (left / degrees)) < _SHIFTED
-    factor = (members - 1) / members if paired else 1.0
-    if paired:
-        # A seed that one estimator alone has run leaves no residual.
-        present = known.sum(0)
-        weight = np.where(present > 1, present / np.maximum(present - 1, 1), 0.0)
-        squares = (np.where(known, x - effects[:, None] - shifts, 0.0) ** 2 * weight).sum(1)
-        freedom = np.maximum((known & (present > 1)).sum(1) - 1, 1)
-    spread = squares / freedom
-    pooled = squares.sum() / freedom.sum()
-    if step := _coarse_step(held[known], pooled):
-        spread = np.maximum(spread, max(pooled, step**2 / 4))
-    # Entry i, j: how far i is behind j, on the seeds that both have; all of i and of j if they share none.
-    common = known.astype(float) @ known.T
+    held = held / unit
+    fit = _additive(held, known)
+    order = sorted(range(members), key=lambda i: (fit.effects[i], names[i]))
+    best, ranked = order[0], [names[i] for i in order]
+    estimates = {names[i]: float(sign * unit * fit.effects[i]) for i in order}
+    residuals = np.where(known, held - (held.sum(1) / known.sum(1))[:, None], 0.0)
+    if (residuals**2).sum(1).sum() <= _ROUNDING**2 * members:
+        return Ranking(ranked, estimates, [], [], False, bool(known.sum(1).max() > 1))
+    spread, step, paired = _spreads(held, known, residuals, fit)
+    lead, error, dof, shared = _compare_pairs(held, known, residuals, spread, step, paired)
+    testable = (shared > 1) & (error**2 > _ROUNDING**2)
+    # A difference that is the same at every seed, three or more, is no chance.
+    certain = (shared > 2) & ~testable & (np.abs(lead) > _ROUNDING)
     with np.errstate(divide="ignore", invalid="ignore"):
-        lead = (held @ known.T - known @ held.T) / common
-        variance = np.broadcast_to(spread[:, None], common.shape)
-        if not paired:
-            sums, powers = residuals @ known.T, residuals**2 @ known.T
-            part = (powers - sums**2 / common) / (common - 1)
-            floor = spread.min() if step else 0.0
-            variance = np.where(common == counts[:, None], variance, np.maximum(part, floor))
-        apart = common == 0
-        lead = np.where(apart, means[:, None] - means, lead)
-        variance = np.where(apart, spread[:, None], variance)
-        number = np.where(apart, counts[:, None], common)
-        shared = np.minimum(number, number.T)
-        first, second = variance / number, (variance / number).T
-        error = np.sqrt(first + second)
-        dof = factor * (first + second) ** 2 / (first**2 / (number - 1) + second**2 / (number.T - 1))
-        dof = np.maximum(np.nan_to_num(dof, nan=1.0), np.maximum(shared - 1, 1))
-        testable = (shared > 1) & (error**2 > rounding)
-        # A difference that is the same at every seed, three or more, is no chance.
-        certain = (shared > 2) & ~testable & (np.abs(lead) > _ROUNDING)
-        p = np.where(
-            testable & (lead > 0), 2 * stdtr(dof, -np.abs(lead) / error), 1.0 - (certain & (lead > 0))
-        )[:, best]
+        p = np.where(testable, 2 * stdtr(dof, -np.abs(lead) / error), 1.0 - certain)
     least = int(shared.min())
     alpha = level * (1 - 0.5 / least if least > 2 else 0.5)
-    worse = _fallen([i for i in order if i != best], p, alpha)
+    worse = _fallen(order[1:], np.where(lead > 0, p, 1.0)[:, best], alpha)
     close: list[int] = []
-    if (width := _distance(margin, effects[best], unit)) is not None and members > 1:
+    if (width := _distance(margin, fit.effects[best], unit)) is not None and members > 1:
         bound = alpha if members == 2 else _CLOSE * level / LEVEL / (members - 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             refuted = testable & (stdtr(dof, (lead - width) / error) <= bound) | certain & (lead < width)
@@ -228,10 +191,63 @@ def rank(
         estimates,
         [names[i] for i in order if i in worse],
         [names[i] for i in close],
-        bool(paired),
+        paired,
         False,
         {names[i]: leads[i] for i in order[1:]},
     )
+
+
+def _spreads(
+    held: Floats, known: NDArray[np.bool_], residuals: Floats, fit: _Additive
+) -> tuple[Floats, float, bool]:
+    """The variance of each one's values, the step of a coarse grid, and whether seeds shift all alike."""
+    from scipy.special import fdtrc
+
+    counts, squares = known.sum(1), (residuals**2).sum(1)
+    freedom, blocks = np.maximum(counts - 1, 1), float((counts - 1).sum() - fit.freedom)
+    paired = fit.freedom > 0 and blocks > 0 and len(held) > 1
+    if paired and fit.left > _ROUNDING**2:
+        ratio = (squares.sum() - fit.left) / blocks / (fit.left / fit.freedom)
+        paired = bool(fdtrc(blocks, fit.freedom, ratio) < _SHIFTED)
+    if paired:
+        # A seed that one estimator alone has run leaves no residual.
+        present = known.sum(0)
+        weight = np.where(present > 1, present / np.maximum(present - 1, 1), 0.0)
+        left = np.where(known, held - fit.effects[:, None] - fit.shifts, 0.0)
+        squares, freedom = (left**2 * weight).sum(1), np.maximum((known & (present > 1)).sum(1) - 1, 1)
+    spread, pooled = squares / freedom, squares.sum() / freedom.sum()
+    if step := _coarse_step(held[known], pooled):
+        spread = np.maximum(spread, max(pooled, step**2 / 4))
+    return spread, step, paired
+
+
+def _compare_pairs(
+    held: Floats, known: NDArray[np.bool_], residuals: Floats, spread: Floats, step: float, paired: bool
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """How far i is behind j in entry i, j, its standard error and degrees of freedom, the fewer seeds.
+
+    A pair is compared on the seeds that both have, and on all of i and of j if they share none.
+    """
+    counts, members = known.sum(1), len(held)
+    common = known.astype(float) @ known.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lead = (held @ known.T - known @ held.T) / common
+        variance = np.broadcast_to(spread[:, None], common.shape)
+        if not paired:
+            sums, powers = residuals @ known.T, residuals**2 @ known.T
+            part = (powers - sums**2 / common) / (common - 1)
+            floor = spread.min() if step else 0.0
+            variance = np.where(common == counts[:, None], variance, np.maximum(part, floor))
+        apart, means = common == 0, held.sum(1) / counts
+        lead = np.where(apart, means[:, None] - means, lead)
+        variance = np.where(apart, spread[:, None], variance)
+        number = np.where(apart, counts[:, None], common)
+        shared = np.minimum(number, number.T)
+        first, second = variance / number, (variance / number).T
+        factor = (members - 1) / members if paired else 1.0
+        dof = factor * (first + second) ** 2 / (first**2 / (number - 1) + second**2 / (number.T - 1))
+        dof = np.maximum(np.nan_to_num(dof, nan=1.0), np.maximum(shared - 1, 1))
+        return lead, np.sqrt(first + second), dof, shared
 
 
 def _fallen(others: Sequence[int], p: Floats, alpha: float) -> set[int]:
@@ -247,20 +263,28 @@ def _fallen(others: Sequence[int], p: Floats, alpha: float) -> set[int]:
     return fallen
 
 
-def _additive(held: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats, float, float]:
+class _Additive(NamedTuple):
     """Least squares of value = estimator + seed: both effects, the sum of squares left, its freedom."""
+
+    effects: Floats
+    shifts: Floats
+    left: float
+    freedom: float
+
+
+def _additive(held: Floats, known: NDArray[np.bool_]) -> _Additive:
     members, seeds = known.shape
     if known.all():
         effects, shifts = held.mean(1), held.mean(0) - held.mean()
         left = float(((held - effects[:, None] - shifts) ** 2).sum())
-        return effects, shifts, left, float((members - 1) * (seeds - 1))
+        return _Additive(effects, shifts, left, float((members - 1) * (seeds - 1)))
     rows, columns = np.nonzero(known)
     design = np.zeros((rows.size, members + seeds))
     design[np.arange(rows.size), rows] = design[np.arange(rows.size), members + columns] = 1.0
     solution, _, ranks, _ = np.linalg.lstsq(design, held[known], rcond=None)
     center = solution[members:].mean()
     left = float(((design @ solution - held[known]) ** 2).sum())
-    return solution[:members] + center, solution[members:] - center, left, float(rows.size - ranks)
+    return _Additive(solution[:members] + center, solution[members:] - center, left, float(rows.size - ranks))
 
 
 def _coarse_step(values: Floats, variance: float) -> float:
