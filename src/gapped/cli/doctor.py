@@ -106,8 +106,6 @@ def _sample(device: torch.device, what: str) -> Finding:
     """Whether a sample drawn on `device` is one-hot and carries a finite gradient; names the backend."""
     import torch
 
-    import gapped
-
     try:
         logits = torch.zeros(4, 3, device=device, requires_grad=True)
         sample = gapped.gst(logits, tau=0.5, hard=True, generator=torch.Generator(device).manual_seed(0))

@@ -33,6 +33,8 @@ class Store:
         self.folder = folder
         self._records: dict[Hashable, Record] = {}
         self._file, self._size = 0, 0
+        # In place of lines beside records their digests, by key, as far as this process has seen them.
+        self._others: dict[type[RunLine], dict[Hashable, int]] = {}
         # Fail before any work is done if nothing can be written here.
         probe = folder / f".probe.{os.getpid()}"
         try:
@@ -75,8 +77,8 @@ class Store:
         """Add the lines of runs that are not finished yet, each to its file.
 
         Records come last: a run whose record exists has everything else too. A run that is trained again,
-        since it failed or its record was removed, adds all of its lines again: the last one counts. Several
-        processes may add to one folder at the same time.
+        since it failed or its record was removed, adds its other lines again where they are not the same:
+        the last one counts. Several processes may add to one folder at the same time.
         """
         kinds: dict[type[RunLine], dict[Hashable, RunLine]] = {}
         for line in lines:
@@ -86,8 +88,15 @@ class Store:
         with locked(self.folder):
             own = kinds.pop(Record, {})
             ended = {record.id for record in self.finished().values()} if kinds else set()
-            for others in kinds.values():
-                records.write(self.folder, [line for line in others.values() if line.id not in ended], sync)
+            for kind, others in kinds.items():
+                if kind not in self._others:
+                    before = records.read(self.folder, kind)
+                    self._others[kind] = {line.key: hash(line.encode()) for line in before}
+                seen = self._others[kind]
+                digests = {key: hash(line.encode()) for key, line in others.items() if line.id not in ended}
+                changed = [others[key] for key, digest in digests.items() if seen.get(key) != digest]
+                records.write(self.folder, changed, sync)
+                seen |= digests
             known = self.records()
             new = [line for key, line in own.items() if key not in known or known[key].failed]
             records.write(self.folder, new, sync)
