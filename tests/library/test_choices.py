@@ -306,31 +306,6 @@ def test_temperatures_that_were_changed_are_noticed(law: Any) -> None:
         gate.sum().backward()
 
 
-@every_law
-def test_vectorised_over_temperatures(law: Any) -> None:
-    """Logits that all temperatures share have the sum of their gradients."""
-    logits, taus, table = normal(4, 6).requires_grad_(), torch.tensor([0.5, 1.0, 2.0]), normal(6, 2, seed=2)
-
-    def values(tau: Tensor) -> tuple[Tensor, Tensor]:
-        drawn = gapped.choose(logits, k=2, law=law, draw="argmax", estimator=gapped.StraightThrough(tau))
-        return drawn.weights(), drawn.select(table)
-
-    upstream = normal(3, 4, 2, seed=3), normal(3, 4, 2, 2, seed=4)
-    (found,) = torch.autograd.grad(torch.func.vmap(values)(taus), logits, upstream)
-    each = (torch.autograd.grad(values(taus[n]), logits, [g[n] for g in upstream])[0] for n in range(3))
-    assert_close(found, sum(each), 1e-12)
-
-
-@every_kind
-def test_meta_tensors_have_shapes_and_gradients(kind: str) -> None:
-    leaf = torch.empty(4, 9, device="meta", requires_grad=True)
-    drawn = choose(leaf, kind, generator=None)
-    for value in (drawn.gate(), drawn.weights(), drawn.select(torch.empty(9, 2, device="meta"))):
-        assert value.is_meta
-        assert value.shape[:2] == drawn.index.shape
-        assert torch.autograd.grad(value.sum(), leaf)[0].shape == (4, 9)
-
-
 # Numbers of categories are what a trace may keep, and says that it keeps.
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.* is deprecated")
 @every_kind

@@ -13,7 +13,6 @@ from conftest import (
     KINDS,
     TAU,
     USES,
-    assert_all_close,
     assert_close,
     assert_equal,
     assert_one_hot,
@@ -34,27 +33,6 @@ def test_many_hard_samples_with_a_gradient_are_exactly_one_hot(name: str, dtype:
     logits = normal(3_000, 11, dtype=dtype)
     sample, _ = pull(make(name), logits, torch.ones_like(logits))
     assert_one_hot(sample)
-
-
-@every_variant
-def test_a_constant_upstream_gradient_is_annihilated(name: str) -> None:
-    """`sum` sends a broadcast, zero-stride gradient; the sample always sums to one."""
-    logits = normal(8, K).requires_grad_()
-    make(name).sample(logits, generator=seeded()).sum().backward()
-    assert_close(logits.grad, torch.zeros(8, K, dtype=torch.float64))
-
-
-@every_variant
-def test_rows_do_not_mix(name: str) -> None:
-    logits, weight = normal(6, K), normal(6, K, seed=2)
-    _, whole = pull(make(name), logits, weight)
-    for row in range(6):
-        alone = torch.zeros_like(weight)
-        alone[row] = weight[row]
-        _, gradient = pull(make(name), logits, alone)
-        assert_close(gradient[row], whole[row])
-        gradient[row] = 0
-        assert (gradient == 0).all()
 
 
 @every_soft_variant
@@ -114,17 +92,8 @@ def test_any_dim_equals_transposing(name: str, dim: int, masked: bool) -> None:
     assert_close(gradient, expected[1].movedim(-1, dim))
 
 
-@every_variant
-def test_a_row_alone_is_a_batch_of_one(name: str) -> None:
-    logits, weight = normal(K), normal(K, seed=2)
-    batch = pull(make(name), logits[None], weight[None])
-    assert_all_close(pull(make(name), logits, weight), (each[0] for each in batch))
-
-
-# Randomness
-
-
 # Options that are tensors or whole numbers
+
 
 LEVELS = [(name, level) for name, kind in KINDS.items() for level in kind.levels]
 LEVELS += [(name, "tau") for name in VARIANTS] + [("nz-gst", "gap")]

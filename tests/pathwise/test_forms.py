@@ -5,13 +5,13 @@ Samples are compared under equal generator seeds, so that almost everything here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
-from conftest import DTYPES, TOLERANCE, assert_close, assert_equal, normal, seeded
+from conftest import DTYPES, SOFT, TOLERANCE, assert_close, assert_equal, normal, seeded
 from forms import COMPILED, FORMS, SEVERAL, every_form
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -299,28 +299,18 @@ def test_nothing_is_copied_from_the_host(form: str, monkeypatch: pytest.MonkeyPa
 
 
 @every_form
-def test_tensors_without_values(form: str) -> None:
-    with FakeTensorMode():
-        logits = torch.empty(4, 5, requires_grad=True)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_without_values(form: str, device: str) -> None:
+    with FakeTensorMode() if device == "cpu" else nullcontext():
+        logits = torch.empty(4, 5, requires_grad=True, device=device)
         sample = FORMS[form].draw(logits)
+        assert sample.device.type == device
         assert torch.autograd.grad(sample.sum(), logits)[0].shape == sample.shape == (4, 5)
 
 
-@pytest.mark.parametrize("name", sorted(gapped.estimators("pathwise")))
-def test_meta_tensors_have_shapes_and_gradients(name: str) -> None:
-    estimator = gapped.estimator(name)
-    table = torch.empty(5, 3, device="meta", requires_grad=True)
-    uses: list[tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = [
-        (lambda x: estimator.sample(x), (4, 5)),
-        (lambda x: estimator.choose(x).select(table), (4, 3)),
-        (lambda x: estimator.choose(x).gate(), (4,)),
-        (lambda x: estimator.gate(x), (4, 5)),
-    ]
-    if estimator.has_surrogate:
-        uses.append((lambda x: estimator.mix(x, table), (4, 3)))
-    for use, shape in uses:
-        logits = torch.empty(4, 5, device="meta", requires_grad=True)
-        value = use(logits)
-        assert value.is_meta
-        assert value.shape == shape
-        assert torch.autograd.grad(value.sum(), logits)[0].shape == (4, 5)
+@pytest.mark.parametrize("name", SOFT)
+def test_a_mixture_without_values(name: str) -> None:
+    logits, table = (torch.empty(*shape, device="meta", requires_grad=True) for shape in ((4, 5), (5, 3)))
+    value = gapped.estimator(name).mix(logits, table)
+    assert value.is_meta
+    assert torch.autograd.grad(value.sum(), logits)[0].shape == (4, 5)

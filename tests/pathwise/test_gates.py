@@ -30,8 +30,6 @@ def test_the_law_is_one_uniform_below_the_probability(name: str) -> None:
 
 
 # A gate is a pair, whose samples `test_exact.py` and `test_replay.py` compare with closed forms.
-
-
 PAIRS: list[tuple[str, dict[str, Any]]] = [
     *((name, {"hard": hard}) for name in MEMBERS for hard in (True, False) if hard or name in SOFT),
     *(("gst", {"gap": gap}) for gap in ("auto", gapped.expected_gap, 0.0, 1.0)),
@@ -148,19 +146,6 @@ def test_rare_and_nearly_certain_gates_keep_their_gradient(name: str) -> None:
 
 
 # The function
-
-
-def test_the_estimator_of_the_function() -> None:
-    odds = normal(30)
-    cases: list[tuple[dict[str, Any], gapped.Pathwise]] = [
-        ({}, gapped.GapMax()),
-        ({"estimator": "reinmax"}, gapped.ReinMax()),
-        ({"estimator": "gst:gap=1.2,tau=0.7"}, gapped.GST(0.7, gap=1.2)),
-        ({"estimator": gapped.GST(0.7)}, gapped.GST(0.7)),
-    ]
-    for given, estimator in cases:
-        ours = gapped.gate(odds, generator=seeded(), **given)
-        assert torch.equal(ours, estimator.gate(odds, generator=seeded()))
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,9 @@ OTHERS: dict[str, Draw] = {
     "set-weights": lambda x, gap: gapped.choose(x, 2, estimator=gapped.GST(gap=gap)).weights(),
     "set-gate": lambda x, tau: gapped.choose(x, 2, estimator=gapped.StraightThrough(tau)).gate(),
     "set-select": lambda x, tau: gapped.choose(x, 2, estimator=gapped.GST(tau, gap=1.0)).select(TABLE),
+    "sequence-select": lambda x, tau: gapped.choose(
+        x, 2, law="sequential", estimator=gapped.StraightThrough(tau)
+    ).select(TABLE),
     "router": lambda x, tau: routed(gapped.StraightThrough(tau), x),
     "router-gap": lambda x, gap: routed(gapped.GST(gap=gap), x),
 }

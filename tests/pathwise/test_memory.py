@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from torch import Tensor
 from variants import VARIANTS, K, every_kind_of_sample, every_variant, make
 
 import gapped
-from gapped.gradient import jacobian_product
 from gapped_lab.bench.timing import peak_memory
 
 # Blocks of rows
@@ -82,14 +80,6 @@ def test_one_long_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = pull(make(name), logits, weight)
     monkeypatch.setattr("gapped.simplex.BLOCK", 40)
     assert_equal(pull(make(name), logits, weight), expected)
-
-
-@pytest.mark.parametrize("weights", [0.5, (2.0, -0.5), normal(6, 1)], ids=["number", "tuple", "tensor"])
-def test_the_backward_in_blocks_is_the_backward(weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    points, grad = torch.softmax(normal(2, 6, K), -1), normal(6, K, seed=2)
-    expected = jacobian_product(grad, points, weights, grad)
-    monkeypatch.setattr("gapped.simplex.BLOCK", 4 * K)
-    assert torch.equal(jacobian_product(grad, points, weights, grad), expected)
 
 
 # Tensors that the caller changes afterwards
