@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import (
     FUNCTIONS,
+    MEMBERS,
     assert_all_close,
     assert_close,
     assert_equal,
@@ -18,6 +19,7 @@ from conftest import (
     seeded,
 )
 from score_problems import (
+    MAKERS,
     SCORES,
     Model,
     build,
@@ -340,3 +342,64 @@ def test_one_learning_signal_for_each_row_if_costs_have_no_variables() -> None:
     _, together = run("exact", logits, lambda z: z.square().sum(-1) * z[..., 0])
     _, alone = run("exact", logits.reshape(12, 5), lambda z: z.square().sum(-1) * z[..., 0])
     assert_close(together.reshape(12, 5), alone)
+
+
+# Gates
+
+
+ODDS = normal(4, 3)
+
+
+def shared_cost(gates: Tensor) -> Tensor:
+    """Not additive: all gates of an example share it."""
+    return (gates @ torch.arange(1.0, 4.0).double() - 2) ** 2
+
+
+@pytest.mark.parametrize("name", [*MEMBERS, *gapped.estimators("score")])
+def test_a_gate_is_a_pair_to_every_estimator(name: str) -> None:
+    """The same noise for the logits (logit, 0), with a cost that reads the first entries."""
+    estimator = MAKERS.get(name, lambda _: gapped.estimator(name))
+    gates = estimate(shared_cost, ODDS, estimator(1), gates=True)
+    pairs = torch.stack([ODDS, torch.zeros_like(ODDS)], -1)
+    value, gradient = estimate(lambda z: shared_cost(z[..., 0]), pairs, estimator(1))
+    assert_all_close(gates, (value, gradient[..., 0]), 1e-10)
+
+
+@pytest.mark.parametrize("estimator", ["disarm", "rloo", "exact", "gst", "arsm"])
+def test_masks_certain_gates_and_shapes(estimator: str) -> None:
+    """A masked gate is 0, one of infinite odds is certain, and both get a gradient of exactly 0."""
+    odds = ODDS.clone()
+    odds[0, 0], odds[1, 0], odds[2, 0] = torch.inf, -torch.inf, torch.nan
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    mask[2, 0] = False
+    seen = []
+
+    def watched(gates: Tensor) -> Tensor:
+        seen.append(gates.detach().clone())
+        return shared_cost(gates)
+
+    value, gradient = estimate(watched, odds, estimator, gates=True, mask=mask)
+    assert value.shape == (4,)
+    for gates in seen:
+        assert gates.shape[1:] == (4, 3)
+        assert ((gates == 0) | (gates == 1)).all()
+        assert (gates[:, 0, 0] == 1).all()
+        assert (gates[:, 1:3, 0] == 0).all()
+    assert (gradient[:3, 0] == 0).all()
+    assert gradient.isfinite().all()
+    scalar = torch.zeros((), requires_grad=True)
+    gapped.expectation(lambda b: (b - 0.3) ** 2, scalar, estimator, gates=True).backward()
+    assert scalar.grad.shape == ()
+
+
+def test_errors_of_gates() -> None:
+    for how, message in (
+        ({"gates": 1}, "gates: got 1, expected True or False"),
+        ({"gates": True, "mask": torch.ones(4, 2, dtype=torch.bool)}, "mask: got a tensor of shape"),
+    ):
+        with pytest.raises(GappedError, match=message):
+            gapped.expectation(shared_cost, ODDS, "rloo", **how)
+    with pytest.raises(GappedError, match=r"f: got costs of shape \(1, 2, 4, 3\)|f: got costs of shape"):
+        gapped.expectation(lambda b: b.sum(0), ODDS, "rloo", gates=True)
+    with pytest.raises(GappedError, match="got 3 categories for DisARM"):
+        gapped.expectation(lambda z: z.sum((-1, -2)), ODDS.unsqueeze(0), "disarm")

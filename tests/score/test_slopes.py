@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from score_problems import (
     assert_unbiased,
     cost,
     estimate,
-    every_problem,
     independent,
     replay,
 )
@@ -24,41 +23,48 @@ from torch import Tensor
 import gapped
 from gapped.score.trainable import Trainable
 
+Numbers = dict[str, float]
+FACTORS: list[tuple[str, Numbers]] = [
+    *(("double-cv", {"alpha": alpha}) for alpha in (-0.5, 0.7, 1.0)),
+    *(
+        ("rodeo", {"hidden": 7, "alpha": alpha, "beta": beta})
+        for alpha, beta in ((0.0, 0.0), (0.7, 0.0), (0.0, -0.6), (1.3, 0.4))
+    ),
+]
 
-@every_problem
-@pytest.mark.parametrize("alpha", [-0.5, 0.7, 1.0])
-def test_double_control_variates_are_unbiased(alpha: float, theta: Tensor) -> None:
-    """In training mode: a call uses the factor that it finds, and only its loss changes that factor."""
-    estimator = gapped.DoubleCV(alpha=alpha)
-    noise, weights = independent(theta, 2)
+
+@pytest.mark.parametrize(("kind", "options"), FACTORS, ids=str)
+@pytest.mark.parametrize("problem", [*PROBLEMS, "1x3, three", "3x2, three", "2x3-masked, three"])
+def test_two_or_three_samples_are_unbiased(kind: str, options: Numbers, problem: str) -> None:
+    """In training mode: a call uses the factors that it finds, and only its loss changes these."""
+    name, _, more = problem.partition(", ")
+    theta, samples = PROBLEMS[name], 3 if more else 2
+    noise, weights = independent(theta, samples)
+    estimator = gapped.estimator(kind, samples=samples, **options).double()
     assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
 
 
-@pytest.mark.parametrize("name", ["1x3", "3x2", "2x3-masked"])
-@pytest.mark.parametrize("kind", ["double-cv", "rodeo"])
-def test_three_samples_are_unbiased(kind: str, name: str) -> None:
-    theta = PROBLEMS[name]
-    noise, weights = independent(theta, 3)
-    options = {"alpha": 0.7} if kind == "double-cv" else {"alpha": 0.7, "beta": 0.4, "hidden": 7}
-    estimator = gapped.estimator(kind, samples=3, **options).double()
-    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
+class Drawn(NamedTuple):
+    """One tuple of samples ``(n, L)``, with costs and slopes."""
+
+    p: Tensor
+    samples: list[Tensor]
+    costs: list[Tensor]
+    slopes: list[Tensor]
 
 
-@every_problem
-@pytest.mark.parametrize("factors", [(0.0, 0.0), (0.7, 0.0), (0.0, -0.6), (1.3, 0.4)], ids=str)
-def test_rodeo_is_unbiased_for_any_network(factors: tuple[float, float], theta: Tensor) -> None:
-    noise, weights = independent(theta, 2)
-    estimator = gapped.RODEO(hidden=7, alpha=factors[0], beta=factors[1]).double()
-    assert_unbiased(*replay(estimator, theta, noise, len(weights)), weights, theta)
-
-
-def rodeo_by_hand(theta: Tensor, picks: Tensor, estimator: Any) -> Tensor:
-    """The definition for one tuple of samples ``(n, L)``, neighbour by neighbour."""
-    n, p, (variables, categories) = len(picks), torch.softmax(theta, -1), theta.shape
-    samples = [torch.nn.functional.one_hot(pick, categories).double().requires_grad_() for pick in picks]
+def drawn(theta: Tensor, picks: Tensor) -> Drawn:
+    samples = [torch.nn.functional.one_hot(pick, theta.shape[-1]).double().requires_grad_() for pick in picks]
     costs = [cost(sample) for sample in samples]
     slopes = [torch.autograd.grad(f, sample)[0] for f, sample in zip(costs, samples, strict=True)]
     costs, samples = ([each.detach() for each in some] for some in (costs, samples))
+    return Drawn(torch.softmax(theta, -1), samples, costs, slopes)
+
+
+def rodeo_by_hand(theta: Tensor, picks: Tensor, estimator: Any) -> Tensor:
+    """The definition, neighbour by neighbour."""
+    n, (variables, categories) = len(picks), theta.shape
+    p, samples, costs, slopes = drawn(theta, picks)
     parameters = dict(estimator.site.named_parameters())
 
     def heights(i: int, y: Tensor) -> Tensor:
@@ -89,33 +95,13 @@ def rodeo_by_hand(theta: Tensor, picks: Tensor, estimator: Any) -> Tensor:
     return gradient
 
 
-def rodeo() -> Any:
-    return gapped.RODEO(3, hidden=5, alpha=0.7, beta=0.4).double()
-
-
-@pytest.mark.parametrize("name", ["2x3-masked", "3x2"])
-def test_rodeo_follows_its_definition(name: str) -> None:
-    theta = PROBLEMS[name]
-    noise, weights = independent(theta, 3)
-    noise = noise[:, weights > 0]
-    noise = noise[:, :: noise.shape[1] // 20]
-    _, gradients = replay(rodeo(), theta, noise, noise.shape[1])
-    expected = torch.stack([rodeo_by_hand(theta, noise[:, i], rodeo()) for i in range(noise.shape[1])])
-    assert_close(gradients, expected, EXACT)
-
-
-def by_hand(theta: Tensor, picks: Tensor, alpha: float) -> Tensor:
-    """The definition for one tuple of samples ``(n, L)``."""
-    n, p = len(picks), torch.softmax(theta, -1)
-    samples = [torch.nn.functional.one_hot(pick, theta.shape[-1]).double().requires_grad_() for pick in picks]
-    costs = [cost(sample) for sample in samples]
-    slopes = [torch.autograd.grad(f, sample)[0] for f, sample in zip(costs, samples, strict=True)]
-    costs, samples = ([each.detach() for each in some] for some in (costs, samples))
+def double_by_hand(theta: Tensor, picks: Tensor, estimator: Any) -> Tensor:
+    """The definition, sample by sample."""
+    n, alpha = len(picks), estimator.alpha.item()
+    p, samples, costs, slopes = drawn(theta, picks)
+    heights = [sum(slopes[j] for j in range(n) if j != i) / (n - 1) for i in range(n)]
+    signals = [costs[i] - alpha * (heights[i] * (samples[i] - p)).sum() for i in range(n)]
     gradient = torch.zeros_like(theta)
-    heights, signals = [], []
-    for i in range(n):
-        heights.append(sum(slopes[j] for j in range(n) if j != i) / (n - 1))
-        signals.append(costs[i] - alpha * (heights[i] * (samples[i] - p)).sum())
     for i in range(n):
         baseline = sum(signals[j] for j in range(n) if j != i) / (n - 1)
         straight = torch.stack([row * (h - row @ h) for row, h in zip(p, heights[i], strict=True)])
@@ -123,21 +109,22 @@ def by_hand(theta: Tensor, picks: Tensor, alpha: float) -> Tensor:
     return gradient
 
 
-@pytest.mark.parametrize("name", ["2x3-masked", "3x3"])
-def test_double_control_variates_follow_their_definition(name: str) -> None:
-    theta = PROBLEMS[name]
+DEFINITIONS: dict[str, tuple[Any, Any, int]] = {
+    "rodeo": (gapped.RODEO(3, hidden=5, alpha=0.7, beta=0.4).double(), rodeo_by_hand, 20),
+    "double-cv": (gapped.DoubleCV(3, alpha=0.75), double_by_hand, 40),
+}
+
+
+@pytest.mark.parametrize("problem", ["2x3-masked", "3x2", "3x3"])
+@pytest.mark.parametrize("kind", DEFINITIONS)
+def test_gradients_follow_their_definition(kind: str, problem: str) -> None:
+    theta, (estimator, by_hand, count) = PROBLEMS[problem], DEFINITIONS[kind]
     noise, weights = independent(theta, 3)
     noise = noise[:, weights > 0]
-    noise = noise[:, :: noise.shape[1] // 40]
-    _, gradients = replay(gapped.DoubleCV(3, alpha=0.75), theta, noise, noise.shape[1])
-    expected = torch.stack([by_hand(theta, noise[:, i], 0.75) for i in range(noise.shape[1])])
+    noise = noise[:, :: noise.shape[1] // count]
+    _, gradients = replay(estimator, theta, noise, noise.shape[1])
+    expected = torch.stack([by_hand(theta, noise[:, i], estimator) for i in range(noise.shape[1])])
     assert_close(gradients, expected, EXACT)
-
-
-def test_without_its_factor_it_is_rloo() -> None:
-    logits = normal(50, 2, 3)
-    plain, double = (estimate(cost, logits, e) for e in (gapped.RLOO(4), gapped.DoubleCV(4, alpha=0.0)))
-    assert_close(double[1], plain[1], EXACT)
 
 
 def test_linear_costs_have_no_variance() -> None:
