@@ -118,6 +118,10 @@ def cost_of(text: str | None, logits: Tensor) -> Tensor:
     return gapped.expectation(quadratic, logits, text, generator=seeded())
 
 
+def gates_of(text: str | None, odds: Tensor) -> Tensor:
+    return gapped.gate(odds, estimator=text, generator=seeded())
+
+
 def token_of(text: str | None, hidden: Tensor) -> Tensor:
     # The weight is the identity, so that the hidden vector is the logits.
     weight = torch.eye(5, dtype=hidden.dtype)
@@ -143,26 +147,16 @@ def test_a_text_is_one_estimator_in_every_use(text: str | None) -> None:
         value = use(text, leaf)
         ours = value.detach(), torch.autograd.grad(value, leaf, weight)[0]
         assert_all_close(ours, pull(kind(), logits, weight))
-    for use in (cost_of, token_of):
+    for use in (cost_of, token_of, gates_of):
         results = [use(each, logits) for each in (text, kind())]  # type: ignore[arg-type]
         assert torch.equal(*results)
-
-
-@pytest.mark.parametrize("text", [None, *KINDS])
-def test_a_text_is_one_estimator_in_layers_and_commands(text: str | None) -> None:
-    kind = KINDS[text or DEFAULT]
     owners = [
-        gapped.nn.Sample(text).estimator,
         gapped.nn.Gate(text).estimator,
         gapped.nn.Quantizer(4, 4, codes=3, estimator=text).estimator,
-        gapped.distributions.OneHotCategorical(logits=torch.zeros(3), estimator=text).estimator,
         gapped.distributions.Bernoulli(logits=torch.zeros(3), estimator=text).estimator,
         resolve(text),
     ]
     assert all(owner == kind() for owner in owners)
-    odds = normal(40)
-    gates = gapped.gate(odds, estimator=text, generator=seeded())
-    assert torch.equal(gates, kind().gate(odds, generator=seeded()))
 
 
 def test_candidates_begin_with_the_default() -> None:

@@ -1,4 +1,4 @@
-"""The distributions beside torch's: attributes, masks, divergences, samples with a gradient, certain gates."""
+"""The distributions beside torch's: attributes, masks, divergences, gradients of samples, certain gates."""
 
 from __future__ import annotations
 

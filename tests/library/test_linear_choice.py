@@ -190,18 +190,6 @@ def test_a_given_category_may_be_none_or_forbidden() -> None:
     assert not any(each.any() for each in gradients)
 
 
-def test_estimators_as_objects_text_and_the_default() -> None:
-    parts = problem()
-
-    def index(estimator: Any) -> Tensor:
-        head = (parts.hidden, parts.weight)
-        return gapped.linear_choice(*head, estimator=estimator, generator=seeded()).index
-
-    assert torch.equal(index(None), index("gst:gap=auto,tau=0.85"))
-    assert torch.equal(index("gumbel-softmax"), index(gapped.GumbelSoftmax()))
-    assert not torch.equal(index("gumbel-softmax"), index(None))
-
-
 def test_the_law_is_the_softmax_of_the_logits() -> None:
     """Every chunk has noise of its own: rows that are alike draw independently."""
     hidden, weight = normal(1, D).expand(4000, D), normal(V, D, seed=2)

@@ -99,23 +99,17 @@ def test_value_and_gradients_are_those_of_the_product(name: str, mask: str, hard
 
 @several_blocks
 @every_soft_variant
-@pytest.mark.parametrize("rest", [(1,), (2, 3)], ids=str)
-@pytest.mark.parametrize("rows", [(), (4,), (2, 4), (0,)], ids=str)
-def test_each_group_has_its_own_table(name: str, rows: tuple[int, ...], rest: tuple[int, ...]) -> None:
-    inputs = normal(*rows, G, K), normal(G, K, *rest, seed=2)
-    ours, theirs = pulled(mixed(make(name)), *inputs), pulled(dense(make(name), by_group=True), *inputs)
-    assert ours[0].shape == (*rows, G, *rest)
-    assert_all_close(ours, theirs, 1e-10)
-
-
-@several_blocks
-@every_soft_variant
-@pytest.mark.parametrize("rest", [(), (2, 3), (0,)], ids=str)
-@pytest.mark.parametrize("rows", [(), (1,), (0,), (2, 0), (13,)], ids=str)
-def test_shapes(name: str, rows: tuple[int, ...], rest: tuple[int, ...]) -> None:
-    inputs = normal(*rows, K), normal(K, *rest, seed=2)
-    ours, theirs = (pulled(use, *inputs) for use in (mixed(make(name)), dense(make(name))))
-    assert ours[0].shape == (*rows, *rest)
+@pytest.mark.parametrize("groups", [(), (G,)], ids=str)
+@pytest.mark.parametrize("rest", [(), (1,), (2, 3), (0,)], ids=str)
+@pytest.mark.parametrize("rows", [(), (1,), (0,), (2, 4), (13,)], ids=str)
+def test_shapes(name: str, rows: tuple[int, ...], rest: tuple[int, ...], groups: tuple[int, ...]) -> None:
+    """One table for all rows, or one for each group, which has more than two axes."""
+    rest = rest or ((1,) if groups else ())
+    inputs = normal(*rows, *groups, K), normal(*groups, K, *rest, seed=2)
+    ours, theirs = (
+        pulled(use, *inputs) for use in (mixed(make(name)), dense(make(name), by_group=bool(groups)))
+    )
+    assert ours[0].shape == (*rows, *groups, *rest)
     assert_all_close(ours, theirs, 1e-10)
 
 

@@ -181,6 +181,49 @@ def test_given_categories_have_the_law_of_drawn_ones(name: str) -> None:
         torch.testing.assert_close(gradient, other, rtol=2e-4, atol=2e-5)
 
 
+SOFT = [name for name, estimator in ESTIMATORS.items() if estimator.has_surrogate]
+
+
+@pytest.mark.slow_if(
+    lambda name, categories: categories > 7 and name not in ("gst", "gst-auto", "gumbel-softmax")
+)
+@pytest.mark.parametrize(
+    ("name", "categories"), [*((n, 7) for n in SOFT), *((n, 4100) for n in LONG if n in SOFT)]
+)
+def test_a_mixture_is_the_product_with_soft_samples(
+    name: str, categories: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten rows in blocks of four, four and two, each with a seed; every third category is masked."""
+    monkeypatch.setattr("gapped.vocabulary.mix.rows_of_a_chunk", lambda *_: 4)
+    # The interpreter takes as long for each draw as for a sample.
+    options = {"samples": 2} if name == "gumbel-rao" else {}
+    estimator = replace(ESTIMATORS[name], backend="triton", **options)
+    mask, results = torch.arange(categories, device=DEVICE) % 3 > 0, []
+    for is_mixed in (True, False):
+        logits, table = (
+            normal(*s, seed=len(s), dtype=torch.float32).to(DEVICE).requires_grad_()
+            for s in ((2, 5, categories), (categories, 3))
+        )
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        if is_mixed:
+            value = estimator.mix(logits, table, mask=mask, generator=generator)
+            assert gapped.backend_used() == "triton"
+        else:
+            seeds = torch.randint(2**62, (3,), device=DEVICE, generator=generator).tolist()
+            blocks = logits.masked_fill(~mask, -torch.inf).view(10, categories).split(4)
+            samples = [
+                replace(estimator, hard=False).sample(
+                    block, generator=torch.Generator(DEVICE).manual_seed(seed)
+                )
+                for block, seed in zip(blocks, seeds, strict=True)
+            ]
+            value = torch.cat(samples).view(logits.shape) @ table
+        weight = normal(2, 5, 3, seed=5, dtype=torch.float32).to(DEVICE)
+        results.append([value, *torch.autograd.grad(value, (logits, table), weight)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
 class _Recurrent(torch.nn.Module):
     """A language model whose cache is the sum of what it has read."""
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, incoming, key, make_strips_small
+from kernel_cases import DEVICE, GPU_MARKS, incoming, make_strips_small
 from torch import Tensor
 
 import gapped
-from gapped.kernels.sampling import launch, layout
-from gapped.kernels.sampling.fused import Fused
+from gapped.kernels.sampling import layout
 
 pytestmark = GPU_MARKS
 
@@ -106,42 +104,6 @@ def test_where_rows_lie() -> None:
     starts = [r // copied.inner * copied.stride + r % copied.inner for r in range(copied.number)]
     flat = copied.tensor.movedim(-1, -2).reshape(-1)
     assert torch.equal(flat[starts], crossed[..., 0].reshape(-1))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.usefixtures("small_strips")
-def test_one_graph_with_the_kernel_inside() -> None:
-    def program(x: Tensor) -> Tensor:
-        return gapped.gst(2 * x, 0.5, True, gap=1.2, dim=1, backend="triton")
-
-    logits = torch.randn(2, 20, 3, 5, device=DEVICE, requires_grad=True)
-    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
-    value = compiled(logits)
-    assert value.is_contiguous()
-    assert torch.equal(value.sum(1), torch.ones(2, 3, 5, device=DEVICE))
-    (gradient,) = torch.autograd.grad(value, logits, incoming(*value.shape))
-    index = value.detach().argmax(1).reshape(-1)
-    rows = (2 * logits).detach().movedim(1, -1)
-    stats = launch.forward(rows, key(), Fused("gst", 0.5, gap=1.2), dense=False).stats
-    grad = incoming(*value.shape).movedim(1, -1)
-    expected = launch.backward(rows, index.to(torch.int16), stats, key(), grad, Fused("gst", 0.5, gap=1.2))
-    torch.testing.assert_close(gradient, 2 * expected.movedim(-1, 1))
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("small_strips")
-@pytest.mark.parametrize("name", ["gst", "gumbel-softmax"])
-def test_a_choice_equals_the_one_hot_sample(name: str) -> None:
-    estimator, table = replace(ESTIMATORS[name], backend="triton"), incoming(20, 3)
-    logits = torch.randn(2, 20, 7, device=DEVICE, requires_grad=True)
-    generators = [torch.Generator(DEVICE).manual_seed(5) for _ in range(2)]
-    sample = estimator.sample(logits, dim=1, generator=generators[0])
-    choice = estimator.choose(logits, dim=1, generator=generators[1])
-    assert torch.equal(choice.index, sample.argmax(1))
-    dense, selected = sample.movedim(1, -1) @ table, choice.select(table)
-    torch.testing.assert_close(dense, selected)
-    first, second = (torch.autograd.grad(each, logits, incoming(2, 7, 3))[0] for each in (dense, selected))
-    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -81,20 +81,10 @@ def assert_equal_but_for_order(
 ) -> None:
     """Two gradients of logits whose sums were added up in different orders.
 
-    Let u = 2^-24 be the unit roundoff, G the largest |g| of the row, and d the number of additions that a
-    term of a sum passes through: at most 48, by up to 16 chunks of a lane and by trees over lanes and
-    segments. Weights have the same bits in both: they come of the same numbers by the same operations. To
-    first order in u, the error of one result is this.
-
-    - The sum of weights, all positive, has a relative error of at most d u, and its reciprocal of (d + 4) u:
-      a quotient may be off by two units in the last place.
-    - The sum of weights times g has an error of at most (d + 1) u G times the sum of weights. So the mean
-      <q, g>, its product with the reciprocal, has one of at most (2 d + 6) u G.
-    - Of q (g - <q, g>) / tau, at most 2 G q / tau, the relative error is (d + 4) u by the reciprocal, 4 u by
-      the division by tau and 3 u by other operations. The error of the mean, times q / tau, comes on top.
-
-    Together that is at most 4 (d + 7) u G q / tau, and twice that between two results. ReinMax and GapMax
-    have two terms of this kind, with their points and the sizes of their weights in the place of q / tau.
+    With u = 2^-24, G the largest |g| of a row and d = 48 the most additions of a term: weights have the same
+    bits in both, their sum a relative error of d u, its reciprocal one of (d + 4) u, and the mean <q, g> an
+    error of (2 d + 6) u G. Each q (g - <q, g>) / tau, at most 2 G q / tau, adds 7 u for its operations: in
+    all 4 (d + 7) u G q / tau, and twice that between two results. ReinMax and GapMax have two such terms.
     """
     if name in SECOND_ORDER:
         category = index.long().clamp(max=logits.shape[-1] - 1).view(logits.shape[:-1])
