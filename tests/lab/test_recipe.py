@@ -1,4 +1,4 @@
-"""Recipes: the packaged grids, their expansion and labels, what is rejected and how."""
+"""Recipes: the packaged grids, their expansion and labels, what is rejected and how; text of estimators."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from golden import recipes
 
 from gapped.errors import GappedError
+from gapped.registry import spell
+from gapped_lab.estimator_text import make, parse
 from gapped_lab.recipe import Recipe, find_recipe, load_recipe, recipe_from
 
 TABLE: dict[str, Any] = {
@@ -314,3 +316,21 @@ def test_absent_files_and_unknown_names(tmp_path):
         find_recipe("albation")
     with pytest.raises(GappedError, match=r"got 'mine', expected one of ablation, .*vae.*\.toml file"):
         find_recipe("mine")
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gst", "gst:gap=1.2,tau=0.5", "gst:gap=expected", "gumbel-rao:samples=100", "gst:detach=False,gap=0.0"],
+)
+def test_estimators_survive_the_way_through_text(text):
+    name, options = parse(text)
+    assert spell(name, options) == text
+    assert make(*parse(spell(name, options))) == make(name, options)
+
+
+def test_options_get_their_types():
+    assert parse(" gst: gap = 2 , detach=false ")[1] == {"gap": 2, "detach": False}
+    assert isinstance(parse("gst:tau=1e-2")[1]["tau"], float)

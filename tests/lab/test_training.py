@@ -1,4 +1,4 @@
-"""Training a fleet: what is recorded, measured and checkpointed, and what is left alone."""
+"""Training a fleet: what is recorded, measured and checkpointed, what is left alone, and on which device."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gapped.comparison.records import Curve, Record
 from gapped.errors import GappedError
 from gapped_lab import training
 from gapped_lab.engines.local import Local
+from gapped_lab.environment import pick_device
 from gapped_lab.planning import Fleet
 from gapped_lab.progress import Callbacks
 from gapped_lab.records import Images
@@ -278,3 +279,20 @@ class Steps(Callbacks):
 
     def step(self, fleet: Fleet, epochs: float) -> None:
         self.first = epochs if self.first is None else self.first
+
+
+# Devices
+
+
+def test_devices():
+    assert pick_device("cpu") == CPU
+    assert pick_device("auto").type in ("cpu", "cuda")
+    for name in ("gpu", "mps", "", "cuda:x", "meta"):
+        with pytest.raises(GappedError, match=f"device: got '{name}', expected auto, cpu or cuda"):
+            pick_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_no_cuda():
+    with pytest.raises(GappedError, match="torch sees no CUDA device here; use --device cpu"):
+        pick_device("cuda")

@@ -1,7 +1,8 @@
-"""Adam and clipping, run by run, against torch's own."""
+"""Adam, clipping, plateaus, norms of gradients and layers, run by run, against torch's own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,9 +10,18 @@ import pytest
 import torch
 from conftest import assert_close, normal, seeded
 from torch import Tensor, nn
-from toy_tasks import DOUBLE
+from toy_tasks import DOUBLE, vae_task
 
-from gapped_lab.fleet.optimizer import Adam, Adaptation, clip_scales, scale
+from gapped_lab.fleet.optimizer import (
+    Adam,
+    Adaptation,
+    GradientNorms,
+    Selection,
+    SelectionRule,
+    clip_scales,
+    scale,
+)
+from gapped_lab.fleet.run_layers import Linear, generators
 
 ALL_ALIVE = torch.ones(3, dtype=torch.bool)
 
@@ -85,3 +95,104 @@ def test_norms_are_clipped_run_by_run_as_torch_does():
         nn.utils.clip_grad_norm_(own, 5.0)
         for p, g in zip(own, gradients, strict=True):
             assert_close(scale(g, scales)[run], p.grad, 1e-14)
+
+
+# Norms
+
+
+def test_a_tiny_gradient_is_not_zero() -> None:
+    norms = GradientNorms({"query": torch.zeros(3, 1, 2)})
+    tiny = 1.4e-45  # the least float32
+    for step in ([[3.0, 4.0], [0.0, 0.0], [tiny, 0.0]], [[0.0, 0.0], [0.0, -0.0], [0.0, -tiny]]):
+        norms.add("query", torch.tensor(step).unsqueeze(1))
+    means = norms.means(2)
+    least = float(torch.tensor(tiny))
+    assert means["query_gradient_norm"].tolist() == pytest.approx([2.5, 0.0, least], rel=1e-12)
+    assert means["query_gradient_zero"].tolist() == [0.5, 1.0, 0.0]
+    assert math.isclose(least, tiny, rel_tol=0.1)
+    norms.clear()
+    assert not any(total.any() for total in norms.state())
+
+
+# Validation
+
+
+def test_plateaus_are_torchs_run_by_run() -> None:
+    runs, patience = 5, 2
+    scores = torch.rand(40, runs, dtype=DOUBLE, generator=seeded(4)).cummax(0).values * 0.9
+    scores += 0.05 * torch.rand(40, runs, dtype=DOUBLE, generator=seeded(5))
+    weight = torch.zeros(runs, 2, dtype=DOUBLE)
+    selection = Selection(SelectionRule("score", lambda _: scores[0], 1, patience), [weight])
+    optimisers = [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(runs)]
+    plateaus = [
+        torch.optim.lr_scheduler.ReduceLROnPlateau(each, mode="max", factor=0.5, patience=patience)
+        for each in optimisers
+    ]
+    for number, row in enumerate(scores):
+        weight.fill_(number)
+        selection.observe(row)
+        for each, score in zip(plateaus, row.tolist(), strict=True):
+            each.step(score)
+        assert selection.factor.tolist() == [each.param_groups[0]["lr"] for each in optimisers]
+    assert len(set(selection.factor.tolist())) > 1
+    # The weights of the first of the highest scores.
+    assert selection.weights[0][:, 0].tolist() == scores.argmax(0).tolist()
+    with selection.best_weights():
+        assert weight[:, 1].tolist() == scores.argmax(0).tolist()
+    assert (weight == 39).all()
+
+
+def test_a_broken_run_keeps_its_best_weights() -> None:
+    weight = torch.ones(2, 3)
+    selection = Selection(SelectionRule("score", lambda _: weight[:, 0], 1, 4), [weight])
+    selection.observe(torch.tensor([0.5, 0.5]))
+    weight[0] = torch.nan
+    weight[1] = 2
+    selection.observe(torch.tensor([torch.nan, 0.6]))
+    assert selection.weights[0][:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("steps", "often"), [(10, 2), (7, 2), (5, 1), (9, 3), (1, 1)])
+def test_validations_are_evenly_spaced(steps: int, often: int) -> None:
+    rule = SelectionRule("score", torch.empty, often, 0)
+    due = [step + 1 for step in range(steps) if rule.due(step, steps)]
+    assert due == [-(-steps * i // often) for i in range(1, often + 1)]
+
+
+# Layers
+
+
+def plain_linear(seed: int, *shapes: tuple[int, int]) -> list[nn.Linear]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return [nn.Linear(a, b) for a, b in shapes]
+
+
+def test_layers_start_as_torch_s_do_from_each_run_s_own_seed():
+    seeds, shapes = [3, 11, 4], [(20, 30), (30, 5)]
+    runs = generators(seeds)
+    layers = [Linear(a, b, runs) for a, b in shapes]
+    for place, seed in enumerate(seeds):
+        for mine, theirs in zip(layers, plain_linear(seed, *shapes), strict=True):
+            # torch rounds the bound twice more on its way: one unit in the last place.
+            assert_close(mine.weight[place].t(), theirs.weight, 2e-7)
+            assert_close(mine.bias[place, 0], theirs.bias, 2e-7)
+    other = plain_linear(5, *shapes)[0]
+    assert not torch.allclose(layers[0].weight[0].t(), other.weight, atol=1e-2)
+
+
+def test_initial_weights_do_not_depend_on_the_neighbours():
+    alone = vae_task(seeds=[9]).model.state_dict()
+    among = vae_task(seeds=[2, 9, 5, 9]).model.state_dict()
+    for name, weight in alone.items():
+        assert torch.equal(weight[0], among[name][1]), name
+        assert torch.equal(weight[0], among[name][3]), name
+        assert not torch.equal(weight[0], among[name][0]), name
+
+
+def test_glorot_weights():
+    layer = Linear(300, 50, generators([1]), glorot=True)
+    bound = math.sqrt(6 / 350)
+    assert (layer.bias == 0).all()
+    assert 0.98 * bound < layer.weight.abs().max() <= bound
+    assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
