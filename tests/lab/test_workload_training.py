@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import assert_equal
 
 from gapped.cli.app import main
 from gapped_lab.recipe_files import WORKLOAD_TITLES
@@ -96,8 +97,7 @@ def test_all_cells_of_the_world_model_see_equal_data(monkeypatch: pytest.MonkeyP
         list(world_model.train(small("world-model")[f"8 x 8: {way}"], 0))
     first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
     assert len(first) == 4
-    for own, other in zip(first, second, strict=True):
-        assert torch.equal(own, other)
+    assert_equal(first, second)
 
 
 def test_one_command_compares_the_cells(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MEMBERS, assert_close, normal, seeded
+from conftest import MEMBERS, assert_all_close, assert_close, normal, seeded
 from linear_heads import ROWS, D, Dense, Problem, V, dense, problem, small_chunks
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
@@ -43,8 +43,7 @@ def assert_same(ours: Dense, theirs: Dense, leaves: list[Tensor]) -> None:
     assert torch.equal(ours.index, theirs.index)
     for own, expected in zip(ours[1:], theirs[1:], strict=True):
         assert_close(own, expected, 1e-10)
-        for gradient, other in zip(gradients(own, leaves), gradients(expected, leaves), strict=True):
-            assert_close(gradient, other, 1e-10)
+        assert_all_close(gradients(own, leaves), gradients(expected, leaves), 1e-10)
 
 
 @every_choice

@@ -241,8 +241,7 @@ def test_autocast(is_inside: bool) -> None:
         found = torch.autograd.grad(value, (logits, table), upstream) if found is None else found
         results.append((value, *found))
     assert [each.dtype for each in results[0]] == [torch.bfloat16, torch.float32, torch.float32]
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
     doubles = logits.detach().double(), table.detach().double()
     with torch.autocast("cpu", torch.bfloat16):
         assert make("gst").mix(*doubles).dtype == torch.float64

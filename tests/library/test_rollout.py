@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import assert_close, normal, seeded
+from conftest import assert_all_close, assert_close, normal, seeded
 from torch import Tensor, nn
 
 import gapped
@@ -225,11 +225,9 @@ def test_every_value_and_gradient_is_that_of_the_program_written_out(
     assert ("stop" in options) is not bool(theirs.live.all())
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.live, theirs.live)
-    for own, expected in zip(ours[2:], theirs[2:], strict=True):
-        assert_close(own, expected, 1e-10)
+    assert_all_close(ours[2:], theirs[2:], 1e-10)
     leaves = [prompts, *model.parameters()]
-    for own, expected in zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True):
-        assert_close(own, expected, 1e-10)
+    assert_all_close(gradients(ours, leaves), gradients(theirs, leaves), 1e-10)
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -313,8 +311,7 @@ def test_training_mode_and_checkpoints_draw_one_dropout() -> None:
         gradients = torch.autograd.grad(texts.embeddings.square().sum(), list(model.parameters()))
         results.append([texts.hidden, *gradients])
     assert model.training
-    for ours, theirs in zip(*results, strict=True):
-        assert_close(ours, theirs, 1e-10)
+    assert_all_close(*results, 1e-10)
 
 
 def test_the_state_of_the_default_generator_does_not_depend_on_the_check_of_a_model() -> None:

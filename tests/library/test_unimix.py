@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DTYPES, assert_close, normal
+from conftest import DTYPES, assert_all_close, assert_close, normal
 from torch import Tensor
 
 import gapped
@@ -29,8 +29,7 @@ def test_values_and_gradients(amount: float, shape: tuple[int, ...]) -> None:
         logits = normal(*shape).requires_grad_()
         mixed = function(logits, amount)
         results.append((mixed.detach(), torch.autograd.grad(mixed, logits, normal(*shape, seed=2))[0]))
-    for ours, theirs in zip(*results, strict=True):
-        assert_close(ours, theirs, 1e-12)
+    assert_all_close(*results, 1e-12)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)

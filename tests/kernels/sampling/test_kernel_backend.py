@@ -115,8 +115,7 @@ def test_a_choice_equals_the_one_hot_sample(name: str, backend: str, rows: slice
             selected, gate, index = choice.select(table), choice.gate(), choice.index
         cost = (selected * incoming(*selected.shape)).sum() + (gate * incoming(*gate.shape)).sum()
         results.append((index, selected, gate, *torch.autograd.grad(cost, (logits, table))))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_a_choice_refuses_what_it_cannot_do() -> None:

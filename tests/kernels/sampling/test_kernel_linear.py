@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import normal
+from conftest import assert_equal, normal
 from kernel_cases import DEVICE, ESTIMATORS, GPU_MARKS, LONG
 from live_bytes import bytes_of, peak_of
 from torch import Tensor
@@ -46,8 +46,7 @@ def test_a_chunk_is_the_choice_of_its_logits(name: str, categories: int) -> None
         rows, gates = choice.select(weight), choice.gate()
         cost = rows.square().sum() + (gates * rows.detach()[:, 0]).sum()
         results.append([choice.index, rows, *torch.autograd.grad(cost, [hidden, weight, bias])])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(*results, rtol=2e-4, atol=2e-5)
 
 
 # Enough rows and categories for several spans of several parts.
@@ -111,8 +110,7 @@ def test_any_division_into_chunks_gives_the_choice_of_all_logits(name: str, mask
             for use in uses
         ]
         results.append([choice.index, *uses, *(gradient for gradients in found for gradient in gradients)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(*results, rtol=2e-4, atol=2e-5)
 
 
 def test_memory_beyond_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +175,7 @@ def test_given_categories_have_the_law_of_drawn_ones(name: str) -> None:
     upstream = normal(*ROWS, seed=5, dtype=torch.float32).to(DEVICE)
     upstream[1, 0] = 0.0  # of the forbidden category, whose log-probability is -inf
     ours, theirs = (torch.autograd.grad(each, leaves[:3], upstream) for each in (choice.log_prob, expected))
-    for gradient, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
 SOFT = [name for name, estimator in ESTIMATORS.items() if estimator.has_surrogate]
@@ -220,8 +217,7 @@ def test_a_mixture_is_the_product_with_soft_samples(
             value = torch.cat(samples).view(logits.shape) @ table
         weight = normal(2, 5, 3, seed=5, dtype=torch.float32).to(DEVICE)
         results.append([value, *torch.autograd.grad(value, (logits, table), weight)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(*results, rtol=2e-4, atol=2e-5)
 
 
 class _Recurrent(torch.nn.Module):
@@ -265,8 +261,7 @@ def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
             rows, scores = torch.stack(steps, 1), torch.stack(scored, 1)
         cost = rows.square().sum() + scores.square().sum()
         results.append([rows, scores, *torch.autograd.grad(cost, leaves)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(*results, rtol=2e-4, atol=2e-5)
 
 
 class _Names(TorchDispatchMode):
@@ -316,6 +311,5 @@ def test_short_rows_have_a_log_probability_where_no_gradient_is_wanted(
         log_prob = choice.log_prob
         assert log_prob.requires_grad is wanted
         found.append((choice.index, log_prob))
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_equal(*found)
     assert bool((found[0][0] == 7).any()) is masked

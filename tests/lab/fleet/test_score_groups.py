@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_close, normal, seeded
+from conftest import assert_all_close, assert_close, normal, seeded
 from toy_tasks import (
     CPU,
     DOUBLE,
@@ -51,8 +51,7 @@ def test_pathwise_runs_start_as_they_would_alone():
         trainer.train_steps(1)
     assert_close(both.loss_sum[:3], alone.loss_sum, 1e-13)
     for run in range(3):
-        for one, other in zip(weights(both.task.model, run), weights(alone.task.model, run), strict=True):
-            assert_close(one, other, 1e-12)
+        assert_all_close(weights(both.task.model, run), weights(alone.task.model, run), 1e-12)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -171,8 +170,7 @@ def test_compiled_steps_equal_plain_ones():
         return trainer
 
     plain, compiled = trained(False), trained(True)
-    for mine, theirs in zip(plain.parameters, compiled.parameters, strict=True):
-        assert_close(mine, theirs, 1e-9)
+    assert_all_close(plain.parameters, compiled.parameters, 1e-9)
     for (_, mine, _), (_, theirs, _) in zip(plain.tuned, compiled.tuned, strict=True):
         for name, parameter in mine.named_parameters():
             assert_close(parameter, theirs.get_parameter(name), 1e-9)

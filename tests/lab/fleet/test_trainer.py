@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_close, seeded
+from conftest import assert_all_close, seeded
 from torch import Tensor, nn
 from toy_tasks import (
     BATCH,
@@ -152,8 +152,7 @@ class Slot:
 
 
 def assert_same_weights(trainer: Trainer, run: int, model: nn.Module, tolerance: float = 1e-9) -> None:
-    for mine, theirs in zip(weights(trainer.task.model, run), weights(model), strict=True):
-        assert_close(mine, theirs, tolerance)
+    assert_all_close(weights(trainer.task.model, run), weights(model), tolerance)
 
 
 def largest_difference(trainer: Trainer, model: nn.Module) -> float:
