@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import assert_all_close, assert_close, normal, seeded
+from conftest import assert_all_close, assert_close, normal, pulled, seeded
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -308,16 +308,13 @@ def test_value_and_gradients_are_the_same(row: str) -> None:
     rows = site.drawn(inputs[0]).movedim(site.dim, -1).contiguous()
     noise = site.noise(rows, seeded()).movedim(-1, site.dim)
 
-    def pulled(use: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, ...]:
-        x, table = (each.clone().requires_grad_() for each in inputs)
-        value = use(x, *arguments, table)
-        weight = normal(*value.shape, seed=3, dtype=site.dtype)
-        return (value.detach(), *torch.autograd.grad(value, (x, table), weight))
+    def given(noise: Tensor) -> tuple[Tensor, ...]:
+        return pulled(lambda x, table: site.theirs(x, noise, table), *inputs)
 
-    ours, theirs = pulled(site.ours), pulled(site.theirs, noise)
+    ours, theirs = pulled(site.ours, *inputs), given(noise)
     assert_all_close(ours, theirs, 1e-9 if site.dtype == torch.float64 else 2e-2)
     assert all(each.abs().max() > 0 for each in ours)
-    others = pulled(site.theirs, site.noise(rows, seeded(1)).movedim(-1, site.dim))
+    others = given(site.noise(rows, seeded(1)).movedim(-1, site.dim))
     with pytest.raises(AssertionError, match="not close"):
         assert_all_close(others, theirs, 0.05)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from conftest import assert_all_close, assert_close, assert_one_hot, every_member, normal, seeded
+from conftest import assert_all_close, assert_close, assert_one_hot, every_member, normal, pulled, seeded
 from torch import Tensor
 from torch import distributions as td
 
@@ -80,29 +81,23 @@ def test_attributes_equal_torchs(kind: Kind, given: str, quantity: str) -> None:
 def test_log_prob_and_entropy_equal_torchs_with_their_gradients(kind: Kind, given: str) -> None:
     value = kind.theirs(logits=LOGITS).sample()
     for quantity in (lambda d: d.log_prob(value).sum(), lambda d: d.entropy().sum()):
-        results = []
-        for each in (kind.ours, kind.theirs):
-            leaf = parameter(kind, given).clone().requires_grad_()
-            result = quantity(each(**{given: leaf}))
-            results.append((result.detach(), torch.autograd.grad(result, leaf)[0]))
-        assert_all_close(*results)
+        uses = (lambda x, each=each: quantity(each(**{given: x})) for each in (kind.ours, kind.theirs))  # noqa: B023
+        assert_all_close(*(pulled(use, parameter(kind, given)) for use in uses))
 
 
 @every_member
 def test_the_gradient_through_the_sample_of_a_log_ratio(name: str) -> None:
     """log q(z) - log p(z), both differentiated in the sample: each log-probability counts, drawn or not."""
     prior = torch.log_softmax(normal(K, seed=3), -1)
-    results = []
-    for written_out in (False, True):
-        logits = LOGITS.clone().requires_grad_()
+
+    def cost(logits: Tensor, written_out: bool) -> Tensor:
         q = OneHotCategorical(logits=logits, estimator=gapped.estimator(name))
         z = q.rsample(generator=seeded())
         if written_out:
-            cost = (z * (torch.log_softmax(logits, -1) - prior)).sum(-1)
-        else:
-            cost = q.log_prob(z) - OneHotCategorical(logits=prior).log_prob(z)
-        results.append(torch.autograd.grad(cost.sum(), logits)[0])
-    assert_close(*results)
+            return (z * (torch.log_softmax(logits, -1) - prior)).sum(-1)
+        return q.log_prob(z) - OneHotCategorical(logits=prior).log_prob(z)
+
+    assert_all_close(*(pulled(partial(cost, written_out=each), LOGITS) for each in (False, True)))
 
 
 def test_the_derivative_of_log_prob_by_the_sample() -> None:
@@ -180,19 +175,14 @@ def test_rsample_is_the_estimator(
     Normalising first changes no estimator: all of them ignore a constant added to the logits.
     """
     estimator = gapped.estimator(name)
-    weight = normal(*sample_shape, 3, 2, K, seed=2)
-    results = []
-    for draw in (
+    draws = (
         lambda x: kind.ours(logits=x, estimator=estimator, mask=mask).rsample(sample_shape),
         lambda x: kind.draw(estimator, x.expand(*sample_shape, 3, 2, K), mask),
-    ):
-        logits = (LOGITS + 7 * kind.is_event).requires_grad_()
-        torch.manual_seed(0)
-        sample = draw(logits)
-        results.append((sample.detach(), torch.autograd.grad(sample, logits, weight)[0]))
-    assert results[0][0].shape == (*sample_shape, 3, 2, K)
-    assert torch.equal(results[0][0], results[1][0])
-    assert_close(results[0][1], results[1][1])
+    )
+    (ours, slope), (theirs, expected) = (pulled(draw, LOGITS + 7 * kind.is_event) for draw in draws)
+    assert ours.shape == (*sample_shape, 3, 2, K)
+    assert torch.equal(ours, theirs)
+    assert_close(slope, expected)
 
 
 @every_kind
@@ -297,9 +287,11 @@ def test_expand_keeps_everything_and_works_inside_independent(kind: Kind) -> Non
 @every_kind
 @pytest.mark.parametrize("places", ["ours ours", "ours theirs", "theirs ours"])
 def test_divergences_equal_torchs(kind: Kind, places: str) -> None:
-    expected = td.kl_divergence(kind.theirs(logits=LOGITS), kind.theirs(logits=OTHER))
+    """Broadcast, too."""
     first, second = (getattr(kind, place) for place in places.split())
-    assert_close(td.kl_divergence(first(logits=LOGITS), second(logits=OTHER)), expected)
+    for p, q in ((LOGITS, OTHER), (LOGITS, OTHER[0]), (LOGITS[:, :1], OTHER[0])):
+        laws = (kind.theirs(logits=each) for each in torch.broadcast_tensors(p, q))
+        assert_close(td.kl_divergence(first(logits=p), second(logits=q)), td.kl_divergence(*laws))
 
 
 def test_divergences_with_masks() -> None:
@@ -393,20 +385,24 @@ def test_it_is_one_of_torchs() -> None:
     assert_close(td.kl.kl_divergence(d._categorical, reference()._categorical), torch.zeros(3, 2).double())
 
 
-@pytest.mark.parametrize("kind", [OneHotCategorical, td.OneHotCategorical], ids=["ours", "torch"])
+@every_kind
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)], ids=str)
-def test_shapes_are_torchs(kind: Any, batch: tuple[int, ...]) -> None:
-    d = kind(logits=normal(*batch, K))
-    assert d.batch_shape == batch
-    assert d.event_shape == (K,)
+def test_shapes_are_torchs(kind: Kind, batch: tuple[int, ...]) -> None:
+    """A value broadcasts against the law."""
+    ours, theirs = (each(logits=normal(*batch, K)) for each in (kind.ours, kind.theirs))
+    one = theirs.sample()[(0,) * len(batch)]
     for sample_shape in ((), (1,), (5, 2)):
-        value = d.sample(torch.Size(sample_shape))
-        assert value.shape == (*sample_shape, *batch, K)
-        assert d.log_prob(value).shape == (*sample_shape, *batch)
-    assert d.expand((4, *batch)).log_prob(d.sample()).shape == (4, *batch)
-    assert d.enumerate_support().shape == (K, *batch, K)
+        value = ours.sample(torch.Size(sample_shape))
+        assert value.shape == theirs.sample(torch.Size(sample_shape)).shape
+        assert_close(ours.log_prob(value), theirs.log_prob(value))
+    assert_close(ours.log_prob(one), theirs.log_prob(one))
+    assert_close(
+        ours.expand((4, *ours.batch_shape)).log_prob(value[0, 0]),
+        theirs.log_prob(value[0, 0]).expand(4, *ours.batch_shape),
+    )
+    assert ours.enumerate_support().shape == theirs.enumerate_support().shape
     with pytest.raises(NotImplementedError):
-        d.cdf(d.sample())
+        ours.cdf(value)
 
 
 # Gates
@@ -453,27 +449,6 @@ def test_certain_gates_are_exact(given: str) -> None:
     assert gradient[2].isfinite()
     impossible = d.log_prob(1 - value)
     assert (impossible[:2] == -INF).all()
-
-
-@pytest.mark.parametrize("batch", [(), (2,), (8, 4), (1, 3)])
-@pytest.mark.parametrize("sample", [(), (1,), (2,), (5,), (2, 3)])
-def test_values_broadcast_against_the_law_as_torchs_do(
-    batch: tuple[int, ...], sample: tuple[int, ...]
-) -> None:
-    odds = normal(*batch) if batch else torch.tensor(0.3, dtype=torch.float64)
-    ours, theirs = Bernoulli(logits=odds), td.Bernoulli(logits=odds)
-    value = ours.sample(sample)
-    assert ours.log_prob(value).shape == (*sample, *batch)
-    assert_close(ours.log_prob(value), theirs.log_prob(value))
-    one = torch.ones((), dtype=odds.dtype)
-    assert_close(ours.log_prob(one), theirs.log_prob(one))
-
-
-@pytest.mark.parametrize(("first", "second"), [((3,), (2, 3)), ((2, 1), (3,)), ((3,), (4, 3)), ((2,), ())])
-def test_divergences_broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> None:
-    p, q = normal(*first), normal(*second, seed=2) if second else torch.tensor(0.3, dtype=torch.float64)
-    expected = td.kl_divergence(*(td.Bernoulli(logits=each) for each in torch.broadcast_tensors(p, q)))
-    assert_close(td.kl_divergence(Bernoulli(logits=p), Bernoulli(logits=q)), expected)
 
 
 def test_divergences_of_certain_gates() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
-from conftest import MEMBERS, assert_equal, every_member, normal, seeded
+from conftest import MEMBERS, assert_equal, every_member, normal, pulled, seeded
 from forms import RAO
 from linear_heads import D, V, problem, small_chunks
 from live_bytes import saved_bytes
@@ -97,13 +98,8 @@ def test_autocast(is_inside: bool) -> None:
     "ignore:The .grad attribute:UserWarning"
 )  # by the compiler itself, at a graph break
 def test_compiled_code_breaks_the_graph_and_agrees() -> None:
-    results = []
-    for run in (cost, torch.compile(cost, backend="eager")):
-        parts = problem()
-        torch.manual_seed(0)
-        total = run(parts.hidden * 2, parts.weight, parts.bias)
-        results.append([total, *torch.autograd.grad(total, parts[:3])])
-    assert_equal(*results)
+    runs = (cost, torch.compile(cost, backend="eager"))
+    assert_equal(*(pulled(lambda x, *head, run=run: run(2 * x, *head), *problem()[:3]) for run in runs))
 
 
 @every_member
@@ -236,11 +232,13 @@ def test_given_categories_have_neither_rows_nor_gates() -> None:
 
 
 def test_a_gap_function_sees_the_rows_of_a_chunk() -> None:
-    parts, results = problem(), []
-    for gap in (gapped.expected_gap, lambda p: gapped.expected_gap(p)):
-        choice = gapped.linear_choice(*parts[:2], estimator=gapped.GST(gap=gap), generator=seeded())
-        results.append(torch.autograd.grad(choice.select(parts.table).sum(), parts[:2]))
-    assert_equal(*results)
+    parts = problem()
+
+    def rows(hidden: Tensor, weight: Tensor, gap: Any) -> Tensor:
+        return gapped.linear_choice(hidden, weight, estimator=gapped.GST(gap=gap)).select(parts.table)
+
+    gaps = (gapped.expected_gap, lambda p: gapped.expected_gap(p))
+    assert_equal(*(pulled(partial(rows, gap=gap), *parts[:2]) for gap in gaps))
 
 
 # Tensors that are changed in between

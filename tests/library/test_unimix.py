@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DTYPES, assert_all_close, assert_close, normal
+from conftest import DTYPES, assert_all_close, assert_close, normal, pulled
 from torch import Tensor
 
 import gapped
@@ -24,12 +24,10 @@ def formula(logits: Tensor, amount: float) -> Tensor:
 @pytest.mark.parametrize("amount", AMOUNTS)
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (3, 1), (0, 4)], ids=str)
 def test_values_and_gradients(amount: float, shape: tuple[int, ...]) -> None:
-    results = []
-    for function in (gapped.unimix, formula):
-        logits = normal(*shape).requires_grad_()
-        mixed = function(logits, amount)
-        results.append((mixed.detach(), torch.autograd.grad(mixed, logits, normal(*shape, seed=2))[0]))
-    assert_all_close(*results, 1e-12)
+    ours, theirs = (
+        pulled(lambda x, mix=mix: mix(x, amount), normal(*shape)) for mix in (gapped.unimix, formula)
+    )
+    assert_all_close(ours, theirs, 1e-12)
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from conftest import DTYPES, SOFT, TOLERANCE, assert_close, assert_equal, normal, seeded
+from conftest import pulled as weighed
 from forms import COMPILED, FORMS, SEVERAL, every_form
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -271,16 +272,10 @@ def test_it_compiles_to_one_graph(form: str) -> None:
     def program(logits: Tensor) -> Tensor:
         return FORMS[form].draw(logits, mask=mask)
 
-    results = []
     torch.compiler.reset()
-    for run in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
-        logits, weight = problem(20, 5)
-        logits.requires_grad_()
-        torch.manual_seed(0)
-        sample = run(logits)
-        results.append((sample.detach(), torch.autograd.grad(sample, logits, weight)[0]))
+    runs = (program, torch.compile(program, backend="aot_eager", fullgraph=True))
+    (eager, expected), (compiled, gradient) = (weighed(run, normal(20, 5)) for run in runs)
     torch.compiler.reset()
-    (eager, expected), (compiled, gradient) = results
     if FORMS[form].has_own_noise:
         assert_valid(form, compiled)
         assert ((gradient != 0) == (expected != 0)).all()

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import INVERSE_CDF, MEMBERS, SOFT, assert_all_close, assert_close, every_member, normal, seeded
+from conftest import (
+    INVERSE_CDF,
+    MEMBERS,
+    SOFT,
+    assert_all_close,
+    assert_close,
+    every_member,
+    normal,
+    pulled,
+    seeded,
+)
 from forms import RAO
 from torch import Tensor
 
@@ -173,15 +183,15 @@ def test_errors_are_one_line(given: dict[str, Any], message: str) -> None:
 
 def test_a_learned_temperature() -> None:
     """The derivative of sigma((phi + L)/tau) in both, by torch's autograd."""
-    weight, results = normal(50, seed=2), []
-    for written_out in (False, True):
-        odds = normal(50).requires_grad_()
-        tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-        if written_out:
-            noise = simplex.gumbel(torch.stack([odds, odds], -1), seeded())
-            gates = torch.sigmoid((odds + noise[:, 0] - noise[:, 1]) / tau)
-        else:
-            gates = gapped.gate(odds, estimator=gapped.GumbelSoftmax(tau, hard=False), generator=seeded())
-        results.append((gates.detach(), *torch.autograd.grad(gates, (odds, tau), weight)))
-    assert_all_close(*results)
-    assert replace(gapped.GumbelSoftmax(tau), hard=False).gate(odds.detach()).requires_grad
+    inputs = normal(50), torch.tensor(0.7, dtype=torch.float64)
+
+    def written_out(odds: Tensor, tau: Tensor) -> Tensor:
+        noise = simplex.gumbel(torch.stack([odds, odds], -1))
+        return torch.sigmoid((odds + noise[:, 0] - noise[:, 1]) / tau)
+
+    def ours(odds: Tensor, tau: Tensor) -> Tensor:
+        return gapped.gate(odds, estimator=gapped.GumbelSoftmax(tau, hard=False))
+
+    assert_all_close(pulled(ours, *inputs), pulled(written_out, *inputs))
+    tau = inputs[1].requires_grad_()
+    assert replace(gapped.GumbelSoftmax(tau), hard=False).gate(inputs[0]).requires_grad
