@@ -33,6 +33,24 @@ TABLE: dict[str, Any] = {
 }
 
 
+# A size of each workload of `gapped bench` that takes milliseconds.
+WORK = {
+    "quantizer": "3x2x5x4:f64",
+    "channels": "2x5x3x2:f64",
+    "gates": "40:f64",
+    "masks": "6x4:f64",
+    "subsets": "3x6x2:f64",
+    "experts": "5x6x2:f64",
+    "vocabulary": "5x4x11:f64",
+    "decoding": "5x4x11:f64",
+    "rollout": "2x3x4x2x11:f64",
+    "mixture": "5x6x4:f64",
+    "rao": "5x6:f64",
+    "router": "12x4x3x2:f64",
+    "jax": "5x6:f32",
+}
+
+
 def toy_recipe(*estimators: str, name: str = "toy", **changes: Any) -> Recipe:
     cells = [{"estimator": text} for text in estimators or ("gst:gap=1.0",)]
     return recipe_from({**TABLE, "cell": cells, **changes, "name": name}, "toy")

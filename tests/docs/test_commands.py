@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import typer
 from doc_pages import CALLS
+from training_toys import WORK
 
 from gapped.cli.app import app, main
+from gapped_lab.bench import workloads
 from gapped_lab.cli import training
 from gapped_lab.recipe import Recipe
 
@@ -105,13 +107,16 @@ def shrunk(full: Recipe) -> Recipe:
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands train what `shrunk` leaves of what they ask for."""
+    """Commands train what `shrunk` leaves of what they ask for, and measure small workloads."""
 
     def execute(recipes: Sequence[Recipe], *how: Any, **more: Any) -> None:
         training.execute([shrunk(recipe) for recipe in recipes], *how, **more)
 
     for name in ("demo", "reproduce"):
         monkeypatch.setattr(f"gapped_lab.cli.{name}.execute", execute)
+    monkeypatch.setattr(
+        workloads, "tasks", lambda names, _: [workloads.task(each, WORK[each]) for each in names]
+    )
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from report_records import load_json
 from test_bench import PAGE, TINY
 from torch import Tensor
 from torch.testing import assert_close
+from training_toys import WORK as SMALL
 from training_toys import one_line
 
 import gapped
@@ -27,21 +28,6 @@ from gapped_lab.records import Timing, Work
 from gapped_lab.report.timings import work_timings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SMALL = {
-    "quantizer": "3x2x5x4:f64",
-    "channels": "2x5x3x2:f64",
-    "gates": "40:f64",
-    "masks": "6x4:f64",
-    "subsets": "3x6x2:f64",
-    "experts": "5x6x2:f64",
-    "vocabulary": "5x4x11:f64",
-    "decoding": "5x4x11:f64",
-    "rollout": "2x3x4x2x11:f64",
-    "mixture": "5x6x4:f64",
-    "rao": "5x6:f64",
-    "router": "12x4x3x2:f64",
-    "jax": "5x6:f32",
-}
 IN_TORCH = [name for name in SMALL if name != "jax"]
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_tasks import CPU
@@ -28,7 +30,7 @@ def test_the_result_is_the_exact_expectation(name: str, optimum: float) -> None:
 
 def test_runs_start_near_even_and_descend() -> None:
     """A fleet of a pathwise estimator and a score: the cost falls from its mean towards the optimum."""
-    task = PolynomialTask(polynomial_protocol("power-2"), [0, 0], CPU)
+    task = PolynomialTask(replace(polynomial_protocol("power-2"), latents=16), [0, 0], CPU)
     assert torch.equal(task.model.logits[0], task.model.logits[1])
     assert 0 < task.model.logits.abs().max() <= 0.01
     runs = [Run(gapped.ReinMax(), 0.05), Run(gapped.DoubleCV(2), 0.05)]
