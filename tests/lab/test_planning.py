@@ -119,35 +119,32 @@ def test_checkpoints_of_runs_that_another_command_has_finished_go(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"{", b"[]", b'{"k": 3}', b'{"k": ["unknown run"]}', b"[" * 200_000, b'{"k": "' + b"x" * 2**24 + b'"}'],
-    ids=["open", "list", "number", "unknown", "deep", "large"],
-)
-def test_a_plan_that_is_none_is_one_clear_line(tmp_path, content):
-    interrupt(toy_recipe(), tmp_path)
-    (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
-    path.write_bytes(content)
-    with pytest.raises(GappedError, match=rf"{path.name}: not .* plan .*; remove it to start over"):
-        train(toy_recipe(), tmp_path)
+OTHER_FLEETS = {
+    "another order": lambda runs: runs[::-1],
+    "a repeated run": lambda runs: [*runs, runs[0]],
+    "a run less": lambda runs: runs[1:],
+    "no run": lambda runs: [],
+}
+CONTENTS = {
+    "open": b"{",
+    "list": b"[]",
+    "number": b'{"k": 3}',
+    "unknown": b'{"k": ["unknown run"]}',
+    "deep": b"[" * 200_000,
+    "large": b'{"k": "' + b"x" * 2**24 + b'"}',
+}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda runs: runs[::-1],
-        lambda runs: [*runs, runs[0]],
-        lambda runs: runs[1:],
-        lambda runs: [],
-    ],
-    ids=["another order", "a repeated run", "a run less", "no run"],
-)
-def test_a_plan_with_other_fleets_is_refused(tmp_path, change):
-    """A fleet of these runs would draw other numbers than the one that was interrupted."""
-    recipe = toy_recipe("gst", "reinmax", seeds=2)
+@pytest.mark.parametrize("what", [*CONTENTS, *OTHER_FLEETS])
+def test_a_plan_that_is_none_or_another_is_one_clear_line(tmp_path, what):
+    """A fleet of other runs would draw other numbers than the one that was interrupted."""
+    recipe, message = toy_recipe("gst", "reinmax", seeds=2), "not .* plan .*; remove it to start over"
     interrupt(recipe, tmp_path)
     (path,) = (tmp_path / "checkpoints").glob("*.plan.json")
-    plan = json.loads(path.read_bytes())
-    path.write_text(json.dumps({key: change(runs) for key, runs in plan.items()}))
-    with pytest.raises(GappedError, match=rf"{path.name}: not the plan of this command; remove it"):
+    if what in CONTENTS:
+        path.write_bytes(CONTENTS[what])
+    else:
+        plan, message = json.loads(path.read_bytes()), "not the plan of this command; remove it"
+        path.write_text(json.dumps({key: OTHER_FLEETS[what](runs) for key, runs in plan.items()}))
+    with pytest.raises(GappedError, match=rf"{path.name}: {message}"):
         train(recipe, tmp_path)

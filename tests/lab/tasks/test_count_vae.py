@@ -13,10 +13,8 @@ from torch.distributions import Binomial, Distribution, NegativeBinomial, Poisso
 from toy_tasks import BATCH, CPU, DOUBLE, PIXELS
 
 import gapped
-from gapped.errors import GappedError
 from gapped_lab.fleet.estimator_groups import Grouped
 from gapped_lab.fleet.run_layers import generators
-from gapped_lab.spec import RunSpec
 from gapped_lab.tasks import CountProtocol, count_protocol
 from gapped_lab.tasks.count_vae import CountVAE, Fini, law
 
@@ -129,27 +127,3 @@ def test_runs_of_rloo_have_their_own_number_of_samples(monkeypatch: pytest.Monke
     model.loss(x, Grouped.of([Fini(order=2), gapped.RLOO(2), gapped.RLOO(5)], 2, CPU, DOUBLE), seeded())
     model.loss(x, Grouped.of([Fini(order=2), Fini(order=3), gapped.RLOO(5)], 2, CPU, DOUBLE), seeded())
     assert seen == [(1, 1), (2, 1), (5, 1), (1, 2), (5, 1)]
-
-
-def spec(**changes: Any) -> RunSpec:
-    plain = {"task": "counts", "protocol": "binomial-8-2", "data": "mnist", "estimator": "fini"}
-    return RunSpec(**{**plain, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"estimator": "gst"}, r"estimator: got 'gst', expected one of fini, rloo"),
-        ({"estimator": "exact"}, r"estimator: got 'exact', expected one of fini, rloo"),
-        ({"options": {"order": 4}}, r"fini: order: got 4, expected 2 or 3"),
-        ({"entropy_steps": 3}, r"entropy_steps: got 3, expected nothing: counts does not support it"),
-        ({"protocol": "binary-200x2"}, r"protocol: got 'binary-200x2', expected one of poisson-1-200"),
-        (
-            {"task": "vae", "protocol": "plain-30x10"},
-            r"estimator: got 'fini', expected one for categories: vae has no counts",
-        ),
-    ],
-)
-def test_what_counts_cannot_train_with_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(GappedError, match=f"^{message}"):
-        spec(**changes)
