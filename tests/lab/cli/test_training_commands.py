@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from report_records import load_json
-from tiny_images import REAL_DATA
 from training_toys import one_line, recipe_file
 
 from gapped.cli.app import main
@@ -18,8 +17,6 @@ from gapped.registry import RECOMMENDED, estimator
 from gapped_lab.cli.demo import default_recipe
 from gapped_lab.cli.tensorboard import write_events
 from gapped_lab.planning import plan
-from gapped_lab.recipe import find_recipe
-from gapped_lab.recipe_files import known_recipes
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -122,38 +119,3 @@ def test_reproduce_quick(capsys, tmp_path):
     assert out.startswith("smoke: Smoke test\n")
     assert "quick run" in out
     assert (folder / "report.html").exists()
-
-
-SMALL = """
-[quick]
-seeds = 1
-epochs = 1
-train_images = 200
-test_images = 100
-"""
-MORE = {"variance": "variance_samples = 2\nvariance_images = 20\n", "entropy": "entropy_steps = 2\n"}
-
-
-@pytest.mark.skipif(
-    not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
-)
-@pytest.mark.parametrize(
-    "name", ["ablation", "vae", "mixed-temperature", "variance", "entropy", "efficiency"]
-)
-def test_the_paper_s_recipes_run_on_mnist(capsys, tmp_path, name):
-    text = known_recipes()[name].read_text().split("[quick]")[0]
-    # Work that takes seconds and gigabytes on a CPU is not tested here.
-    text = re.sub(r"samples=1000\b", "samples=6", re.sub(r"samples=100\b", "samples=5", text))
-    (tmp_path / "small.toml").write_text(text + SMALL + MORE.get(name, ""))
-    arguments = ["reproduce", "small.toml", "--quick", "--device", "cpu", "--data-dir", str(REAL_DATA)]
-    assert main([*arguments, "--out", "o"]) == 0
-    runs = lines(tmp_path / "o")
-    cells = {(entry.label, entry.spec.tau) for entry in find_recipe(name).entries}
-    assert {(each["label"], each["tau"]) for each in runs} == cells
-    assert len(runs) == len(cells)
-    assert all(each["recipe"] == name and each["quick"] and each["status"] == "ok" for each in runs)
-    metrics = {"entropy": "surrogate_entropy", "variance": "gradient_variance"}
-    assert all(each["metrics"][metrics.get(name, "test_negative_elbo")] > 0 for each in runs)
-    assert {each["data"] for each in runs} == {"mnist"}
-    assert (tmp_path / "o" / "report.html").exists()
-    assert "quick" in capsys.readouterr().out
