@@ -11,7 +11,6 @@ from score_problems import (
     EXACT,
     PROBLEMS,
     SETTINGS,
-    SMALL,
     assert_unbiased,
     cost,
     estimate,
@@ -131,37 +130,6 @@ def test_linear_costs_have_no_variance() -> None:
     theta, slope = SETTINGS["2x4"].expand(20, 2, 4), normal(8, seed=4)
     _, gradients = estimate(lambda z: z.flatten(-2) @ slope, theta, gapped.DoubleCV(alpha=1.0))
     assert_close(gradients, gradients[:1].expand(20, 2, 4))
-
-
-def network(scale: float, seed: int = 0) -> Any:
-    """A random cost: 64 hidden units whose inputs have the given scale, tanh."""
-
-    def f(z: Tensor) -> Tensor:
-        flat = z.flatten(-2)
-        inner = normal(flat.shape[-1], 64, seed=30 + seed) * scale / z.shape[-2] ** 0.5
-        return torch.tanh(flat @ inner) @ normal(64, seed=60 + seed)
-
-    return f
-
-
-def test_training_finds_the_factor_of_least_variance() -> None:
-    """The gradient is linear in alpha, so the best one is known: the loss is flat there."""
-    theta, f = SMALL["3x3"], network(3.0)
-    noise, weights = independent(theta, 2)
-    at = {a: replay(gapped.DoubleCV(alpha=a), theta, noise, len(weights), f=f)[1] for a in (0.0, 1.0)}
-    change = at[1.0] - at[0.0]
-    best = float(
-        -(weights.view(-1, 1, 1) * change * at[0.0]).sum() / (weights.view(-1, 1, 1) * change**2).sum()
-    )
-    estimator = gapped.DoubleCV().double()
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=0.05)
-    for step in range(150):
-        estimate(f, theta.expand(512, *theta.shape), estimator, seed=step)
-        optimiser.zero_grad()
-        estimator.variance_loss().backward()
-        optimiser.step()
-    assert 0.1 < best < 0.9
-    assert estimator.alpha.item() == pytest.approx(best, abs=0.08)
 
 
 @pytest.mark.parametrize("name", ["double-cv", "rodeo", "muprop", "rebar", "relax"])

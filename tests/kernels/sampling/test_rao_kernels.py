@@ -19,10 +19,10 @@ from kernel_cases import (
     tl,
     triton,
 )
+from live_bytes import peak_of
 from scipy import integrate
 from statistical import mean_is, require_law, require_rejected
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gapped
 from gapped.kernels import runner
@@ -206,34 +206,19 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dty
         torch.testing.assert_close(half.float(), full, rtol=1.01 * eps, atol=max(eps * 6e-5, 1e-6))
 
 
-class Allocated(TorchDispatchMode):
-    """The bytes of all tensors that are allocated."""
-
-    NEW = ("empty", "zeros", "full", "clone", "_to_copy")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[int, int] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        result = function(*arguments, **(options or {}))
-        if isinstance(result, Tensor) and any(word in str(function) for word in self.NEW):
-            self.seen[result.untyped_storage().data_ptr()] = result.untyped_storage().nbytes()
-        return result
-
-
 @pytest.mark.parametrize(
     ("dtype", "hard"), [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)]
 )
 def test_memory_is_the_sample_and_the_gradient(dtype: torch.dtype, hard: bool) -> None:
     logits, grad = example(1, 10_000).to(dtype), incoming(1, 10_000).to(dtype)
     fused = replace(gumbel_rao(0.5, 2), soft=not hard)
-    with Allocated() as allocated:
+
+    def call() -> tuple[Tensor, Tensor]:
         sample = launch.forward(logits, key(), fused)
-        gradient = backward(logits, sample, grad, fused)
-    tensor = logits.numel() * logits.element_size()
-    assert gradient.dtype == sample.value.dtype == dtype
-    assert 2 * tensor <= sum(allocated.seen.values()) < 2.05 * tensor
+        return sample.value, backward(logits, sample, grad, fused)
+
+    assert {each.dtype for each in call()} == {dtype}
+    assert 2 * logits.nbytes <= peak_of(call, logits, grad) < 2.05 * logits.nbytes
 
 
 @pytest.mark.parametrize("samples", [1, 6, 16, 33])
