@@ -80,9 +80,6 @@ def test_the_page_has_every_row(records: list[Record]) -> None:
     assert ("120.10" in page) == bool(records)
 
 
-# Study
-
-
 ROOT = Path(__file__).parents[2]
 
 

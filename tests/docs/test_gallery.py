@@ -120,9 +120,6 @@ def test_a_notebook_runs_from_top_to_bottom(
     assert first_line(SCRIPTS["quickstart"]) in printed.err
 
 
-# Notebook
-
-
 CELLS = json.loads((ROOT / "examples" / "two_minutes.ipynb").read_text("utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 

@@ -35,9 +35,6 @@ def quick() -> dict[str, str]:
     return figures(quick=True)
 
 
-# The drawings
-
-
 @pytest.mark.parametrize("gap", [0.0, 0.3, 1.0, 2.5])
 @pytest.mark.parametrize("tau", [0.5, 1.0])
 def test_movements_are_those_of_the_paper(gap: float, tau: float) -> None:
@@ -97,9 +94,6 @@ def test_the_density_is_that_of_gumbel_softmax(tau: float) -> None:
     require_rejected(mean_is(frequency, float(wrong[central].sum())))
 
 
-# The files
-
-
 def test_the_committed_pictures_are_what_the_command_draws(full: dict[str, str]) -> None:
     for name in PICTURES:
         committed = (ROOT / "docs" / "figures" / name).read_text("utf-8")
@@ -126,9 +120,6 @@ def test_every_sample_is_drawn_and_quick_draws_fewer(full: dict[str, str], quick
     assert dots(full["simplex-samples.svg"]) == 400 + 400 + 200 + 100
     assert dots(quick["simplex-samples.svg"]) == 100 + 100 + 50 + 100
     assert "mean of 300 simulated gaps" in quick["expected-gap.svg"]
-
-
-# The command
 
 
 @pytest.mark.usefixtures("sandbox")

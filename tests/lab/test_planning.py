@@ -60,9 +60,6 @@ def test_estimators_with_equally_many_samples_are_neighbours():
     ]
 
 
-# Skipping and sharing
-
-
 def test_a_finished_recipe_trains_nothing(tmp_path):
     recipe, recorder = toy_recipe("gst", "straight-through", seeds=2), Recorder()
     lines = train(recipe, tmp_path)
@@ -88,9 +85,6 @@ def test_another_recipe_reuses_the_runs_it_shares(tmp_path):
     for recipe in (second, first):
         train(recipe, tmp_path, callbacks=again)
     assert again.fleets == []
-
-
-# Interruption
 
 
 def test_removed_records_are_trained_again_beside_an_interrupted_command(tmp_path):

@@ -42,9 +42,6 @@ def rejected(table: dict[str, Any], **how: Any) -> str:
     return message
 
 
-# Recipes of the package
-
-
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_loads(name, quick):
@@ -63,9 +60,6 @@ def test_quick_recipes_are_smaller():
         specs = [[e.spec for e in load_recipe(path, quick=quick).entries] for quick in (False, True)]
         full, quick = (sum(spec.epochs * (spec.train_images or 60_000) for spec in each) for each in specs)
         assert quick < full, name
-
-
-# Expansion
 
 
 def test_grid_expansion():
@@ -192,9 +186,6 @@ def test_files(tmp_path):
     assert recipe.entries == recipe_from({**tomllib.loads(text), "epochs": 2}, "t").entries
 
 
-# Rejection
-
-
 def test_unknown_and_missing_keys_are_named():
     for key in ("name", "task", "protocol"):
         assert f"missing key '{key}'" in rejected({k: v for k, v in TABLE.items() if k != key})
@@ -311,9 +302,6 @@ def test_absent_files_and_unknown_names(tmp_path):
         find_recipe("albation")
     with pytest.raises(GappedError, match=r"got 'mine', expected one of ablation, .*vae.*\.toml file"):
         find_recipe("mine")
-
-
-# Text
 
 
 @pytest.mark.parametrize(

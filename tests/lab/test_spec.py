@@ -63,9 +63,6 @@ def test_shape_ignores_what_may_differ_in_a_fleet():
         assert replace(SPEC, **{name: value}).shape != SPEC.shape
 
 
-# Tasks
-
-
 def test_constants_of_the_published_protocols():
     """Replacing them by the published ones changes nothing."""
     paper, plain = map(vae_protocol, ("paper-30x10", "plain-30x10"))

@@ -38,9 +38,6 @@ def images(run: str, count: int = 1) -> Images:
     return Images(id=run, count=count, height=1, width=1)
 
 
-# Adding
-
-
 def test_the_store_adds_only_what_is_not_there(tmp_path):
     store = Store(tmp_path)
     store.add([record("b"), *2 * [record("a"), curve("a", 1), images("a")]])
@@ -120,9 +117,6 @@ def test_several_processes_add_to_one_folder(tmp_path):
         texts = (tmp_path / f"{name}.jsonl").read_text().splitlines()
         assert len(texts) == len(set(texts)) == count
     assert len(records.read(tmp_path, Record)) == 250
-
-
-# The folder
 
 
 @pytest.mark.parametrize("whose", ["another's", "own", "a dead one's"])
@@ -235,9 +229,6 @@ def test_a_checkpoint_says_whose_it_is(saved):
         with pytest.raises(GappedError, match=rf"k.pt: made by .*{name} {value}.*, here is .*; go on with"):
             store.load_checkpoint("k", CPU)
         assert path.read_bytes() == content
-
-
-# Lines
 
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -30,9 +30,6 @@ from gapped_lab.training import Interrupted, Settings
 CPU = torch.device("cpu")
 
 
-# Records
-
-
 def test_a_record_says_everything_about_its_run(tmp_path):
     recipe = toy_recipe("gst:gap=1.2", seeds=2, schedule={"kind": "mixed", "period": 2}, split="validation")
     lines = train(recipe, tmp_path)
@@ -135,9 +132,6 @@ def test_runs_do_not_depend_on_what_else_is_in_the_folder_or_on_the_global_seed(
     assert (tmp_path / "b" / "notes.txt").read_text() == "mine"
 
 
-# Divergence
-
-
 def test_a_diverged_run_is_recorded_as_such_and_the_others_go_on(tmp_path):
     cell = {"estimator": "gst", "label": "rate {learning_rate}"}
     cells = [cell | {"learning_rate": 1e30}, cell | {"learning_rate": 2e-3}]
@@ -149,9 +143,6 @@ def test_a_diverged_run_is_recorded_as_such_and_the_others_go_on(tmp_path):
         assert "NaN" not in (tmp_path / f"{name}.jsonl").read_text(), "not JSON"
     curve = next(each for each in records.read(tmp_path, Curve) if each.id == broken.id)
     assert curve.series["test_negative_elbo"] == [None, None]
-
-
-# Checkpoints
 
 
 def stopped_after_one_epoch(recipe: Any, folder: Path) -> Path:
@@ -207,9 +198,6 @@ def test_training_goes_on_where_no_checkpoint_can_be_written(tmp_path):
     with limited(10_000), pytest.warns(UserWarning, match=r"\.pt: no checkpoint could be written \(File too"):
         lines = train(toy_recipe(), tmp_path, checkpoint_seconds=0)
     assert timeless(lines) == timeless(train(toy_recipe(), tmp_path / "whole"))
-
-
-# Surroundings
 
 
 def test_unknown_data_fails_before_anything_is_trained(tmp_path):
@@ -279,9 +267,6 @@ class Steps(Callbacks):
 
     def step(self, fleet: Fleet, epochs: float) -> None:
         self.first = epochs if self.first is None else self.first
-
-
-# Devices
 
 
 def test_devices():

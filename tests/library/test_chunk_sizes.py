@@ -101,9 +101,6 @@ def test_a_choice_on_a_gpu_divides_where_torch_computes(
     assert steps == [most // (4 * categories)]
 
 
-# Sums in half precision
-
-
 def weight_gradient(rows: int, span: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """That of a weight whose gradient is added up in its own dtype, as on a GPU, in spans of `span` rows."""
     categories, width = 32, 16

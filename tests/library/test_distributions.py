@@ -201,9 +201,6 @@ def test_samples_are_hard_and_carry_no_gradient(kind: Kind) -> None:
     assert d.rsample().requires_grad
 
 
-# Masks
-
-
 def test_masking_equals_deleting() -> None:
     logits = LOGITS.clone()
     logits[..., ~MASK] = 30.0
@@ -252,9 +249,6 @@ def test_the_gradient_of_what_cannot_be_drawn_is_zero(parameter: str, rows: list
     assert not leaf.grad[impossible].any()
 
 
-# Expand, wrappers
-
-
 @every_kind
 def test_expand_keeps_everything_and_works_inside_independent(kind: Kind) -> None:
     """The class too: other libraries add their methods by a mix-in, and Pyro expands what it is given."""
@@ -281,9 +275,6 @@ def test_expand_keeps_everything_and_works_inside_independent(kind: Kind) -> Non
     assert_close(td.kl_divergence(joint, joint), torch.zeros(joint.batch_shape, dtype=torch.float64))
 
 
-# Divergence
-
-
 @every_kind
 @pytest.mark.parametrize("places", ["ours ours", "ours theirs", "theirs ours"])
 def test_divergences_equal_torchs(kind: Kind, places: str) -> None:
@@ -304,9 +295,6 @@ def test_divergences_with_masks() -> None:
     assert_close(td.kl_divergence(masked, OneHotCategorical(logits=OTHER)), to_free)
     assert_close(td.kl_divergence(masked, reference(OTHER)), to_free)
     assert (td.kl_divergence(OneHotCategorical(logits=LOGITS), other) == math.inf).all()
-
-
-# Validation
 
 
 @every_kind
@@ -403,9 +391,6 @@ def test_shapes_are_torchs(kind: Kind, batch: tuple[int, ...]) -> None:
     assert ours.enumerate_support().shape == theirs.enumerate_support().shape
     with pytest.raises(NotImplementedError):
         ours.cdf(value)
-
-
-# Gates
 
 
 INF = math.inf

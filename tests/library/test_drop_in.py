@@ -33,9 +33,6 @@ K = 5
 TORCHS = F.gumbel_softmax
 
 
-# eps
-
-
 @every_member
 def test_eps_is_accepted_and_ignored(name: str) -> None:
     """As torch does: silently at its default, with a warning at any other value."""
@@ -94,9 +91,6 @@ def test_it_may_keep_it_in_expectations_choices_and_for_one_row() -> None:
     assert torch.equal(row, gapped.gst(normal(K), 0.5, generator=seeded()))
 
 
-# A learned temperature
-
-
 def in_torch(
     logits: Tensor, tau: Tensor, hard: bool, dim: int = -1, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -151,9 +145,6 @@ def test_a_learned_temperature_in_half_precision_and_without_gradients() -> None
     (slope,) = torch.autograd.grad(cost, tau, create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         slope.backward()
-
-
-# The replacement
 
 
 def test_the_replacement_has_torchs_signature() -> None:

@@ -31,9 +31,6 @@ def cost(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any)
     return (rows.square().sum(-1) * choice.gate() + score).sum()
 
 
-# Precision
-
-
 @HALVES
 @pytest.mark.usefixtures("small_chunks")
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
@@ -91,9 +88,6 @@ def test_autocast(is_inside: bool) -> None:
         torch.testing.assert_close(gradient, expected.to(leaf.dtype), rtol=2e-2, atol=2e-2)
 
 
-# Compilers, checkpoints, modes
-
-
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute:UserWarning"
 )  # by the compiler itself, at a graph break
@@ -140,9 +134,6 @@ def test_tensors_changed_after_the_draw_are_noticed(which: str) -> None:
         choice.gate()
 
 
-# Memory
-
-
 # The backward pass of MVE solves a system of the categories for each row, which is larger than the logits.
 @pytest.mark.parametrize("name", [name for name in MEMBERS if name != "mve"])
 def test_nothing_of_the_size_of_the_logits_is_kept_or_allocated(
@@ -168,9 +159,6 @@ def test_nothing_of_the_size_of_the_logits_is_kept_or_allocated(
     # The gradients, and a few tensors of the size of a chunk.
     peak = peak_memory(lambda: torch.autograd.grad(chunked(), [hidden, weight]), torch.device("cpu"))
     assert peak <= inputs + 12 * head.CHUNK_BYTES < logits / 2
-
-
-# Errors
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,6 @@ def test_blocks_have_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(rows.unique(dim=0)) == 8
 
 
-# Precision
-
-
 @several_blocks
 @pytest.mark.parametrize("name", SOFT)
 @pytest.mark.parametrize("of_table", DTYPES, ids=str)
@@ -247,9 +244,6 @@ def test_autocast(is_inside: bool) -> None:
         assert make("gst").mix(*doubles).dtype == torch.float64
 
 
-# Modes
-
-
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute:UserWarning"
 )  # by the compiler itself, at a graph break
@@ -292,9 +286,6 @@ def test_tensors_changed_before_the_backward_pass_are_noticed(which: str) -> Non
         value.sum().backward()
 
 
-# Errors
-
-
 @pytest.mark.parametrize("name", [name for name in MEMBERS if not KINDS[name].has_surrogate])
 def test_estimators_without_soft_samples_are_refused(name: str) -> None:
     with pytest.raises(gapped.GappedError, match=r"estimator: got .*soft samples.*select"):
@@ -314,9 +305,6 @@ def test_estimators_without_soft_samples_are_refused(name: str) -> None:
 def test_other_tables_are_refused(table: Any, message: str) -> None:
     with pytest.raises(gapped.GappedError, match=message):
         gapped.GumbelSoftmax().mix(normal(4, G, K), table)
-
-
-# Memory
 
 
 @pytest.mark.slow_if(lambda name, form: name in ("gumbel-rao", "decoupled"))

@@ -92,9 +92,6 @@ def test_a_layer_is_an_ordinary_module(kind: Any) -> None:
             kind(**{argument: wrong})
 
 
-# Gates
-
-
 @every_member
 def test_a_gate_layer_draws_gates(name: str) -> None:
     layer, odds = Gate(name, eval="argmax"), normal(30, K).requires_grad_()
@@ -114,9 +111,6 @@ def test_a_gate_layer_draws_gates(name: str) -> None:
     assert torch.equal(layer(odds, mask, seeded()), theirs)
     layer.eval_mode = "argmax"
     assert layer(torch.tensor([-1.0, 0.0, 1.0, torch.nan])).nan_to_num(7).tolist() == [0, 1, 1, 7]
-
-
-# A learned temperature
 
 
 def learned(kind: str, tau: Any) -> Any:
@@ -171,9 +165,6 @@ def test_a_temperature_that_is_set_becomes_a_parameter_or_ceases_to_be_one(kind:
     call = torch.func.functional_call(layer, {"tau": other}, (normal(4, K, dtype=torch.float32),))
     value = call.entries if kind == "quantizer" else call
     assert torch.autograd.grad(value.square().sum(), other)[0].abs() > 0
-
-
-# Recorded programs
 
 
 def recorded(function: Any, logits: torch.Tensor) -> Any:

@@ -88,9 +88,6 @@ def test_evaluation_takes_the_most_likely_codes() -> None:
     assert_close(of_codebook, by_hand(layer, x, hot)[3])
 
 
-# Averages over positions
-
-
 def example(*positions: int, seed: int = 1) -> Quantized:
     logits = normal(*positions, G, K, seed=seed).requires_grad_()
     indices = normal(*positions, G, K, seed=seed + 1).argmax(-1)
@@ -138,9 +135,6 @@ def test_codes_that_are_never_likely_leave_gradients_finite() -> None:
 def test_a_mask_has_the_shape_of_the_positions(mask: Tensor) -> None:
     with pytest.raises(gapped.GappedError, match=r"mask: got .*positions, \(3, 4\)"):
         example(3, 4).prob_perplexity(mask)
-
-
-# Temperatures
 
 
 def test_the_temperature_may_be_set_and_scheduled() -> None:

@@ -109,9 +109,6 @@ def test_function_and_object_take_the_same_options(name: str) -> None:
     assert keyword == own | {"dim", "mask", "generator", "eps"}
 
 
-# Text
-
-
 def square(z: torch.Tensor) -> torch.Tensor:
     return (z[..., 0].sum(-1) - 1) ** 2
 

@@ -356,9 +356,6 @@ def test_models_of_other_types_have_the_law_of_their_own_logits(name: str) -> No
     assert_close(text.log_prob, expected, 1e-5)
 
 
-# Errors
-
-
 def scaled() -> Any:
     config = transformers.Gemma2Config(**SIZES, intermediate_size=8, num_key_value_heads=2, head_dim=4)
     return transformers.Gemma2ForCausalLM(config)

@@ -73,9 +73,6 @@ def test_a_gradient_that_is_cut_off_is_none(name: str) -> None:
     assert logits.grad is None or (logits.grad == 0).all()
 
 
-# Shapes and axes
-
-
 @every_variant
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("masked", [False, True])

@@ -104,9 +104,6 @@ def test_a_class_with_other_points_has_other_slopes() -> None:
     assert_close(gradient[:, 0], 2 * slope)
 
 
-# Shapes, masks, certain gates
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (2, 0), (2, 1, 3)], ids=str)
 def test_any_shape(shape: tuple[int, ...]) -> None:
     odds = torch.zeros(shape, requires_grad=True)
@@ -151,9 +148,6 @@ def test_rare_and_nearly_certain_gates_keep_their_gradient(name: str) -> None:
     if name in INVERSE_CDF:
         torch.testing.assert_close(slopes[0].double(), slopes[1], rtol=1e-4, atol=0)
     assert (slopes[0] > 0).all()
-
-
-# The function
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,6 @@ def test_randomness_afterwards_does_not_depend_on_the_gradient(name: str, use: s
     assert torch.equal(*gradients)
 
 
-# Devices and memory
-
-
 @every_member
 def test_the_default_device_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gapped.simplex.BLOCK", 4 * K)

@@ -295,9 +295,6 @@ def test_pathwise_estimators_are_used_as_they_are(name: str, mask: Tensor | None
     assert_equal(*results)
 
 
-# Enumeration
-
-
 @every_setting
 def test_enumeration_equals_the_oracle(theta: Tensor) -> None:
     assert_all_close(estimate(cost, theta, gapped.Exact()), oracle(theta))
@@ -342,9 +339,6 @@ def test_one_learning_signal_for_each_row_if_costs_have_no_variables() -> None:
     _, together = run("exact", logits, lambda z: z.square().sum(-1) * z[..., 0])
     _, alone = run("exact", logits.reshape(12, 5), lambda z: z.square().sum(-1) * z[..., 0])
     assert_close(together.reshape(12, 5), alone)
-
-
-# Gates
 
 
 ODDS = normal(4, 3)

@@ -50,9 +50,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rao, "DRAWS", 4)
 
 
-# Noise
-
-
 @triton.jit
 def _philox_kernel(p_seed, p_row, p_own, p_triton, COUNT: tl.constexpr, FAST: tl.constexpr):
     b_column = tl.arange(0, COUNT)
@@ -119,9 +116,6 @@ def test_draws_have_the_conditional_law(tau: float, p: float) -> None:
     weights = soft.value[soft.indices == 0, 1].cpu()
     require_law(mean_is(weights, mean_weight(p)))
     require_rejected(mean_is(weights, mean_weight(1.5 * p)))
-
-
-# Values and gradients
 
 
 @pytest.mark.parametrize("tau", TAUS)

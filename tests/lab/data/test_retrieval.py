@@ -155,9 +155,6 @@ def test_without_pooch(monkeypatch):
         TINY_IMAGES.load(None, progress=False, download=True)
 
 
-# Command
-
-
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["data", *arguments]) == 0
     return capsys.readouterr().out

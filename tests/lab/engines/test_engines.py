@@ -77,9 +77,6 @@ def test_one_fleet_needs_no_other_process(monkeypatch, tmp_path):
     assert len(Local("cpu", 8).run([toy_recipe()], Store(tmp_path), Settings())) == 1
 
 
-# Ray
-
-
 def test_ray_leaves_the_signals_to_the_command(monkeypatch, fake_ray, tmp_path):
     """`ray.init` takes SIGTERM for itself, and would end the driver before its workers have a checkpoint."""
     before = signal.getsignal(signal.SIGTERM)
@@ -141,9 +138,6 @@ def test_ray_gets_gpus_as_resources(fake_ray, tmp_path):
     assert fake_ray.options[-1] == {"num_cpus": 1, "num_gpus": 1, "max_retries": 3}
     with pytest.raises(GappedError, match="device: got 'cuda:1', expected auto, cpu or cuda"):
         engine("ray", "cuda:1")
-
-
-# Failures
 
 
 ENGINES = {"local": Local, "ray": Ray, "ray, worker lost": Ray}

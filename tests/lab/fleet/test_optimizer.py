@@ -97,9 +97,6 @@ def test_norms_are_clipped_run_by_run_as_torch_does():
             assert_close(scale(g, scales)[run], p.grad, 1e-14)
 
 
-# Norms
-
-
 def test_a_tiny_gradient_is_not_zero() -> None:
     norms = GradientNorms({"query": torch.zeros(3, 1, 2)})
     tiny = 1.4e-45  # the least float32
@@ -112,9 +109,6 @@ def test_a_tiny_gradient_is_not_zero() -> None:
     assert math.isclose(least, tiny, rel_tol=0.1)
     norms.clear()
     assert not any(total.any() for total in norms.state())
-
-
-# Validation
 
 
 def test_plateaus_are_torchs_run_by_run() -> None:
@@ -157,9 +151,6 @@ def test_validations_are_evenly_spaced(steps: int, often: int) -> None:
     rule = SelectionRule("score", torch.empty, often, 0)
     due = [step + 1 for step in range(steps) if rule.due(step, steps)]
     assert due == [-(-steps * i // often) for i in range(1, often + 1)]
-
-
-# Layers
 
 
 def plain_linear(seed: int, *shapes: tuple[int, int]) -> list[nn.Linear]:

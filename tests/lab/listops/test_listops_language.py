@@ -85,9 +85,6 @@ def test_generate_rejects(count, seed, words):
         generate(count, seed)
 
 
-# Examples
-
-
 def test_stack_pads():
     split = stack(
         map(parse, ["7", "( ( ( [SM 0 ) ( ( ( [MIN 7 ) 8 ) ] ) ) ] )", "( ( ( [MED 4 ) 7 ) ] )"]), True, 5

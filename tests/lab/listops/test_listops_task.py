@@ -157,9 +157,6 @@ def test_a_fleet_of_one_is_a_plain_training_loop() -> None:
     assert expected["valid"].index(max(expected["valid"])) < len(expected["valid"]) - 1
 
 
-# Batches
-
-
 def test_batches_share_lengths_and_have_their_own_examples() -> None:
     task = listops_task(seeds=(3, 8, 3))
     task.start_epoch(0)
@@ -204,9 +201,6 @@ def test_too_few_expressions_are_refused() -> None:
         ListOpsTask(LISTOPS_TINY, few, [0], CPU)
 
 
-# The model
-
-
 def test_models_start_as_published() -> None:
     d = 60
     model = TreeClassifier(ListOpsProtocol("wide", width=d), [seeded(0), seeded(1)])
@@ -224,9 +218,6 @@ def test_models_start_as_published() -> None:
     assert bias.sum().item() == d
     assert not any(each.any() for each in (model.recurrent_bias, model.tree_bias, model.hidden.bias))
     assert not torch.equal(model.tree_weight[0], model.tree_weight[1])
-
-
-# Runs
 
 
 def toy_trainer() -> Trainer:

@@ -146,9 +146,6 @@ def test_soft_samples_are_refused() -> None:
         latent_tree(*inputs, lengths, soft)
 
 
-# Shapes
-
-
 def tree_of(shape: str, count: int) -> list[list[int]]:
     """The spans of the tree over `count` tokens, in order."""
     inputs = [each.detach() for each in tree_inputs(1, 1, count, 3)]
@@ -203,9 +200,6 @@ def test_a_parser_that_decides_nothing_never_moves() -> None:
     left = 1 + list(SHAPES).index("left")
     assert metrics["test_tree_f1"][left] == pytest.approx(metrics["left_branching_f1"][left], abs=1e-6)
     assert metrics["test_tree_f1"][left + 1] < metrics["test_tree_f1"][left]
-
-
-# Spans
 
 
 def slow_spans(merges: Sequence[int], length: int) -> list[tuple[int, int]]:

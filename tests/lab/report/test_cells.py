@@ -108,9 +108,6 @@ def test_failed_runs_are_named_wherever_a_report_lasts(
     assert f"{sentence}&lt;b&gt;" in (tmp_path / "report.html").read_text()
 
 
-# Text
-
-
 def test_markdown_states_where_it_comes_from(tmp_path: Path) -> None:
     records = finished_runs(write_vae(tmp_path))
     text = render_markdown(records, "vae")

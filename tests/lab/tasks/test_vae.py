@@ -74,9 +74,6 @@ class Fixed:
         return f(self.z.unsqueeze(0), self.parts()[0]).squeeze(0)
 
 
-# The model
-
-
 def model_and_images(rules: VAEProtocol = VAE_TINY) -> tuple[VAE, Tensor]:
     model = VAE(rules, PIXELS, generators([1, 2])).double()
     with torch.no_grad():  # Larger than at the start, so that posteriors are far from uniform.
@@ -97,9 +94,6 @@ def test_loss_equals_torch_s_distributions():
     divergence = kl_divergence(OneHotCategorical(logits=logits), prior).sum(-1)
     likelihood = Bernoulli(logits=model.decode(sampler.z)).log_prob(x).sum(-1)
     assert_close(loss, divergence - likelihood, 1e-12)
-
-
-# Pixels
 
 
 def test_pixels_may_be_binarised_once():
@@ -148,9 +142,6 @@ def test_losses_see_the_pixels_of_their_protocol():
         assert len(inputs) == 3
         assert all(bool(((x == 0) | (x == 1)).all()) == binary for x in inputs)
         assert torch.equal(inputs[0], inputs[1]) != binary
-
-
-# Metrics
 
 
 def test_the_test_bound_is_the_mean_over_all_images_in_ragged_chunks():
@@ -291,9 +282,6 @@ def test_the_test_bound_is_importance_weighted():
         costs = torch.stack([task.model.loss(x, trainer.sampler, noise) for _ in range(5)])
     assert_close(bound, math.log(5) - torch.logsumexp(-costs, 0), 1e-12)
     assert (bound < costs.mean(0)).all(), "tighter than the mean of as many one-sample bounds"
-
-
-# The validation split
 
 
 def spec(**changes: object) -> RunSpec:
