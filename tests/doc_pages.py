@@ -1,4 +1,4 @@
-"""The pages of the documentation: their fenced blocks, and the commands in them."""
+"""The pages of the documentation: their fenced blocks, the commands in them, and when drawings are alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE_PAGES = sorted((ROOT / "docs" / "examples").glob("*.md"))
@@ -49,3 +51,21 @@ def commands_in(block: Block, program: str) -> list[list[str]]:
 SHELL = blocks("bash", "sh", "console", "shell")
 # Every call of `gapped`, with the place where it stands.
 CALLS = [(block.where, call) for block in SHELL for call in commands_in(block, "gapped")]
+
+
+def same_drawing(one: str, other: str) -> bool:
+    """All words and numbers alike, shapes to a fraction of a unit: layout differs a little by version."""
+
+    def words(svg: str) -> list[str]:
+        return re.findall(r'>([^<>]*\S[^<>]*)</(?:text|title|tspan)>|aria-label="([^"]*)"', svg)
+
+    def shapes(svg: str) -> list[np.ndarray]:
+        return [
+            np.array(re.findall(r"-?\d+\.?\d*", d), dtype=float) for d in re.findall(r' d="([^"]*)"', svg)
+        ]
+
+    first, second = shapes(one), shapes(other)
+    alike = len(first) == len(second) and all(
+        a.shape == b.shape and np.allclose(a, b, atol=1.0) for a, b in zip(first, second, strict=True)
+    )
+    return alike and words(one) == words(other)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import gst_surrogate, lemma_1, seeded
+from doc_pages import same_drawing
 from statistical import mean_is, require_law, require_rejected
-from svg_compare import same_drawing
 
 import gapped
 from gapped.cli.app import main

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from blocks import BLOCK, BLOCKS, fill_blocks
 from board import render_board
+from doc_pages import same_drawing
 from drawings import DRAWINGS
 from evidence import PLAIN, RECTIFIED, Evidence, gather
 from field_board import contests
-from svg_compare import same_drawing
 from update import BOARD, DOCUMENTS, FIGURES, ROOT, update
 
 from gapped.comparison.records import Record
