@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from conftest import DTYPES, MEMBERS, SOFT, TAU
+from torch import Tensor
 
 import gapped
 
@@ -39,3 +41,10 @@ def make(name: str, **options: Any) -> Any:
 def make_single(name: str, **options: Any) -> Any:
     """A member with one softmax as its surrogate."""
     return gapped.estimator(name, **{**SINGLE.get(name, {}), **options})
+
+
+def levels_per_row(name: str, *rows: int) -> dict[str, Tensor]:
+    """A value for each row of those options that may be tensors and are numbers."""
+    kind = make(name)
+    levels = [each for each in kind.levels if isinstance(getattr(kind, each), int | float)]
+    return {each: torch.linspace(1.0, 2.0, torch.Size(rows).numel()).double().view(rows) for each in levels}

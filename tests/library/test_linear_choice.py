@@ -10,7 +10,7 @@ from conftest import MEMBERS, assert_all_close, assert_close, normal, seeded
 from linear_heads import ROWS, D, Dense, Problem, V, dense, problem, small_chunks
 from statistical import chi_squared, counts_of, require_law, require_rejected
 from torch import Tensor
-from variants import VARIANTS, make
+from variants import VARIANTS, levels_per_row, make
 
 import gapped
 
@@ -78,12 +78,7 @@ def test_without_bias_and_with_the_weight_as_table(name: str) -> None:
 @every_choice
 @pytest.mark.parametrize("keeps_axis", [False, True])
 def test_levels_per_row(name: str, keeps_axis: bool) -> None:
-    parts, kind = problem(), make(name)
-    options = {
-        level: torch.linspace(1.0, 2.0, 15, dtype=torch.float64).view(ROWS)
-        for level in kind.levels
-        if not callable(getattr(kind, level)) and not isinstance(getattr(kind, level), str)
-    }
+    parts, options = problem(), levels_per_row(name, *ROWS)
     ours = make(name, **{level: t.unsqueeze(-1) if keeps_axis else t for level, t in options.items()})
     rest = (parts, parts.bias, parts.table, None)
     assert_same(uses(ours, *rest), dense(make(name, **options), *rest), list(parts))

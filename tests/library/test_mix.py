@@ -22,7 +22,7 @@ from conftest import (
 )
 from live_bytes import bytes_of, peak_of, saved_bytes
 from torch import Tensor
-from variants import DTYPES, every_soft_variant, make
+from variants import DTYPES, every_soft_variant, levels_per_row, make
 
 import gapped
 
@@ -117,12 +117,7 @@ def test_shapes(name: str, rows: tuple[int, ...], rest: tuple[int, ...], groups:
 @every_soft_variant
 @pytest.mark.parametrize("keeps_axis", [False, True])
 def test_levels_per_row(name: str, keeps_axis: bool) -> None:
-    kind = make(name)
-    options = {
-        level: torch.linspace(1.0, 2.0, 15, dtype=torch.float64).view(ROWS)
-        for level in kind.levels
-        if not callable(getattr(kind, level)) and not isinstance(getattr(kind, level), str)
-    }
+    options = levels_per_row(name, *ROWS)
     ours = make(name, **{level: t.unsqueeze(-1) if keeps_axis else t for level, t in options.items()})
     inputs = normal(*ROWS, K), normal(K, 2, seed=2)
     assert_all_close(pulled(mixed(ours), *inputs), pulled(dense(make(name, **options)), *inputs), 1e-10)
