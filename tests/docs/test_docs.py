@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs, its links lead somewhere, its commands exist.
+"""The documentation is true and short: its code runs, its links lead somewhere, its commands exist.
 
 README.md is collected as a doctest as well; here come the blocks without prompts.
 """

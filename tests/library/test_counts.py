@@ -81,16 +81,6 @@ def pulled(family: Family, eta: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
     return sample.detach(), torch.autograd.grad(sample.sum(), leaf)[0]
 
 
-@every_family
-@every_order
-@every_eta
-def test_weights_follow_their_formulas(name: str, order: int, eta: float) -> None:
-    family, parameter = FAMILIES[name], torch.full((3000,), eta, dtype=torch.float64)
-    sample, weight = pulled(family, parameter, order=order)
-    assert len(sample.unique()) > 2
-    assert_close(weight, family.weight(sample, parameter, order), EXACT)
-
-
 def bias(name: str, order: int, eta: float, degree: int) -> float:
     """How far E[w f'] is from d/d eta E f for the power f of `degree`, relative to the latter."""
     family, leaf = FAMILIES[name], torch.tensor(eta, dtype=torch.float64, requires_grad=True)

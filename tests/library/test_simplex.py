@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DTYPES, assert_close, lemma_1, normal, seeded
+from conftest import DTYPES, assert_close, normal, seeded
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gapped
@@ -90,15 +90,6 @@ def test_conditional_gumbel_lets_the_given_category_win() -> None:
     assert perturbed.shape == (50, 200, 6)
     assert (perturbed.argmax(-1) == index).all()
     assert torch.equal(torch.isfinite(perturbed), torch.isfinite(log_p).expand(50, 200, 6))
-
-
-def test_expected_gap_is_lemma_1() -> None:
-    p = torch.linspace(0.01, 1.0, 100, dtype=torch.float64)
-    assert_close(gapped.expected_gap(p), lemma_1(p), 1e-10)
-    assert gapped.expected_gap is simplex.expected_gap
-    gap = gapped.expected_gap(torch.linspace(0, 1, 10_001, dtype=torch.float64))
-    assert gap[0] == 1
-    assert (gap.diff() > 0).all()
 
 
 def test_the_limits_of_lemma_1() -> None:
