@@ -181,11 +181,19 @@ def test_a_temperature_for_each_row_equals_a_row_by_row_loop(categories: int) ->
 
 
 @pytest.mark.parametrize(
-    ("dtype", "categories"), [(torch.bfloat16, 10), (torch.float16, 10), (torch.bfloat16, 5000)]
+    ("dtype", "categories", "kind"),
+    [
+        *((dtype, 10, kind) for dtype in (torch.bfloat16, torch.float16) for kind in ("plain", "reinmax")),
+        (torch.bfloat16, 5000, "plain"),
+    ],
 )
-def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dtype, categories: int) -> None:
+def test_half_precision_is_computed_in_float32_and_rounded_once(
+    dtype: torch.dtype, categories: int, kind: str
+) -> None:
     logits, grad = example(2, categories).to(dtype), incoming(2, categories).to(dtype)
     soft = replace(gumbel_rao(0.5, 3), soft=True)
+    if kind == "reinmax":
+        soft = gapped.ReinMaxRao(tau=0.5, samples=3).fused()
     sample, exact = launch.forward(logits, key(), soft), launch.forward(logits.float(), key(), soft)
     assert torch.equal(sample.indices, exact.indices)
     gradient = backward(logits, sample, grad, soft)

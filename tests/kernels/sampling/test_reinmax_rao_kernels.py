@@ -125,21 +125,6 @@ def test_digits_next_to_a_probability_of_one() -> None:
         torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-20)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
-    logits, grad = example(5, 10).to(dtype), incoming(5, 10).to(dtype)
-    estimator = gapped.ReinMaxRao(tau=0.5, samples=3)
-    (index, half), (same, full) = (
-        drawn(estimator, logits, grad),
-        drawn(estimator, logits.float(), grad.float()),
-    )
-    assert torch.equal(index, same)
-    assert half.dtype == dtype
-    # One unit in the last place where the interpreter truncates; sums of float32 in another order.
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(half.float(), full, rtol=1.01 * eps, atol=max(eps * 6e-5, 1e-6))
-
-
 @pytest.mark.parametrize("spread", [True], indirect=True)
 @pytest.mark.usefixtures("spread")
 def test_the_gradient_at_the_index_and_given_the_argmax() -> None:
