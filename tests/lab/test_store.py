@@ -20,7 +20,7 @@ import torch
 from gapped.comparison import records
 from gapped.comparison.records import Curve, JsonLine, Record
 from gapped.errors import GappedError
-from gapped_lab.records import Bench, Images, Startup, Timing, Trees, Work
+from gapped_lab.records import Bench, Images, Startup, Trees, Work
 from gapped_lab.store import Store, _identity
 
 CPU = torch.device("cpu")
@@ -242,26 +242,6 @@ def test_published_lines_come_back_as_they_stand_in_the_file(kind: type[JsonLine
     lines = [line for line in objects if line.get("kind") == kind.TAGS.get("kind")]
     later = LATER if kind is Record else {}
     assert [line.to_json() for line in records.read(RESULTS, kind)] == [{**later, **line} for line in lines]
-
-
-def test_lines_are_written_in_the_form_that_they_are_read_in(tmp_path: Path) -> None:
-    record = Record(recipe="toy", id="a", label="GST", metrics={"x": None, "y": 0.1}, more={"new": [1]})
-    failed = replace(record, id="b", status="failed", fleet="f", error="no memory", more={})
-    curve = Curve(id="a", epoch=[1, 2], more={"loss": [0.5, None]})
-    timing = Timing(1.0, 0.5, 2.0, 3)
-    startup = Startup(what="import gapped", milliseconds=timing, environment={"device": "CPU"})
-    work = Work(run="r", work="masks", sizes=[8, 4], dtype="f32", way="torch", status="too large", logits=128)
-    done = replace(work, status="ok", milliseconds=timing, memory=2**40, gradients=128)
-    for lines in ([record, failed], [curve], [startup], [work, done]):
-        records.write(tmp_path, lines)
-        assert records.read(tmp_path, type(lines[0])) == lines
-    assert records.read(tmp_path, Bench) == []
-    assert curve.series == {"loss": [0.5, None]}
-    assert (record.failed, failed.failed) == (False, True)
-    first, second = (json.loads(text) for text in (tmp_path / "records.jsonl").read_text().splitlines())
-    assert first["new"] == [1]
-    assert first.keys() - second.keys() == {"new", "fleet_gpu_memory_gb"}
-    assert second.keys() - first.keys() == {"fleet", "error"}
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,8 @@ def test_a_fleet_that_fails_fails_alone(monkeypatch, fake_ray, tmp_path, kind):
             lines = run(ENGINES[kind]("cpu"), tmp_path / "b", recorder)
             assert [line.status for line in lines] == ["ok", "failed", "ok", "ok"]
             assert (lines[1].id, lines[1].fleet) == (bad.specs[0].id, bad.key)
+            only = lines[0].to_json().keys() ^ lines[1].to_json().keys()
+            assert only == {"fleet", "error", "fleet_gpu_memory_gb"}, "fields of runs that failed, or did not"
             assert "Error: the machine is gone" in lines[1].error
             assert len(recorder.finished) == (1 if attempt else 4)
         assert not fake_ray.up, "the cluster was left running"
