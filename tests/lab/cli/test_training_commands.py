@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from report_records import load_json
+from tiny_images import REAL_DATA
 from training_toys import one_line, recipe_file
 
 from gapped.cli.app import main
@@ -119,3 +120,12 @@ def test_reproduce_quick(capsys, tmp_path):
     assert out.startswith("smoke: Smoke test\n")
     assert "quick run" in out
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.skipif(
+    not any((REAL_DATA / "mnist").glob("train-images*")), reason="no MNIST in $GAPPED_DATA or ../shared/data"
+)
+def test_the_paper_s_protocol_trains_on_mnist(tmp_path):
+    recipe = recipe_file(tmp_path, protocol="paper-30x10", data="mnist")
+    assert main(["reproduce", recipe, "--device", "cpu", "--data-dir", str(REAL_DATA), "--out", "o"]) == 0
+    assert {(each["status"], each["data"]) for each in lines(tmp_path / "o")} == {("ok", "mnist")}
