@@ -27,10 +27,16 @@ def _without_levels(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if (len(args) > 1 and function.__name__ == "sample") or options.keys() & {"tau", "hard"}:
+        name = function.__name__
+        if len(args) > (1 if name == "sample" else 2) or options.keys() & {"tau", "hard"}:
             raise GappedError(
-                f"{function.__name__}: it is hard and has no temperature; gapped.gumbel_softmax(logits, tau, "
-                "hard) takes both, and a text such as estimator='gst:tau=0.5' a temperature"
+                f"{name}: it is hard and has no temperature; gapped.gumbel_softmax(logits, tau, hard) takes "
+                "both, and a text such as estimator='gst:tau=0.5' a temperature"
+            )
+        if name == "sample" and options.keys() & {"draw", "k"}:
+            raise GappedError(
+                "sample: it draws one category; gapped.choose takes draw='argmax' and k=2, gapped.subset "
+                "k=2, and a text such as estimator='gapmax:draw=argmax' the largest logit"
             )
         return function(*args, **options)
 
@@ -108,8 +114,8 @@ def choose(
 ) -> Choice | Choices:
     """Draw one category per row by its index, or k distinct ones.
 
-    For look-ups and routers: `gapped.sample`, or `gapped.subset`, without the zeros and ones, which are never
-    written; what uses the choice never multiplies by them.
+    For look-ups and routers: `gapped.sample`, or a set of k, without the zeros and ones, which are never
+    written. It draws in evaluation, too, unless `draw` says otherwise.
 
     Arguments:
         k: How many categories are drawn, from 1 to K. None is one, without an axis for it.
@@ -124,7 +130,8 @@ def choose(
         same shape; `weights()`, the gates times the normalised probabilities of the drawn categories;
         `select(table)` and `log_prob`. Without k a `Choice`, whose `index` has the shape of the logits
         without the category axis; `select(table)` looks up entries, and `gate()` is a 1 for each row. For its
-        `log_prob` take `k=1`.
+        `log_prob` take `k=1`. An index has no gradient; gates, weights and what is selected have all of it
+        each, so a cost uses one of them.
 
     Under "subset" the set S has a probability in proportion to Π_{i ∈ S} exp(θ_i), with the marginals μ. A
     gradient g at its zeros and ones becomes, in one of three ways::
@@ -138,7 +145,8 @@ def choose(
     single choice, given those before it: any estimator without further noise will do.
 
     A row with fewer than k categories has all of them drawn; the places that are left have index K and a
-    gate of zero. The logits must not be changed before the backward pass, and autograd notices.
+    gate of zero. A row with a NaN or +inf has index K + 1 and gates of NaN. With k, the logits must not be
+    changed before the backward pass, and autograd notices.
 
     >>> logits = torch.zeros(2, 4, requires_grad=True)
     >>> choice = choose(logits, generator=torch.Generator().manual_seed(0))

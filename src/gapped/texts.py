@@ -19,7 +19,7 @@ DEFAULT = "gapmax"
 _ALSO_CALLED = MappingProxyType(
     {
         **dict.fromkeys(("stgs", "gs", "gumbel", "concrete"), "gumbel-softmax"),
-        **dict.fromkeys(("st", "ste"), "straight-through"),
+        **dict.fromkeys(("st", "ste", "simple"), "straight-through"),
         "zgr": "reinmax",
     }
 )
@@ -93,32 +93,42 @@ def build(
 
 
 def gap_of(
-    estimator: object, k: int, gst: type[_E], resolve: Callable[[str], Any], level: str, **fixed: object
+    estimator: object,
+    k: int,
+    gst: type[_E],
+    simple: type,
+    resolve: Callable[[str], Any],
+    level: str,
+    **fixed: object,
 ) -> _E | None:
     """The object of the class `gst` whose gap draws subsets of `k` elements; None for "simple".
 
-    Options that are `fixed` cannot have other values than these for several elements.
+    An object of the class `simple` means "simple", too. Options that are `fixed` cannot have other values
+    than these for several elements.
     """
-    accepted: str = '"simple", or a gap as in "gst:gap=1"'
-    if estimator == "simple":
+    accepted: str = '"simple" (or "straight-through"), or a gap as in "gst:gap=1"'
+    if estimator is None or estimator == "simple":
         return None
     if isinstance(estimator, str):
-        if estimator.partition(":")[0] != "gst":
+        if estimator.partition(":")[0] not in ("gst", "straight-through"):
             raise reject("estimator", estimator, accepted)
         estimator = resolve(estimator)
-    if not isinstance(estimator, gst):
+    if not isinstance(estimator, gst | simple):
         raise reject("estimator", f"an object of type {type(estimator).__name__}", accepted)
     own: Any = estimator
     if not isinstance(own.tau, Real) or own.tau not in (1, type(own).tau) or not own.hard:
         accepted = "one with no option but the gap: tau and hard are arguments here"
         raise reject("estimator", estimator, accepted)
+    is_simple = isinstance(estimator, simple)
     for name, only in fixed.items():
-        if k > 1 and getattr(own, name) != only:
+        if (k > 1 or is_simple) and getattr(own, name, only) != only:
             raise reject(name, getattr(own, name), f"{only!r} if more than one element is selected")
+    if is_simple:
+        return None
     if k > 1 and (callable(own.gap) or isinstance(own.gap, str)):
         accepted = f'a number or {level}, as in "gst:gap=1": the others are for one selected element'
         raise reject("gap", own.gap, accepted)
-    return estimator
+    return own  # type: ignore[no-any-return]
 
 
 def _value(text: str) -> Option:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DTYPES, TOLERANCE, assert_close, normal, seeded
+from conftest import DTYPES, TOLERANCE, assert_close, assert_equal, normal, seeded
 from torch import Tensor
 
 import gapped
@@ -155,7 +155,9 @@ def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        ("sfess", 'estimator: got .sfess., expected "simple", or a gap'),
+        ("sfess", 'estimator: got .sfess., expected "simple" .or "straight-through"., or a gap'),
+        (gapped.StraightThrough(0.5), "tau and hard are arguments here"),
+        ("straight-through:draw=argmax", "draw: got 'argmax', expected 'sample'"),
         (gapped.ReinMax(), "estimator: got an object of type ReinMax"),
         (gapped.GST(tau=0.5), "tau and hard are arguments here"),
         (gapped.GST(hard=False), "tau and hard are arguments here"),
@@ -168,6 +170,15 @@ def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
 def test_bad_estimators(estimator: Any, message: str) -> None:
     with pytest.raises(gapped.GappedError, match=message):
         gapped.subset(torch.zeros(2, 4), 2, estimator=estimator)
+
+
+@pytest.mark.parametrize("other", [None, "straight-through", gapped.StraightThrough()], ids=str)
+@pytest.mark.parametrize("k", [1, 3])
+def test_names_of_simple(k: int, other: Any) -> None:
+    for hard in (True, False):
+        logits, weight = normal(2, 5), normal(2, 5, seed=2)
+        same = (pulled(logits, k, weight, hard=hard, estimator=each) for each in ("simple", other))
+        assert_equal(*same)
 
 
 def test_any_gap_of_gst_for_one_winner() -> None:

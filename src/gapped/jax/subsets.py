@@ -48,7 +48,7 @@ def subset(
     tau: Level = 1.0,
     hard: bool = True,
     *,
-    estimator: str | GST = "simple",
+    estimator: str | GST | StraightThrough | None = "simple",
     axis: int = -1,
     where: Array | None = None,
 ) -> Array:
@@ -62,8 +62,8 @@ def subset(
         tau: Temperature τ of the surrogate, a positive number or an array that broadcasts against the logits'
             shape without the axis of the elements.
         hard: True returns zeros and ones, False the surrogate itself.
-        estimator: "simple", or a gap as in "gst:gap=1"; both are explained below. A `gapped.jax.GST` object
-            may have an array as its gap, with one for each row.
+        estimator: "simple", which is "straight-through" for sets, or a gap as in "gst:gap=1"; both are
+            explained below. A `gapped.jax.GST` object may have an array as its gap, with one for each row.
         axis: The axis of the elements.
         where: Booleans that broadcast against the logits, with all of their axes where `axis` is not the last
             one. Elements where it is False do not exist; a row with no more than `k` has all of them
@@ -87,7 +87,7 @@ def subset(
     check_level("tau", tau, positive=True)
     check_flag("hard", hard)
     check_where(where, logits, axis)
-    gapped = gap_of(estimator, k, GST, resolve_pathwise, "an array")
+    gapped = gap_of(estimator, k, GST, StraightThrough, resolve_pathwise, "an array")
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(key, logits, axis=axis, where=where)

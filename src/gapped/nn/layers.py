@@ -201,7 +201,7 @@ class Mask(torch.nn.Module):
         tau: float | Tensor = 1.0,
         hard: bool = True,
         *,
-        estimator: str | GST | None = None,
+        estimator: str | GST | StraightThrough | None = None,
     ) -> None:
         super().__init__()
         # The gradient has no derivative by its temperature: a Parameter would be stored, and refused later.

@@ -38,7 +38,7 @@ def subset(
     tau: float | Tensor = 1.0,
     hard: bool = True,
     *,
-    estimator: str | GST = "simple",
+    estimator: str | GST | StraightThrough | None = "simple",
     dim: int = -1,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -53,8 +53,8 @@ def subset(
         tau: Temperature τ of the surrogate, a positive number or a tensor that broadcasts against the logits'
             shape without the axis `dim`. The law of the sample does not depend on it.
         hard: True returns zeros and ones, False the surrogate h itself.
-        estimator: "simple", or a gap as in "gst:gap=1"; both are explained below. A `gapped.GST` object may
-            have a tensor as its gap, with one for each row.
+        estimator: "simple", which is "straight-through" for sets, or a gap as in "gst:gap=1"; both are
+            explained below. A `gapped.GST` object may have a tensor as its gap, with one for each row.
         dim: The axis of the elements.
         mask: Booleans that broadcast against the logits, with all of their axes where `dim` is not the last
             one. Elements where it is False do not exist; a row with no more than `k` has all of them
@@ -101,7 +101,9 @@ def subset(
     check_flag("hard", hard)
     check_mask(mask, logits, dim)
     check_generator(generator, logits)
-    gapped = gap_of(estimator, k, GST, resolve_pathwise, "a tensor", draw="sample", detach=True)
+    gapped = gap_of(
+        estimator, k, GST, StraightThrough, resolve_pathwise, "a tensor", draw="sample", detach=True
+    )
     if k == 1:
         single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
         return single.sample(logits, dim=dim, mask=mask, generator=generator)
@@ -125,7 +127,7 @@ def nm_mask(
     tau: float | Tensor = 1.0,
     hard: bool = True,
     *,
-    estimator: str | GST | None = None,
+    estimator: str | GST | StraightThrough | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw a mask that keeps n of each m consecutive entries on the last axis.

@@ -261,7 +261,9 @@ def _check_index(index: object, shape: torch.Size, categories: int, hidden: Tens
         got = f"a tensor of shape {tuple(index.shape)} and {index.dtype} on {index.device}"
         raise reject("index", got, accepted)
     if holds((index < 0) | (index > categories)):
-        raise reject("index", "values out of range", f"categories from 0 to {categories}")
+        raise reject(
+            "index", "values out of range", f"categories below {categories}, or {categories} for none"
+        )
     return index.reshape(-1).clone()
 
 
