@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from gapped.cli import command
-from gapped.cli.command import Stopped
+from gapped.cli.command import Stopped, console, say
 from gapped.errors import GappedError, reject
 
 # Options that need --train, and those that a training function of the user and the demonstration share.
@@ -122,7 +122,6 @@ def compare_function(
     **how: Any,
 ) -> None:
     """Compare estimators in a function of the user, a line for each run; then table, verdict and page."""
-    from gapped.cli.command import console, say
     from gapped.comparison.compare import execute
     from gapped.comparison.records import Record
     from gapped.comparison.workers import adopt_orphans, end_children

@@ -15,6 +15,7 @@ from zipfile import ZipFile, is_zipfile
 import typer
 
 from gapped.cli import command
+from gapped.cli.command import console, say
 from gapped.errors import GappedError, one_line, reject
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ def diagnose(
     import torch
 
     from gapped import diagnostics
-    from gapped.cli.command import console, say
     from gapped.comparison.runs import describe
     from gapped.comparison.store import Store, write_text
 
@@ -113,11 +113,9 @@ def diagnose(
     screen.print(diagnosis.text(screen.width), soft_wrap=True)
     where = function or problem
     settings = {"problem": where, "shape": list(point.shape), "seed": seed, "sweep": axes, "tau": tau}
-    record = {**settings, **diagnosis.to_dict(), "environment": describe(point.device)}
-    files = {
-        "diagnosis.json": json.dumps(record, indent=1, allow_nan=False) + "\n",
-        **_pictures(diagnosis, places, axes, metric, where),
-    }
+    record = settings | diagnosis.to_dict() | {"environment": describe(point.device)}
+    files = {"diagnosis.json": json.dumps(record, indent=1, allow_nan=False) + "\n"}
+    files |= _pictures(diagnosis, places, axes, metric, where)
     for name, text in files.items():
         write_text(out / name, text)
     say(screen, f"Written to {out}: {', '.join(files)}")
@@ -276,8 +274,7 @@ def _pictures(
 
     with style("diagnosis"):
         picture = to_svg(diagnosis.plot(), f"Bias, variance and mean squared error on {where}", [])
-    pictures = {"diagnosis.svg": picture}
-    name = metric.replace("-", "_")
+    pictures, name = {"diagnosis.svg": picture}, metric.replace("-", "_")
     swept = [row for row in diagnosis.rows if row.label in places]
     # A vanishing gradient has no variance and no merit: its field gets no number.
     values = {places[row.label]: math.nan if row.vanishes else getattr(row, name).value for row in swept}

@@ -7,6 +7,7 @@ A value that is not finite stands for a run that diverged. It never enters a mea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, nan, sqrt
 from typing import Any, NamedTuple
@@ -308,12 +309,10 @@ def _distance(margin: float | str | None, best: float, unit: float) -> float | N
 def check_margin(margin: Any) -> None:
     """Refuse a margin that is neither a positive distance nor a share such as "1%"."""
     number: Any = margin.removesuffix("%") if isinstance(margin, str) else margin
-    try:
-        good = margin is None or (not isinstance(margin, bool) and 0 < float(number) < inf)
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise reject("margin", margin, 'a positive number, a share such as "1%", or None')
+    with suppress(TypeError, ValueError):
+        if margin is None or (not isinstance(margin, bool) and 0 < float(number) < inf):
+            return
+    raise reject("margin", margin, 'a positive number, a share such as "1%", or None')
 
 
 def looks(seeds: int) -> list[int]:

@@ -182,14 +182,12 @@ def write_text(path: Path, text: str) -> None:
 
 def _new_file(path: Path) -> IO[bytes]:
     """A file in a folder that another process may remove as long as it is empty."""
-    for attempt in range(_ATTEMPTS):
-        try:
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError, FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
             return open(path, "w+b")
-        except (FileNotFoundError, FileExistsError):
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "w+b")
 
 
 def partial_path(path: Path) -> Path:

@@ -315,7 +315,7 @@ def to_rich(table: Table, title: str, width: int) -> rich.table.Table:
     narrow = sum(widths) + len(widths) + 1 > width
     if narrow:
         for i, name in enumerate(table.columns):
-            widths[i] = max(entries[i] if right[i] else min(entries[i], LABEL), *map(len, name.split()))
+            widths[i] = max([entries[i] if right[i] else min(entries[i], LABEL), *map(len, name.split())])
         for i in (i for i in range(len(right)) if not right[i]):
             # What the others leave, the first column of texts may have, then the next.
             widths[i] += max(0, min(entries[i] - widths[i], width - sum(widths) - len(widths) - 1))
