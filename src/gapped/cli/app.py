@@ -33,12 +33,15 @@ diagnose.
 
 \b
 Examples:
-  gapped compare                     six estimators on small digits, a minute
-  gapped compare --train my:train    the same with your own training
+  gapped compare --train my:train    which estimator, on your own training
   gapped diagnose --function my:cost debug a gradient: its bias and variance
   gapped estimators gapmax           one of them, and its options
-  gapped reproduce vae --quick       a table of the paper, for a laptop
   gapped doctor                      what is installed, what is missing
+
+\b
+With the laboratory, in a clone:
+  gapped compare                     six estimators on small digits, a minute
+  gapped reproduce vae --quick       a table of the paper, for a laptop
 
 gapped COMMAND --help has the options and more examples.
 """
