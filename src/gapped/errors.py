@@ -27,13 +27,16 @@ class MissingExtra(GappedError, ImportError):
 def require(what: str, *modules: str, extra: str = "compare") -> None:
     """Say at once that `what` needs packages which `pip install gapped` alone does not bring.
 
+    Without an `extra` that brings them, they are to be installed by name.
+
     >>> require("counting", "math", "numbers_of_mine")
     Traceback (most recent call last):
     gapped.errors.MissingExtra: counting needs numbers_of_mine: pip install "gapped[compare]"
     """
     absent = ["scikit-learn" if name == "sklearn" else name for name in modules if find_spec(name) is None]
     if absent:
-        raise MissingExtra(f'{what} needs {listing(absent)}: pip install "gapped[{extra}]"')
+        package = f'"gapped[{extra}]"' if extra else " ".join(absent)
+        raise MissingExtra(f"{what} needs {listing(absent)}: pip install {package}")
 
 
 def reject(argument: str, got: Any, accepted: str) -> GappedError:

@@ -482,6 +482,14 @@ def test_without_ray_it_is_one_line(monkeypatch: Any) -> None:
         gapped.compare(numbers, ["gst"], engine="ray")
 
 
+def test_without_pandas_it_is_one_line(monkeypatch: Any) -> None:
+    result = gapped.compare(numbers, ["gst"], seeds=2)
+    assert len(repr(result["gst"])) < 300
+    monkeypatch.setattr("gapped.errors.find_spec", lambda name: None if name == "pandas" else name)
+    with pytest.raises(MissingExtra, match=r"to_pandas needs pandas: pip install pandas$"):
+        result.to_pandas()
+
+
 def test_a_temporary_folder_goes_with_the_comparison(temporary: Path) -> None:
     result = gapped.compare(epochs, ["gst"], seeds=2)
     assert list(temporary.iterdir()) == [result.folder]

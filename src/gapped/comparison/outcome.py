@@ -206,6 +206,7 @@ class Comparison:
 
     def to_pandas(self) -> DataFrame:
         """A data frame with a row for each run: estimator, seed, status, seconds, memory, error, metrics."""
+        require("Comparison.to_pandas", "pandas", extra="")
         import pandas
 
         return pandas.DataFrame(

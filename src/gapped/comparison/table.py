@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from math import isfinite, nan
 from statistics import median
@@ -58,7 +58,7 @@ class Cell:
 class Row:
     """One cell, summarised; `name` tells it from the cells it is compared with."""
 
-    cell: Cell
+    cell: Cell = field(repr=False)
     name: str
     metric: str
     value: Summary

@@ -209,6 +209,7 @@ class Diagnosis:
 
     def to_pandas(self) -> DataFrame:
         """A data frame with a row for each estimator; limits are columns such as `bias_low`."""
+        require("Diagnosis.to_pandas", "pandas", extra="")
         import pandas
 
         lines = []
