@@ -17,6 +17,7 @@ from gapped.comparison.figures import (
     is_dashed,
     palette,
     series_of,
+    window,
 )
 from gapped.comparison.outcome import Verdict, judge, ordered
 from gapped.comparison.records import Curve, Record, read
@@ -171,7 +172,10 @@ def final_picture(
     what = metric_name(rows[0].metric) + unit(rows[0].metric)
     svg = final_values(best, what, dots, f"{salt}-final", finish)
     which = f", the best {DRAWN} of {len(rows):,} cells" if len(rows) > DRAWN else ""
-    return [Picture("final", f"Where the runs end, best first{which}.", svg)]
+    low, high = window(best)
+    outside = any(not low <= row.value.mean <= high for row in best if row.value.count)
+    arrows = " An arrow is a mean that lies outside of the frame; its number stands beside it." * outside
+    return [Picture("final", f"Where the runs end, best first{which}.{arrows}", svg)]
 
 
 def curve_caption(title: str, series: str) -> str:
