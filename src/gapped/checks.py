@@ -283,7 +283,7 @@ def check_mask(mask: object, logits: Tensor, dim: int = -1) -> None:
     accepted = f"a boolean tensor that broadcasts to the logits' shape {tuple(logits.shape)}"
     mask = check_tensor("mask", mask, accepted)
     if mask.dtype != torch.bool:
-        raise reject("mask", f"a tensor of dtype {mask.dtype}", accepted)
+        raise reject("mask", f"a tensor of dtype {mask.dtype}", f"{accepted}, as mask != 0 is")
     if not broadcasts(tuple(mask.shape), tuple(logits.shape)):
         raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted)
     if mask.dim() < logits.dim() and dim not in (-1, logits.dim() - 1):
@@ -324,11 +324,10 @@ def checkpoint_function() -> str | None:
     return None
 
 
-def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:
+def check_table(table: object, logits: torch.Size) -> bool:
     """Check a table for logits of this shape, and return whether it has one for each group of them.
 
-    Grouped tables have at least three axes, the first two equal to the last two of the logits. `else_take` is
-    appended to the error for tables of integers.
+    Grouped tables have at least three axes, the first two equal to the last two of the logits.
     """
     shape, last = tuple(getattr(table, "shape", ())), tuple(logits[-2:])
     is_grouped = len(shape) >= 3 and shape[:2] == last
@@ -342,7 +341,8 @@ def check_table(table: object, logits: torch.Size, else_take: str = "") -> bool:
             accepted += "; perhaps its weight"
         raise reject("table", got, accepted)
     if not table.is_floating_point():
-        raise reject("table", f"a tensor of {table.dtype}", f"a floating-point tensor{else_take}")
+        accepted = "a floating-point tensor; table[choice.index] has no gradient for the logits"
+        raise reject("table", f"a tensor of {table.dtype}", accepted)
     return is_grouped
 
 

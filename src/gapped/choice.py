@@ -84,7 +84,7 @@ class Choice:
         >>> choice.select(torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])).flatten()
         tensor([20., 30.], grad_fn=<ViewBackward0>)
         """
-        is_grouped = check_table(table, self._logits.shape, "; for others take table[choice.index]")
+        is_grouped = check_table(table, self._logits.shape)
         self._check_versions()
         if not self._tensors:
             return _look_up(table, self._drawn, self._logits.shape[-1], is_grouped)

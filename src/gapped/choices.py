@@ -128,7 +128,7 @@ class Choices:
         >>> gapped.choose(torch.tensor([0.0, -torch.inf, 0.0]), k=2).select(torch.tensor([1.0, 2.0, 3.0]))
         tensor([1., 3.])
         """
-        check_table(table, self._rows.shape[-1:], "; for others take table[choices.index]")
+        check_table(table, self._rows.shape[-1:])
         self._check_versions()
         if self._pull is None:
             return _look_up(table, self._drawn, self._rows.shape[-1], False)

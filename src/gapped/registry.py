@@ -110,7 +110,7 @@ def spell(name: str, options: Mapping[str, Option]) -> str:
 
 def label_estimators(estimators: Any) -> dict[str, Any]:
     """Estimators by label, texts under themselves; equal labels get numbers."""
-    accepted = 'a list such as [gapped.GST(), "rloo"], or a mapping from labels to estimators'
+    accepted = 'a list such as ["gapmax", gapped.GST(tau=0.5)], or a mapping from labels to estimators'
     if isinstance(estimators, str) or not isinstance(estimators, Iterable):
         raise reject("estimators", estimators, accepted)
     pairs = estimators.items() if isinstance(estimators, Mapping) else ((label_of(e), e) for e in estimators)

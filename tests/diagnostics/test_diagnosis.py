@@ -57,7 +57,7 @@ VANISHING = row("zero", 2.0, 1e-9, relative_norm=Interval(1e-9, 0.0, 1e-6))
             [A, UNBIASED, VANISHING],
             ["Vanishing gradient: zero. ", "Least variance of one gradient: A, ", "1 evaluation: unbiased, "],
         ),
-        ([A, row("rodeo", 0.0, 1.5, trainable=True)], ["that `variance_loss` trains: rodeo. "]),
+        ([A, row("rodeo", 0.0, 1.5, trainable=True)], ["trains for less variance: rodeo."]),
     ],
 )
 def test_the_findings(rows, sentences):

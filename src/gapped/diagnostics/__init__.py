@@ -182,7 +182,7 @@ def _diagnosis(
                 entries=source.size,
                 per_parameter={name: float(piece.mean()) for name, piece in pieces},
                 enumerates=isinstance(estimator, Exact),
-                trainable=isinstance(estimator, Trainable),
+                trainable=isinstance(estimator, Trainable) and any(True for _ in estimator.parameters()),
                 **({} if target is None else target.errors_of(stream, confidence, source.eps)),
             )
         )

@@ -261,8 +261,8 @@ def _list_untrained(rows: Sequence[Row]) -> Iterator[str]:
     names = [row.label for row in rows if row.trainable]
     if names:
         yield (
-            f"Measured as they are, with parameters that `variance_loss` trains: {listing(names, most=8)}. "
-            "That lowers their variance; an untrained rodeo is rloo."
+            f"Measured with untrained parameters, which `variance_loss` trains for less variance: "
+            f"{listing(names, most=8)}."
         )
 
 

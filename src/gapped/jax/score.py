@@ -118,7 +118,7 @@ def spread(signal: Array, like: Array) -> Array:
 def check_costs(costs: Any, points: Any) -> None:
     """Check what `f` returned for `points` `(n, *batch, *variables, K)`: costs `(n, *batch)`."""
     n, rows = points.shape[0], points.shape[1:-1]
-    accepted = f"costs of shape (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
+    accepted = f"an array of costs (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
     if not (is_array(costs) or isinstance(costs, jax.ShapeDtypeStruct)):
         raise reject("f", f"a result of type {type(costs).__name__}", accepted)
     if not jnp.issubdtype(costs.dtype, jnp.floating):

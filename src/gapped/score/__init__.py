@@ -225,7 +225,7 @@ def draw_independent(logits: Tensor, samples: int, generator: torch.Generator | 
 def check_costs(costs: object, points: Tensor) -> None:
     """Check what `f` returned for `points` `(n, *batch, *variables, K)`: finite costs `(n, *batch)`."""
     n, rows = points.shape[0], tuple(points.shape[1:-1])
-    accepted = f"costs of shape (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
+    accepted = f"a tensor of costs (n, *batch): n = {n}, then some or all of the leading axes of {rows}"
     if not isinstance(costs, Tensor):
         raise reject("f", f"a result of type {type(costs).__name__}", accepted)
     if costs.device != points.device:
