@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 from weakref import WeakSet
 
@@ -345,6 +346,11 @@ def _decoder(model: nn.Module, head: nn.Linear) -> nn.Module:
     # A compiled model is compiled with its head.
     model = getattr(model, "_orig_mod", model)
     decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model  # type: ignore[operator]
+    try:
+        signature(decoder.forward).bind(inputs_embeds=None, past_key_values=None, use_cache=True)
+    except TypeError:
+        accepted = "one that can be called with inputs_embeds, past_key_values and use_cache alone"
+        raise reject("model", f"{type(decoder).__name__}, whose forward does not", accepted) from None
     if decoder is model or model in _CHECKED:
         return decoder
     seen: list[Any] = []

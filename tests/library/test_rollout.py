@@ -379,6 +379,12 @@ def two_sizes() -> Any:
     return model
 
 
+def by_tokens() -> Any:
+    model = llama()
+    model.model.forward = lambda input_ids: input_ids
+    return model
+
+
 def without_cache() -> Any:
     model = llama()
     model.activation_checkpointing_enable()
@@ -394,6 +400,7 @@ def without_cache() -> Any:
         (scaled, "got Gemma2ForCausalLM, whose embedding is transformers.*ScaledWordEmbedding"),
         (soft_capped, "got Gemma2ForCausalLM, which changes states before its head or logits behind it"),
         (two_sizes, "got 13 embeddings and 14 logits, expected as many embeddings as logits"),
+        (by_tokens, "got LlamaModel, whose forward does not, expected one that can be called with"),
         (without_cache, "got LlamaModel, which returns no past_key_values, expected one that returns it"),
     ],
 )  # fmt: skip
