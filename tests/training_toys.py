@@ -43,10 +43,10 @@ WORK = {
     "experts": "5x6x2:f64",
     "vocabulary": "5x4x11:f64",
     "decoding": "5x4x11:f64",
+    "router": "12x4x3x2:f64",
     "rollout": "2x3x4x2x11:f64",
     "mixture": "5x6x4:f64",
     "rao": "5x6:f64",
-    "router": "12x4x3x2:f64",
     "jax": "5x6:f32",
 }
 

@@ -90,7 +90,7 @@ class JaxInputs:
         return call, memory
 
 
-def _seconds(call: Call, count: int) -> float:
+def _seconds(call: Call, count: int, is_long: bool) -> float:
     """Seconds a call by the host's clock, from idle to idle."""
     import jax
 

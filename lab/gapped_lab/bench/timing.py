@@ -18,14 +18,16 @@ Call = Callable[[], object]
 
 # How many batches of a call are timed.
 FEWEST, MOST = 3, 100
+# Calls that take more seconds are timed as they come: nothing that precedes them shows.
+LONG = 0.2
 
 
 @dataclass(frozen=True)
 class Clock:
     """How the calls of a batch are timed."""
 
-    tick: Callable[[Call, int], float]
-    """Seconds a call, over so many consecutive calls."""
+    tick: Callable[[Call, int, bool], float]
+    """Seconds a call, over so many consecutive calls; whether calls are so long that none leads."""
     batch: float
     """Seconds that a batch takes, about: clocks are coarse, and the overhead of a batch, such as the host not
     yet running ahead of the device, is spread over its calls."""
@@ -38,17 +40,20 @@ def interleaved(calls: Mapping[str, Call], clock: Clock, seconds: float) -> dict
 
     Drift, such as a changing clock rate or another program on the machine, affects every case equally.
     """
-    counts, rounds = {}, {}
+    counts, rounds, long = {}, {}, {}
     for name, call in calls.items():
-        # The least of three: a slow first call would leave too few batches.
-        once = max(min(clock.tick(call, 1) for _ in range(3)), 1e-7)
+        once = max(clock.tick(call, 1, False), 1e-7)
+        if once < LONG:
+            # The least of three: a slow first call would leave too few batches.
+            once = max(min(once, *(clock.tick(call, 1, False) for _ in range(2))), 1e-7)
+        long[name] = once > LONG
         counts[name] = max(1, round(clock.batch / once))
         rounds[name] = min(MOST, max(FEWEST, int(seconds / ((counts[name] + clock.lead) * once))))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(max(rounds.values(), default=0)):
         for name, call in calls.items():
             if turn < rounds[name]:
-                times[name].append(1e3 * clock.tick(call, counts[name]))
+                times[name].append(1e3 * clock.tick(call, counts[name], long[name]))
     return {name: quantiles(values) for name, values in times.items()}
 
 
@@ -64,14 +69,15 @@ def quantiles(values: list[float]) -> Timing:
     return Timing(median, low, high, len(values))
 
 
-def _device_seconds(call: Call, count: int) -> float:
+def _device_seconds(call: Call, count: int, is_long: bool) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     # Events are created when they are first recorded, which takes a while.
     start.record()
     end.record()
     torch.cuda.synchronize()
-    # While the device works on this call, the next are queued, as in a training loop.
-    call()
+    if not is_long:
+        # While the device works on this call, the next are queued, as in a training loop.
+        call()
     start.record()
     for _ in range(count):
         call()
@@ -80,7 +86,7 @@ def _device_seconds(call: Call, count: int) -> float:
     return float(start.elapsed_time(end)) / 1e3 / count
 
 
-def _wall_seconds(call: Call, count: int) -> float:
+def _wall_seconds(call: Call, count: int, is_long: bool) -> float:
     from torch.utils.benchmark import Timer
 
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())

@@ -326,6 +326,7 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
         decoding,
         {"cuda": ("64x4096x128256:bf16", "64x2048x50304:bf16"), "cpu": ("64x64x4000:f32",)},
     ),
+    "router": (router, {"cuda": ("16384x1024x64x2:bf16",), "cpu": ("256x64x8x2:f32",)}),
     "rollout": (rollout, {"cuda": ("8x256x1024x12x151936:bf16",), "cpu": ("4x16x64x2x4000:f32",)}),
     "mixture": (
         mixture,
@@ -335,6 +336,5 @@ WORKLOADS: dict[str, tuple[Callable[..., Problem], dict[str, tuple[str, ...]]]] 
         rao,
         {"cuda": ("1048576x64:f32", "8192x32000:f32", "4096x128256:bf16"), "cpu": ("2048x64:f32",)},
     ),
-    "router": (router, {"cuda": ("16384x1024x64x2:bf16",), "cpu": ("256x64x8x2:f32",)}),
     "jax": (in_jax, {"cuda": ("1048576x64:f32", "8192x128256:bf16"), "cpu": ("16384x64:f32",)}),
 }

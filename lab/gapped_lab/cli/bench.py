@@ -40,7 +40,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="Workloads instead of shapes, each in several ways: quantizer, channels, gates, masks, "
-            "subsets, experts, vocabulary, decoding, rollout, mixture, rao, router, jax, or all; repeatable."
+            "subsets, experts, vocabulary, decoding, router, rollout, mixture, rao, jax, or all; repeatable."
         ),
     ] = None,
     fleet: Annotated[

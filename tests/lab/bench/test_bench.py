@@ -120,20 +120,22 @@ def test_what_is_named_replaces_the_default(roomy: None) -> None:
 def test_calls_take_turns_and_are_summarised() -> None:
     """With a clock that is ours: the order of batches, how many of each, and the quantiles."""
     order: list[str] = []
-    pace = {"quick": 0.01, "slow": 0.04}
+    pace = {"quick": 0.01, "slow": 0.04, "long": 1.0}
     calls = {name: (lambda name=name: name) for name in pace}
 
-    def tick(call: timing.Call, count: int) -> float:
-        order.append(f"{call()} {count}")
+    def tick(call: timing.Call, count: int, is_long: bool) -> float:
+        order.append(f"{call()} {count}" + " alone" * is_long)
         return pace[str(call())]
 
     measured = timing.interleaved(calls, timing.Clock(tick, 0.02, lead=2), seconds=0.5)
-    assert order[:6] == ["quick 1"] * 3 + ["slow 1"] * 3
+    assert order[:7] == ["quick 1"] * 3 + ["slow 1"] * 3 + ["long 1"]
     # 0.5 s hold 12 batches of 2 + 2 calls of 10 ms, and 4 of 1 + 2 calls of 40 ms.
-    assert order[6:] == ["quick 2", "slow 1"] * 4 + ["quick 2"] * 8
+    rounds = ["quick 2", "slow 1", "long 1 alone"]
+    assert order[7:] == rounds * 3 + rounds[:2] + ["quick 2"] * 8
     assert measured == {
         "quick": timing.Timing(10.0, 10.0, 10.0, 12),
         "slow": timing.Timing(40.0, 40.0, 40.0, 4),
+        "long": timing.Timing(1000.0, 1000.0, 1000.0, 3),
     }
 
 
