@@ -281,10 +281,13 @@ def rao(rows: int, categories: int) -> Problem:
 
 def router(tokens: int, width: int, experts: int, k: int) -> Problem:
     """A mixture of experts, each of two products and half as wide, with room for 1.25 times an even load."""
-    layer, inner = gapped.nn.Router(width, experts, k, capacity=1.25), width // 2
+    inner = width // 2
+    mean = gapped.nn.Router(width, experts, k, capacity=1.25)
+    zero = gapped.nn.Router(width, experts, k, capacity=1.25, others="zero")
 
-    def with_router(hidden: torch.Tensor, weight: torch.Tensor, *expert: torch.Tensor) -> torch.Tensor:
-        route = torch.func.functional_call(layer, {"projection.weight": weight}, hidden)
+    def with_router(layer: gapped.nn.Router, hidden: Tensor, weight: Tensor, *expert: Tensor) -> Tensor:
+        # Running means belong to the device of the tokens.
+        route = torch.func.functional_call(layer.to(hidden.device), {"projection.weight": weight}, hidden)
         return torch_ways.through_experts(route, hidden, *expert)
 
     return Problem(
@@ -292,7 +295,11 @@ def router(tokens: int, width: int, experts: int, k: int) -> Problem:
         result=(tokens, width),
         logits=(tokens, experts),
         scale=width**-0.25,
-        ways={"softmax and topk": partial(torch_ways.top_k_layer, layer), "gapped.nn.Router": with_router},
+        ways={
+            "softmax and topk": partial(torch_ways.top_k_layer, zero),
+            "gapped.nn.Router": partial(with_router, mean),
+            "gapped.nn.Router, others=zero": partial(with_router, zero),
+        },
     )
 
 
