@@ -32,6 +32,11 @@ class Workload:
     settings: Callable[[bool], Mapping[str, Cells]]
 
 
+def sizes_of(quick: bool, quickly: dict[str, Any], on_a_cpu: dict[str, Any]) -> dict[str, Any]:
+    """The sizes that differ from those for a GPU: of a quick run, or where there is no GPU."""
+    return quickly if quick else {} if torch.cuda.is_available() else on_a_cpu
+
+
 def find_workload(name: str) -> Workload:
     """The workload of that name."""
     if name not in WORKLOAD_TITLES:

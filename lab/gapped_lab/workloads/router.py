@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import gapped
 from gapped.choices import Law
 from gapped.nn.router import Routed
-from gapped_lab.workloads import Training, at, data, falling, seeded
+from gapped_lab.workloads import Training, at, data, falling, seeded, sizes_of
 from gapped_lab.workloads.transformer import Transformer, dense, places, windows
 
 VOCABULARY, CAPACITY, BALANCE, SIZE = 128, 1.5, 0.01, 0.001
@@ -65,18 +65,16 @@ SEVERAL: dict[str, dict[str, Any]] = {
 }
 
 
+QUICKLY = {"steps": 150, "every": 50, "batch": 16, "context": 64, "width": 32, "layers": 2, "hidden": 32}
+ON_A_CPU = {"steps": 1000, "batch": 16, "context": 64, "width": 64, "layers": 2, "hidden": 64, "rate": 2e-3}
+
+
 def settings(quick: bool) -> dict[str, dict[str, Cell]]:
     """All ways with 8 and 64 experts, top-1 and top-2, beside a dense model of as many active parameters."""
-    base = Cell("")
-    if quick:
-        base = replace(base, steps=150, every=50, batch=16, context=64, width=32, layers=2, hidden=32)
-    kinds = (
-        ((8, 1, ONE), (8, 2, SEVERAL))
-        if quick
-        else ((8, 1, ONE), (64, 2, SEVERAL), (8, 2, SEVERAL), (64, 1, ONE))
-    )
-    cells = {}
-    for experts, k, ways in kinds:
+    sizes = sizes_of(quick, QUICKLY, ON_A_CPU)
+    base, cells = replace(Cell(""), **sizes), {}
+    kinds = ((8, 1, ONE), (8, 2, SEVERAL), (64, 2, SEVERAL), (64, 1, ONE))
+    for experts, k, ways in kinds[:2] if sizes else kinds:
         size = replace(base, experts=experts, k=k, hidden=base.hidden * 8 // experts)
         cells[f"{experts} experts, top-{k}"] = {
             label: replace(size, way=label.split(", ")[0], **more) for label, more in ways.items()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import gapped
 from gapped.errors import require
 from gapped.pathwise import resolve_pathwise
-from gapped_lab.workloads import Training, at, data, falling, seeded
+from gapped_lab.workloads import Training, at, data, falling, seeded, sizes_of
 
 FSQ_LEVELS = {64: (8, 8), 1024: (8, 5, 5, 5), 4096: (7, 5, 5, 5, 5), 16384: (8, 8, 8, 6, 5)}
 """Levels that Mentzer et al. (2024) give for about as many codes."""
@@ -82,11 +82,14 @@ class Cell:
 ESTIMATORS = ("gapmax", "gumbel-softmax:tau=1", "gumbel-softmax:tau=0.5", "gst", "reinmax:tau=1.5")
 
 
+SMALL = {"data": "digits", "batch": 100, "width": 32, "size": 16}
+
+
 def settings(quick: bool) -> dict[str, dict[str, Cell]]:
-    """All quantizers at each number of codes; `quick` has digits of 8 x 8 pixels."""
-    base = Cell("", 64, data="digits", epochs=25, batch=100, width=32, size=16) if quick else Cell("", 1024)
-    cells = {}
-    for codes in (64,) if quick else (1024, 4096, 16384):
+    """All quantizers at each number of codes; `quick`, and without a GPU, of digits of 8 x 8 pixels."""
+    changes = sizes_of(quick, SMALL | {"epochs": 25}, SMALL | {"epochs": 60})
+    base, cells = replace(Cell("", 64), **changes), {}
+    for codes in (64,) if changes else (1024, 4096, 16384):
         ways = {name: Cell(name, codes) for name in RELEASED}
         ways |= {text: Cell(text, codes) for text in ESTIMATORS}
         ways |= {

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import gapped
 from gapped.rollouts import Rollout
 from gapped_lab.data.sources import cache
-from gapped_lab.workloads import Training, at, data, falling, seeded, transformer
+from gapped_lab.workloads import Training, at, data, falling, seeded, sizes_of, transformer
 from gapped_lab.workloads.transformer import Transformer, dense, places, windows
 
 VOCABULARY = 128
@@ -67,18 +67,21 @@ ESTIMATORS = (
 )
 
 
+SMALL = {"prompts": 8, "prompt": 16, "length": 16}
+QUICKLY = {"steps": 20, "every": 10, "width": 32, "layers": 1, "pretraining": 200}
+ON_A_CPU = {"steps": 60, "every": 30, "width": 64, "layers": 2, "pretraining": 1000}
+
+
 def settings(quick: bool) -> dict[str, dict[str, Cell]]:
     """All ways at three learning rates, as many for incumbents as for estimators."""
-    base = Cell("")
-    if quick:
-        base = replace(base, steps=20, every=10, prompts=8, prompt=16, length=16, width=32, layers=1)
-        base = replace(base, pretraining=200)
+    changes = sizes_of(quick, SMALL | QUICKLY, SMALL | ON_A_CPU)
+    base = replace(Cell(""), **changes)
     ways: dict[str, dict[str, Any]] = {
         way: {"way": way} for way in (*ESTIMATORS, "straight-through", *NUMBERS)
     }
     for way in ("gapmax", "gumbel-softmax:tau=1", "reinmax:tau=1.5", "straight-through"):
         ways[f"{way}, no feedback"] = {"way": way, "feedback": False}
-    rates = (3e-4, 1e-3) if quick else (1e-4, 3e-4, 1e-3)
+    rates = (3e-4, 1e-3) if quick else (3e-4, 1e-3, 3e-3) if changes else (1e-4, 3e-4, 1e-3)
     return {
         "tokens": {
             f"{label}, rate {rate:g}": replace(base, rate=rate, **more)

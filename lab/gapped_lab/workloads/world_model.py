@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gapped
-from gapped_lab.workloads import Training, at, data, seeded
+from gapped_lab.workloads import Training, at, data, seeded, sizes_of
 
 FIELD, DIGIT, SEEN, IMAGINED, SAMPLES = 32, 8, 6, 6, 8
 PUSHES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
@@ -54,10 +54,16 @@ WAYS = (
 )
 
 
+QUICKLY = {"steps": 60, "every": 30, "batch": 16, "held": 64, "width": 32, "state": 64}
+ON_A_CPU = {"steps": 600, "every": 300, "batch": 16, "width": 64, "state": 128, "rate": 1e-3}
+
+
 def settings(quick: bool) -> dict[str, dict[str, Cell]]:
     """All estimators with 32 latents of 32 classes, and with 8 of 8; some without unimix."""
-    base = Cell("", steps=60, every=30, batch=16, held=64, width=32, state=64) if quick else Cell("")
-    sizes = {"8 x 8": (8, 8)} if quick else {"32 x 32": (32, 32), "8 x 8": (8, 8)}
+    changes = sizes_of(quick, QUICKLY, ON_A_CPU)
+    base = replace(Cell(""), **changes)
+    counts = (8,) if quick else (16,) if changes else (32, 8)
+    sizes = {f"{count} x {count}": (count, count) for count in counts}
     return {
         name: {way: replace(base, way=way, latents=latents, classes=classes) for way in WAYS}
         | {
