@@ -285,7 +285,8 @@ def check_mask(mask: object, logits: Tensor, dim: int = -1) -> None:
     if mask.dtype != torch.bool:
         raise reject("mask", f"a tensor of dtype {mask.dtype}", f"{accepted}, as mask != 0 is")
     if not broadcasts(tuple(mask.shape), tuple(logits.shape)):
-        raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted)
+        hint = "; for a row as a whole take mask.unsqueeze(-1)" * (mask.shape == logits.shape[:-1])
+        raise reject("mask", f"a tensor of shape {tuple(mask.shape)}", accepted + hint)
     if mask.dim() < logits.dim() and dim not in (-1, logits.dim() - 1):
         # Broadcasting would take its last axis for the logits' last one, which is not that of the categories.
         accepted = f"one with all {logits.dim()} axes of the logits, since dim={dim} is not the last of them"
