@@ -287,11 +287,13 @@ class Points:
 def describe(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and the commit of the code."""
     on_gpu = device.type == "cuda"
+    threads = torch.get_num_threads()
+    cpu = f"CPU, {threads} thread{'s' * (threads != 1)}"
     return {
         "gapped": __version__,
         "commit": _commit(),
         "torch": torch.__version__.split("+")[0],
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(device) if on_gpu else cpu,
         "python": platform.python_version(),
         "precision": "tf32" if on_gpu else "float32",
     }
