@@ -18,6 +18,7 @@ from protocols import protocols
 from readme import gains, recommended, situations
 from study import family, shortfalls
 from template import fill
+from workloads import workloads
 
 from gapped.errors import GappedError
 from gapped_lab.report.rendering import render_markdown, to_markdown
@@ -38,6 +39,7 @@ BLOCKS: dict[str, Callable[[Evidence], dict[str, Any] | str]] = {
     "bench-headline": bench.headline,
     "vocabulary": vocabulary.linear_choices,
     "word-model": vocabulary.word_model,
+    "workloads": workloads,
 }
 
 MARKER = re.compile(r"<!-- (/?)records:([\w.-]+) -->")

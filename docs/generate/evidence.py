@@ -57,6 +57,8 @@ class Evidence:
     startups: Sequence[Startup]
     linear: Sequence[LinearTiming] = ()
     tunings: Sequence[Tuning] = ()
+    workloads: Mapping[str, Sequence[Record]] = field(default_factory=dict)
+    """The runs of each setting, by the name of the workload and its own."""
 
     def group(self, recipe: str, protocol: str = RECTIFIED) -> list[Cell]:
         """The cells of a recipe under a protocol."""
@@ -75,4 +77,8 @@ def gather(folder: Path) -> Evidence:
         read(folder, Startup),
         read(folder, LinearTiming),
         read(folder, Tuning),
+        {
+            f"{path.parent.parent.name}: {path.parent.name.replace('-', ' ')}": read(path.parent, Record)
+            for path in sorted((folder / "workloads").glob("*/*/records.jsonl"))
+        },
     )

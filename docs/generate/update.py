@@ -29,6 +29,7 @@ DOCUMENTS = (
     "docs/field.md",
     "docs/performance.md",
     "docs/vocabulary.md",
+    "docs/workloads.md",
     "docs/examples/word_model.md",
 )
 FIGURES = "docs/figures"
