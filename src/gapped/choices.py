@@ -173,14 +173,14 @@ def choose(
     """Draw k categories per row: see `gapped.choose`."""
     if law not in ("subset", "sequential"):
         raise reject("law", law, "'subset' or 'sequential'")
-    is_set = law == "subset" and k != 1
+    is_set = law == "subset" and not (is_integer(k) and k == 1)
     resolved: Pathwise = ReinMax() if estimator is None and is_set else resolve_pathwise(estimator)
     resolved = resolved if draw is None else replace(resolved, draw=draw)
-    check_estimator(resolved, k, law)
     rows, fitted = resolved.prepare(logits, dim, mask, generator)
     if not is_integer(k) or not 1 <= k <= rows.shape[-1]:
         raise reject("k", k, f"an integer from 1 to {rows.shape[-1]}, the number of categories")
     k = int(k)
+    check_estimator(fitted, k, law)
     if k == 1:
         return _choose_one(fitted, rows, law, generator)
     wants_gradient = is_differentiated(rows)

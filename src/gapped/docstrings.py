@@ -117,7 +117,10 @@ def describing(arguments: Mapping[str, str], returns: str = "") -> Callable[[_T]
             before, _, after = text.partition("\n\n")
             after = f"\n{after}"
         if returns and isfunction(value) and "hard" in names and not says_returns:
-            after = f"\nReturns:\n{indent(fill(' '.join(returns.split()), 106), '    ')}\n{after}"
+            returned = " ".join(returns.split())
+            if "hard: True;" in own.get("hard", ""):
+                returned = returned.replace("one-hot if `hard`, else points of the simplex", "one-hot")
+            after = f"\nReturns:\n{indent(fill(returned, 106), '    ')}\n{after}"
         if entries:
             text = f"{before.rstrip()}\n\nArguments:\n{entries}\n{after}".rstrip()
         value.__doc__ = text

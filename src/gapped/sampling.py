@@ -28,7 +28,10 @@ def _without_levels(function: F) -> F:
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         name = function.__name__
-        if len(args) > (1 if name == "sample" else 2) or options.keys() & {"tau", "hard"}:
+        surplus = args[1 if name == "sample" else 2 :]
+        if surplus and isinstance(surplus[0], Pathwise | str):
+            raise GappedError(f"{name}: estimator={surplus[0]!r} is given by its name")
+        if surplus or options.keys() & {"tau", "hard"}:
             raise GappedError(
                 f"{name}: it is hard and has no temperature; gapped.gumbel_softmax(logits, tau, hard) takes "
                 "both, and a text such as estimator='gst:tau=0.5' a temperature"
@@ -145,8 +148,8 @@ def choose(
     single choice, given those before it: any estimator without further noise will do.
 
     A row with fewer than k categories has all of them drawn; the places that are left have index K and a
-    gate of zero. A row with a NaN or +inf has index K + 1 and gates of NaN. With k, the logits must not be
-    changed before the backward pass, and autograd notices.
+    gate of zero. A row with a NaN or +inf has index K + 1 and gates of NaN. With k, or where a kernel
+    drew, the logits must not be changed before the backward pass, and autograd notices.
 
     >>> logits = torch.zeros(2, 4, requires_grad=True)
     >>> choice = choose(logits, generator=torch.Generator().manual_seed(0))

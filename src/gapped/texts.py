@@ -92,19 +92,18 @@ def build(
     return kind(**{key: functions.get(v, v) if isinstance(v, str) else v for key, v in options.items()})
 
 
-def gap_of(
+def of_sets(
     estimator: object,
     k: int,
-    gst: type[_E],
+    gst: type,
     simple: type,
     resolve: Callable[[str], Any],
     level: str,
     **fixed: object,
-) -> _E | None:
-    """The object of the class `gst` whose gap draws subsets of `k` elements; None for "simple".
+) -> Any:
+    """The estimator of subsets of `k` elements, of the class `gst` or `simple`; None for "simple".
 
-    An object of the class `simple` means "simple", too. Options that are `fixed` cannot have other values
-    than these for several elements.
+    Options that are `fixed` cannot have other values than these for several elements.
     """
     accepted: str = '"simple" (or "straight-through"), or a gap as in "gst:gap=1"'
     if estimator is None or estimator == "simple":
@@ -119,16 +118,14 @@ def gap_of(
     if not isinstance(own.tau, Real) or own.tau not in (1, type(own).tau) or not own.hard:
         accepted = "one with no option but the gap: tau and hard are arguments here"
         raise reject("estimator", estimator, accepted)
-    is_simple = isinstance(estimator, simple)
     for name, only in fixed.items():
-        if (k > 1 or is_simple) and getattr(own, name, only) != only:
+        if k > 1 and getattr(own, name, only) != only:
             raise reject(name, getattr(own, name), f"{only!r} if more than one element is selected")
-    if is_simple:
-        return None
-    if k > 1 and (callable(own.gap) or isinstance(own.gap, str)):
+    gap = getattr(own, "gap", None)
+    if k > 1 and (callable(gap) or isinstance(gap, str)):
         accepted = f'a number or {level}, as in "gst:gap=1": the others are for one selected element'
-        raise reject("gap", own.gap, accepted)
-    return own  # type: ignore[no-any-return]
+        raise reject("gap", gap, accepted)
+    return own
 
 
 def _value(text: str) -> Option:

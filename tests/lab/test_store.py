@@ -60,6 +60,13 @@ def test_the_last_line_beside_a_record_is_that_of_its_run(tmp_path):
     assert records.read(tmp_path, Curve) == [*curves, again[0]]
 
 
+def test_the_last_of_two_processes_counts(tmp_path):
+    stores, curves = [Store(tmp_path), Store(tmp_path)], [curve("a", 1, loss=[x]) for x in (0.5, 0.7)]
+    for store, line in ((stores[0], curves[0]), (stores[1], curves[1]), (stores[0], curves[0])):
+        store.add([line])
+    assert records.read(tmp_path, Curve) == [*curves, curves[0]]
+
+
 def test_a_store_sees_what_others_do_to_its_files(tmp_path):
     store = Store(tmp_path)
     store.add([record("a"), record("b")])

@@ -357,6 +357,8 @@ def test_nothing_comes_from_places_without_a_category(kind: str) -> None:
         ({"k": 2, "law": "sequential", "estimator": "gumbel-softmax"}, "estimator: got .*needs no noise"),
         ({"k": 2, "dim": 3}, "dim: got 3"),
         ({"k": 2, "mask": torch.ones(3, dtype=torch.bool)}, "mask: got a tensor of shape"),
+        ({"k": 7, "estimator": "gapmax"}, "k: got 7, expected an integer from 1 to"),
+        ({"k": torch.tensor([2, 3])}, "k: got "),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:

@@ -500,7 +500,12 @@ def test_no_tokens_at_all(capacity: float | None) -> None:
 
 
 def test_running_means_keep_their_digits_in_half_precision() -> None:
-    router = Router(4, 3).to(torch.bfloat16)
+    router = Router(4, 3)
+    router.means.fill_(0.123456)
+    router.updates.fill_(70_000.0)
+    router = router.half().to(torch.bfloat16)
+    assert router.updates[0] == 70_000
+    assert router.means[0, 0] == torch.tensor(0.123456)
     assert router.projection.weight.dtype == torch.bfloat16
     assert router.means.dtype == router.updates.dtype == torch.float32
     assert Router(4, 3).double().means.dtype == torch.float64
@@ -513,3 +518,12 @@ def test_estimator_and_capacity_may_be_set_as_they_are_given() -> None:
     assert isinstance(router.estimator, gapped.StraightThrough)
     assert route.dropped == 0
     assert repr(route) == "Routed(tokens=(5,), k=2, experts=3)"
+    router.estimator = None
+    assert isinstance(router.estimator, gapped.ReinMax)
+    with pytest.raises(gapped.GappedError, match="estimator: got GapMax"):
+        router.estimator = "gapmax"
+    with pytest.raises(gapped.GappedError, match="others: got 'mean'"):
+        router.estimator = SparseMixer()
+    router = Router(4, 3, 2, estimator=SparseMixer())
+    router.estimator = "straight-through"
+    assert router.sparse_mixer is None

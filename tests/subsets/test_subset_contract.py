@@ -181,6 +181,15 @@ def test_names_of_simple(k: int, other: Any) -> None:
         assert_equal(*same)
 
 
+def test_options_of_an_object_hold() -> None:
+    logits = torch.tensor([0.0, 3.0, 1.0])
+    largest = gapped.subset(logits, 1, estimator=gapped.StraightThrough(draw="argmax"))
+    assert largest.tolist() == [0, 1, 0]
+    for k in (1, 2):
+        with pytest.raises(gapped.GappedError, match="backend: got 'triton'"):
+            gapped.subset(logits, k, estimator=gapped.StraightThrough(backend="triton"))
+
+
 def test_any_gap_of_gst_for_one_winner() -> None:
     for gap in ("auto", gapped.expected_gap):
         assert (gapped.subset(torch.zeros(2, 4), 1, estimator=gapped.GST(gap=gap)).sum(-1) == 1).all()

@@ -34,7 +34,7 @@ class Store:
         self._records: dict[Hashable, Record] = {}
         self._file, self._size = 0, 0
         # In place of lines beside records their digests, by key, as far as this process has seen them.
-        self._others: dict[type[RunLine], dict[Hashable, int]] = {}
+        self._others: dict[type[RunLine], tuple[int, dict[Hashable, int]]] = {}
         # Fail before any work is done if nothing can be written here.
         probe = folder / f".probe.{os.getpid()}"
         try:
@@ -89,17 +89,21 @@ class Store:
             own = kinds.pop(Record, {})
             ended = {record.id for record in self.finished().values()} if kinds else set()
             for kind, others in kinds.items():
-                if kind not in self._others:
+                size, seen = self._others.get(kind, (0, {}))
+                if size != self._size_of(kind):  # another process has added lines
                     before = records.read(self.folder, kind)
-                    self._others[kind] = {line.key: hash(line.encode()) for line in before}
-                seen = self._others[kind]
+                    seen = {line.key: hash(line.encode()) for line in before}
                 digests = {key: hash(line.encode()) for key, line in others.items() if line.id not in ended}
                 changed = [others[key] for key, digest in digests.items() if seen.get(key) != digest]
                 records.write(self.folder, changed, sync)
-                seen |= digests
+                self._others[kind] = self._size_of(kind), seen | digests
             known = self.records()
             new = [line for key, line in own.items() if key not in known or known[key].failed]
             records.write(self.folder, new, sync)
+
+    def _size_of(self, kind: type[RunLine]) -> int:
+        path = self.folder / kind.FILE
+        return path.stat().st_size if path.exists() else 0
 
     def set_aside(self, old: Callable[[Record], bool]) -> None:
         """Move such records to another file, so that their runs count as never trained."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from inspect import cleandoc
+from inspect import cleandoc, isclass
 from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -242,11 +242,19 @@ def softmax_points(scores: Array, weights: Array) -> Points:
     return Points(points, weights, points.sum(-1, keepdims=True))
 
 
+_FUNCTIONS = {"decoupled": "decoupled_gumbel_softmax"}
+"""Functions whose name is not that of their estimator."""
+
+
 def twin(value: T) -> T:
     """A decorator of estimators and their functions: `documented`, with the sentence that they share."""
     if value.__doc__:  # there is none under python -OO
         text, mark, example = cleandoc(value.__doc__).partition("\n>>>")
-        help_ = f"The help of `gapped.{value.__name__}` has the mathematics and the references."
+        name = value.__name__
+        if isclass(value):
+            estimator = getattr(value, "name")  # noqa: B009
+            name = _FUNCTIONS.get(estimator, estimator.replace("-", "_"))
+        help_ = f"The help of `gapped.{name}` has the mathematics and the references."
         value.__doc__ = f"{text.rstrip()}\n\n{help_}\n{mark}{example}"
     return documented(value)
 

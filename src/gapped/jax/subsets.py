@@ -34,7 +34,7 @@ from gapped.jax.gradient import attach
 from gapped.jax.pathwise import GST, Level, StraightThrough
 from gapped.jax.registry import resolve_pathwise
 from gapped.jax.simplex import inverse_cdf, masked, per_row, rows_of
-from gapped.texts import gap_of
+from gapped.texts import of_sets
 
 # Halvings of the interval of lambda: its error must be small beside the inverse of the size's deviation.
 _HALVINGS = 12
@@ -87,16 +87,16 @@ def subset(
     check_level("tau", tau, positive=True)
     check_flag("hard", hard)
     check_where(where, logits, axis)
-    gapped = gap_of(estimator, k, GST, StraightThrough, resolve_pathwise, "an array")
+    own = of_sets(estimator, k, GST, StraightThrough, resolve_pathwise, "an array")
     if k == 1:
-        single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
+        single = replace(own or StraightThrough(), tau=tau, hard=hard)
         return single.sample(key, logits, axis=axis, where=where)
     rows = jnp.moveaxis(masked(jnp.asarray(logits), where), axis, -1)
     scores = surrogate = rows_of(rows).marked_logits
     temperature = per_row(forbid_gradient("tau", fit("tau", tau, logits, axis)), scores)
-    gap = None
-    if gapped is not None and k > 0:
-        gap = forbid_gradient("gap", fit("gap", gapped.gap, logits, axis))
+    gap = getattr(own, "gap", None) if k else None
+    if gap is not None:
+        gap = forbid_gradient("gap", fit("gap", gap, logits, axis))
     if hard or gap is not None:
         chosen = draw(scores, k, noise(key, scores))
         value = jnp.where(jnp.isnan(scores), jnp.nan, chosen.astype(scores.dtype))

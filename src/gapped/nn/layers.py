@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Estimated(torch.nn.Module):
 
     _given: Pathwise
 
-    def __init__(self, estimator: Pathwise | str | None) -> None:
+    def __init__(self, estimator: Any) -> None:
         super().__init__()
         self.estimator = estimator
 
@@ -53,14 +53,17 @@ class Estimated(torch.nn.Module):
         return self._given
 
     @estimator.setter
-    def estimator(self, given: Pathwise | str | None) -> None:
-        estimator = resolve_pathwise(given)
+    def estimator(self, given: Any) -> None:
+        estimator = self._resolve(given)
         for name in estimator.levels:
             self._parameters.pop(name, None)
             level = getattr(estimator, name)
             if isinstance(level, torch.nn.Parameter):
                 self._parameters[name] = level
         self._given = estimator
+
+    def _resolve(self, given: Any) -> Pathwise:
+        return resolve_pathwise(given)
 
     @property
     def tau(self) -> float | Tensor:
@@ -206,7 +209,7 @@ class Mask(torch.nn.Module):
         super().__init__()
         # The gradient has no derivative by its temperature: a Parameter would be stored, and refused later.
         check_level("tau", tau, positive=True)
-        shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        shape = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if not shape:
             raise reject("shape", shape, "the shape of a weight, with at least one axis")
         n, m = check_groups(shape[-1], n, m, "shape")

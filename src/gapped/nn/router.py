@@ -302,18 +302,24 @@ class Router(Estimated):
             raise reject("law", law, "'subset' or 'sequential'")
         if others not in (None, "mean", "zero"):
             raise reject("others", others, "'mean' or 'zero'")
-        self.sparse_mixer = estimator if isinstance(estimator, SparseMixer) else None
-        if self.sparse_mixer and others == "mean":
-            raise reject("others", others, "'zero' for a SparseMixer, whose rule counts them as zero")
-        others = others or ("zero" if self.sparse_mixer else "mean")
-        default = "reinmax" if k > 1 and law == "subset" else None
-        super().__init__(default if estimator is None or isinstance(estimator, SparseMixer) else estimator)
-        check_estimator(self.estimator, k, law)
+        others = others or ("zero" if isinstance(estimator, SparseMixer) else "mean")
+        # Before the estimator, which is checked against them.
         self.k, self.law, self.capacity, self.others, self.group = k, law, capacity, others, group
+        super().__init__(estimator)
         self.projection = torch.nn.Linear(features, experts, bias=False)
         if others == "mean":
             self.register_buffer("means", torch.zeros(experts, features))
             self.register_buffer("updates", torch.zeros(experts))
+
+    def _resolve(self, given: Any) -> Pathwise:
+        self.sparse_mixer = given if isinstance(given, SparseMixer) else None
+        if self.sparse_mixer and self.others == "mean":
+            raise reject("others", "mean", "'zero' for a SparseMixer, whose rule counts them as zero")
+        if given is None or self.sparse_mixer:
+            given = "reinmax" if self.k > 1 and self.law == "subset" else None
+        estimator = super()._resolve(given)
+        check_estimator(estimator, self.k, self.law)
+        return estimator
 
     @documented
     def forward(
@@ -397,10 +403,12 @@ class Router(Estimated):
         return self.means.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.others == "mean":
+        for name, buffer in before.items():
             # In half precision an update of a hundredth would be lost.
-            self.means, self.updates = simplex.computed(self.means), simplex.computed(self.updates)
+            if (now := getattr(self, name)).dtype != simplex.computed(now).dtype:
+                setattr(self, name, buffer.to(now.device))
         return self
 
     def extra_repr(self) -> str:

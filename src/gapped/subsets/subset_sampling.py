@@ -24,12 +24,12 @@ from gapped.checks import (
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, with_pull
 from gapped.kernels.backend import takes_groups
-from gapped.pathwise import resolve_pathwise
+from gapped.pathwise import Pathwise, resolve_pathwise
 from gapped.pathwise.gst import GST, Gap
 from gapped.pathwise.straight_through import StraightThrough
 from gapped.simplex import divide, per_row
 from gapped.subsets import conditional_bernoulli as law
-from gapped.texts import gap_of
+from gapped.texts import of_sets
 
 
 def subset(
@@ -101,17 +101,16 @@ def subset(
     check_flag("hard", hard)
     check_mask(mask, logits, dim)
     check_generator(generator, logits)
-    gapped = gap_of(
-        estimator, k, GST, StraightThrough, resolve_pathwise, "a tensor", draw="sample", detach=True
-    )
+    kinds = GST, StraightThrough
+    own = of_sets(estimator, k, *kinds, resolve_pathwise, "a tensor", draw="sample", detach=True)
     if k == 1:
-        single = StraightThrough(tau, hard) if gapped is None else replace(gapped, tau=tau, hard=hard)
+        single: Pathwise = replace(own or StraightThrough(), tau=tau, hard=hard)
         return single.sample(logits, dim=dim, mask=mask, generator=generator)
     rows = simplex.masked(logits, mask).movedim(dim, -1)
-    gap = None if gapped is None or k == 0 else gapped.gap
+    gap = getattr(own, "gap", None) if k else None
     check_fit("tau", tau, rows.shape[:-1], ROWS)
     check_fit("gap", gap, rows.shape[:-1], ROWS)
-    backend = "auto" if gapped is None else gapped.backend
+    backend = own.backend if own else "auto"
     if backend != "torch" and takes_groups(rows, tau, gap):
         from gapped.kernels import masks
 
@@ -139,8 +138,7 @@ def nm_mask(
         tau: Temperature of the gradient, a positive number or a tensor that broadcasts against the shape of
             the groups, `(*logits.shape[:-1], logits.shape[-1] // m)`.
         hard: True returns zeros and ones, False the surrogate.
-        estimator: "simple", "gst:gap=1" or a `gapped.GST` object, as for `gapped.subset`; None is
-            "simple".
+        estimator: As for `gapped.subset`; None is "simple".
         generator: Where random numbers come from; None is torch's default generator.
 
     Returns:
@@ -166,7 +164,6 @@ def nm_mask(
     check_logits(logits)
     n, m = check_groups(logits.shape[-1], n, m, "logits")
     groups = torch.unflatten(logits, -1, (-1, m))
-    estimator = "simple" if estimator is None else estimator
     return subset(groups, n, tau, hard, estimator=estimator, generator=generator).flatten(-2)
 
 
