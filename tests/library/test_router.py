@@ -113,12 +113,13 @@ def test_several_experts_are_the_dense_program_of_a_subset(estimator: str, other
     assert_all_close(*(gradients(y, router, experts, hidden) for y in (ours, theirs)), 1e-10)
 
 
-def test_the_law_and_the_default_are_those_of_choose() -> None:
+def test_choices_are_those_of_choose_and_the_likeliest_by_default() -> None:
     hidden = normal(N, D, seed=2).requires_grad_()
-    for k, law in itertools.product((1, 2, E), ("subset", "sequential")):
-        router = router_of(normal(E, D), k, law=law)
+    for k, law, draw in itertools.product((1, 2, E), ("subset", "sequential"), ("argmax", "sample")):
+        text = "reinmax" if k > 1 and law == "subset" else "gapmax"
+        router = router_of(normal(E, D), k, law=law, estimator=text if draw == "sample" else None)
         route, logits = router(hidden, generator=seeded()), router.projection(hidden)
-        choices = gapped.choose(logits, k, law=law, generator=seeded())
+        choices = gapped.choose(logits, k, law=law, draw=draw, generator=seeded())
         assert torch.equal(route.index, choices.index)
         found = [torch.autograd.grad(g, hidden, normal(N, k))[0] for g in (route.gates, choices.weights())]
         assert torch.equal(*found)
@@ -520,6 +521,7 @@ def test_estimator_and_capacity_may_be_set_as_they_are_given() -> None:
     assert repr(route) == "Routed(tokens=(5,), k=2, experts=3)"
     router.estimator = None
     assert isinstance(router.estimator, gapped.ReinMax)
+    assert router.estimator.draw == "argmax"
     with pytest.raises(gapped.GappedError, match="estimator: got GapMax"):
         router.estimator = "gapmax"
     with pytest.raises(gapped.GappedError, match="others: got 'mean'"):

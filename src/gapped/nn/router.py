@@ -29,6 +29,7 @@ from gapped.errors import reject
 from gapped.gradient import is_differentiated, transformable, with_pull
 from gapped.nn.layers import _MODE, Estimated
 from gapped.pathwise import Pathwise
+from gapped.texts import DEFAULT
 
 Experts = Sequence[torch.nn.Module] | torch.nn.ModuleList | Callable[..., Tensor]
 
@@ -238,18 +239,20 @@ def _check_function(experts: Callable[..., Tensor], inputs: int) -> None:
 
 @documented
 class Router(Estimated):
-    """Module that draws the experts of each token in a mixture of experts.
+    """Module that chooses the experts of each token in a mixture of experts.
 
-    A linear map gives each token logits over the experts, in float32 under autocast as well. The estimator
-    draws `k` of them; in eval mode the likeliest are taken, without a gradient for the logits. A
-    `gapped.nn.Routed` has indices, gates and losses, and takes tokens through modules of yours.
+    A linear map gives each token logits over the experts, in float32 under autocast as well. `k` of them are
+    chosen, and the estimator sends a gradient to all; in eval mode they are the likeliest, without a gradient
+    for the logits. A `gapped.nn.Routed` has indices, gates and losses, and takes tokens through modules of
+    yours.
 
     Arguments:
         features: Length of a token.
         experts: How many experts there are.
         k: How many experts each token goes to.
-        estimator: An object or its text; None is the default of `gapped.choose`. A `gapped.nn.SparseMixer`
-            draws as Phi-3.5-MoE does.
+        estimator: An object or its text, which draws experts unless it has `draw="argmax"`. None takes the
+            likeliest, with the gradient of the default of `gapped.choose`. A `gapped.nn.SparseMixer` draws as
+            Phi-3.5-MoE does.
         law: Of several experts, "subset" or "sequential", as in `gapped.choose`.
         capacity: How many places each expert has, in multiples of an even load; tokens that come too late go
             without it, and later tokens never displace earlier ones. None keeps all.
@@ -316,7 +319,7 @@ class Router(Estimated):
         if self.sparse_mixer and self.others == "mean":
             raise reject("others", "mean", "'zero' for a SparseMixer, whose rule counts them as zero")
         if given is None or self.sparse_mixer:
-            given = "reinmax" if self.k > 1 and self.law == "subset" else None
+            given = f"{'reinmax' if self.k > 1 and self.law == 'subset' else DEFAULT}:draw=argmax"
         estimator = super()._resolve(given)
         check_estimator(estimator, self.k, self.law)
         return estimator
