@@ -10,11 +10,13 @@ from evidence import PLAIN, RECTIFIED, Evidence
 from field_board import contests, standings
 from study import DEFAULT, TASKS, TEXTS, Cell, Study
 from vocabulary import LINEAR, cases
+from workloads import at_their_best
 
 from gapped.comparison.table import Entry, Table, tau_entry
-from gapped_lab.report.cells import groups, rows_of
+from gapped_lab.report.cells import cells, groups, rows_of
 from gapped_lab.report.timings import REFERENCE, Timings, time, timings
 
+ROUTER = "router: 8 experts top 2"
 FEWEST = 64
 """Categories of the rows that are quoted: shorter ones are bound by the host."""
 
@@ -60,20 +62,35 @@ def gains(evidence: Evidence) -> dict[str, Any]:
 def situations(evidence: Evidence) -> dict[str, Any]:
     """Where the default is ahead, and where another estimator is."""
     study = Study.of(evidence)
-    rao = study.recommend()["GR-MC10"]
     codes = [task for task in study.tasks if task.startswith("codes-")]
     power = [each.above for each in standings(evidence) if each.protocol.startswith("power-")]
     far = study.shortfall("codes-49x512", ("GST-1.0", 0.5)) - study.shortfall("codes-49x512", DEFAULT)
     return {
-        "rao_mean": f"{study.mean(rao):.1f}",
-        "rao_worst": f"{study.shortfall(study.worst(rao), rao):.1f}",
         "codes": _bound(study.shortfall(task, DEFAULT) for task in codes),
         "power": f"{min(power):.0f} to {max(power):.0f}%",
         "reinmax": _bound(_reinmax(evidence)),
         "dense": f"{study.shortfall(PLAIN, DEFAULT):.1f}",
         "rectified": f"{study.shortfall(RECTIFIED, DEFAULT):.1f}",
         "far": f"{far:.1f}",
+        "fsq": f"{_behind(evidence, 'tokenizer: 64 codes', 'gapmax', 'fsq'):.0f}",
+        "vq": f"{_behind(evidence, 'tokenizer: 64 codes', 'gapmax', 'vq-ema'):.0f}",
+        "router": f"{_behind(evidence, ROUTER, 'reinmax:draw=argmax', 'top-k'):.1f}",
+        "drawn": f"{_behind(evidence, ROUTER, 'reinmax', 'top-k'):.1f}",
+        "tokens": f"{-_result(evidence, 'tokens: tokens', 'gapmax'):.1f}",
+        "grpo": f"{-_result(evidence, 'tokens: tokens', 'grpo'):.1f}",
     }
+
+
+def _result(evidence: Evidence, setting: str, way: str) -> float:
+    """The mean result of a way in a workload, at its best learning rate."""
+    rows = rows_of(at_their_best(cells(evidence.workloads[setting])))
+    (row,) = (row for row in rows if row.label.partition(", rate ")[0] == way)
+    return row.value.mean
+
+
+def _behind(evidence: Evidence, setting: str, way: str, other: str) -> float:
+    """How far a way ends above another one in a workload, in per cent."""
+    return 100 * (_result(evidence, setting, way) / _result(evidence, setting, other) - 1)
 
 
 def _bound(numbers: Iterable[float]) -> str:

@@ -21,7 +21,7 @@ def workloads(evidence: Evidence) -> str:
     parts = []
     for name, records in evidence.workloads.items():
         every = cells(records)
-        group = _at_their_best(every)
+        group = at_their_best(every)
         verdict = judge(group, margin="1%")
         rows = ordered(rows_of(group), verdict)
         values = {
@@ -36,7 +36,7 @@ def workloads(evidence: Evidence) -> str:
     return "\n\n".join(parts)
 
 
-def _at_their_best(group: Sequence[Cell]) -> list[Cell]:
+def at_their_best(group: Sequence[Cell]) -> list[Cell]:
     """Of cells that differ in their learning rate, the best one."""
     best: dict[str, Cell] = {}
     for row in rows_of(group):
