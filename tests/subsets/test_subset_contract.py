@@ -181,7 +181,8 @@ def test_names_of_simple(k: int, other: Any) -> None:
         assert_equal(*same)
 
 
-def test_options_of_an_object_hold() -> None:
+def test_options_of_an_object_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     logits = torch.tensor([0.0, 3.0, 1.0])
     largest = gapped.subset(logits, 1, estimator=gapped.StraightThrough(draw="argmax"))
     assert largest.tolist() == [0, 1, 0]
