@@ -23,7 +23,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL: dict[str, dict[str, Any]] = {
     "tokenizer": {"epochs": 2, "width": 8, "size": 8, "batch": 250},
     "world-model": {"steps": 2, "every": 1, "batch": 4, "held": 4, "width": 16, "state": 16},
-    "tokens": {"steps": 2, "every": 1, "prompts": 2, "pretraining": 3, "width": 16},
+    "tokens": {"steps": 2, "every": 1, "prompts": 2, "pretraining": 3, "width": 16, "prompt": 4, "length": 4},
     "router": {"steps": 2, "every": 1, "batch": 2, "context": 16, "width": 16, "layers": 1, "hidden": 16},
 }
 
