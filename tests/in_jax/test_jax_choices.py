@@ -45,6 +45,7 @@ def logits_of() -> torch.Tensor:
     return logits
 
 
+@pytest.mark.slow_if(lambda kind: kind in ("straight-through", "sequential-gst"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_are_torchs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, table = logits_of(), normal(7, 2, seed=3)
@@ -94,7 +95,7 @@ def test_sets_have_their_law(law: Any) -> None:
     require_rejected(chi_squared(counts, sequential if law == "subset" else exact))
 
 
-@pytest.mark.slow_if(lambda n, k: n == 9)
+@pytest.mark.slow_if(lambda n, k: n == 9 or k == 2)
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (6, 2), (6, 5), (9, 4)])
 def test_the_normaliser_of_sets(n: int, k: int) -> None:
     from gapped.jax import subsets
