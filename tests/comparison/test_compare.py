@@ -453,12 +453,14 @@ def test_bad_arguments_are_one_line(arguments: dict[str, Any], message: str) -> 
         gapped.compare(**{"train": numbers, "estimators": ["gst"], **arguments})
 
 
-@pytest.mark.parametrize("threads", ["cuda", "jax"])
+@pytest.mark.parametrize("threads", ["cuda", "jax", pytest.param("asked", marks=pytest.mark.gpu)])
 def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(
     threads: str, monkeypatch: Any
 ) -> None:
     if threads == "cuda":
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    elif threads == "asked":
+        assert torch.cuda.is_available()
     else:
         monkeypatch.setitem(sys.modules, "jax", object())
     with pytest.raises(GappedError, match="a function at the top of a module"):
@@ -467,7 +469,7 @@ def test_a_function_that_cannot_travel_is_named_where_a_fork_is_not_safe(
 
 def test_what_was_typed_in_is_named_where_a_fork_is_not_safe(monkeypatch: Any) -> None:
     """A new process would look for the function in vain."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(numbers, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "numbers", numbers, raising=False)

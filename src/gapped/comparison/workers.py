@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gapped.comparison.identity import definition
-from gapped.comparison.runs import Lines, Train, UserRun, uses_cuda
+from gapped.comparison.runs import Lines, Train, UserRun
 from gapped.errors import GappedError, one_line, reject
 
 Executor = Callable[[Iterator[UserRun], Path], Generator[Lines]]
@@ -86,8 +86,7 @@ def _in_tasks(
 
 def _context(train: Train, runs: Sequence[UserRun]) -> Any:
     """How processes start: by a fork, which takes any function, where that is safe; else the safe way."""
-    # A fork leaves behind the threads of CUDA and JAX, for which its process may wait in vain.
-    if sys.platform == "linux" and not uses_cuda() and "jax" not in sys.modules:
+    if _can_fork():
         return get_context("fork")
     try:
         pickle.dumps((train, runs))
@@ -99,6 +98,19 @@ def _context(train: Train, runs: Sequence[UserRun]) -> Any:
             f"train: with workers > 1 it must be a function at the top of a module here ({problem})"
         ) from None
     return get_context("spawn")
+
+
+def _can_fork() -> bool:
+    """Whether a forked process can use CUDA and JAX, whose threads stay behind: it may wait for them in vain.
+
+    To ask whether there is a GPU can be enough for CUDA to refuse.
+    """
+    if sys.platform != "linux" or "jax" in sys.modules:
+        return False
+    probe = get_context("fork").Process(target=lambda: sys.exit(torch.cuda._is_in_bad_fork()))
+    probe.start()
+    probe.join()
+    return probe.exitcode == 0
 
 
 def _in_processes(
