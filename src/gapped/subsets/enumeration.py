@@ -9,12 +9,14 @@ few, and the groups many.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from gapped import simplex
+from gapped.checks import in_eager_mode
 
 
 def draw(scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
@@ -71,8 +73,17 @@ def _members(n: int, k: int, like: Tensor) -> Tensor:
 
     The subsets are in the order of the integers whose bits they are, which is that of the kernels.
     """
+    # Kept: a GPU waits for what comes from the host, and a CUDA graph refuses it.
+    is_plain = in_eager_mode() and type(like) is Tensor
+    return (_listed if is_plain else _listed.__wrapped__)(n, k, like.device)
+
+
+@cache
+def _listed(n: int, k: int, device: torch.device) -> Tensor:
     subsets = sorted(combinations(range(n), k), key=lambda subset: subset[::-1])
-    return torch.tensor(subsets, device=like.device).T
+    # What is made in inference mode could not be saved for a backward pass later.
+    with torch.inference_mode(False):
+        return torch.tensor(subsets, device=device).T
 
 
 def _table(n: int, k: int, like: Tensor) -> Tensor:
