@@ -220,10 +220,10 @@ class Routed:
         means = self._router._follow(self, outputs.detach()).to(outputs.dtype)
         if self._choices is None:
             return outputs.new_zeros(())
-        # Of the chosen ones `combine` has the gradient already. Their gates are 1, times constant weights.
-        ones = self._choices.gate().flatten(0, -2).unsqueeze(-1).to(means.dtype)
-        own = means[self.index.flatten(0, -2).clamp(max=len(means) - 1)] * ones
-        return ((self._choices.select(means).flatten(0, -3) - own) * gates.detach()).sum(1)
+        ones = self._choices.select(torch.eye(len(means), dtype=means.dtype, device=means.device))
+        # Of the chosen ones `combine` has the gradient already.
+        unchosen = (ones - ones.detach()) * (1 - ones.detach()) * gates.detach().view(*ones.shape[:-1], 1)
+        return unchosen.sum(-2).flatten(0, -2) @ means
 
 
 def _check_function(experts: Callable[..., Tensor], inputs: int) -> None:
@@ -394,11 +394,14 @@ class Router(Estimated):
             if torch._C._are_functorch_transforms_active():
                 got = "'mean' in training mode, inside of a transform such as torch.func.grad"
                 raise reject("others", got, "'zero', or evaluation mode: no state leaves a transform")
-            taken = torch.cat([route.index.flatten(), route.index.new_full((1,), len(self.means))])
-            owner = taken[route._source].clamp(max=len(self.means))
-            sums = self.means.new_zeros(len(self.means) + 1, outputs.shape[-1])
-            sums.index_add_(0, owner, outputs.to(sums.dtype))
-            sums, counts = self._total(sums[:-1]), self._total(route.counts.to(sums.dtype))
+            is_sent = (route._source < route.index.numel()).unsqueeze(-1)
+            found = torch.where(is_sent, outputs, 0.0).to(self.means.dtype)
+            if self.capacity is None:
+                owner = route.index.flatten()[route._source.clamp(max=len(is_sent) - 1)]
+                sums = torch.zeros_like(self.means).index_add_(0, owner.clamp(max=len(self.means) - 1), found)
+            else:
+                sums = found.view(len(self.means), -1, outputs.shape[-1]).sum(1)
+            sums, counts = self._total(sums), self._total(route.counts.to(sums.dtype))
             rate = (1 / (self.updates + 1)).clamp(min=1 - self.decay) * (counts > 0)
             self.means.lerp_(sums / counts.clamp(min=1).unsqueeze(-1), rate.unsqueeze(-1))
             self.updates.add_(counts > 0)
