@@ -54,14 +54,15 @@ INCUMBENTS: dict[str, dict[str, Any]] = {
 ONE: dict[str, dict[str, Any]] = {
     **INCUMBENTS,
     "gapmax": {},
-    "gapmax, others=zero": {"others": "zero"},
     **{way: {} for way in ("gapmax:draw=argmax", "gumbel-softmax:tau=1", "gumbel-softmax:tau=0.5")},
+    **{f"{way}, others=zero": {"others": "zero"} for way in ("gapmax", "gapmax:draw=argmax")},
     **{way: {} for way in ("reinmax", "reinmax:draw=argmax", "gst", "straight-through")},
 }
 SEVERAL: dict[str, dict[str, Any]] = {
     **INCUMBENTS,
     **{way: {} for way in ("reinmax", "reinmax:draw=argmax", "straight-through", "gst:gap=1")},
     **{f"{way}, one by one": {"law": "sequential"} for way in ("gapmax", "gapmax:draw=argmax", "gst")},
+    "reinmax:draw=argmax, others=zero": {"others": "zero"},
 }
 
 

@@ -54,24 +54,18 @@ WAYS = (
 )
 
 
-QUICKLY = {"steps": 60, "every": 30, "batch": 16, "held": 64, "width": 32, "state": 64}
-ON_A_CPU = {"steps": 600, "every": 300, "batch": 16, "width": 64, "state": 128, "rate": 1e-3}
+QUICKLY = {"latents": 8, "classes": 8, "steps": 60, "every": 30, "batch": 16, "held": 64}
+QUICKLY |= {"width": 32, "state": 64}
+ON_A_CPU = {"latents": 16, "classes": 16, "steps": 600, "every": 300, "batch": 16}
+ON_A_CPU |= {"width": 64, "state": 128, "rate": 1e-3}
 
 
 def settings(quick: bool) -> dict[str, dict[str, Cell]]:
-    """All estimators with 32 latents of 32 classes, and with 8 of 8; some without unimix."""
-    changes = sizes_of(quick, QUICKLY, ON_A_CPU)
-    base = replace(Cell(""), **changes)
-    counts = (8,) if quick else (16,) if changes else (32, 8)
-    sizes = {f"{count} x {count}": (count, count) for count in counts}
-    return {
-        name: {way: replace(base, way=way, latents=latents, classes=classes) for way in WAYS}
-        | {
-            f"{way}, no unimix": replace(base, way=way, latents=latents, classes=classes, unimix=0.0)
-            for way in WAYS[:4]
-        }
-        for name, (latents, classes) in sizes.items()
-    }
+    """All estimators, with unimix and without."""
+    base = replace(Cell(""), **sizes_of(quick, QUICKLY, ON_A_CPU))
+    cells = {way: replace(base, way=way) for way in WAYS}
+    cells |= {f"{way}, no unimix": replace(base, way=way, unimix=0.0) for way in WAYS}
+    return {f"{base.latents} x {base.classes}": cells}
 
 
 class World:
