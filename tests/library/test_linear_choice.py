@@ -46,6 +46,18 @@ def assert_same(ours: Dense, theirs: Dense, leaves: list[Tensor]) -> None:
         assert_all_close(gradients(own, leaves), gradients(expected, leaves), 1e-10)
 
 
+@pytest.mark.parametrize("name", MEMBERS)
+def test_what_was_drawn_stays_drawn_where_logits_are_rounded_otherwise(name: str) -> None:
+    estimator, rows = make(name), normal(64, V)
+    index, gradient = estimator.outcome(rows, seeded(), True, dense=False)[1:]
+    again = estimator.outcome(rows, seeded(), True, dense=False, given=index)
+    assert torch.equal(again.category, index)
+    assert torch.equal(again.gradient.points, gradient.points)
+    if type(estimator).draw_category is gapped.Pathwise.draw_category:
+        other = estimator.outcome(-rows, seeded(), True, dense=False, given=index)
+        assert torch.equal(other.category, index)
+
+
 @every_choice
 @pytest.mark.parametrize("mask", list(MASKS))
 def test_every_value_and_gradient_is_that_of_the_dense_path(name: str, mask: str) -> None:

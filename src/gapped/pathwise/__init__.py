@@ -326,11 +326,21 @@ class Pathwise(ABC):
         return not self.tensors and self.is_rowwise() and self.backend != "triton"
 
     def outcome(
-        self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, *, dense: bool = True
+        self,
+        rows: Tensor,
+        generator: torch.Generator | None,
+        wants_gradient: bool,
+        *,
+        dense: bool = True,
+        given: Tensor | None = None,
     ) -> Outcome:
-        """A sample of these rows; its index alone unless `dense`. Large inputs are computed in blocks."""
+        """A sample of these rows; its index alone unless `dense`. Large inputs are computed in blocks.
+
+        With the `given` categories, which the generator has drawn before from logits that may have been
+        rounded otherwise.
+        """
         if not (simplex.needs_blocks(rows) and self.is_rowwise()):
-            return self._block(rows, generator, wants_gradient, dense)
+            return self._block(rows, generator, wants_gradient, dense, given)
         shape, categories = rows.shape, rows.shape[-1]
         value = torch.empty(shape if dense else 0, dtype=rows.dtype, device=rows.device)
         index = torch.empty(shape[:-1], dtype=torch.int64, device=rows.device)
@@ -340,7 +350,10 @@ class Pathwise(ABC):
         matrix, values, indices = rows.reshape(-1, categories), value.view(-1, categories), index.view(-1)
         for block in simplex.blocks(len(matrix), categories):
             estimator = self.of_rows(shape[:-1], block)
-            own, indices[block], gradient = estimator._block(matrix[block], generator, wants_gradient, dense)
+            known = None if given is None else given[block]
+            own, indices[block], gradient = estimator._block(
+                matrix[block], generator, wants_gradient, dense, known
+            )
             if dense:
                 values[block] = own
             if gradient is not None:
@@ -364,7 +377,12 @@ class Pathwise(ABC):
         return replace(self, **levels) if levels else self
 
     def _block(
-        self, rows: Tensor, generator: torch.Generator | None, wants_gradient: bool, dense: bool
+        self,
+        rows: Tensor,
+        generator: torch.Generator | None,
+        wants_gradient: bool,
+        dense: bool,
+        given: Tensor | None = None,
     ) -> Outcome:
         """A sample of these rows, all at once."""
         categories, logits = rows.shape[-1], simplex.computed(rows)
@@ -376,7 +394,7 @@ class Pathwise(ABC):
         if lawful is not None:
             logits = torch.where(lawful, logits, 0.0)
         surrogate = wants_gradient or not self.hard
-        draw = self._draw(logits, generator, surrogate)
+        draw = self._draw(logits, generator, surrogate, given)
         index = draw.category
         if lawful is not None:
             outside = torch.where(top == -torch.inf, categories, categories + 1)
@@ -404,7 +422,18 @@ class Pathwise(ABC):
             gradient = gradient._replace(points=points)
         return Outcome(value, index, gradient)
 
-    def _draw(self, logits: Tensor, generator: torch.Generator | None, surrogate: bool) -> Draw:
+    def _draw(
+        self,
+        logits: Tensor,
+        generator: torch.Generator | None,
+        surrogate: bool,
+        given: Tensor | None = None,
+    ) -> Draw:
+        if given is not None and type(self).draw_category is Pathwise.draw_category:
+            if self.draw != "argmax":
+                simplex.uniform(given.shape, simplex.accumulated(logits[..., 0]), generator)
+            category = torch.where(given < logits.shape[-1], given, 0)
+            return self.draw_given(logits, category, generator, surrogate)
         if self.draw == "argmax":
             return self.draw_given(logits, logits.argmax(-1), generator, surrogate)
         return self.draw_category(logits, generator, surrogate)

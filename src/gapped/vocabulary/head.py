@@ -180,7 +180,7 @@ class Vocabulary:
         self, estimator: Pathwise, logits: Tensor, key: Tensor, index: Tensor, grad: Tensor
     ) -> Tensor:
         """The gradient of the logits, computed by torch."""
-        found = estimator.outcome(logits, seeded(key), True, dense=False).gradient
+        found = estimator.outcome(logits, seeded(key), True, dense=False, given=index).gradient
         assert found is not None
         points, weights, product = found
         return jacobian_product(grad, points, weights, logits, product)
