@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -12,7 +13,15 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from gapped.checks import check_count, check_flag, check_mask, check_tensor, holds, is_integer
+from gapped.checks import (
+    check_count,
+    check_flag,
+    check_mask,
+    check_tensor,
+    holds,
+    is_integer,
+    without_autocast,
+)
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import first_order
@@ -33,16 +42,15 @@ def rollout(
     stop: int | Sequence[int] | None = None,
     mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
-    feedback: bool = True,
+    feedback: bool = False,
     checkpoint: bool = False,
     generator: torch.Generator | None = None,
 ) -> Rollout:
     """Draw tokens from a causal language model, with gradients through the draws.
 
     Each token is fed back as its embedding. Its law is the softmax of the model's logits, which are never
-    held. A loss of the tokens' embeddings sends its gradient through all draws before and
-    through the model, to its parameters and to `inputs`. Under `torch.no_grad()` this is an ordinary
-    exact sampler.
+    held. A loss of the tokens' embeddings sends its gradient through the draws to the model's parameters and
+    to `inputs`. Under `torch.no_grad()` this is an ordinary exact sampler.
 
     Arguments:
         model: A causal language model of transformers; or a module with `get_input_embeddings()` and
@@ -56,9 +64,11 @@ def rollout(
         mask: Booleans, `(V)` or `(batch, V)`; tokens where it is False are never drawn.
         attention_mask: `(batch, length)`, zeros where a prompt is padded, on its left side.
         feedback: Whether the gradient of a token goes through the tokens drawn after it, too, which read it.
-            Over long texts that gradient explodes; False leaves it out, at less time and memory.
-        checkpoint: Whether only keys, values and last states of a step are kept, and its other activations
-            are computed again in the backward pass.
+            Over more than a few tokens that gradient explodes, and all steps are kept for it. Without, texts
+            are drawn first, and then read once more, all tokens at a time, for the gradient; where dropout is
+            on, it has other zeros then.
+        checkpoint: Whether, with feedback, only keys, values and last states of a step are kept, and its
+            other activations are computed again in the backward pass.
 
     Returns:
         A `gapped.Rollout`: the tokens, their embeddings, which carry the gradient, rows of other tables,
@@ -79,8 +89,10 @@ def rollout(
     check_count("steps", steps, least=0)
     check_flag("feedback", feedback)
     check_flag("checkpoint", checkpoint)
+    if checkpoint and not feedback:
+        raise reject("checkpoint", True, "False without feedback, where the model's own checkpoints do that")
     embedding, head = _ends(model)
-    embeds = _embed(inputs, embedding)
+    prompts = embeds = _embed(inputs, embedding)
     check_ordinary("inputs", embeds)
     batch, table, weight, bias = len(embeds), embedding.weight, head.weight, head.bias
     check_mask(mask, embeds.new_empty(()).expand(batch, len(weight)))
@@ -89,32 +101,39 @@ def rollout(
     trunk = _Trunk(_decoder(model, head), _padding(attention_mask, embeds), checkpoint)
     live = torch.ones(batch, dtype=torch.bool, device=embeds.device)
     choices: list[LinearChoice] = []
-    ports = _Ports.apply(choices, (steps, batch), mask, temperature, weight, bias, table)[0].unbind()  # type: ignore[no-untyped-call]
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for port in ports:
-        state = trunk(embeds)
-        layer = (state, weight.detach(), None if bias is None else bias.detach())
-        choice = linear_choice(*layer, mask=mask, generator=generator, **how)
-        row, index = choice.select(table.detach()) + port, choice.index
-        if len(stops):
-            row, index = torch.where(live.unsqueeze(-1), row, 0.0), torch.where(live, index, stops[0])
-        # Without the graph of the states: it leads to the ports, which keep the choices.
-        choices.append(replace(choice, _layer=Layer(state.detach(), weight, bias, mask)))
-        drawn.append((index, row, state, live))
-        embeds = (row if feedback else row.detach()).unsqueeze(1)
-        if len(stops):
-            live = live & ~torch.isin(index, stops)
-            if not live.any():
-                break
-    if drawn:
-        index, rows, hidden, live = (torch.stack(each) for each in zip(*drawn, strict=True))
-    else:
-        index, live = live.new_empty(0, batch, dtype=torch.int64), live.new_empty(0, batch)
-        rows, hidden = (embeds.new_empty(0, batch, each.shape[1]) for each in (table, weight))
-    if choices:
-        together = _together(choices, hidden, mask, temperature, weight, bias)
-    else:
-        together = [linear_choice(hidden, weight, bias, **how)]
+    wants_gradient = torch.is_grad_enabled()
+    with torch.set_grad_enabled(wants_gradient and feedback), _own_checkpoints(trunk.decoder, feedback):
+        ports = _Ports.apply(choices, (steps, batch), mask, temperature, weight, bias, table)[0].unbind()  # type: ignore[no-untyped-call]
+        for port in ports:
+            state = trunk(embeds)
+            layer = (state, weight.detach(), None if bias is None else bias.detach())
+            choice = linear_choice(*layer, mask=mask, generator=generator, **how)
+            row, index = choice.select(table.detach()) + port, choice.index
+            if len(stops):
+                row, index = torch.where(live.unsqueeze(-1), row, 0.0), torch.where(live, index, stops[0])
+            # Without the graph of the states: it leads to the ports, which keep the choices.
+            choices.append(replace(choice, _layer=Layer(state.detach(), weight, bias, mask)))
+            drawn.append((index, row, state, live))
+            embeds = row.unsqueeze(1)
+            if len(stops):
+                live = live & ~torch.isin(index, stops)
+                if not live.any():
+                    break
+    if not drawn:
+        index, live = live.new_empty(batch, 0, dtype=torch.int64), live.new_empty(batch, 0)
+        rows, hidden = (embeds.new_empty(batch, 0, each.shape[1]) for each in (table, weight))
+        return Rollout(
+            index, rows, hidden, live, [linear_choice(hidden.transpose(0, 1), weight, bias, **how)]
+        )
+    index, rows, hidden, live = (torch.stack(each) for each in zip(*drawn, strict=True))
+    is_read_again = wants_gradient and not feedback
+    if is_read_again:
+        hidden = trunk.at_once(torch.cat([prompts, rows[:-1].transpose(0, 1)], 1))[-len(rows) :]
+    together = _together(choices, hidden, mask, temperature, weight, bias, is_read_again)
+    if is_read_again:
+        rows = torch.cat([choice.select(table) for choice in together], 1)
+        rows = torch.where(live.unsqueeze(-1), rows, 0.0)
     return Rollout(index.mT, rows.transpose(0, 1), hidden.transpose(0, 1), live.mT, together)
 
 
@@ -223,10 +242,11 @@ def _together(
     temperature: float,
     weight: Tensor,
     bias: Tensor | None,
+    is_read_again: bool = False,
 ) -> list[LinearChoice]:
     """The choices of all steps as one, `(steps, texts)`, for each group of texts that share keys.
 
-    `hidden` `(steps, batch, d)` are their states.
+    `hidden` `(steps, batch, d)` are their states: those that they were drawn from, or nearly so.
     """
     head, batch = choices[0]._head, hidden.shape[1]
     if temperature != 1:
@@ -242,10 +262,27 @@ def _together(
             least=rows_of_a_chunk(head.estimator, len(weight), hidden.device, False),
         )
         exists = mask if mask is None or mask.dim() < 2 else mask.expand(batch, -1)[texts]
+        layer = Layer(states, weight, bias, exists)
         steps = zip(*(each._draws.of(texts) for each in choices), strict=True)
         draws = Draws(*(None if each[0] is None else torch.cat(each) for each in steps))  # type: ignore[arg-type]
-        together.append(choice_of(draws, own, Layer(states, weight, bias, exists)))
+        if is_read_again:
+            with torch.no_grad(), without_autocast(hidden.device):
+                draws = own.draw(layer, draws.category)
+        together.append(choice_of(draws, own, layer))
     return together
+
+
+@contextmanager
+def _own_checkpoints(decoder: nn.Module, are_kept: bool) -> Iterator[None]:
+    """A block with or without the model's own checkpoints, for which transformers leaves out the cache."""
+    parts: list[Any] = [part for part in decoder.modules() if getattr(part, "gradient_checkpointing", False)]
+    for part in parts:
+        part.gradient_checkpointing = are_kept
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.gradient_checkpointing = True
 
 
 class _Trunk:
@@ -264,6 +301,20 @@ class _Trunk:
             return self._read_again_later(embeds, where)
         state, self.cache = self._read(embeds, self.cache, where)
         return state
+
+    def at_once(self, embeds: Tensor) -> Tensor:
+        """The states of whole texts, which steps have read before, `(length, batch, d)`."""
+        self.cache, where = None, {}
+        if self.padding is not None:
+            places = (self.padding.cumsum(-1) - 1).clamp(min=0)
+            where = {"attention_mask": self.padding, "position_ids": places}
+        out = self.decoder(inputs_embeds=embeds, past_key_values=None, use_cache=False, **where)
+        states: Tensor = out.last_hidden_state
+        if states.shape[:2] != embeds.shape[:2]:
+            counts = f"{states.shape[1]} states of {embeds.shape[1]} tokens"
+            got = f"{type(self.decoder).__name__}, which returns {counts}"
+            raise reject("model", got, "one that returns them all, or feedback=True")
+        return states.transpose(0, 1)
 
     def _positions(self, embeds: Tensor) -> dict[str, Tensor]:
         if self.padding is None:

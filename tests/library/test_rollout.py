@@ -105,7 +105,6 @@ CASES: dict[str, dict[str, Any]] = {
     "stop and mask": {"stop": [2, 3, 4, 5], "mask": normal(BATCH, V, seed=9) > -0.5},
     "padding": {"attention_mask": PADDING},
     "checkpoint": {"checkpoint": True, "attention_mask": PADDING},
-    "no feedback": {"feedback": False, "stop": [2, 3, 4, 5]},
     "chunks": {},
 }
 
@@ -133,7 +132,7 @@ def program(
     mask: Tensor | None = None,
     stop: list[int] | None = None,
     attention_mask: Tensor | None = None,
-    feedback: bool = True,
+    feedback: bool = False,
     checkpoint: bool = False,
 ) -> Texts:
     """Texts drawn from logits that are written out, without a cache; `chunk` texts share a key."""
@@ -208,10 +207,13 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
+@pytest.mark.parametrize("feedback", [True, False])
 def test_every_value_and_gradient_is_that_of_the_program_written_out(
-    name: str, case: str, monkeypatch: pytest.MonkeyPatch
+    name: str, case: str, feedback: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, options = MODELS[name](), CASES[case]
+    # Without feedback there are no steps to be computed again.
+    options = {**CASES[case], "feedback": feedback or case == "checkpoint"}
+    model = MODELS[name]()
     chunk = 2 if case == "chunks" else BATCH
     monkeypatch.setattr("gapped.vocabulary.rows_of_a_chunk", lambda *_: chunk)
     width = model.get_input_embeddings().weight.shape[1]
@@ -302,12 +304,22 @@ def test_a_frozen_head_and_parts_of_the_results() -> None:
         result.backward()
 
 
+def test_with_checkpoints_of_its_own_a_model_is_read_again_by_them() -> None:
+    found = []
+    for model in (llama(), without_cache()):
+        texts = gapped.rollout(model, torch.ones(BATCH, LENGTH, dtype=torch.int64), STEPS, generator=seeded())
+        found.append(torch.autograd.grad(texts.embeddings.square().sum(), list(model.parameters())))
+        assert model.is_activation_checkpointing is model.training
+    assert_all_close(*found, 1e-10)
+
+
 def test_training_mode_and_checkpoints_draw_one_dropout() -> None:
     model, results = gpt2().train(), []
     tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
     for checkpoint in (False, True):
         torch.manual_seed(0)
-        texts = gapped.rollout(model, tokens, STEPS, checkpoint=checkpoint, generator=seeded())
+        how = {"feedback": True, "checkpoint": checkpoint, "generator": seeded()}
+        texts = gapped.rollout(model, tokens, STEPS, **how)
         gradients = torch.autograd.grad(texts.embeddings.square().sum(), list(model.parameters()))
         results.append([texts.hidden, *gradients])
     assert model.training
@@ -406,7 +418,7 @@ def without_cache() -> Any:
 )  # fmt: skip
 def test_a_wrong_model_is_one_line(model: Callable[[], Any], message: str) -> None:
     with pytest.raises(gapped.GappedError, match=f"^model: .*{message}") as caught:
-        gapped.rollout(model(), torch.ones(1, 2, dtype=torch.int64), 2)
+        gapped.rollout(model(), torch.ones(1, 2, dtype=torch.int64), 2, feedback=True)
     assert "\n" not in str(caught.value)
 
 
@@ -423,6 +435,7 @@ def test_a_wrong_model_is_one_line(model: Callable[[], Any], message: str) -> No
         ({"attention_mask": torch.tensor([[1, 0]])}, "attention_mask: got padding on the right"),
         ({"attention_mask": torch.ones(1, 3)}, r"attention_mask: got a tensor of shape \(1, 3\)"),
         ({"checkpoint": 2}, "checkpoint: got 2, expected True or False"),
+        ({"checkpoint": True}, "checkpoint: got True, expected False without feedback"),
         ({"temperature": 0.0}, r"temperature: got 0.0, expected a positive number"),
         ({"estimator": "rloo"}, "estimator: got 'rloo', expected a pathwise estimator"),
     ],
@@ -441,9 +454,19 @@ def test_a_function_transform_is_refused_in_one_line() -> None:
         torch.func.grad(cost)(torch.randn(1, 2, model.config.hidden_size))
 
 
+def test_a_model_of_last_states_alone_needs_feedback() -> None:
+    model = Recurrent()
+    model.register_forward_hook(
+        lambda _, inputs, out: setattr(out, "last_hidden_state", out.last_hidden_state[:, -1:])
+    )
+    assert gapped.rollout(model, torch.ones(1, 2, dtype=torch.int64), 2, feedback=True).live.all()
+    with pytest.raises(gapped.GappedError, match="model: got Recurrent, which returns 1 states of 3 tokens"):
+        gapped.rollout(model, torch.ones(1, 2, dtype=torch.int64), 2)
+
+
 def test_a_cache_that_forgets_is_refused_with_checkpoints() -> None:
     config = transformers.MistralConfig(**SIZES, intermediate_size=8, num_key_value_heads=2, sliding_window=2)
     model, tokens = transformers.MistralForCausalLM(config), torch.ones(1, 4, dtype=torch.int64)
     assert gapped.rollout(model, tokens, 3).index.shape == (1, 3)
     with pytest.raises(gapped.GappedError, match="checkpoint: got True with a DynamicCache of other layers"):
-        gapped.rollout(model, tokens, 3, checkpoint=True)
+        gapped.rollout(model, tokens, 3, feedback=True, checkpoint=True)

@@ -234,9 +234,9 @@ def rollout(texts: int, steps: int, width: int, layers: int, categories: int) ->
         _, embeds = torch_ways.forced(prompts, table, steps)
         return torch_ways.one_by_one(torch_ways.Decoder(table, *matrices), embeds).square().sum(-1)
 
-    def drawn(prompts: Tensor, table: Tensor, *matrices: Tensor) -> Tensor:
+    def drawn(feedback: bool, prompts: Tensor, table: Tensor, *matrices: Tensor) -> Tensor:
         model = torch_ways.Decoder(table, *matrices)
-        return gapped.rollout(model, prompts, steps).embeddings.square().sum(-1)
+        return gapped.rollout(model, prompts, steps, feedback=feedback).embeddings.square().sum(-1)
 
     shapes = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
     return Problem(
@@ -248,7 +248,8 @@ def rollout(texts: int, steps: int, width: int, layers: int, categories: int) ->
             "teacher forcing, dense logits": dense,
             "teacher forcing, linear_choice": scored,
             "steps without draws": read,
-            "gapped.rollout": drawn,
+            "gapped.rollout": partial(drawn, False),
+            "gapped.rollout, feedback=True": partial(drawn, True),
         },
     )
 
@@ -282,8 +283,8 @@ def rao(rows: int, categories: int) -> Problem:
 def router(tokens: int, width: int, experts: int, k: int) -> Problem:
     """A mixture of experts, each of two products and half as wide, with room for 1.25 times an even load."""
     inner = width // 2
-    mean = gapped.nn.Router(width, experts, k, capacity=1.25)
-    zero = gapped.nn.Router(width, experts, k, capacity=1.25, others="zero")
+    plain = gapped.nn.Router(width, experts, k, capacity=1.25)
+    mean = gapped.nn.Router(width, experts, k, capacity=1.25, others="mean")
 
     def with_router(layer: gapped.nn.Router, hidden: Tensor, weight: Tensor, *expert: Tensor) -> Tensor:
         # Running means belong to the device of the tokens.
@@ -296,9 +297,9 @@ def router(tokens: int, width: int, experts: int, k: int) -> Problem:
         logits=(tokens, experts),
         scale=width**-0.25,
         ways={
-            "softmax and topk": partial(torch_ways.top_k_layer, zero),
-            "gapped.nn.Router": partial(with_router, mean),
-            "gapped.nn.Router, others=zero": partial(with_router, zero),
+            "softmax and topk": partial(torch_ways.top_k_layer, plain),
+            "gapped.nn.Router": partial(with_router, plain),
+            "gapped.nn.Router, others=mean": partial(with_router, mean),
         },
     )
 

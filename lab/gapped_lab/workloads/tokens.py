@@ -40,7 +40,7 @@ class Cell:
     """A way to tune, and the sizes."""
 
     way: str
-    feedback: bool = True
+    feedback: bool = False
     """For estimators: whether a token's gradient goes through the tokens after it, too."""
     rate: float = 1e-4
     weight: float = 0.3
@@ -80,7 +80,7 @@ def settings(quick: bool) -> dict[str, dict[str, Cell]]:
         way: {"way": way} for way in (*ESTIMATORS, "straight-through", *NUMBERS)
     }
     for way in ("gapmax", "gumbel-softmax:tau=1", "reinmax:tau=1.5", "straight-through"):
-        ways[f"{way}, no feedback"] = {"way": way, "feedback": False}
+        ways[f"{way}, feedback"] = {"way": way, "feedback": True}
     rates = (3e-4, 1e-3) if quick else (3e-4, 1e-3, 3e-3) if changes else (1e-4, 3e-4, 1e-3)
     return {
         "tokens": {

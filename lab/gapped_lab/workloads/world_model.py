@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,7 @@ WAYS = (
 
 QUICKLY = {"latents": 8, "classes": 8, "steps": 60, "every": 30, "batch": 16, "held": 64}
 QUICKLY |= {"width": 32, "state": 64}
-ON_A_CPU = {"latents": 16, "classes": 16, "steps": 600, "every": 300, "batch": 16}
+ON_A_CPU: dict[str, Any] = {"latents": 16, "classes": 16, "steps": 600, "every": 300, "batch": 16}
 ON_A_CPU |= {"width": 64, "state": 128, "rate": 1e-3}
 
 

@@ -229,12 +229,13 @@ class _Recurrent(torch.nn.Module):
         self.get_input_embeddings, self.get_output_embeddings = lambda: self.embedding, lambda: self.head
 
     def forward(self, inputs_embeds: Tensor, past_key_values: Tensor | None, use_cache: bool) -> Any:
-        total = inputs_embeds.sum(1) + (0 if past_key_values is None else past_key_values)
-        return SimpleNamespace(last_hidden_state=total.unsqueeze(1).tanh(), past_key_values=total)
+        total = inputs_embeds.cumsum(1) + (0 if past_key_values is None else past_key_values)
+        return SimpleNamespace(last_hidden_state=total.tanh(), past_key_values=total[:, -1:])
 
 
+@pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("name", ["gapmax", "gumbel-softmax"])
-def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
+def test_a_rollout_has_the_gradients_of_its_steps(name: str, feedback: bool) -> None:
     """Each step has a key, and head and table have their gradients from a span of all steps."""
     results = []
     for is_rollout in (True, False):
@@ -243,7 +244,8 @@ def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
         generator = torch.Generator(DEVICE).manual_seed(1)
         estimator = replace(ESTIMATORS[name], backend="triton")
         if is_rollout:
-            texts = gapped.rollout(model, prompts, 4, estimator=estimator, generator=generator)
+            how: dict[str, Any] = {"estimator": estimator, "feedback": feedback, "generator": generator}
+            texts = gapped.rollout(model, prompts, 4, **how)
             rows, scores = texts.embeddings, texts.log_prob - texts.entropy
         else:
             embeds, cache, steps, scored = prompts, None, [], []
@@ -255,7 +257,7 @@ def test_a_rollout_has_the_gradients_of_its_steps(name: str) -> None:
                 )
                 steps.append(choice.select(table))
                 scored.append(choice.log_prob - choice.entropy)
-                embeds = steps[-1].unsqueeze(1)
+                embeds = (steps[-1] if feedback else steps[-1].detach()).unsqueeze(1)
             rows, scores = torch.stack(steps, 1), torch.stack(scored, 1)
         cost = rows.square().sum() + scores.square().sum()
         results.append([rows, scores, *torch.autograd.grad(cost, leaves)])
