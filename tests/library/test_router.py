@@ -465,7 +465,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert message(lambda: Router(D, 2, capacity=0)).startswith("capacity: got 0")
     assert message(lambda: Router(D, 2, law="top-k")).startswith("law: got 'top-k'")
     assert message(lambda: Router(D, 2, others="dense")).startswith("others: got 'dense'")
-    assert Router(D, 2).others == "mean"
+    assert [Router(D, 2, k).others for k in (1, 2)] == ["mean", "zero"]
     assert Router(D, 2, estimator=SparseMixer()).others == "zero"
     assert message(lambda: Router(D, 2, estimator=SparseMixer(), others="mean")).startswith("others: ")
     assert message(lambda: SparseMixer(-1.0)).startswith("jitter: got -1.0")
@@ -525,7 +525,7 @@ def test_estimator_and_capacity_may_be_set_as_they_are_given() -> None:
     with pytest.raises(gapped.GappedError, match="estimator: got GapMax"):
         router.estimator = "gapmax"
     with pytest.raises(gapped.GappedError, match="others: got 'mean'"):
-        router.estimator = SparseMixer()
+        Router(4, 3).estimator = SparseMixer()
     router = Router(4, 3, 2, estimator=SparseMixer())
     router.estimator = "straight-through"
     assert router.sparse_mixer is None

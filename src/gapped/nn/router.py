@@ -257,8 +257,9 @@ class Router(Estimated):
         capacity: How many places each expert has, in multiples of an even load; tokens that come too late go
             without it, and later tokens never displace earlier ones. None keeps all.
         others: Stands for the results of experts that a token did not choose in the gradient: "mean", a
-            running mean of each expert's results, as Default-MoE has it, or "zero", which loses by it. None
-            is "mean", but "zero" for a SparseMixer. With "mean" results are as wide as tokens.
+            running mean of each expert's results, as Default-MoE has it, or "zero". None is "mean" for one
+            expert, where it helps, but "zero" for several, where it does not, and for a SparseMixer. With
+            "mean" results are as wide as tokens.
         group: Processes over which loads and running means are counted; None counts those of this one.
 
     Parameters of the module: `projection`, a `torch.nn.Linear` without bias. With running means the state
@@ -305,7 +306,7 @@ class Router(Estimated):
             raise reject("law", law, "'subset' or 'sequential'")
         if others not in (None, "mean", "zero"):
             raise reject("others", others, "'mean' or 'zero'")
-        others = others or ("zero" if isinstance(estimator, SparseMixer) else "mean")
+        others = others or ("zero" if k > 1 or isinstance(estimator, SparseMixer) else "mean")
         # Before the estimator, which is checked against them.
         self.k, self.law, self.capacity, self.others, self.group = k, law, capacity, others, group
         super().__init__(estimator)
