@@ -16,6 +16,7 @@ from gapped.comparison.table import Entry, Table, tau_entry
 from gapped_lab.report.cells import cells, groups, rows_of
 from gapped_lab.report.timings import REFERENCE, Timings, time, timings
 
+TOKENIZER, TOKENS = "tokenizer: 1024 codes", "tokens: tokens"
 ROUTER = "router: 8 experts top 2"
 FEWEST = 64
 """Categories of the rows that are quoted: shorter ones are bound by the host."""
@@ -72,12 +73,13 @@ def situations(evidence: Evidence) -> dict[str, Any]:
         "dense": f"{study.shortfall(PLAIN, DEFAULT):.1f}",
         "rectified": f"{study.shortfall(RECTIFIED, DEFAULT):.1f}",
         "far": f"{far:.1f}",
-        "fsq": f"{_behind(evidence, 'tokenizer: 64 codes', 'gapmax', 'fsq'):.0f}",
-        "vq": f"{_behind(evidence, 'tokenizer: 64 codes', 'gapmax', 'vq-ema'):.0f}",
-        "router": f"{_behind(evidence, ROUTER, 'reinmax:draw=argmax', 'top-k'):.1f}",
+        "fsq": f"{_behind(evidence, TOKENIZER, 'gapmax', 'fsq'):.0f}",
+        "vq": f"{_behind(evidence, TOKENIZER, 'gapmax', 'vq-ema'):.0f}",
+        "router": f"{_behind(evidence, ROUTER, 'reinmax:draw=argmax, others=zero', 'top-k'):.1f}",
         "drawn": f"{_behind(evidence, ROUTER, 'reinmax', 'top-k'):.1f}",
-        "tokens": f"{-_result(evidence, 'tokens: tokens', 'gapmax'):.1f}",
-        "grpo": f"{-_result(evidence, 'tokens: tokens', 'grpo'):.1f}",
+        "tokens": f"{-_result(evidence, TOKENS, 'gapmax'):.1f}",
+        "straight": f"{-_result(evidence, TOKENS, 'straight-through'):.1f}",
+        "grpo": f"{-_result(evidence, TOKENS, 'grpo'):.1f}",
     }
 
 

@@ -12,8 +12,12 @@ from gapped.comparison.outcome import judge, ordered
 from gapped.comparison.table import Cell, Entry, Row, Table, number, rows_of, without_empty
 from gapped_lab.report.cells import cells
 
-COSTS = ("ms_a_step", "mib")
-"""Of runs that trained side by side, which says nothing about the cost of a way."""
+TIME, MEMORY = "ms_a_step", "mib"
+"""Runs trained side by side: their time says nothing about the cost of a way. A CPU's memory is not read."""
+
+
+LEAST = 3
+"""So many seeds are enough to be judged."""
 
 
 def workloads(evidence: Evidence) -> str:
@@ -22,13 +26,17 @@ def workloads(evidence: Evidence) -> str:
     for name, records in evidence.workloads.items():
         every = cells(records)
         group = at_their_best(every)
-        verdict = judge(group, margin="1%")
-        rows = ordered(rows_of(group), verdict)
+        most = max(len(cell.records) for cell in group)
+        judged = [cell for cell in group if len(cell.records) >= min(most, LEAST)]
+        verdict = judge(judged, margin="1%")
+        rows = [*ordered(rows_of(judged), verdict), *rows_of([cell for cell in group if cell not in judged])]
         values = {
             "name": name,
             "table": without_empty(_table(rows)),
             "verdict": str(verdict),
             "runs": len(records),
+            "fewer": " Those with fewer seeds than most, at the end, are not judged."
+            * (len(judged) < len(group)),
             "tried": " Each way is shown at its best learning rate." * (len(group) < len(every)),
             "device": records[0].environment["device"],
         }
@@ -47,7 +55,8 @@ def at_their_best(group: Sequence[Cell]) -> list[Cell]:
 def _table(rows: Sequence[Row]) -> Table:
     metric = rows[0].metric
     names = dict.fromkeys(name for row in rows for name in row.cell.records[0].metrics)
-    others = [name for name in names if name not in (metric, *COSTS)]
+    unused = {metric, TIME} | ({MEMORY} if not any(_mean(row, MEMORY) for row in rows) else set())
+    others = [name for name in names if name not in unused]
     body = (
         (
             Entry(row.label, code=True),
