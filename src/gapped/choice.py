@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -36,8 +36,35 @@ Pull = Callable[..., Tensor]
 is dense and may be overwritten, or, with `at_index`, given at the selected entries only."""
 
 
+class Drawn:
+    """Something drawn by its index: where it is taken for a tensor, one line says what to take instead."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Tensor | int | float):
+            raise TypeError(self._advice())
+        return self is other
+
+    def __getattr__(self, name: str) -> Any:
+        if name[0] != "_" and hasattr(Tensor, name):
+            raise AttributeError(f"{name}: {self._advice()}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise TypeError(self._advice())
+
+    @classmethod
+    def __torch_function__(cls, *arguments: Any) -> NoReturn:
+        raise TypeError(cls._advice())
+
+    @classmethod
+    def _advice(cls) -> str:
+        return f"gapped: a {cls.__name__} is no tensor; take select(table), or index, which has no gradient"
+
+
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Choice(Drawn):
     """One category per row, by its index, with the gradient of an estimator.
 
     `gapped.choose(logits)` returns it. It stands for the one-hot sample, which is never written.

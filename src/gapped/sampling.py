@@ -28,10 +28,10 @@ def _without_levels(function: F) -> F:
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         name = function.__name__
-        surplus = args[1 if name == "sample" else 2 :]
-        if surplus and isinstance(surplus[0], Pathwise | str):
-            raise GappedError(f"{name}: estimator={surplus[0]!r} is given by its name")
-        if surplus or options.keys() & {"tau", "hard"}:
+        for value in args[1:2]:
+            if isinstance(value, Pathwise | str):
+                raise GappedError(f"{name}: an estimator has a keyword: {name}(logits, estimator={value!r})")
+        if args[1 if name == "sample" else 2 :] or options.keys() & {"tau", "hard"}:
             raise GappedError(
                 f"{name}: it is hard and has no temperature; gapped.gumbel_softmax(logits, tau, hard) takes "
                 "both, and a text such as estimator='gst:tau=0.5' a temperature"

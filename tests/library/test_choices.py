@@ -369,3 +369,26 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_a_table_of_another_size_is_refused() -> None:
     with pytest.raises(gapped.GappedError, match="table: got a tensor of shape"):
         gapped.choose(torch.zeros(2, 4), k=2).select(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda drawn, table: drawn @ table,
+        lambda drawn, table: table[drawn],
+        lambda drawn, table: torch.nn.functional.embedding(drawn, table),
+        lambda drawn, table: drawn == 3,
+        lambda drawn, table: torch.stack([drawn, drawn]),
+        lambda drawn, table: drawn.shape,
+    ],
+)
+def test_what_is_taken_for_a_tensor_says_what_to_take_instead(misuse: Any) -> None:
+    logits, table = normal(4, 5), normal(5, 3)
+    linear = gapped.linear_choice(normal(4, 3), table)
+    for drawn in (gapped.choose(logits), gapped.choose(logits, k=2), linear):
+        with pytest.raises(
+            (TypeError, AttributeError), match=r"is no tensor; take select\(table\), or index"
+        ):
+            misuse(drawn, table)
+        assert drawn == drawn
+        assert not hasattr(drawn, "nonsense")
