@@ -22,6 +22,7 @@ from gapped.checks import (
     is_integer,
     without_autocast,
 )
+from gapped.choice import _look_up
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import first_order
@@ -98,12 +99,19 @@ def rollout(
     check_mask(mask, embeds.new_empty(()).expand(batch, len(weight)))
     stops = torch.tensor(_tokens(stop, len(weight)), dtype=torch.int64, device=embeds.device)
     how: dict[str, Any] = {"estimator": resolve_pathwise(estimator), "temperature": temperature}
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if is_integer(most) and steps and embeds.shape[1] + steps - 1 > most:
+        got = f"{steps} after a prompt of {embeds.shape[1]}"
+        raise reject("steps", got, f"fewer: {type(model).__name__} has {most} positions")
     trunk = _Trunk(_decoder(model, head), _padding(attention_mask, embeds), checkpoint)
     live = torch.ones(batch, dtype=torch.bool, device=embeds.device)
     choices: list[LinearChoice] = []
     drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     wants_gradient = torch.is_grad_enabled()
-    with torch.set_grad_enabled(wants_gradient and feedback), _own_checkpoints(trunk.decoder, feedback):
+    with (
+        torch.set_grad_enabled(wants_gradient and feedback),
+        _own_checkpoints(trunk.decoder, wants_gradient and feedback),
+    ):
         ports = _Ports.apply(choices, (steps, batch), mask, temperature, weight, bias, table)[0].unbind()  # type: ignore[no-untyped-call]
         for port in ports:
             state = trunk(embeds)
@@ -129,7 +137,9 @@ def rollout(
     index, rows, hidden, live = (torch.stack(each) for each in zip(*drawn, strict=True))
     is_read_again = wants_gradient and not feedback
     if is_read_again:
-        hidden = trunk.at_once(torch.cat([prompts, rows[:-1].transpose(0, 1)], 1))[-len(rows) :]
+        # Read as tokens: an embedding gets the gradient of what is read, but not the choice of the token.
+        read = torch.where(live.unsqueeze(-1), _look_up(table, index, len(table), False), 0.0)[:-1]
+        hidden = trunk.at_once(torch.cat([prompts, read.transpose(0, 1)], 1))[-len(rows) :]
     together = _together(choices, hidden, mask, temperature, weight, bias, is_read_again)
     if is_read_again:
         rows = torch.cat([choice.select(table) for choice in together], 1)
@@ -146,7 +156,7 @@ class Rollout:
     Arguments:
         index: The tokens, int64, `(batch, steps)`.
         embeddings: Their rows of the model's embedding, which carry the gradient, `(batch, steps, d)`.
-        hidden: The states that they were drawn from, `(batch, steps, d)`.
+        hidden: The states that they were drawn from, `(batch, steps, d)`, or that were read again.
         live: Whether a token belongs to its text: True up to its stop token, `(batch, steps)`.
     """
 
@@ -251,6 +261,13 @@ def _together(
     head, batch = choices[0]._head, hidden.shape[1]
     if temperature != 1:
         hidden, bias = hidden / temperature, None if bias is None else bias / temperature
+    drawn = [each._draws for each in choices]
+    if is_read_again:
+        with torch.no_grad(), without_autocast(hidden.device):
+            drawn = [
+                each._head.draw(Layer(state, weight, bias, mask), each._draws.category)
+                for each, state in zip(choices, hidden, strict=True)
+            ]
     together = []
     for number, texts in enumerate(slices(batch, head.step)):
         states = hidden[:, texts]
@@ -262,13 +279,9 @@ def _together(
             least=rows_of_a_chunk(head.estimator, len(weight), hidden.device, False),
         )
         exists = mask if mask is None or mask.dim() < 2 else mask.expand(batch, -1)[texts]
-        layer = Layer(states, weight, bias, exists)
-        steps = zip(*(each._draws.of(texts) for each in choices), strict=True)
+        steps = zip(*(each.of(texts) for each in drawn), strict=True)
         draws = Draws(*(None if each[0] is None else torch.cat(each) for each in steps))  # type: ignore[arg-type]
-        if is_read_again:
-            with torch.no_grad(), without_autocast(hidden.device):
-                draws = own.draw(layer, draws.category)
-        together.append(choice_of(draws, own, layer))
+        together.append(choice_of(draws, own, Layer(states, weight, bias, exists)))
     return together
 
 
@@ -309,11 +322,10 @@ class _Trunk:
             places = (self.padding.cumsum(-1) - 1).clamp(min=0)
             where = {"attention_mask": self.padding, "position_ids": places}
         out = self.decoder(inputs_embeds=embeds, past_key_values=None, use_cache=False, **where)
-        states: Tensor = out.last_hidden_state
-        if states.shape[:2] != embeds.shape[:2]:
-            counts = f"{states.shape[1]} states of {embeds.shape[1]} tokens"
-            got = f"{type(self.decoder).__name__}, which returns {counts}"
-            raise reject("model", got, "one that returns them all, or feedback=True")
+        states: Tensor | None = getattr(out, "last_hidden_state", None)
+        if states is None or states.shape[:2] != embeds.shape[:2]:
+            got = f"{type(self.decoder).__name__}, which does not return the states of all tokens"
+            raise reject("model", got, "one that returns them, or feedback=True")
         return states.transpose(0, 1)
 
     def _positions(self, embeds: Tensor) -> dict[str, Tensor]:
@@ -331,9 +343,7 @@ class _Trunk:
         states, cache = (getattr(out, name, None) for name in ("last_hidden_state", "past_key_values"))
         if states is None or cache is None:
             missing = "last_hidden_state" if states is None else "past_key_values"
-            accepted = (
-                "one that returns it; checkpoint=True takes the place of its own gradient checkpointing"
-            )
+            accepted = "one that returns it; with gradient checkpointing of its own it may without feedback"
             raise reject("model", f"{type(self.decoder).__name__}, which returns no {missing}", accepted)
         return states[:, -1], cache
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,9 +54,9 @@ def test_what_was_drawn_stays_drawn_where_logits_are_rounded_otherwise(name: str
     again = estimator.outcome(rows, seeded(), True, dense=False, given=index)
     assert torch.equal(again.category, index)
     assert torch.equal(again.gradient.points, gradient.points)
-    if type(estimator).draw_category is gapped.Pathwise.draw_category:
-        other = estimator.outcome(-rows, seeded(), True, dense=False, given=index)
-        assert torch.equal(other.category, index)
+    for draw in ("sample", "argmax"):
+        moved = replace(estimator, draw=draw).outcome(-rows, seeded(), True, dense=False, given=index)
+        assert torch.equal(moved.category, index)
 
 
 @every_choice

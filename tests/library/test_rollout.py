@@ -178,7 +178,8 @@ def program(
                 judged.unflatten(-1, (2, 3)),
             )
         )
-        embeds = torch.cat([embeds, (row if feedback else row.detach())[:, None]], 1)
+        read = row if feedback else torch.where(live[:, None], table[drawn.clamp(max=V - 1)], 0.0)
+        embeds = torch.cat([embeds, read[:, None]], 1)
         live = live & ~torch.isin(drawn, torch.tensor(stop or []))
         if not live.any():
             break
@@ -295,13 +296,26 @@ def test_a_frozen_head_and_parts_of_the_results() -> None:
     assert_close(torch.autograd.grad(texts().sum(), prompts)[0], every, 1e-12)
     weight.requires_grad_()
     (gradient,) = torch.autograd.grad(texts().square().sum(), weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+    with pytest.raises(RuntimeError, match=r"cannot be differentiated twice|is not implemented"):
         gradient.sum().backward()
     result = texts().sum()
     with torch.no_grad():
         weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.backward()
+
+
+def test_log_probabilities_without_feedback_have_the_gradient_of_the_score() -> None:
+    """As many as are re-scored: embeddings of the drawn tokens included."""
+    model, prompts = gpt2(), torch.ones(BATCH, LENGTH, dtype=torch.int64)
+    text = gapped.rollout(model, prompts, STEPS, generator=seeded())
+    logits = model(torch.cat([prompts, text.index], 1)).logits[:, LENGTH - 1 : -1]
+    scores = torch.log_softmax(logits, -1).gather(-1, text.index.unsqueeze(-1)).squeeze(-1)
+    upstream = normal(BATCH, STEPS, seed=3)
+    found = [
+        torch.autograd.grad(each, list(model.parameters()), upstream) for each in (text.log_prob, scores)
+    ]
+    assert_all_close(*found, 1e-10)
 
 
 def test_with_checkpoints_of_its_own_a_model_is_read_again_by_them() -> None:
@@ -430,6 +444,7 @@ def test_a_wrong_model_is_one_line(model: Callable[[], Any], message: str) -> No
         ({"inputs": torch.ones(2, 3)}, r"inputs: got a tensor of shape \(2, 3\) and torch.float32"),
         ({"inputs": torch.full((1, 2), V)}, "inputs: got tokens out of range, expected tokens from 0 to 12"),
         ({"steps": -1}, "steps: got -1, expected an integer of at least 0"),
+        ({"steps": 2048}, "steps: got 2048 after a prompt of 2, expected fewer: LlamaForCausalLM has 2048"),
         ({"stop": V}, "stop: got 13, expected a token from 0 to 12"),
         ({"mask": torch.ones(2, dtype=torch.bool)}, r"mask: got a tensor of shape \(2,\)"),
         ({"attention_mask": torch.tensor([[1, 0]])}, "attention_mask: got padding on the right"),
@@ -460,7 +475,9 @@ def test_a_model_of_last_states_alone_needs_feedback() -> None:
         lambda _, inputs, out: setattr(out, "last_hidden_state", out.last_hidden_state[:, -1:])
     )
     assert gapped.rollout(model, torch.ones(1, 2, dtype=torch.int64), 2, feedback=True).live.all()
-    with pytest.raises(gapped.GappedError, match="model: got Recurrent, which returns 1 states of 3 tokens"):
+    with pytest.raises(
+        gapped.GappedError, match="model: got Recurrent, which does not return the states of all"
+    ):
         gapped.rollout(model, torch.ones(1, 2, dtype=torch.int64), 2)
 
 

@@ -512,6 +512,12 @@ def test_running_means_keep_their_digits_in_half_precision() -> None:
     assert Router(4, 3).double().means.dtype == torch.float64
 
 
+def test_an_infinite_mean_leaves_other_tokens_as_they_are() -> None:
+    router = router_of(normal(E, D), others="mean").eval()
+    router.means[0, 0] = torch.inf
+    assert router(normal(N, D)).run(experts_of(), normal(N, D)).isfinite().all()
+
+
 def test_estimator_and_capacity_may_be_set_as_they_are_given() -> None:
     router = Router(4, 3, 2, capacity=1.0)
     router.estimator, router.capacity = "straight-through", math.inf

@@ -110,7 +110,8 @@ def _can_fork() -> bool:
     probe = get_context("fork").Process(target=lambda: sys.exit(torch.cuda._is_in_bad_fork()))
     probe.start()
     probe.join()
-    return probe.exitcode == 0
+    # None where the signal of a child's end is ignored.
+    return probe.exitcode in (0, None)
 
 
 def _in_processes(

@@ -217,7 +217,8 @@ class Routed:
 
     def _others(self, outputs: Tensor, gates: Tensor) -> Tensor:
         """Zero, whose gradient at each expert that a token has not chosen is of the mean of its results."""
-        means = self._router._follow(self, outputs.detach()).to(outputs.dtype)
+        # A result that is infinite is no reason for others to be NaN.
+        means = self._router._follow(self, outputs.detach()).to(outputs.dtype).nan_to_num(0.0, 0.0, 0.0)
         if self._choices is None:
             return outputs.new_zeros(())
         ones = self._choices.select(torch.eye(len(means), dtype=means.dtype, device=means.device))

@@ -429,14 +429,24 @@ class Pathwise(ABC):
         surrogate: bool,
         given: Tensor | None = None,
     ) -> Draw:
-        if given is not None and type(self).draw_category is Pathwise.draw_category:
-            if self.draw != "argmax":
-                simplex.uniform(given.shape, simplex.accumulated(logits[..., 0]), generator)
-            category = torch.where(given < logits.shape[-1], given, 0)
-            return self.draw_given(logits, category, generator, surrogate)
+        if given is not None:
+            given = torch.where(given < logits.shape[-1], given, 0)
         if self.draw == "argmax":
-            return self.draw_given(logits, logits.argmax(-1), generator, surrogate)
-        return self.draw_category(logits, generator, surrogate)
+            return self.draw_given(
+                logits, logits.argmax(-1) if given is None else given, generator, surrogate
+            )
+        if given is None:
+            return self.draw_category(logits, generator, surrogate)
+        if type(self).draw_category is Pathwise.draw_category:
+            simplex.uniform(given.shape, simplex.accumulated(logits[..., 0]), generator)
+            return self.draw_given(logits, given, generator, surrogate)
+        draw = self.draw_category(logits, generator, surrogate)
+        moved = (draw.category != given).unsqueeze(-1)
+        if draw.noise is None or not moved.any():
+            return draw
+        other = self.draw_given(logits, given, generator, surrogate).noise
+        assert other is not None
+        return Draw(given, torch.where(moved, other, draw.noise))
 
     def kernel(self, rows: Tensor) -> Fused | None:
         """The arguments of the fused kernels if they compute these rows, else None; `backend_used` tells."""

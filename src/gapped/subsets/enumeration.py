@@ -9,7 +9,7 @@ few, and the groups many.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 
 import torch
@@ -78,7 +78,7 @@ def _members(n: int, k: int, like: Tensor) -> Tensor:
     return (_listed if is_plain else _listed.__wrapped__)(n, k, like.device)
 
 
-@cache
+@lru_cache(64)
 def _listed(n: int, k: int, device: torch.device) -> Tensor:
     subsets = sorted(combinations(range(n), k), key=lambda subset: subset[::-1])
     # What is made in inference mode could not be saved for a backward pass later.
