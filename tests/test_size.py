@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines and modules of Python, stubs included: the limit, and the goal.
 LIMITS = {
-    "src/gapped": ((25_533, 124), (19_000, 115)),
+    "src/gapped": ((25_583, 124), (19_000, 115)),
     "lab/gapped_lab": ((12_038, 81), (10_500, 79)),
     "docs/generate": ((1_434, 14), (1_500, 11)),
-    "tests": ((31_849, 171), (27_000, 180)),
+    "tests": ((31_898, 171), (27_000, 180)),
 }
 
 

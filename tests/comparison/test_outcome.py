@@ -106,9 +106,9 @@ def test_twins_and_constants_are_pointed_out() -> None:
 def test_the_margin_is_said() -> None:
     rows = {"A": [100.0, 100.3, 99.8, 100.1], "B": [100.1, 100.45, 99.9, 100.2], "C": [120.0, 121, 119, 118]}
     assert compared(rows).within == ["A", "B"]
-    assert "Within 1% of the best, whichever that is: A and B." in compared(rows).verdict
+    assert "Shown to be within 1% of the best, whichever that is: A and B." in compared(rows).verdict
     assert compared(rows, margin=None).within == []
-    assert "Within" not in compared(rows, margin=None).verdict
+    assert "within 1%" not in compared(rows, margin=None).verdict
     with pytest.raises(GappedError, match="margin: got 'much'"):
         compared(rows, margin="much")
 

@@ -62,7 +62,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
     **INCUMBENTS,
     **{way: {} for way in ("reinmax", "reinmax:draw=argmax", "straight-through", "gst:gap=1")},
     **{f"{way}, one by one": {"law": "sequential"} for way in ("gapmax", "gapmax:draw=argmax", "gst")},
-    "reinmax:draw=argmax, others=zero": {"others": "zero"},
+    "reinmax:draw=argmax, others=mean": {"others": "mean"},
 }
 
 

@@ -312,7 +312,7 @@ def judge(
         texts.append(f"The data do not separate it from {tied}.")
     if ranking.close:
         width = margin if isinstance(margin, str | None) else f"{margin:g}"
-        texts.append(f"Within {width} of the best, whichever that is: {close}.")
+        texts.append(f"Shown to be within {width} of the best, whichever that is: {close}.")
     if ranking.worse or ranking.close:
         how = "seed by seed" if ranking.is_paired else "by their means"
         texts.append(f"All of this together is wrong in at most {LEVEL:.0%} of comparisons ({how}).")
