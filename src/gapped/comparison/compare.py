@@ -96,8 +96,8 @@ def compare(
     >>> result
     Comparison(6 runs of 2 estimators, best: gst:tau=0.5)
     gst:tau=0.5 wins: lowest value (mean 0.51, std 0.01, 3 seeds), better than
-    gst:tau=2. Shown to be within 1% of the best, whichever that is: gst:tau=0.5. All of this
-    together is wrong in at most 5% of comparisons (seed by seed).
+    gst:tau=2. Shown to be within 1% of the best, whichever that is: gst:tau=0.5.
+    All of this together is wrong in at most 5% of comparisons (seed by seed).
     >>> result.best, result.worse, result["gst:tau=2"].value.count
     ('gst:tau=0.5', ['gst:tau=2'], 3)
     """
