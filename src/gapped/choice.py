@@ -36,7 +36,7 @@ Pull = Callable[..., Tensor]
 is dense and may be overwritten, or, with `at_index`, given at the selected entries only."""
 
 
-class Drawn:
+class NoTensor:
     """Something drawn by its index: where it is taken for a tensor, one line says what to take instead."""
 
     __hash__ = object.__hash__
@@ -64,7 +64,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice(Drawn):
+class Choice(NoTensor):
     """One category per row, by its index, with the gradient of an estimator.
 
     `gapped.choose(logits)` returns it. It stands for the one-hot sample, which is never written.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gapped import simplex
 from gapped.checks import check_table, in_eager_mode, is_integer, note_backend
-from gapped.choice import Drawn, _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect, attach
+from gapped.choice import NoTensor, _gate_of, _look_up, _only_sampled, _Select, _TransformedSelect, attach
 from gapped.errors import reject
 from gapped.gradient import is_differentiated, jacobian_product, versions
 from gapped.kernels.backend import takes_choices
@@ -41,7 +41,7 @@ Pull = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Choices(Drawn):
+class Choices(NoTensor):
     """k distinct categories per row, by their indices, with a gradient.
 
     `gapped.choose(logits, k=...)` returns it. It stands for the zeros and ones of the drawn set, which are

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gapped.checks import check_generator, check_level, check_linear, check_mask, holds, without_autocast
-from gapped.choice import Drawn
+from gapped.choice import NoTensor
 from gapped.docstrings import documented
 from gapped.errors import reject
 from gapped.gradient import versions
@@ -139,7 +139,7 @@ def choice_of(draws: Draws, head: Head, layer: Layer, is_given: bool = False) ->
 
 
 @dataclass(frozen=True, eq=False)
-class LinearChoice(Drawn):
+class LinearChoice(NoTensor):
     """One category per row out of a vocabulary, with a gradient.
 
     `gapped.linear_choice(hidden, weight)` returns it. Its logits, `hidden @ weight.T + bias`, are never
