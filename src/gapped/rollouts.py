@@ -343,7 +343,7 @@ class _Trunk:
         states, cache = (getattr(out, name, None) for name in ("last_hidden_state", "past_key_values"))
         if states is None or cache is None:
             missing = "last_hidden_state" if states is None else "past_key_values"
-            accepted = "one that returns it; with gradient checkpointing of its own it may without feedback"
+            accepted = "one that returns it; with gradient checkpointing it does so without feedback"
             raise reject("model", f"{type(self.decoder).__name__}, which returns no {missing}", accepted)
         return states[:, -1], cache
 
