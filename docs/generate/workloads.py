@@ -14,8 +14,6 @@ from gapped_lab.report.cells import cells
 
 TIME, MEMORY = "ms_a_step", "mib"
 """Runs trained side by side: their time says nothing about the cost of a way. A CPU's memory is not read."""
-
-
 LEAST = 3
 """So many seeds are enough to be judged."""
 
